@@ -23,6 +23,9 @@ from miner.nonces import NonceLedger
 #: The network's own address prefix: one key is stored and shown in one spelling.
 SS58_PREFIX = 42
 
+DEFAULT_FAILURES = Rate(per_second=2.0, burst=120.0)
+DEFAULT_REQUESTS = Rate(per_second=2000.0, burst=10_000.0)
+
 
 class AuthError(GodMinerError):
     """A request that is not let in."""
@@ -129,9 +132,9 @@ class Authenticator:
     nonces: NonceLedger
     metagraph: Callable[[], Metagraph | None]
     #: Refused requests that one network address may send.
-    failures: Rate = Rate(per_second=2.0, burst=120.0)
+    failures: Rate = DEFAULT_FAILURES
     #: Verified requests that one validator may send.
-    requests: Rate = Rate(per_second=2000.0, burst=10_000.0)
+    requests: Rate = DEFAULT_REQUESTS
     now_ns: Callable[[], int] = time.time_ns
     _failures: Buckets = field(init=False)
     _requests: Buckets = field(init=False)
@@ -194,7 +197,8 @@ class Authenticator:
         if abs(drift) * 1e9 > fiber.NONCE_WINDOW_NS:
             side = "ahead of" if drift > 0 else "behind"
             raise BadCredentials(
-                f"the nonce is {abs(drift):.0f} s {side} this miner's clock; 120 s are allowed, check both clocks"
+                f"the nonce is {abs(drift):.0f} s {side} this miner's clock; "
+                "120 s are allowed, check both clocks"
             )
         return stamp_ns
 

@@ -54,7 +54,7 @@ class NonceLedger:
             raise NoncesFull(f"{len(self._live)} requests in the last minutes are the most this miner takes")
         expires_at = (stamp_ns + NONCE_WINDOW_NS) / _SECOND + _GRACE_SECONDS
         if expires_at <= self._swept_until:
-            # Our clock was set back: this nonce's time has been swept, so nobody can tell whether it was used.
+            # Our clock was set back: this nonce's time was swept, so nobody can tell whether it was used.
             raise NonceUsed("this nonce is from a time that is already closed; make a new one")
         saved = self._books.save_nonce(signer, nonce, expires_at)
         self._remember(entry, int(expires_at) + 1)
