@@ -114,4 +114,6 @@ async def _on_http(_: Request, error: Exception) -> Response:
 
 async def _on_unknown(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return reply(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "the miner failed on this request; it is logged")
+    return reply(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "the miner failed on this request; it is logged"
+    )

@@ -105,7 +105,8 @@ class Guard:
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise HeadersTooLarge(
-                f"{len(headers)} headers of {size} bytes; at most {MAX_HEADERS} of {MAX_HEADER_BYTES} are taken"
+                f"{len(headers)} headers of {size} bytes; "
+                f"at most {MAX_HEADERS} of {MAX_HEADER_BYTES} are taken"
             )
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_body:

@@ -94,10 +94,11 @@ class Inbox:
             if decision.accepted and not promised:
                 promises.holds.discard(task_id)
             raise
-        if recorded.repeated and decision.accepted and not promised:
-            # The first answer stands: a refusal holds nothing, and an acceptance that lapsed holds nothing more.
-            promises.holds.discard(task_id)
         stands = recorded.decision
+        if not stands.accepted and not promised:
+            promises.holds.discard(task_id)
+        elif stands.accepted and task_id not in promises.jobs:
+            promises.holds.add(task_id)  # also for a first answer whose hold had lapsed: it is promised again
         self._metrics.offers.labels("accepted" if stands.accepted else "refused").inc()
         log.info(
             "offer %s: %s of %s for %g h from %s%s",

@@ -273,6 +273,11 @@ class Settings(BaseSettings):
         description="Jobs at once; further offers are refused. 0 refuses all.",
         json_schema_extra=_OFFERS,
     )
+    offer_hold_seconds: values.Seconds = Field(
+        default=900,
+        description="How long an accepted offer holds its place while its start does not come.",
+        json_schema_extra=_OFFERS,
+    )
 
     # Publishing
     hf_username: values.HubName | None = Field(

@@ -38,6 +38,7 @@ def record(
 ) -> Recorded:
     known = _known_decision(connection, validator, offer.task_id, now)
     if known is not None:
+        _hold_again(connection, validator, offer.task_id, now + hold_seconds)
         return Recorded(known, repeated=True)
     offer_id = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now)).lastrowid
     connection.execute(_INSERT_DECISION, _decision_row(offer_id, decision, now))
@@ -60,6 +61,15 @@ def started(connection: sqlite3.Connection, validator: str, task_id: str) -> Non
         "UPDATE reservations SET state = ? WHERE task_id = ? AND offer_id IN "
         "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
         (ReservationState.STARTED, task_id, validator, task_id),
+    )
+
+
+def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> None:
+    """The validator still asks, so an accepted offer's place is held anew; a started one is the job's."""
+    connection.execute(
+        "UPDATE reservations SET state = ?, lapses_at = ? WHERE state IN (?, ?) AND offer_id IN "
+        "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
+        (ReservationState.HELD, lapses_at, ReservationState.HELD, ReservationState.LAPSED, validator, task_id),
     )
 
 
