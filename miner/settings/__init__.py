@@ -1,7 +1,6 @@
 """The daemon's settings: read from the environment and `.env`, typed, all checked at once."""
 
 from miner.settings.fields import (
-    HIDDEN,
     SECRET_FIELDS,
     ChainKind,
     LogFormat,
@@ -13,7 +12,6 @@ from miner.settings.load import load_settings
 from miner.settings.values import is_loopback
 
 __all__ = [
-    "HIDDEN",
     "SECRET_FIELDS",
     "ChainKind",
     "LogFormat",

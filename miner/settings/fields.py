@@ -6,12 +6,13 @@ The environment wins over `.env`, which wins over the default; an empty variable
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, SecretStr, model_validator
 from pydantic.config import JsonDict
@@ -19,11 +20,13 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from core.tasks import TaskType
+from miner.redact import HIDDEN
 from miner.settings import rules, values
 
 Source = Literal["default", "env", ".env", "override"]
 
-HIDDEN = "***"
+#: A part of a chain node's path that is at least this long is taken for an access key.
+MIN_KEY_LENGTH = 16
 
 _FILES: JsonDict = {"section": "Files"}
 _CHAIN: JsonDict = {"section": "Chain"}
@@ -405,9 +408,7 @@ class Settings(BaseSettings):
             value = getattr(self, name)
             if isinstance(value, SecretStr):
                 yield value.get_secret_value()
-        password = urlsplit(self.subtensor_address or "").password
-        if password:
-            yield password
+        yield from keys_in(self.subtensor_address or "")
 
     def shown(self, name: str) -> Any:
         """A field's value as it may be printed."""
@@ -415,7 +416,7 @@ class Settings(BaseSettings):
         if isinstance(value, SecretStr):
             return HIDDEN
         if name == "subtensor_address" and value:
-            return without_password(value)
+            return without_keys(value)
         return value
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -430,10 +431,16 @@ SECRET_FIELDS = frozenset(
 )
 
 
-def without_password(address: str) -> str:
-    """An address with the password in it, if any, hidden."""
+def keys_in(address: str) -> Iterator[str]:
+    """What is secret in a chain node's address: the password, and the keys that providers put in the path."""
     parts = urlsplit(address)
-    if not parts.password:
-        return address
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{HIDDEN}@{host}"))
+    keys = [parts.password or "", *re.split(r"[/?&=]", f"{parts.path}?{parts.query}")]
+    for key in filter(lambda key: key == parts.password or len(key) >= MIN_KEY_LENGTH, keys):
+        yield from {key, unquote(key)}
+
+
+def without_keys(address: str) -> str:
+    """An address as it may be printed."""
+    for key in keys_in(address):
+        address = address.replace(key, HIDDEN)
+    return address

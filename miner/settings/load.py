@@ -17,7 +17,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from core.errors import ConfigError, Problem
-from miner.settings.fields import HIDDEN, SECRET_FIELDS, Settings, Source, without_password
+from miner.redact import HIDDEN
+from miner.settings.fields import SECRET_FIELDS, Settings, Source, without_keys
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
@@ -153,7 +154,7 @@ def _shown(name: str, given: _Given, detail: ErrorDetails | None = None) -> str:
         return HIDDEN
     if detail is not None and len(detail["loc"]) > 1:
         value = detail["input"]
-    text = repr(without_password(value) if name == "subtensor_address" else value)
+    text = repr(without_keys(value) if name == "subtensor_address" else value)
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "…"
 
 
