@@ -7,6 +7,7 @@ httpx's limits per phase (connect, write, read), as there, so a reply that trick
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
+from bittensor_core import Keypair
 
 from core.wire import TournamentType
 from miner.dev.reading import (
@@ -51,6 +53,17 @@ class Exchange:
         if self.reply is None:
             return self.failure or ""
         return self.reply.body[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+
+    @property
+    def usable(self) -> bool:
+        """Whether a reply came that is JSON and not the miner's own failure; a refusal is one, too."""
+        if self.reply is None or self.reply.status >= 500:
+            return False
+        try:
+            self.reply.json()
+        except ValueError:
+            return False
+        return True
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -116,12 +129,9 @@ class ValidatorClient:
         payload: dict[str, Any],
         read: Callable[[Reply | None], Conclusion],
         limit_s: float,
-        *,
-        signer: Signer | None = None,
     ) -> Exchange:
-        """Signed by our hotkey; with `signer`, by that key while still claiming to be ours."""
         body = json.dumps(payload, separators=self._separators).encode()
-        headers = sign_headers(_Claim(self.signer, signer), self.miner_hotkey, body)
+        headers = sign_headers(self.signer, self.miner_hotkey, body)
         return await self._send(call, "POST", path, headers, body, limit_s, read)
 
     async def get(self, call: str, path: str, read: Callable[[Reply | None], Conclusion]) -> Exchange:
@@ -153,12 +163,13 @@ class ValidatorClient:
         return Exchange(call, method, path, latency, reply, failure, read(reply))
 
 
-class _Claim:
-    """Claims to be one key and, when told so, signs with another: the forgery a miner must refuse."""
+class Forger:
+    """Claims to be a key and signs with another one: what a miner must refuse."""
 
-    def __init__(self, claimed: Signer, signing: Signer | None) -> None:
+    def __init__(self, claimed: Signer) -> None:
         self.ss58_address = claimed.ss58_address
-        self._signing = signing or claimed
+        self._own = Keypair.from_seed(secrets.token_bytes(32))
 
     def sign(self, message: bytes, /) -> bytes:
-        return self._signing.sign(message)
+        signature: bytes = self._own.sign(message)
+        return signature
