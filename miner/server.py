@@ -1,0 +1,191 @@
+"""Runs the daemon: sockets, signals, exit codes.
+
+Started in an order in which each step can still fail cheaply, stopped in reverse: no new connections, the
+requests in flight are answered, the operator's port goes last, then the books are closed. A second signal
+ends it at once with a code of its own, for the operator who has lost patience and for pm2's logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from core.errors import GodMinerError
+from miner.api.protocol import bounded
+from miner.app import Daemon, build, operator_app, public_app
+from miner.identity import load_identity
+from miner.settings import Settings
+from miner.store.database import DataDirLock, DataDirLocked
+
+log = logging.getLogger(__name__)
+
+#: Where a running daemon tells other commands its ports.
+RUN_FILE = "daemon.json"
+BACKLOG = 2048
+
+
+class ExitCode(IntEnum):
+    """After sysexits.h where it has a word for it."""
+
+    OK = 0
+    FAILED = 1
+    PORT_IN_USE = 69
+    FORCED = 70
+    LOCKED = 75
+    CONFIG = 78
+
+
+class PortInUse(GodMinerError):
+    code = "port_in_use"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: two servers in one process would fight over it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: Settings) -> ExitCode:
+    """Run until a signal ends it."""
+    lock = DataDirLock(settings.data_dir)
+    try:
+        with contextlib.ExitStack() as stack:
+            public = stack.enter_context(_bind(settings.public_host, settings.public_port, "PUBLIC_PORT"))
+            private = stack.enter_context(
+                _bind(settings.operator_host, settings.operator_port, "OPERATOR_PORT")
+            )
+            lock.acquire()
+            stack.callback(lock.release)
+            identity = load_identity(settings)
+            daemon = build(settings, identity)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_serve(daemon, public, private))
+    except PortInUse as error:
+        log.error("%s", error)
+        return ExitCode.PORT_IN_USE
+    except DataDirLocked as error:
+        log.error("%s", error)
+        return ExitCode.LOCKED
+    except GodMinerError as error:
+        log.error("%s", error)
+        return ExitCode.CONFIG if error.code in _MENDED_BY_HAND else ExitCode.FAILED
+
+
+#: Errors that a restart can't cure, so that pm2 should not try.
+_MENDED_BY_HAND = frozenset({"bad_config", "wallet", "schema_too_new", "store_corrupt"})
+
+
+async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
+    settings = daemon.settings
+    public = _server(public_app(daemon), settings)
+    private = _server(operator_app(daemon), settings)
+    stop = asyncio.Event()
+    with _signals(stop.set):
+        await daemon.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving_private = group.create_task(private.serve(sockets=[operator_socket]))
+                serving_public = group.create_task(public.serve(sockets=[public_socket]))
+                _announce(daemon, public_socket, operator_socket)
+                await stop.wait()
+                log.info("stopping: %d connections are open", len(public.server_state.connections))
+                public.should_exit = True
+                await serving_public
+                private.should_exit = True
+                await serving_private
+        finally:
+            await daemon.stop()
+            _forget(settings.data_dir)
+    log.info("stopped")
+    return ExitCode.OK
+
+
+def _server(app: ASGIApp, settings: Settings) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=bounded(
+            header_timeout=settings.header_timeout_seconds, max_connections=settings.max_connections
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits go by the socket's address
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_seconds),
+    )
+    return _Server(config)
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """The first SIGTERM or SIGINT (pm2 sends that one) stops in order, the second at once."""
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            log.error("second signal: stopping at once; what was answered is on disk")
+            logging.shutdown()
+            os._exit(ExitCode.FORCED)
+        asked = True
+        stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _bind(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise PortInUse(
+            f"{host}:{port} can't be listened on ({error.strerror}); "
+            f"free the port, or set {setting} to another one"
+        ) from None
+    bound.setblocking(False)
+    return bound
+
+
+def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
+    public_port, operator_port = public.getsockname()[1], private.getsockname()[1]
+    settings = daemon.settings
+    log.info(
+        "answering validators on %s:%d as %s", settings.public_host, public_port, daemon.identity.ss58_address
+    )
+    log.info("operator port on %s:%d", settings.operator_host, operator_port)
+    told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
+    path = settings.data_dir / RUN_FILE
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(told) + "\n")
+    partial.replace(path)
+
+
+def _forget(data_dir: Path) -> None:
+    (data_dir / RUN_FILE).unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""Offers in the books: the first answer stands, and an accepted one holds a place."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from core.wire import MinerTaskOffer
+from miner.jobs.states import ReservationState
+from miner.offers.decision import Decision, Reason
+from miner.store import schema
+from miner.store.sql import insert_into
+
+_INSERT_OFFER = insert_into(schema.Offer, "id")
+_INSERT_DECISION = insert_into(schema.Decision)
+_INSERT_RESERVATION = insert_into(schema.Reservation)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The decision that stands for an offer: the first one, however often it is repeated."""
+
+    decision: Decision
+    repeated: bool
+
+
+def record(
+    connection: sqlite3.Connection,
+    validator: str,
+    offer: MinerTaskOffer,
+    raw: bytes,
+    decision: Decision,
+    *,
+    now: float,
+    hold_seconds: float,
+) -> Recorded:
+    known = _known_decision(connection, validator, offer.task_id, now)
+    if known is not None:
+        _hold_again(connection, validator, offer.task_id, now + hold_seconds)
+        return Recorded(known, repeated=True)
+    offer_id = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now)).lastrowid
+    connection.execute(_INSERT_DECISION, _decision_row(offer_id, decision, now))
+    if decision.accepted:
+        hold = {
+            "offer_id": offer_id,
+            "task_id": offer.task_id,
+            "state": ReservationState.HELD,
+            "gpus": "[]",
+            "held_at": now,
+            "lapses_at": now + hold_seconds,
+        }
+        connection.execute(_INSERT_RESERVATION, hold)
+    return Recorded(decision, repeated=False)
+
+
+def started(connection: sqlite3.Connection, validator: str, task_id: str) -> None:
+    """The start came: what the offer held, the job holds now."""
+    connection.execute(
+        "UPDATE reservations SET state = ? WHERE task_id = ? AND offer_id IN "
+        "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
+        (ReservationState.STARTED, task_id, validator, task_id),
+    )
+
+
+def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> None:
+    """The validator still asks, so an accepted offer's place is held anew; a started one is the job's."""
+    connection.execute(
+        "UPDATE reservations SET state = ?, lapses_at = ? WHERE state IN (?, ?) AND offer_id IN "
+        "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
+        (ReservationState.HELD, lapses_at, ReservationState.HELD, ReservationState.LAPSED, validator, task_id),
+    )
+
+
+def lapse(connection: sqlite3.Connection, now: float) -> list[str]:
+    """End the holds whose start never came; the tasks that are free now."""
+    rows = connection.execute(
+        "UPDATE reservations SET state = ? WHERE state = ? AND lapses_at <= ? RETURNING task_id",
+        (ReservationState.LAPSED, ReservationState.HELD, now),
+    )
+    return [row[0] for row in rows.fetchall()]
+
+
+def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> dict[str, Any]:
+    return {
+        "validator": validator,
+        "task_id": offer.task_id,
+        "task_type": offer.task_type,
+        "model": offer.model,
+        "params": offer.model_params_count,
+        "hours": offer.hours_to_complete,
+        "ds_size": offer.ds_size,
+        "received_at": now,
+        "last_seen_at": now,
+        "times_seen": 1,
+        "raw": raw,
+    }
+
+
+def _decision_row(offer_id: int | None, decision: Decision, now: float) -> dict[str, Any]:
+    return {
+        "offer_id": offer_id,
+        "accepted": decision.accepted,
+        "message": decision.message,
+        "score": decision.score,
+        "factors": json.dumps(decision.factors),
+        "reasons": json.dumps([[reason.rule, reason.passed, reason.text] for reason in decision.reasons]),
+        "policy": decision.policy,
+        "policy_hash": decision.policy_hash,
+        "profile_hash": decision.profile_hash,
+        "decided_at": now,
+    }
+
+
+def _known_decision(
+    connection: sqlite3.Connection, validator: str, task_id: str, now: float
+) -> Decision | None:
+    row = connection.execute(
+        "SELECT offers.id, decisions.* FROM offers JOIN decisions ON decisions.offer_id = offers.id "
+        "WHERE validator = ? AND task_id = ?",
+        (validator, task_id),
+    ).fetchone()
+    if row is None:
+        return None
+    connection.execute(
+        "UPDATE offers SET last_seen_at = ?, times_seen = times_seen + 1 WHERE id = ?", (now, row["id"])
+    )
+    return Decision(
+        accepted=bool(row["accepted"]),
+        message=row["message"],
+        policy=row["policy"],
+        policy_hash=row["policy_hash"],
+        reasons=tuple(Reason(*reason) for reason in json.loads(row["reasons"])),
+        score=row["score"],
+        factors={name: (value, part) for name, (value, part) in json.loads(row["factors"]).items()},
+        profile_hash=row["profile_hash"],
+    )
