@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bittensor_core import Keypair, deserialize_keypair_from_keyfile_data, serialized_keypair_to_keyfile_data
+from pydantic import SecretStr
+
+from miner.identity import Identity, create_throwaway, hotkey_file, open_hotkey
 
 MINER = "miner"
 VALIDATOR = "validator"
@@ -21,8 +23,8 @@ class Throwaway:
 
     wallet_path: Path
     nodes_file: Path
-    miner: Keypair
-    validator: Keypair
+    miner: Identity
+    validator: Identity
 
     def settings(self) -> dict[str, str]:
         """What makes a miner use them."""
@@ -36,10 +38,11 @@ class Throwaway:
 
 
 def keys_of(folder: Path) -> Throwaway:
-    """The folder's keys and nodes file; made when it has none."""
-    wallets = folder.absolute() / "wallets"
+    """The folder's keys and nodes file; made when it has none, so that a trial can be taken up again."""
+    folder = folder.absolute()
+    wallets = folder / "wallets"
     keys = Throwaway(
-        wallets, folder.absolute() / "nodes.json", _hotkey(wallets, MINER), _hotkey(wallets, VALIDATOR)
+        wallets, folder / "nodes.json", _kept_or_made(wallets, MINER), _kept_or_made(wallets, VALIDATOR)
     )
     if not keys.nodes_file.exists():
         write_nodes(keys, VALIDATOR_STAKE)
@@ -47,19 +50,20 @@ def keys_of(folder: Path) -> Throwaway:
 
 
 def write_nodes(keys: Throwaway, stake: float) -> None:
-    keys.nodes_file.write_text(json.dumps([keys.validator.ss58_address, stake]), encoding="utf-8")
+    """A subnet of two: a validator with that stake, and the miner."""
+    nodes = [
+        {"uid": 0, "hotkey": keys.validator.ss58_address, "stake": stake, "validator_permit": True},
+        {"uid": 1, "hotkey": keys.miner.ss58_address},
+    ]
+    keys.nodes_file.write_text(json.dumps(nodes, indent=2) + "\n", encoding="utf-8")
 
 
-def read_key(path: Path) -> Keypair:
-    return deserialize_keypair_from_keyfile_data(path.read_bytes())
+def read_key(path: Path) -> Identity:
+    """A key of the user's own; an encrypted one is opened with WALLET_PASSWORD."""
+    password = os.environ.get("WALLET_PASSWORD")
+    return open_hotkey(path.expanduser(), SecretStr(password) if password else None)
 
 
-def _hotkey(wallets: Path, name: str) -> Keypair:
-    path = wallets / name / "hotkeys" / HOTKEY
-    if path.exists():
-        return read_key(path)
-    pair = Keypair.from_seed(secrets.token_bytes(32))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(serialized_keypair_to_keyfile_data(pair))
-    path.chmod(0o600)
-    return pair
+def _kept_or_made(wallets: Path, name: str) -> Identity:
+    path = hotkey_file(wallets, name, HOTKEY)
+    return open_hotkey(path) if path.exists() else create_throwaway(wallets, name, HOTKEY)

@@ -21,7 +21,7 @@ class Handler(BaseHTTPRequestHandler):
             self.count = len(self.server.seen)
         self.server.answer(self)
 
-    do_GET = do_POST = handle_any  # noqa: N815
+    do_GET = do_POST = handle_any
 
     def reply(self, status: int = 200, body: bytes = b"{}", **headers: str) -> None:
         self.send_response(status)

@@ -50,9 +50,7 @@ def is_signed(request: Parsed) -> bool:
     return fiber.is_signed(fiber.post_message(nonce, miner, request.body), signature, key)
 
 
-@pytest.mark.parametrize(
-    "kind", [LoadKind.OFFER, LoadKind.IMAGE_OFFER, LoadKind.START, LoadKind.SUBMISSION]
-)
+@pytest.mark.parametrize("kind", [LoadKind.OFFER, LoadKind.IMAGE_OFFER, LoadKind.START, LoadKind.SUBMISSION])
 def test_real_kinds_are_signed_and_no_two_share_a_nonce(kind: LoadKind) -> None:
     requests = made(kind)
     assert all(is_signed(request) for request in requests)
