@@ -151,15 +151,15 @@ async def tour(
     yield Step("health", await client.health(), Expected(200, Outcome.ALIVE))
     tasks = [sample_task(task_type, random) for task_type in TaskType]
     for task in tasks:
-        yield Step(f"offer {task.task_type}", await client.offer(task), Expected(200, Outcome.ACCEPTED))
+        yield Step(f"offer {_short(task)}", await client.offer(task), Expected(200, Outcome.ACCEPTED))
     forged = await forger.offer(sample_task(TaskType.INSTRUCT, random))
-    yield Step("offer with a forged signature", forged, Expected(401, Outcome.NOT_ACCEPTED))
+    yield Step("offer, forged signature", forged, Expected(401, Outcome.NOT_ACCEPTED))
     for task in tasks:
-        yield Step(f"start {task.task_type}", await client.start(task), Expected(200, Outcome.START_NOTED))
+        yield Step(f"start {_short(task)}", await client.start(task), Expected(200, Outcome.START_NOTED))
     # What a validator does when another miner's reply broke its loop: the same task under a new name.
     tasks[0] = tasks[0].restarted(random)
     again = await client.start(tasks[0])
-    yield Step(f"start {tasks[0].task_type} again", again, Expected(200, Outcome.START_NOTED))
+    yield Step(f"start {_short(tasks[0])} again", again, Expected(200, Outcome.START_NOTED))
     async for step in _submissions(client, tasks, patience_s):
         yield step
     for kind in TournamentType:
@@ -176,7 +176,7 @@ async def _submissions(
     deadline = time.monotonic() + patience_s
     for task in tasks:
         asked = await wait_for_submission(client, task, deadline - time.monotonic())
-        yield Step(f"submission of {task.task_type}", asked, expected)
+        yield Step(f"submission of {_short(task)}", asked, expected)
 
 
 async def wait_for_submission(
@@ -194,3 +194,7 @@ async def wait_for_submission(
         if exchange.conclusion.outcome is not Outcome.NO_SUBMISSION or clock() + POLL_S > deadline:
             return exchange
         await sleep(POLL_S)
+
+
+def _short(task: SampleTask) -> str:
+    return task.task_type.name.lower()

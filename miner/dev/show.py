@@ -16,7 +16,8 @@ from miner.dev.client import Exchange
 from miner.dev.demo import DemoResult, Step
 from miner.dev.load import PERCENTILES, LoadReport
 
-_SHORT = 64
+_SHORT = 56
+_LOG_WIDTH = 170
 
 
 def pairs(values: Mapping[str, str], as_json: bool) -> None:
@@ -28,7 +29,7 @@ def pairs(values: Mapping[str, str], as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, value in values.items():
         table.add_row(name, escape(value))
-    Console().print(table)
+    _console().print(table)
 
 
 def settings(values: Mapping[str, str], as_json: bool) -> None:
@@ -37,7 +38,7 @@ def settings(values: Mapping[str, str], as_json: bool) -> None:
         _json(dict(values))
         return
     for name, value in values.items():
-        Console().print(f"{name}={shlex.quote(value)}", markup=False, highlight=False, soft_wrap=True)
+        _console().print(f"{name}={shlex.quote(value)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def exchange(done: Exchange, as_json: bool) -> None:
@@ -58,17 +59,21 @@ def demo(result: DemoResult, as_json: bool) -> None:
     if as_json:
         _json(result.as_json())
         return
-    console = Console()
+    console = _console()
     table = Table(title="What a validator sees", title_justify="left")
-    table.add_column("request")
-    table.add_column("status", justify="right")
+    table.add_column("", min_width=1)
+    table.add_column("request", no_wrap=True, min_width=24)
+    table.add_column("status", justify="right", min_width=6)
     table.add_column("reply", overflow="fold")
-    table.add_column("ms", justify="right")
+    table.add_column("ms", justify="right", min_width=4)
     table.add_column("what the validator concludes", overflow="fold")
-    table.add_column("as expected", justify="center")
     for step in result.steps:
         table.add_row(*_demo_row(step))
     console.print(table)
+    for step in result.steps:
+        if not step.held:
+            wanted = f"{step.expected.status}, {step.expected.outcome}"
+            console.print(f"not as expected: {step.title}: wanted {wanted}", style="red", markup=False)
     held = sum(step.held for step in result.steps)
     console.print(
         f"{held} of {len(result.steps)} as expected. The daemon answered {result.start_s:.2f} s after its "
@@ -94,24 +99,29 @@ def load(report: LoadReport, as_json: bool) -> None:
         _counts(report.failures),
         f"{100 * report.own_cpu_s / report.seconds:.0f}%" if report.seconds else "-",
     )
-    Console().print(table)
+    _console().print(table)
 
 
 def _demo_row(step: Step) -> tuple[str, ...]:
-    done, expected = step.exchange, step.expected
-    mark = "[green]yes[/]" if step.held else f"[red]no: wanted {expected.status}, {expected.outcome}[/]"
+    done = step.exchange
     return (
+        "[green]✓[/]" if step.held else "[red]✗[/]",
         escape(step.title),
         _status(done),
         escape(_short(done.text)),
         f"{done.latency_s * 1000:.1f}",
         escape(_short(str(done.conclusion))),
-        mark,
     )
 
 
 def _json(value: Any) -> None:
-    Console().print(json.dumps(value, indent=2), markup=False, highlight=False, soft_wrap=True)
+    _console().print(json.dumps(value, indent=2), markup=False, highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    """A pipe or a log has no width; tables folded to 80 columns are hard to read in one."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)
 
 
 def _status(done: Exchange) -> str:

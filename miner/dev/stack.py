@@ -187,7 +187,8 @@ class ChildProcess:
 def daemon(stack: Stack, settings: Mapping[str, str] | None = None) -> ChildProcess:
     """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own."""
     return ChildProcess(
-        [sys.executable, "-m", "miner.cli", "run"],
+        # Not by the console script's name: which one PATH finds may be of another installation.
+        [sys.executable, "-c", "from miner.cli import main; main()", "run"],
         stack.public_port,
         stack.folder,
         stack.log_file,
