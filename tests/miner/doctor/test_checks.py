@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from miner.doctor import Finding, Status, Surroundings
-from miner.doctor.checks import clock, data_dir, environment, host, pm2, ports, wallet
+from miner.doctor.checks import clock, data_dir, environment, host, pm2, ports, store, wallet
 from miner.identity import create_throwaway
 from miner.settings import Settings, load_settings
+from miner.store import database
 
 
 def settings(tmp_path: Path, **more: object) -> Settings:
@@ -140,6 +141,32 @@ MOUNTS = """\
 )
 def test_the_file_system_of_a_path_is_that_of_the_deepest_and_last_mount(path: str, kind: str) -> None:
     assert data_dir.file_system(Path(path), MOUNTS) == kind
+
+
+# database
+
+
+def test_a_database_is_looked_into(tmp_path: Path) -> None:
+    surroundings = Surroundings(settings(tmp_path))
+    assert found(store.run(surroundings))["database"].status is Status.SKIP
+    path = database.prepare(surroundings.settings.data_dir)
+    assert found(store.run(surroundings))["database"].status is Status.OK
+    in_use = database.connect(path)
+    assert found(store.run(surroundings))["database"].status is Status.OK
+    in_use.execute("UPDATE alembic_version SET version_num = '9999'")
+    in_use.close()
+    assert "newer version" in found(store.run(surroundings))["database"].detail
+
+
+@pytest.mark.parametrize("keep", [0, 4096 + 100])
+def test_a_damaged_database_is_told_with_the_way_back(keep: int, tmp_path: Path) -> None:
+    surroundings = Surroundings(settings(tmp_path))
+    path = database.prepare(surroundings.settings.data_dir)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep] + b"\xa5" * (len(whole) - keep))
+    finding = found(store.run(surroundings))["database"]
+    assert finding.status is Status.FAIL
+    assert "restore a backup" in finding.fix
 
 
 # wallet
