@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 #: How often what time has ended is noticed: lapsed holds, passed deadlines, expired nonces.
 HOUSEKEEPING_SECONDS = 5.0
 
+#: How long the start waits for a first metagraph when none is cached. A file is there at once, a chain takes
+#: seconds, and is not waited for.
+FIRST_METAGRAPH_SECONDS = 0.5
+
 
 @dataclass
 class Daemon:
@@ -59,6 +64,7 @@ class Daemon:
         self.books.writer.start(asyncio.get_running_loop())
         await self.inbox.settle(self.started_at)
         await self.keeper.start()
+        await self._first_metagraph()
         self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeping")
 
     async def stop(self) -> None:
@@ -85,6 +91,13 @@ class Daemon:
             "books": await asyncio.to_thread(self.books.summary),
             "live_nonces": len(self.nonces),
         }
+
+    async def _first_metagraph(self) -> None:
+        """Wait a moment for the first metagraph: a validator that calls right now should not be told 503."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_METAGRAPH_SECONDS):
+                while self.keeper.current is None:  # noqa: ASYNC110 - half a second at most, once
+                    await asyncio.sleep(0.01)
 
     async def _keep_house(self) -> None:
         while True:

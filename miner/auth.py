@@ -7,11 +7,11 @@ signature worth its 40 µs. Nothing is stored before it verified.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from bittensor_core import ss58_encode
 
@@ -19,7 +19,7 @@ from core.errors import GodMinerError
 from miner import fiber
 from miner.chain.base import Metagraph, Node
 from miner.limits import Buckets, Rate, network_of
-from miner.nonces import NonceLedger
+from miner.nonces import NonceLedger, NonceTicket
 
 #: The network's own address prefix: one key is stored and shown in one spelling.
 SS58_PREFIX = 42
@@ -101,8 +101,7 @@ class Gate:
             raise CallerRefused("this hotkey has no validator permit")
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What the headers say, checked as far as headers go."""
 
     key: bytes
@@ -114,16 +113,15 @@ class Claim:
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """A validator whose signature verified."""
 
     hotkey: str
     node: Node
     #: When the caller's clock made the request.
     at: float
-    #: Done once the nonce is on disk; no reply goes out before.
-    nonce_saved: asyncio.Future[None]
+    #: To be settled before any reply.
+    ticket: NonceTicket
 
 
 @dataclass
@@ -164,8 +162,8 @@ class Authenticator:
         if not self._requests.take(claim.key):
             wait = self._requests.seconds_until_next(claim.key)
             raise TooManyRequests("too many requests from this hotkey", wait)
-        saved = self.nonces.use(claim.key, claim.nonce, claim.stamp_ns)
-        return Caller(_address_of(claim.key), claim.node, claim.stamp_ns / 1e9, saved)
+        ticket = self.nonces.use(claim.key, claim.nonce, claim.stamp_ns)
+        return Caller(_address_of(claim.key), claim.node, claim.stamp_ns / 1e9, ticket)
 
     def _claim(self, headers: Iterable[tuple[bytes, bytes]]) -> Claim:
         values = _auth_headers(headers)

@@ -24,7 +24,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.offers = Counter("god_miner_offers", "Offers decided", ["answer"], registry=self.registry)
+        offers = Counter("god_miner_offers", "Offers decided", ["answer"], registry=self.registry)
+        self._accepted, self._refused = offers.labels("accepted"), offers.labels("refused")
         self.starts = Counter("god_miner_starts", "Starts taken", ["kind"], registry=self.registry)
         self.alerts = Counter("god_miner_alerts", "Alerts raised", ["kind"], registry=self.registry)
         self._observed: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
@@ -41,6 +42,9 @@ class Metrics:
         count, observe = known
         count()
         observe(seconds)
+
+    def offer(self, *, accepted: bool) -> None:
+        (self._accepted if accepted else self._refused).inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -89,8 +89,6 @@ def error_reply(error: GodMinerError) -> Response:
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("refused with %d: %s", response.status_code, error)
     return response
 
 

@@ -137,17 +137,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self.transport.is_closing():
             return
-        under_way = (
-            self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        )
-        if not under_way:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             body = json.dumps({"error": code, "message": message}).encode()
-            head = (
-                f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-            )
-            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head % len(body) + body)
         self.transport.close()
-        self.on_refusal(status)
+        self.note_refusal(status)
 
 
 def bounded(limits: WireLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:

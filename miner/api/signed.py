@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -31,8 +30,7 @@ log = logging.getLogger(__name__)
 _JSON = (b"content-type", b"application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A verified request, as an endpoint gets it."""
 
     inbox: Inbox
@@ -54,9 +52,9 @@ class SignedRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Any, **more: Any) -> None:
         super().__init__(path, endpoint, **more)
-        hints = {
-            name: p.annotation for name, p in inspect.signature(endpoint, eval_str=True).parameters.items()
-        }
+        (self._method,) = self.methods or {"GET"}
+        signature = inspect.signature(endpoint, eval_str=True)
+        hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         del hints["call"]
         body = hints.pop("body", None)
         self._body: TypeAdapter[Any] | None = TypeAdapter(body) if body else None
@@ -102,7 +100,7 @@ class SignedRoute(APIRoute):
             reply: BaseModel = await self.endpoint(Call(state.inbox, caller, raw), **arguments)
         finally:
             # Also when the request itself was refused: its nonce is used up.
-            await caller.nonce_saved
+            await caller.ticket.settle()
         return reply
 
     def _arguments(self, scope: Scope, raw: bytes) -> dict[str, Any]:

@@ -38,7 +38,7 @@ async def start_image(call: SignedCall, body: TrainRequestImage) -> TrainRespons
 
 async def submission(call: SignedCall, task_id: TaskId) -> MinerSubmission:
     """What is published for a task; 404 while there is nothing."""
-    return await call.inbox.submission(task_id)
+    return await call.inbox.submission(call.caller, task_id)
 
 
 async def training_repo(call: SignedCall, task_type: TournamentType) -> TrainingRepoResponse:

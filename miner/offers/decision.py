@@ -4,13 +4,12 @@ decision needs only this."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from core.wire import MinerTaskOffer
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """One rule's verdict, in words that an operator can argue with."""
 
     rule: str
@@ -32,8 +31,7 @@ class Decision:
     profile_hash: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How much this miner has promised already, the offer at hand left out."""
 
     open_jobs: int

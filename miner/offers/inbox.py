@@ -88,7 +88,12 @@ class Inbox:
             promises.holds.add(task_id)
         try:
             recorded = await self._books.record_offer(
-                caller.hotkey, offer, raw, decision, hold_seconds=self._hold_seconds
+                caller.hotkey,
+                offer,
+                raw,
+                decision,
+                hold_seconds=self._hold_seconds,
+                through=caller.ticket.submit,
             )
         except BaseException:
             if decision.accepted and not promised:
@@ -99,7 +104,7 @@ class Inbox:
             promises.holds.discard(task_id)
         elif stands.accepted and task_id not in promises.jobs:
             promises.holds.add(task_id)  # also for a first answer whose hold had lapsed: it is promised again
-        self._metrics.offers.labels("accepted" if stands.accepted else "refused").inc()
+        self._metrics.offer(accepted=stands.accepted)
         log.info(
             "offer %s: %s of %s for %g h from %s%s",
             "accepted" if stands.accepted else "refused",
@@ -131,7 +136,7 @@ class Inbox:
             started_at=min(caller.at, time.time()),
             request=raw,
         )
-        started = await self._books.record_start(caller.hotkey, start)
+        started = await self._books.record_start(caller.hotkey, start, through=caller.ticket.submit)
         if not started.state.is_over:
             self.promises.start(request.task_id)
         self._metrics.starts.labels("repeated" if started.repeated else "new").inc()
@@ -146,8 +151,8 @@ class Inbox:
         )
         return started
 
-    async def submission(self, task_id: str) -> MinerSubmission:
-        found = await self._books.submission(task_id)
+    async def submission(self, caller: Caller, task_id: str) -> MinerSubmission:
+        found = await self._books.submission(task_id, through=caller.ticket.submit)
         if found is None:
             raise NoSubmission(f"nothing is published for task {task_id!r} yet")
         return found

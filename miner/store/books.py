@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from core.errors import GodMinerError
 from core.wire import MinerSubmission, MinerTaskOffer
@@ -22,13 +23,28 @@ from miner.store import database, jobs, offers, schema
 from miner.store.jobs import Start, Started
 from miner.store.offers import Recorded
 from miner.store.sql import insert_into, note
-from miner.store.writer import Writer
+from miner.store.writer import Work, Writer
+
+T = TypeVar("T")
 
 _INSERT_NONCE = insert_into(schema.Nonce)
 
 
+class Submit(Protocol):
+    """How a piece of work gets to the writer."""
+
+    def __call__(self, work: Work[T], /) -> asyncio.Future[T]: ...
+
+
 class NonceUsed(GodMinerError):
     code = "nonce_used"
+
+
+def insert_nonce(connection: sqlite3.Connection, signer: bytes, nonce: str, expires_at: float) -> None:
+    try:
+        connection.execute(_INSERT_NONCE, (signer, nonce, expires_at))
+    except sqlite3.IntegrityError:
+        raise NonceUsed("this nonce was used before; every request needs a new one") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +69,7 @@ class Books:
     # Nonces
 
     def save_nonce(self, signer: bytes, nonce: str, expires_at: float) -> asyncio.Future[None]:
-        def work(connection: sqlite3.Connection) -> None:
-            try:
-                connection.execute(_INSERT_NONCE, (signer, nonce, expires_at))
-            except sqlite3.IntegrityError:
-                raise NonceUsed("this nonce was used before; every request needs a new one") from None
-
-        return self.writer.submit(work)
+        return self.writer.submit(lambda connection: insert_nonce(connection, signer, nonce, expires_at))
 
     def drop_nonces(self, now: float) -> asyncio.Future[int]:
         return self.writer.submit(
@@ -76,17 +86,26 @@ class Books:
     # Offers and jobs
 
     def record_offer(
-        self, validator: str, offer: MinerTaskOffer, raw: bytes, decision: Decision, *, hold_seconds: float
+        self,
+        validator: str,
+        offer: MinerTaskOffer,
+        raw: bytes,
+        decision: Decision,
+        *,
+        hold_seconds: float,
+        through: Submit | None = None,
     ) -> asyncio.Future[Recorded]:
         """Store an offer, its decision and the place it holds. A repeat keeps the first answer."""
         now = time.time()
-        return self.writer.submit(
+        return (through or self.writer.submit)(
             lambda connection: offers.record(
                 connection, validator, offer, raw, decision, now=now, hold_seconds=hold_seconds
             )
         )
 
-    def record_start(self, validator: str, start: Start) -> asyncio.Future[Started]:
+    def record_start(
+        self, validator: str, start: Start, *, through: Submit | None = None
+    ) -> asyncio.Future[Started]:
         now = time.time()
 
         def work(connection: sqlite3.Connection) -> Started:
@@ -94,11 +113,13 @@ class Books:
             offers.started(connection, validator, start.task_id)
             return started
 
-        return self.writer.submit(work)
+        return (through or self.writer.submit)(work)
 
-    def submission(self, task_id: str) -> asyncio.Future[MinerSubmission | None]:
+    def submission(
+        self, task_id: str, *, through: Submit | None = None
+    ) -> asyncio.Future[MinerSubmission | None]:
         """Through the writer, so that the answer and the request's nonce are one round trip."""
-        return self.writer.submit(lambda connection: jobs.submission(connection, task_id))
+        return (through or self.writer.submit)(lambda connection: jobs.submission(connection, task_id))
 
     def record_submission(self, task_id: str, made: MinerSubmission) -> asyncio.Future[bool]:
         now = time.time()

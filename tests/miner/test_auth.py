@@ -69,7 +69,7 @@ async def check(
     judge: Authenticator, headers: Headers, method: str = "POST", body: bytes = BODY
 ) -> auth.Caller:
     caller = judge.verify(judge.admit(headers, HOME), method, body, HOME)
-    await caller.nonce_saved
+    await caller.ticket.settle()
     return caller
 
 
@@ -131,7 +131,7 @@ async def test_a_replay_is_refused_also_after_a_restart(books: Books) -> None:
 async def test_of_two_at_the_same_moment_one_wins(books: Books) -> None:
     judge = authenticator(books)
     claims = [judge.admit(signed(), HOME) for _ in range(2)]  # both admitted before either is verified
-    await judge.verify(claims[0], "POST", BODY, HOME).nonce_saved
+    await judge.verify(claims[0], "POST", BODY, HOME).ticket.settle()
     with pytest.raises(NonceUsed):
         judge.verify(claims[1], "POST", BODY, HOME)
 
