@@ -95,10 +95,9 @@ class Identity:
         self.public_key: bytes = bytes(keypair.public_key)
         self.ss58_address: str = keypair.ss58_address
 
-    @property
-    def keypair(self) -> Keypair:
-        """The key itself, for signing extrinsics: handed a wallet, the chain SDK would unlock it again."""
-        return self._keypair
+    def keyfile(self) -> str:
+        """The private key as a plain keyfile, for the process that submits extrinsics. Never log this."""
+        return bytes(serialized_keypair_to_keyfile_data(self._keypair)).decode()
 
     def sign(self, message: bytes, /) -> bytes:
         return bytes(self._keypair.sign(message))
@@ -229,7 +228,8 @@ def _decrypted(path: Path, data: bytes, password: SecretStr | None) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise IdentityError(
-            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: this machine is too busy, try again"
+            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: "
+            "try again when this machine is less busy"
         ) from None
     if done.returncode == 0:
         return done.stdout
