@@ -95,10 +95,9 @@ class Identity:
         self.public_key: bytes = bytes(keypair.public_key)
         self.ss58_address: str = keypair.ss58_address
 
-    @property
-    def keypair(self) -> Keypair:
-        """The key itself, for signing extrinsics: handed a wallet, the chain SDK would unlock it again."""
-        return self._keypair
+    def keyfile(self) -> str:
+        """The private key as a plain keyfile, for the process that submits extrinsics. Never log this."""
+        return bytes(serialized_keypair_to_keyfile_data(self._keypair)).decode()
 
     def sign(self, message: bytes, /) -> bytes:
         return bytes(self._keypair.sign(message))

@@ -15,6 +15,9 @@ from miner.chain.rows import NodeRow, nodes_of, problems
 
 log = logging.getLogger(__name__)
 
+#: Its name in the data directory.
+CACHE_FILE = "metagraph.json"
+
 
 class _Cached(BaseModel):
     model_config = ConfigDict(extra="forbid")

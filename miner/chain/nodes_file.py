@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +106,8 @@ class NodesFileSource:
         for row in document if isinstance(document, list) else document["nodes"]:
             if public_key(row["hotkey"]) == key:
                 row |= {"ip": ip, "port": port}
-        write_atomically(self.path, json.dumps(document, indent=2).encode() + b"\n")
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        write_atomically(self.path, json.dumps(document, indent=2).encode() + b"\n", mode=mode)
 
 
 def read_nodes(path: Path, netuid: int, *, at: float) -> Metagraph:
