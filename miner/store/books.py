@@ -144,7 +144,7 @@ class Books:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        connection = database.connect(self.path)
+        connection = database.connect_for_reading(self.path)
         try:
             yield connection
         finally:

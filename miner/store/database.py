@@ -34,13 +34,25 @@ class StoreCorrupt(GodMinerError):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection in autocommit mode: transactions are begun and ended in plain sight."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
-    connection.row_factory = sqlite3.Row
+    """The writer's connection. Autocommit mode: transactions are begun and ended in plain sight."""
+    connection = _open(path)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA journal_size_limit=67108864")
+    return connection
+
+
+def connect_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that can't write and never waits for the writer."""
+    connection = _open(path)
+    connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
     return connection
 
 

@@ -66,10 +66,11 @@ def started(connection: sqlite3.Connection, validator: str, task_id: str) -> Non
 
 def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> None:
     """The validator still asks, so an accepted offer's place is held anew; a started one is the job's."""
+    held = ReservationState.HELD
     connection.execute(
         "UPDATE reservations SET state = ?, lapses_at = ? WHERE state IN (?, ?) AND offer_id IN "
         "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
-        (ReservationState.HELD, lapses_at, ReservationState.HELD, ReservationState.LAPSED, validator, task_id),
+        (held, lapses_at, held, ReservationState.LAPSED, validator, task_id),
     )
 
 

@@ -54,12 +54,16 @@ class Writer:
         self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: sqlite3.Connection
+        self._at_work: list[_Piece] = []
         self._pending = 0
         self._closed = False
         self.batches = 0
         self.pieces = 0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Open the file here, so that what is wrong with it is raised to whoever starts the daemon."""
+        self._connection = self._connect()
         self._loop = loop
         self._thread.start()
 
@@ -88,25 +92,45 @@ class Writer:
         await asyncio.sleep(0)  # let the last results reach their futures
 
     def _run(self) -> None:
-        connection = self._connect()
         try:
             while (batch := self._gather()) is not None:
-                self._commit(connection, batch)
+                self._commit(self._connection, batch)
                 self.batches += 1
                 self.pieces += len(batch)
-                assert self._loop is not None
-                try:
-                    self._loop.call_soon_threadsafe(self._deliver, batch)
-                except RuntimeError:  # the loop is gone: nobody waits for these results any more
-                    log.warning("the event loop closed before %d results could be delivered", len(batch))
+                self._send(batch)
+        except BaseException:
+            # A thread that dies in silence would leave every later request waiting for ever.
+            log.critical("the store's writer failed; nothing is accepted until a restart", exc_info=True)
+            self._closed = True
+            self._turn_away()
         finally:
-            connection.close()
+            self._connection.close()
+
+    def _send(self, batch: list[_Piece]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, batch)
+        except RuntimeError:  # the loop is gone: nobody waits for these results any more
+            log.warning("the event loop closed before %d results could be delivered", len(batch))
+
+    def _turn_away(self) -> None:
+        """Answer all that still waits, the batch that was at work included."""
+        while (batch := self._at_work or self._gather_now()) != []:
+            for piece in batch:
+                piece.error = StoreUnavailable("the store's writer failed; the daemon must be restarted")
+            self._at_work = []
+            self._send(batch)
 
     def _gather(self) -> list[_Piece] | None:
+        """What waits, at least one piece; None when there is nothing more to come."""
         first = self._queue.get()
         if first is None:
             return None
-        batch = [first]
+        self._at_work = [first, *self._gather_now()]
+        return self._at_work
+
+    def _gather_now(self) -> list[_Piece]:
+        batch: list[_Piece] = []
         while len(batch) < MAX_BATCH:
             try:
                 piece = self._queue.get_nowait()

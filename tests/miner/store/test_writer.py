@@ -110,3 +110,28 @@ async def test_closing_finishes_what_was_submitted(writer: Writer) -> None:
     assert [await piece for piece in pieces][-1] == 299
     with pytest.raises(StoreUnavailable, match="stopping"):
         writer.submit(count)
+
+
+async def test_a_writer_that_dies_answers_all_that_wait(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = threading.Event()
+    blocked = writer.submit(lambda connection: gate.wait(5))
+
+    def breaks(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(writer, "_commit", breaks)
+    waiting = [blocked, *(writer.submit(insert(value)) for value in range(5))]
+    gate.set()
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(result) for result in results[1:]] == [StoreUnavailable] * 5
+    assert "must be restarted" in str(results[-1])
+    assert "writer failed" in caplog.text
+    with pytest.raises(StoreUnavailable):
+        writer.submit(count)
+
+
+async def test_a_file_that_can_not_be_opened_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        Writer(lambda: connect(tmp_path / "no" / "such.sqlite3")).start(asyncio.get_running_loop())
