@@ -6,10 +6,9 @@ import importlib
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import machine
-from benchmarks.report import Report
+from benchmarks.report import Report, wide_console
 
 #: In this order: the generator's ceiling first, since it bounds what the next can show.
 NAMES = ("generator", "offers", "startup", "garbage")
@@ -25,7 +24,7 @@ def main(
     unknown = sorted(set(wanted) - set(NAMES))
     if unknown:
         raise typer.BadParameter(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    console = Console()
+    console = wide_console()
     facts = machine.facts()
     for name, value in facts.items():
         console.print(f"{name:12} {value}", highlight=False)

@@ -43,3 +43,9 @@ class Report:
             encoding="utf-8",
         )
         return path
+
+
+def wide_console() -> Console:
+    """In a pipe or a log nothing has to fit a screen."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
