@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
-from miner.api import errors, operator, subnet
-from miner.api.guard import Guard
+from miner.api import errors, operator, signed, subnet
+from miner.api.front import Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
@@ -142,23 +142,19 @@ def public_app(daemon: Daemon) -> ASGIApp:
     app = _fastapi("god-miner")
     app.state.authenticator = daemon.authenticator
     app.state.inbox = daemon.inbox
-    health = APIRouter()
 
-    @health.get("/healthz")
+    @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Whether this daemon answers; says nothing about it that a stranger could use."""
         return {"status": "ok", "version": __version__}
 
-    app.include_router(health)
-    app.include_router(subnet.build_router())
-    settings = daemon.settings
-    return Guard(
+    subnet.add_routes(app)
+    return Front(
         app,
+        shortcuts=signed.shortcuts(app),
+        on_error=errors.error_reply,
         metrics=daemon.metrics,
-        reply=errors.error_reply,
-        max_body_bytes=int(settings.max_body_bytes),
-        body_timeout=settings.body_timeout_seconds,
-        max_concurrent=settings.max_concurrent_requests,
+        max_concurrent=daemon.settings.max_concurrent_requests,
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bittensor_core import ss58_encode
 
@@ -164,8 +165,7 @@ class Authenticator:
             wait = self._requests.seconds_until_next(claim.key)
             raise TooManyRequests("too many requests from this hotkey", wait)
         saved = self.nonces.use(claim.key, claim.nonce, claim.stamp_ns)
-        hotkey: str = ss58_encode(claim.key, SS58_PREFIX)
-        return Caller(hotkey, claim.node, claim.stamp_ns / 1e9, saved)
+        return Caller(_address_of(claim.key), claim.node, claim.stamp_ns / 1e9, saved)
 
     def _claim(self, headers: Iterable[tuple[bytes, bytes]]) -> Claim:
         values = _auth_headers(headers)
@@ -211,6 +211,11 @@ class Authenticator:
             )
         message = fiber.post_message(claim.nonce, claim.miner_hotkey, body)
         return fiber.is_signed(message, claim.signature, claim.key)
+
+
+@lru_cache(maxsize=1024)
+def _address_of(key: bytes) -> str:
+    return str(ss58_encode(key, SS58_PREFIX))
 
 
 _WANTED = {name.encode(): name for name in fiber.AUTH_HEADERS}

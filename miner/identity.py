@@ -229,7 +229,8 @@ def _decrypted(path: Path, data: bytes, password: SecretStr | None) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise IdentityError(
-            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: this machine is too busy, try again"
+            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: "
+            "this machine is too busy, try again"
         ) from None
     if done.returncode == 0:
         return done.stdout

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Buckets:
         return min(self._rate.burst, level + max(0.0, self._clock() - at) * self._rate.per_second)
 
 
+@lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
     """What counts as one caller: an IPv4 address, or the /64 that one IPv6 customer owns."""
     try:

@@ -23,12 +23,13 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from core.errors import GodMinerError
-from miner.api.protocol import bounded
+from core.errors import ConfigError, GodMinerError
+from miner.api.protocol import WireLimits, bounded
 from miner.app import Daemon, build, operator_app, public_app
-from miner.identity import load_identity
+from miner.identity import IdentityError, load_identity
+from miner.metrics import Metrics
 from miner.settings import Settings
-from miner.store.database import DataDirLock, DataDirLocked
+from miner.store.database import DataDirLock, DataDirLocked, SchemaTooNew, StoreCorrupt
 
 log = logging.getLogger(__name__)
 
@@ -83,17 +84,17 @@ def run(settings: Settings) -> ExitCode:
         return ExitCode.LOCKED
     except GodMinerError as error:
         log.error("%s", error)
-        return ExitCode.CONFIG if error.code in _MENDED_BY_HAND else ExitCode.FAILED
+        return ExitCode.CONFIG if isinstance(error, _MENDED_BY_HAND) else ExitCode.FAILED
 
 
 #: Errors that a restart can't cure, so that pm2 should not try.
-_MENDED_BY_HAND = frozenset({"bad_config", "wallet", "schema_too_new", "store_corrupt"})
+_MENDED_BY_HAND = (ConfigError, IdentityError, SchemaTooNew, StoreCorrupt)
 
 
 async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
     settings = daemon.settings
-    public = _server(public_app(daemon), settings)
-    private = _server(operator_app(daemon), settings)
+    public = _server(public_app(daemon), settings, daemon.metrics)
+    private = _server(operator_app(daemon), settings, daemon.metrics)
     stop = asyncio.Event()
     with _signals(stop.set):
         await daemon.start()
@@ -115,12 +116,10 @@ async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: 
     return ExitCode.OK
 
 
-def _server(app: ASGIApp, settings: Settings) -> _Server:
+def _server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Server:
     config = uvicorn.Config(
         app,
-        http=bounded(
-            header_timeout=settings.header_timeout_seconds, max_connections=settings.max_connections
-        ),
+        http=bounded(_wire_limits(settings), lambda status: metrics.request("refused", status, 0.0)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -131,6 +130,15 @@ def _server(app: ASGIApp, settings: Settings) -> _Server:
         timeout_graceful_shutdown=int(settings.shutdown_grace_seconds),
     )
     return _Server(config)
+
+
+def _wire_limits(settings: Settings) -> WireLimits:
+    return WireLimits(
+        header_seconds=settings.header_timeout_seconds,
+        body_seconds=settings.body_timeout_seconds,
+        max_body_bytes=int(settings.max_body_bytes),
+        max_connections=settings.max_connections,
+    )
 
 
 @contextmanager

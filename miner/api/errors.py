@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from core.errors import GodMinerError
 from miner import auth
-from miner.api import guard
+from miner.api import front
 from miner.nonces import NoncesFull
 from miner.offers.inbox import NoSubmission, NotEntered
 from miner.store.books import NonceUsed
@@ -27,6 +28,25 @@ from miner.store.jobs import ForeignJob
 from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
+
+
+class MethodNotAllowed(GodMinerError):
+    code = "method_not_allowed"
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(f"only {self.allowed} is served here")
+
+
+class InvalidParameter(GodMinerError):
+    """A part of the path that does not fit."""
+
+    code = "invalid_request"
+
+    def __init__(self, problems: Sequence[Any]) -> None:
+        self.fields = [_field(problem) for problem in problems]
+        super().__init__(_named(self.fields))
+
 
 STATUS: dict[type[GodMinerError], HTTPStatus] = {
     auth.HeaderMissing: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -41,10 +61,9 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     ForeignJob: HTTPStatus.CONFLICT,
     NoSubmission: HTTPStatus.NOT_FOUND,
     NotEntered: HTTPStatus.NOT_FOUND,
-    guard.BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    guard.BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
-    guard.HeadersTooLarge: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    guard.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
+    InvalidParameter: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 
 #: An offending value is shown this far; it came from outside.
@@ -64,11 +83,14 @@ def reply(status: int, code: str, message: str, **more: Any) -> Response:
 
 
 def error_reply(error: GodMinerError) -> Response:
-    response = reply(status_of(error), error.code, str(error))
+    more = {"fields": error.fields} if isinstance(error, InvalidParameter) else {}
+    response = reply(status_of(error), error.code, str(error), **more)
     if isinstance(error, auth.TooManyRequests):
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, guard.ClosesConnection):
-        response.headers["connection"] = "close"
+    if isinstance(error, MethodNotAllowed):
+        response.headers["allow"] = error.allowed
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("refused with %d: %s", response.status_code, error)
     return response
 
 
@@ -79,22 +101,30 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unknown)
 
 
-async def _on_known(request: Request, error: Exception) -> Response:
+async def _on_known(_: Request, error: Exception) -> Response:
     assert isinstance(error, GodMinerError)
-    response = error_reply(error)
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s %s: %s", request.method, request.url.path, error)
-    return response
+    return error_reply(error)
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [_field(problem) for problem in error.errors()[:20]]
-    named = "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
-    return reply(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", named, fields=fields)
+    return _invalid(error.errors())
 
 
-def _field(problem: dict[str, Any]) -> dict[str, str]:
+def invalid_reply(error: ValidationError) -> Response:
+    return _invalid(error.errors(include_url=False, include_context=False))
+
+
+def _invalid(problems: Sequence[Any]) -> Response:
+    fields = [_field(problem) for problem in problems[:20]]
+    return reply(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
+
+
+def _named(fields: Sequence[dict[str, str]]) -> str:
+    return "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
+
+
+def _field(problem: Any) -> dict[str, str]:
     place: Sequence[Any] = problem.get("loc", ())
     path = ".".join(str(part) for part in place if part != "body") or "body"
     shown = repr(problem.get("input"))
@@ -114,6 +144,9 @@ async def _on_http(_: Request, error: Exception) -> Response:
 
 async def _on_unknown(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return reply(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "the miner failed on this request; it is logged"
-    )
+    return internal_error()
+
+
+def internal_error() -> Response:
+    text = "the miner failed on this request; its log says why"
+    return reply(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)

@@ -1,97 +1,156 @@
-"""HTTP/1.1 on the socket: uvicorn's parser with the two bounds it lacks.
+"""HTTP/1.1 on the socket: uvicorn's parser with the bounds it lacks.
 
-uvicorn neither limits the headers' size while they arrive nor the time they may take: a stranger could
-hold connections open, or fill memory, without ever sending a request. Requests that are no HTTP at all are
-answered in JSON like everything else.
+uvicorn limits neither the size of headers nor of bodies, nor the time that either may take: a stranger
+could hold connections open, or fill memory, without ever sending a request. All of that is judged here,
+byte by byte as it arrives, so that the application sees only requests of a decent size, and a request that
+arrives in one piece, as nearly all do, starts no timer at all. Refusals are JSON like every other reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from miner.api.guard import MAX_HEADER_BYTES
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class WireLimits:
+    header_seconds: float
+    body_seconds: float
+    max_body_bytes: int
+    max_connections: int
+
+
+class _Phase(Enum):
+    HEADERS = "headers"
+    BODY = "body"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    #: Set by `bounded`.
-    header_timeout: ClassVar[float] = 5.0
-    max_connections: ClassVar[int] = 1024
+    limits: ClassVar[WireLimits]
 
-    _header_timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0
-    _in_headers = True
+    _phase = _Phase.HEADERS
+    _unparsed = 0
+    _body_bytes = 0
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            self._refuse(503, "busy", f"{self.max_connections} connections are open already; try again")
-            return
-        self._expect_headers()
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
+        else:
+            self._time(self.limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_headers:
-            if self._header_timer is None:
-                self._start_header_timer()
-            self._header_bytes += len(data)
+        phase = self._phase
+        self._unparsed += len(data)
         super().data_received(data)
-        # Counted by what is unparsed: one packet may hold the headers and the start of a large body.
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(431, "headers_too_large", f"the headers are over {MAX_HEADER_BYTES} bytes")
+        if self.transport.is_closing():
+            return
+        if self._phase is _Phase.BODY:
+            if phase is _Phase.HEADERS:
+                self._time(self.limits.body_seconds)
+        elif self._unparsed > MAX_HEADER_BYTES:
+            self._refuse_headers(f"over {MAX_HEADER_BYTES} bytes of headers")
+        elif self._unparsed and self._timer is None:
+            self._time(self.limits.header_seconds)
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._stop_header_timer()
+        self._stop_timer()
+        self._phase, self._body_bytes = _Phase.BODY, 0
+        size = sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            self._refuse_headers(f"{len(self.headers)} headers of {size} bytes")
+            return
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if length.isdigit() and int(length[:20]) > self.limits.max_body_bytes:
+            self._refuse_body(length[:20].decode())
+            return
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self.limits.max_body_bytes:  # a chunked body tells no length beforehand
+            self._refuse_body(f"over {self.limits.max_body_bytes}")
+            return
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if self.transport.is_closing():
+            return
+        self._stop_timer()
         # The next request of this connection may take its time to begin (the keep-alive timeout bounds
-        # that), but not to finish its headers once begun.
-        self._in_headers = True
-        self._header_bytes = 0
+        # that), but not to get its headers across once begun.
+        self._phase, self._unparsed = _Phase.HEADERS, 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "not_http", "this is not a valid HTTP request")
+        self._refuse(HTTPStatus.BAD_REQUEST, "not_http", "this is not a valid HTTP request")
 
-    def _expect_headers(self) -> None:
-        self._in_headers = True
-        self._header_bytes = 0
-        self._start_header_timer()
+    @staticmethod
+    def note_refusal(status: int) -> None:
+        """For the metrics; `bounded` puts the real one here."""
 
-    def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(self.header_timeout, self._headers_too_slow)
+    def _time(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._too_slow)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _headers_too_slow(self) -> None:
-        self._header_timer = None
-        if not self.transport.is_closing():
-            self._refuse(408, "headers_too_slow", f"no complete headers after {self.header_timeout:g} s")
+    def _too_slow(self) -> None:
+        self._timer = None
+        code = f"{self._phase.value}_too_slow"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, code, f"the {self._phase.value} did not arrive in time")
 
-    def _refuse(self, status: int, code: str, message: str) -> None:
-        self._stop_header_timer()
-        body = json.dumps({"error": code, "message": message}).encode()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
-            body
+    def _refuse_headers(self, what: str) -> None:
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        allowed = f"at most {MAX_HEADERS} of {MAX_HEADER_BYTES} bytes are taken"
+        self._refuse(status, "headers_too_large", f"{what}; {allowed}")
+
+    def _refuse_body(self, size: str) -> None:
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        allowed = f"at most {self.limits.max_body_bytes} are taken"
+        self._refuse(status, "body_too_large", f"the body has {size} bytes; {allowed}")
+
+    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+        """Answer and hang up. An answer that is under way already is not written into."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        under_way = (
+            self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         )
-        self.transport.write(STATUS_LINE[status] + head + body)
+        if not under_way:
+            body = json.dumps({"error": code, "message": message}).encode()
+            head = (
+                f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
+        self.on_refusal(status)
 
 
-def bounded(*, header_timeout: float, max_connections: int) -> type[HttpToolsProtocol]:
+def bounded(limits: WireLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:
     """The protocol class with an operator's limits; uvicorn makes the instances itself."""
-    limits: dict[str, Any] = {"header_timeout": header_timeout, "max_connections": max_connections}
-    return type("BoundedProtocol", (BoundedProtocol,), limits)
+    members = {"limits": limits, "note_refusal": staticmethod(on_refusal)}
+    return type("BoundedProtocol", (BoundedProtocol,), members)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, cast
-
-from fastapi import APIRouter, Path, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 
 from core.wire import (
     MinerSubmission,
@@ -19,79 +15,53 @@ from core.wire import (
     TrainRequestText,
     TrainResponse,
 )
-from miner.auth import Authenticator, Caller
-from miner.offers.inbox import Inbox
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+from miner.api.signed import SignedCall, SignedRoute
 
 
-class SignedRoute(APIRoute):
-    """A route that runs only for a verified validator.
-
-    A route class and not a dependency: FastAPI parses the body before it asks its dependencies, and a
-    stranger's body must not be read, let alone parsed.
-    """
-
-    def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
-
-        async def signed(request: Request) -> Response:
-            auth: Authenticator = request.app.state.authenticator
-            address = request.client.host if request.client else ""
-            claim = auth.admit(request.scope["headers"], address)
-            # A GET has no body worth waiting for: its signature doesn't cover one.
-            body = b"" if request.method == "GET" else await request.body()
-            caller = auth.verify(claim, request.method, body, address)
-            request.state.caller = caller
-            try:
-                return await handle(request)
-            finally:
-                await caller.nonce_saved  # also when the request itself was refused: its nonce is used up
-
-        return signed
+async def offer(call: SignedCall, body: MinerTaskOffer) -> MinerTaskResponse:
+    """Would this miner take the task?"""
+    decision = await call.inbox.offer(call.caller, body, call.raw)
+    return MinerTaskResponse(message=decision.message, accepted=decision.accepted)
 
 
-def caller_of(request: Request) -> Caller:
-    return cast(Caller, request.state.caller)
+async def start(call: SignedCall, body: TrainRequestText) -> TrainResponse:
+    """The task is this miner's. Acknowledged at once; a repeat replaces repository name and deadline."""
+    started = await call.inbox.start_text(call.caller, body, call.raw)
+    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
 
 
-def inbox_of(request: Request) -> Inbox:
-    return cast(Inbox, request.app.state.inbox)
+async def start_image(call: SignedCall, body: TrainRequestImage) -> TrainResponse:
+    """The same for an image task."""
+    started = await call.inbox.start_image(call.caller, body, call.raw)
+    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
 
 
-def build_router() -> APIRouter:
-    router = APIRouter(route_class=SignedRoute)
+async def submission(call: SignedCall, task_id: TaskId) -> MinerSubmission:
+    """What is published for a task; 404 while there is nothing."""
+    return await call.inbox.submission(task_id)
 
-    @router.post("/task_offer/")
-    @router.post("/task_offer_image/")
-    async def offer(request: Request, offer: MinerTaskOffer) -> MinerTaskResponse:
-        """Would this miner take the task?"""
-        decision = await inbox_of(request).offer(caller_of(request), offer, await request.body())
-        return MinerTaskResponse(message=decision.message, accepted=decision.accepted)
 
-    @router.post("/start_training/")
-    @router.post("/start_training_grpo/")
-    async def start(request: Request, start: TrainRequestText) -> TrainResponse:
-        """The task is this miner's. Acknowledged at once; a repeat replaces the repository name."""
-        started = await inbox_of(request).start_text(caller_of(request), start, await request.body())
-        return TrainResponse(message=_acknowledged(started.repeated), task_id=start.task_id)
+async def training_repo(call: SignedCall, task_type: TournamentType) -> TrainingRepoResponse:
+    """The tournament entry of a type; 404 when the operator entered none."""
+    return call.inbox.training_repo(task_type)
 
-    @router.post("/start_training_image/")
-    async def start_image(request: Request, start: TrainRequestImage) -> TrainResponse:
-        started = await inbox_of(request).start_image(caller_of(request), start, await request.body())
-        return TrainResponse(message=_acknowledged(started.repeated), task_id=start.task_id)
 
-    @router.get("/get_latest_model_submission/{task_id}")
-    async def submission(request: Request, task_id: Annotated[TaskId, Path()]) -> MinerSubmission:
-        """What is published for a task; 404 while there is nothing."""
-        return await inbox_of(request).submission(task_id)
+#: Method, path, endpoint. POST paths end in a slash, and nothing is redirected to them: most clients lose
+#: the body on the way.
+ROUTES = (
+    ("POST", "/task_offer/", offer),
+    ("POST", "/task_offer_image/", offer),
+    ("POST", "/start_training/", start),
+    ("POST", "/start_training_grpo/", start),
+    ("POST", "/start_training_image/", start_image),
+    ("GET", "/get_latest_model_submission/{task_id}", submission),
+    ("GET", "/training_repo/{task_type}", training_repo),
+)
 
-    @router.get("/training_repo/{task_type}")
-    async def training_repo(request: Request, task_type: TournamentType) -> TrainingRepoResponse:
-        """The tournament entry of a type; 404 when the operator entered none."""
-        return inbox_of(request).training_repo(task_type)
 
-    return router
+def add_routes(app: FastAPI) -> None:
+    for method, path, endpoint in ROUTES:
+        app.router.add_api_route(path, endpoint, methods=[method], route_class_override=SignedRoute)
 
 
 def _acknowledged(repeated: bool) -> str:

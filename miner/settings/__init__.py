@@ -7,6 +7,7 @@ from miner.settings.fields import (
     Settings,
     Source,
     TrainingRepo,
+    without_keys,
 )
 from miner.settings.load import load_settings
 from miner.settings.values import is_loopback
@@ -20,4 +21,5 @@ __all__ = [
     "TrainingRepo",
     "is_loopback",
     "load_settings",
+    "without_keys",
 ]

@@ -55,9 +55,7 @@ class Books:
     def save_nonce(self, signer: bytes, nonce: str, expires_at: float) -> asyncio.Future[None]:
         def work(connection: sqlite3.Connection) -> None:
             try:
-                connection.execute(
-                    _INSERT_NONCE, {"signer": signer, "nonce": nonce, "expires_at": expires_at}
-                )
+                connection.execute(_INSERT_NONCE, (signer, nonce, expires_at))
             except sqlite3.IntegrityError:
                 raise NonceUsed("this nonce was used before; every request needs a new one") from None
 

@@ -13,6 +13,7 @@ from miner.store import schema
 from miner.store.sql import insert_into, note
 
 _INSERT_JOB = insert_into(schema.Job, "id")
+_JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column.name != "id"]
 _IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 
 _UPDATE_JOB = """
@@ -104,28 +105,22 @@ def fail_late(connection: sqlite3.Connection, now: float) -> list[str]:
 
 
 def _new_job(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
-    cursor = connection.execute(
-        _INSERT_JOB,
-        {
-            "task_id": start.task_id,
-            "validator": validator,
-            "task_type": start.task_type,
-            "model": start.model,
-            "hours": start.hours,
-            "expected_repo_name": start.expected_repo_name,
-            "state": JobState.QUEUED,
-            "end_reason": None,
-            "started_at": start.started_at,
-            "deadline_at": start.deadline_at,
-            "starts": 1,
-            "request": start.request,
-            "submission_repo": None,
-            "submission_hash": None,
-            "submitted_at": None,
-            "lock_token": 1,
-            "updated_at": now,
-        },
+    row = schema.Job(
+        task_id=start.task_id,
+        validator=validator,
+        task_type=start.task_type,
+        model=start.model,
+        hours=start.hours,
+        expected_repo_name=start.expected_repo_name,
+        state=JobState.QUEUED,
+        started_at=start.started_at,
+        deadline_at=start.deadline_at,
+        starts=1,
+        request=start.request,
+        lock_token=1,
+        updated_at=now,
     )
+    cursor = connection.execute(_INSERT_JOB, [getattr(row, name) for name in _JOB_COLUMNS])
     assert cursor.lastrowid is not None
     return Started(cursor.lastrowid, JobState.QUEUED, repeated=False)
 

@@ -13,7 +13,7 @@ from miner.offers.decision import Decision, Reason
 from miner.store import schema
 from miner.store.sql import insert_into
 
-_INSERT_OFFER = insert_into(schema.Offer, "id")
+_INSERT_OFFER = insert_into(schema.Offer, "id", or_ignore=True)
 _INSERT_DECISION = insert_into(schema.Decision)
 _INSERT_RESERVATION = insert_into(schema.Reservation)
 
@@ -36,21 +36,14 @@ def record(
     now: float,
     hold_seconds: float,
 ) -> Recorded:
-    known = _known_decision(connection, validator, offer.task_id, now)
-    if known is not None:
+    cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now))
+    if cursor.rowcount == 0:
         _hold_again(connection, validator, offer.task_id, now + hold_seconds)
-        return Recorded(known, repeated=True)
-    offer_id = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now)).lastrowid
+        return Recorded(_known_decision(connection, validator, offer.task_id, now), repeated=True)
+    offer_id = cursor.lastrowid
     connection.execute(_INSERT_DECISION, _decision_row(offer_id, decision, now))
     if decision.accepted:
-        hold = {
-            "offer_id": offer_id,
-            "task_id": offer.task_id,
-            "state": ReservationState.HELD,
-            "gpus": "[]",
-            "held_at": now,
-            "lapses_at": now + hold_seconds,
-        }
+        hold = (offer_id, offer.task_id, ReservationState.HELD, "[]", now, now + hold_seconds)
         connection.execute(_INSERT_RESERVATION, hold)
     return Recorded(decision, repeated=False)
 
@@ -83,47 +76,45 @@ def lapse(connection: sqlite3.Connection, now: float) -> list[str]:
     return [row[0] for row in rows.fetchall()]
 
 
-def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> dict[str, Any]:
-    return {
-        "validator": validator,
-        "task_id": offer.task_id,
-        "task_type": offer.task_type,
-        "model": offer.model,
-        "params": offer.model_params_count,
-        "hours": offer.hours_to_complete,
-        "ds_size": offer.ds_size,
-        "received_at": now,
-        "last_seen_at": now,
-        "times_seen": 1,
-        "raw": raw,
-    }
+def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> tuple[Any, ...]:
+    """In the order of the table's columns."""
+    return (
+        validator,
+        offer.task_id,
+        offer.task_type,
+        offer.model,
+        offer.model_params_count,
+        offer.hours_to_complete,
+        offer.ds_size,
+        now,
+        now,
+        1,
+        raw,
+    )
 
 
-def _decision_row(offer_id: int | None, decision: Decision, now: float) -> dict[str, Any]:
-    return {
-        "offer_id": offer_id,
-        "accepted": decision.accepted,
-        "message": decision.message,
-        "score": decision.score,
-        "factors": json.dumps(decision.factors),
-        "reasons": json.dumps([[reason.rule, reason.passed, reason.text] for reason in decision.reasons]),
-        "policy": decision.policy,
-        "policy_hash": decision.policy_hash,
-        "profile_hash": decision.profile_hash,
-        "decided_at": now,
-    }
+def _decision_row(offer_id: int | None, decision: Decision, now: float) -> tuple[Any, ...]:
+    """In the order of the table's columns."""
+    return (
+        offer_id,
+        decision.accepted,
+        decision.message,
+        decision.score,
+        json.dumps(decision.factors) if decision.factors else "{}",
+        json.dumps([[reason.rule, reason.passed, reason.text] for reason in decision.reasons]),
+        decision.policy,
+        decision.policy_hash,
+        decision.profile_hash,
+        now,
+    )
 
 
-def _known_decision(
-    connection: sqlite3.Connection, validator: str, task_id: str, now: float
-) -> Decision | None:
+def _known_decision(connection: sqlite3.Connection, validator: str, task_id: str, now: float) -> Decision:
     row = connection.execute(
         "SELECT offers.id, decisions.* FROM offers JOIN decisions ON decisions.offer_id = offers.id "
         "WHERE validator = ? AND task_id = ?",
         (validator, task_id),
     ).fetchone()
-    if row is None:
-        return None
     connection.execute(
         "UPDATE offers SET last_seen_at = ?, times_seen = times_seen + 1 WHERE id = ?", (now, row["id"])
     )
