@@ -56,3 +56,20 @@ def test_the_generator_and_the_bare_server_work_as_processes() -> None:
         assert (done["answered"], done["errors"]) == (200, 0)
         refused = subjects.load(ground, server.port, LoadKind.GARBAGE, 50, concurrency=5)
         assert refused["errors"] == 50  # it answers 200 to everything, which garbage must not get
+
+
+def a_run(p99: float | None, **more: object) -> dict:
+    return {"latency_ms": {"p99": p99}, "errors": 0, "statuses": {}, "failures": {}, **more}
+
+
+def test_a_latency_is_the_median_of_the_runs_that_had_answers() -> None:
+    assert report.latency([a_run(1.0), a_run(9.0), a_run(2.0), a_run(None)], "p99") == "2.0"
+    assert report.latency([a_run(None)], "p99") == "-"
+
+
+def test_errors_are_told_with_what_came_instead() -> None:
+    good = a_run(1.0, statuses={"200": 7})
+    bad = a_run(1.0, errors=3, statuses={"200": 5, "500": 2}, failures={"connection lost": 1})
+    assert report.errors_of("it", [good]) == []
+    (note,) = report.errors_of("it", [good, bad, bad])
+    assert "10 × 200, 4 × 500, 2 × connection lost" in note
