@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import machine, subjects
-from benchmarks.report import Report
+from benchmarks.report import Report, latency
 from miner.dev import stack
 from miner.dev.presign import GARBAGE_KINDS, LoadKind
 
@@ -76,7 +76,7 @@ def _row(kind: LoadKind, limits: str, sample: dict[str, Any]) -> tuple[str, ...]
         f"{sample['sent']:,} {kind.value}",
         limits,
         f"{done['per_second']:,.0f}",
-        f"{done['latency_ms']['p99']:.1f}",
+        latency([done], "p99"),
         *held,
         ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items())),
     )

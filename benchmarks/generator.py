@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks import subjects
-from benchmarks.report import Report
+from benchmarks.report import Report, errors_of, latency
 from miner.dev.presign import LoadKind
 
 
@@ -23,11 +23,12 @@ def run(quick: bool) -> Report:
                 (
                     kind.value,
                     f"{median(run['per_second'] for run in runs):,.0f}",
-                    f"{median(run['latency_ms']['p50'] for run in runs):.2f}",
-                    f"{median(run['latency_ms']['p99'] for run in runs):.2f}",
-                    f"{1e6 * median(run['own_cpu_s'] / run['answered'] for run in runs):.0f} µs",
+                    latency(runs, "p50"),
+                    latency(runs, "p99"),
+                    f"{1e6 * median(run['own_cpu_s'] / max(1, run['answered']) for run in runs):.0f} µs",
                     str(sum(run["errors"] for run in runs)),
                 )
             )
+            report.notes += errors_of(kind.value, runs)
     report.notes.append(f"Medians of {rounds} rounds of {requests:,}; requests were signed beforehand.")
     return report

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -43,3 +45,28 @@ class Report:
             encoding="utf-8",
         )
         return path
+
+
+def latency(runs: list[dict[str, Any]], share: str) -> str:
+    """The median over runs of one of their percentiles, in ms; a run without an answer has none."""
+    seen = [run["latency_ms"][share] for run in runs if run["latency_ms"][share] is not None]
+    return f"{median(seen):.1f}" if seen else "-"
+
+
+def errors_of(name: str, runs: list[dict[str, Any]]) -> list[str]:
+    """What went wrong, lest the speed of refusals be taken for the speed of answers."""
+    wrong: Counter[str] = Counter()
+    for run in runs:
+        if run["errors"]:
+            wrong.update(run["statuses"])
+            wrong.update(run["failures"])
+    if not wrong:
+        return []
+    seen = ", ".join(f"{count} × {what}" for what, count in sorted(wrong.items()))
+    return [f"ERRORS: the rounds of {name} that had any saw {seen}. Its figures mean nothing."]
+
+
+def wide_console() -> Console:
+    """In a pipe or a log nothing has to fit a screen."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)

@@ -216,7 +216,8 @@ def demo(
     from miner.dev.demo import run_demo, somewhere
 
     with somewhere(folder) as place:
-        result = run_demo(place, seed=seed, patience_s=patience)
+        on_step = show.progress if patience else None
+        result = run_demo(place, seed=seed, patience_s=patience, on_step=on_step)
         show.demo(result, json)
     if not result.held:
         raise typer.Exit(1)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 from bittensor_core import Keypair
 
+from core.errors import GodMinerError
 from core.wire import TournamentType
 from miner.dev.reading import (
     Conclusion,
@@ -33,6 +34,12 @@ from miner.fiber import Signer, sign_headers
 OFFER_LIMIT_S = 3.0
 OTHER_LIMIT_S = 10.0
 _SHOWN_BYTES = 2000
+
+
+class BadAddress(GodMinerError):
+    """The miner's address is no http(s) URL."""
+
+    code = "bad_address"
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class ValidatorClient:
         compact_json: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self.signer = signer
         self.miner_hotkey = miner_hotkey
         # Both spellings are in the wild: ", " and ": " from json.dumps, the compact one from newer httpx.
@@ -161,6 +168,17 @@ class ValidatorClient:
             failure = f"{type(error).__name__}: {error}"
         latency = time.perf_counter() - began
         return Exchange(call, method, path, latency, reply, failure, read(reply))
+
+
+def _address(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and 0 < (parsed.port or 80) < 65536
+    except httpx.InvalidURL:
+        usable = False
+    if not usable:
+        raise BadAddress(f"url {url!r} is not the address of a miner; http://127.0.0.1:7999 is one")
+    return url.rstrip("/")
 
 
 class Forger:

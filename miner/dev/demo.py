@@ -28,7 +28,6 @@ from miner.dev.samples import SampleTask, sample_task
 #: Room for all the tour's tasks at once, and a repository to enter in two of the three tournaments.
 SETTINGS = {
     "MAX_JOBS": str(2 * len(TaskType)),
-    "LOG_LEVEL": "INFO",
     "TRAINING_REPO_TEXT_URL": "https://github.com/example/god-miner",
     "TRAINING_REPO_TEXT_COMMIT": "0123456789abcdef0123456789abcdef01234567",
     "TRAINING_REPO_IMAGE_URL": "https://github.com/example/god-miner",
@@ -93,9 +92,9 @@ def run_demo(
     seed: int = 0,
     patience_s: float = 0.0,
     settings: Mapping[str, str] | None = None,
-    on_step: Callable[[Step], None] = lambda _step: None,
+    on_step: Callable[[Step], None] | None = None,
 ) -> DemoResult:
-    """Start a daemon on loopback, take the tour, stop it by SIGTERM."""
+    """Start a daemon on loopback, take the tour, stop it by SIGTERM. `on_step` hears of each step at once."""
     ground = stack.prepare(folder)
     result = DemoResult(folder)
     child = stack.daemon(ground, {**SETTINGS, **(settings or {})})
@@ -131,7 +130,7 @@ async def _take(
     seed: int,
     patience_s: float,
     result: DemoResult,
-    on_step: Callable[[Step], None],
+    on_step: Callable[[Step], None] | None,
 ) -> None:
     random = Random(seed)  # noqa: S311 (example data, repeatable on purpose)
     validator, miner = ground.keys.validator, ground.keys.miner.ss58_address
@@ -141,7 +140,8 @@ async def _take(
     ):
         async for step in tour(client, forger, random, patience_s):
             result.steps.append(step)
-            on_step(step)
+            if on_step is not None:
+                on_step(step)
 
 
 async def tour(

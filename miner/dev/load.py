@@ -169,9 +169,12 @@ async def _run(plan: LoadPlan, host: str, port: int, presigner: Presigner) -> Lo
     while left > 0 and report.seconds < plan.seconds:
         batch = presigner.batch(plan.kind, min(left, BATCH))
         left -= len(batch)
-        # A collection over the batch's many objects would show up as the server's latency.
+        # A collection over all that lives here would show up as the server's latency.
         gc.freeze()
-        await _Volley(plan, report, iter(batch)).fire(host, port, plan.seconds - report.seconds)
+        try:
+            await _Volley(plan, report, iter(batch)).fire(host, port, plan.seconds - report.seconds)
+        finally:
+            gc.unfreeze()
     return report
 
 

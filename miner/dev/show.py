@@ -55,6 +55,12 @@ def exchange(done: Exchange, as_json: bool) -> None:
     pairs(rows, as_json=False)
 
 
+def progress(step: Step) -> None:
+    """A line as it happens, for a demo that takes its time. On stderr: stdout is the result's."""
+    mark = "✓" if step.held else "✗"
+    Console(stderr=True).print(f"{mark} {step.title}: {step.exchange.conclusion}", markup=False)
+
+
 def demo(result: DemoResult, as_json: bool) -> None:
     if as_json:
         _json(result.as_json())

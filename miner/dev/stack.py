@@ -178,7 +178,7 @@ class ChildProcess:
 
     def log_tail(self, lines: int = 15) -> str:
         text = self.log_file.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:]) or "(it wrote nothing)"
+        return "\n".join(line[:500] for line in text.splitlines()[-lines:]) or "(it wrote nothing)"
 
     def _shown(self) -> str:
         return " ".join(self.command[1:])

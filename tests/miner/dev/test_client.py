@@ -11,7 +11,7 @@ from bittensor_core import Keypair
 from core.tasks import TaskType
 from core.wire import TournamentType
 from miner import fiber
-from miner.dev.client import OFFER_LIMIT_S, OTHER_LIMIT_S, Forger, ValidatorClient
+from miner.dev.client import OFFER_LIMIT_S, OTHER_LIMIT_S, BadAddress, Forger, ValidatorClient
 from miner.dev.reading import Outcome
 from miner.dev.samples import sample_task
 
@@ -185,3 +185,11 @@ async def test_an_exchange_shows_a_long_or_binary_reply_cut_and_escaped() -> Non
     assert shown["reply"].startswith(r"\xff\xff")
     assert len(shown["reply"]) == 4 * 2000
     assert shown["outcome"] == "not accepted"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:7999", "ftp://miner", "http://", "http://miner:99999", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused_by_name(url: str) -> None:
+    with pytest.raises(BadAddress, match="is not the address of a miner"):
+        ValidatorClient(url, VALIDATOR, MINER.ss58_address)

@@ -158,11 +158,18 @@ async def test_a_demo_holds_only_when_every_step_did_and_the_daemon_ended_well(t
 
 
 def test_a_folder_of_the_demos_own_is_gone_afterwards_also_on_sigterm() -> None:
-    with pytest.raises(SystemExit) as ended, somewhere(None) as made:
-        assert made.is_dir()
-        os.kill(os.getpid(), signal.SIGTERM)
+    seen: list[Path] = []
+
+    def visit() -> None:
+        with somewhere(None) as made:
+            seen.append(made)
+            assert made.is_dir()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        visit()
     assert ended.value.code == 143
-    assert not made.exists()
+    assert not seen[0].exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
