@@ -44,7 +44,7 @@ class LrStageTarget(Record):
 
 
 class Lane(Record):
-    """GPUs set aside for some tasks (seed 002)."""
+    """GPUs set aside for some tasks."""
 
     gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
     size: Band | None = Field(default=None, description="Only models in this size band.")

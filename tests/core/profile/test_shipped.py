@@ -79,7 +79,7 @@ def test_every_number_is_traced_to_its_source_in_a_comment_on_its_line(name: str
     assert untraced == []
 
 
-def test_h100x4_is_seed_000_in_full() -> None:
+def test_h100x4_is_its_guide_in_full() -> None:
     found = of("h100x4")
     t = found.targets
     assert (t.lora_r, t.lora_alpha, t.lora_dropout) == (512, 1024, 0.05)
@@ -112,7 +112,7 @@ def test_h100x4_says_the_same_for_every_text_task(task: TaskType) -> None:
     assert (t.learning_rate, t.num_epochs) == (8e-4, 8)
 
 
-def test_h100x4_sdxl_and_flux_are_seed_000_s_tables() -> None:
+def test_h100x4_sdxl_and_flux_are_the_guide_s_tables() -> None:
     s = of_image("h100x4", ImageModelType.SDXL).targets
     assert (s.lora_r, s.lora_alpha, s.micro_batch_size, s.vae_batch_size) == (512, 256, 16, 64)
     assert (s.max_steps, s.num_epochs, s.learning_rate) == (9600, 60, 4e-5)
@@ -127,7 +127,7 @@ def test_h100x4_sdxl_and_flux_are_seed_000_s_tables() -> None:
 @pytest.mark.parametrize(
     ("params", "rank", "alpha"), [(3e9, 64, 128), (14.8e9, 128, 256), (70.6e9, 256, 512)]
 )
-def test_h100x4_strategy_is_seed_001(params: float, rank: int, alpha: int) -> None:
+def test_h100x4_strategy_is_its_strategy(params: float, rank: int, alpha: int) -> None:
     found = of("h100x4-strategy", params=params)
     t = found.targets
     assert (t.lora_r, t.lora_alpha, t.sequence_len) == (rank, alpha, 2048)
@@ -151,7 +151,7 @@ BANDS = (
 
 
 @pytest.mark.parametrize(("params", "rank", "alpha", "dropout", "rate", "batch", "accumulation"), BANDS)
-def test_h100x8_has_seed_002_s_four_bands(
+def test_h100x8_has_its_strategy_s_four_bands(
     params: float, rank: int, alpha: int, dropout: float, rate: float, batch: int, accumulation: int
 ) -> None:
     t = of("h100x8", TaskType.CHAT, params).targets
@@ -164,7 +164,7 @@ def test_h100x8_has_seed_002_s_four_bands(
     [(TaskType.INSTRUCT, 1.4, 1.2), (TaskType.GRPO, 1.6, 0.85), (TaskType.DPO, 1.0, 1.0)],
 )
 @pytest.mark.parametrize("params", [3e9, 8e9, 32e9, 70.6e9])
-def test_h100x8_has_seed_002_s_task_multipliers(
+def test_h100x8_has_its_strategy_s_task_multipliers(
     task: TaskType, rank: float, rate: float, params: float
 ) -> None:
     plain, scaled = of("h100x8", TaskType.CHAT, params).targets, of("h100x8", task, params).targets
@@ -178,7 +178,7 @@ def test_h100x8_multiplies_images_too() -> None:
     assert found.learning_rate == pytest.approx(base.learning_rate * 1.15)
 
 
-def test_h100x8_has_lanes_and_the_rest_of_seed_002() -> None:
+def test_h100x8_has_lanes_and_the_rest_of_its_strategy() -> None:
     found = of("h100x8")
     t = found.targets
     lanes: dict[str, Lane] = t.lanes
@@ -208,7 +208,7 @@ def test_h100x8_s_text_lanes_part_the_sizes_without_a_gap() -> None:
     assert sorted(kinds) == sorted(ImageModelType)
 
 
-def test_h100_fast_is_seeds_003_and_004() -> None:
+def test_h100_fast_is_its_summary_and_guide() -> None:
     found = of("h100-fast")
     t = found.targets
     assert (t.engine, t.fp8, t.compile_mode) == (Engine.NATIVE, True, CompileMode.MAX_AUTOTUNE)
@@ -265,3 +265,32 @@ def test_settings_for_text_never_reach_images(name: str, kind: ImageModelType) -
     if kind not in ("sdxl", "flux"):
         assert t.num_epochs is None
         assert t.max_steps is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "rate", "every"),
+    [
+        (ImageModelType.Z_IMAGE, 3000, 1e-4, 250),
+        (ImageModelType.QWEN_IMAGE, 3000, 1e-4, 250),
+        (ImageModelType.IDEOGRAM4, 4000, 4e-4, 200),
+        (ImageModelType.KREA2, 2000, 1e-4, 250),
+    ],
+)
+def test_base_holds_the_2026_templates(kind: ImageModelType, steps: int, rate: float, every: int) -> None:
+    t = of_image("base", kind).targets
+    assert (t.max_steps, t.learning_rate, t.save_steps) == (steps, rate, every)
+    assert (t.lora_r, t.lora_alpha, t.micro_batch_size) == (32, 32, 1)
+    assert (t.conv_rank, t.conv_alpha) == ((16, 16) if kind is ImageModelType.Z_IMAGE else (None, None))
+    assert t.quantize_base is (kind in (ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE))
+    assert t.timestep_sampling == ("weighted" if t.quantize_base else "linear")
+
+
+def test_base_holds_the_2025_templates() -> None:
+    s, f = (of_image("base", kind).targets for kind in (ImageModelType.SDXL, ImageModelType.FLUX))
+    assert (s.lora_r, s.lora_alpha, s.learning_rate, s.text_encoder_lr) == (32, 16, 1e-5, 1e-5)
+    assert (s.max_steps, s.micro_batch_size, s.min_snr_gamma, s.save_every_epochs) == (1600, 4, 5, 10)
+    assert (f.lora_r, f.lora_alpha, f.learning_rate, f.optimizer) == (128, 128, 5e-5, Optimizer.ADAFACTOR)
+    assert (f.max_steps, f.micro_batch_size, f.flow_shift, f.save_every_epochs) == (3000, 1, 3.1582, 25)
+    text = of("base").targets
+    assert (text.lora_r, text.lora_alpha, text.learning_rate, text.warmup_steps) == (8, 16, 2e-4, 10)
+    assert (text.micro_batch_size, text.gradient_accumulation_steps, text.num_epochs) == (2, 4, 1)
