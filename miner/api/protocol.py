@@ -21,6 +21,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 
+#: "100 Continue": not a reply, and followed by none until the body is here.
+_INTERIM = b"HTTP/1.1 100 "
+
 
 @dataclass(frozen=True)
 class WireLimits:
@@ -33,6 +36,35 @@ class WireLimits:
 class _Phase(Enum):
     HEADERS = "headers"
     BODY = "body"
+
+
+class _WholeReplies:
+    """What a reply is written to: its head waits for its body, and both leave in one piece.
+
+    uvicorn writes the two one after the other, and a daemon killed in between leaves a torn reply behind.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        #: None until uvicorn writes it, empty once it has left.
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and not data.startswith(_INTERIM):
+            self._head = data
+        elif self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -82,6 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_body(length[:20].decode())
             return
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":  # whose reply is a head that no body follows
+            self.cycle.transport = _WholeReplies(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self.transport.is_closing():
