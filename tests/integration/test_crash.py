@@ -1,4 +1,4 @@
-"""`kill -9` at any instant: what was acknowledged is kept, what was used stays used, nothing is half there."""
+"""`kill -9` at any instant: what was acknowledged is kept, nonces stay used, nothing is half done."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_what_was_acknowledged_survives_kill_9_at_any_instant(
 
     # A miner without room refuses what it does not know: a "yes" can only be the one in the books.
     assert daemon.stop() == 0
-    running(**GENEROUS, MAX_JOBS="0")
+    running(**{**GENEROUS, "MAX_JOBS": "0"})
     fresh = await say_all(validator.stack.public_port, [validator.offer(validator.task()).request])
     assert fresh[0].json["accepted"] is False
     await assert_first_answers_stand(validator, ever)

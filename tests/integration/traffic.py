@@ -83,7 +83,7 @@ class Validator:
 
 @dataclass
 class Stream:
-    """Lanes of offers and starts, until told to stop. What could not be delivered is counted, not repeated."""
+    """Lanes of offers and starts, until told to stop. What was not delivered is counted, not repeated."""
 
     validator: Validator
     sent: list[Sent] = field(default_factory=list)
@@ -177,13 +177,11 @@ def assert_whole(connection: sqlite3.Connection) -> None:
 
 
 def assert_kept(connection: sqlite3.Connection, sent: list[Sent]) -> None:
-    """What was acknowledged is in the books. Of the rest each is there whole, nonce and all, or not at all."""
+    """What was acknowledged is in the books; the rest is there whole, nonce and all, or not at all."""
     used = used_nonces(connection)
     offers = {
         row["task_id"]: row
-        for row in connection.execute(
-            "SELECT * FROM offers JOIN decisions ON decisions.offer_id = offers.id"
-        )
+        for row in connection.execute("SELECT * FROM offers JOIN decisions ON decisions.offer_id = offers.id")
     }
     jobs = {row["task_id"]: row for row in connection.execute("SELECT * FROM jobs")}
     starts: defaultdict[str, list[Sent]] = defaultdict(list)
