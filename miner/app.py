@@ -60,9 +60,10 @@ class Daemon:
     async def start(self) -> None:
         self.started_at = time.time()
         # The memory of what was used and promised comes back before anything can be asked of us.
-        self.nonces.load(self.started_at)
-        self.inbox.load()
-        self.books.writer.start(asyncio.get_running_loop())
+        with database.failures_told(self.books.path):
+            self.nonces.load(self.started_at)
+            self.inbox.load()
+            self.books.writer.start(asyncio.get_running_loop())
         await self.inbox.settle(self.started_at)
         await self.keeper.start()
         await self._first_metagraph()

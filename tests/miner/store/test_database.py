@@ -1,3 +1,4 @@
+import errno
 import os
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from sqlalchemy import create_engine
 
 from miner.store import database
 from miner.store.schema import Base
+from miner.store.writer import StoreUnavailable
 
 
 def test_the_newest_migration_is_the_one_the_code_knows() -> None:
@@ -59,6 +61,58 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / database.FILE_NAME).write_bytes(b"hello" * 1000)
     with pytest.raises(database.StoreCorrupt, match="not a readable database"):
         database.prepare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["CREATE TABLE of_somebody_else (kept TEXT)", "CREATE TABLE alembic_version (version_num TEXT)"],
+)
+def test_a_database_without_our_version_is_refused_and_left_as_it_is(statement: str, tmp_path: Path) -> None:
+    path = tmp_path / database.FILE_NAME
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+    before = path.read_bytes()
+    with pytest.raises(database.StoreCorrupt, match=r"not of god-miner; .*DATA_DIR"):
+        database.prepare(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_books_that_somebody_else_has_locked_are_not_taken_for_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database.prepare(tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(database, "LOCK_WAIT_SECONDS", 0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode=EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailable, match=r"locked.*who else holds the file"):
+            database.prepare(tmp_path)
+        holder.execute("ROLLBACK")
+    assert path.read_bytes() == before
+
+
+def test_a_file_with_nothing_in_it_becomes_new_books(tmp_path: Path) -> None:
+    path = tmp_path / database.FILE_NAME
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")  # a database, and no tables
+    assert path.stat().st_size > 0
+    assert database.schema_version(database.prepare(tmp_path)) == database.HEAD
+
+
+def test_a_migration_on_a_full_disk_is_told_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_full_disk(work: Path, revision: str = "head") -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = database.prepare(tmp_path)
+    with closing(database.connect(path)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0000'")
+    monkeypatch.setattr(database, "migrate", on_full_disk)
+    with pytest.raises(StoreUnavailable, match=r"No space left.*free disk space"):
+        database.prepare(tmp_path)
+    assert database.schema_version(path) == "0000"
 
 
 def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
