@@ -6,6 +6,7 @@ times are bounded before this, on the socket (`protocol.py`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +27,12 @@ CLIENT_GONE = 499
 
 class Busy(GodMinerError):
     code = "busy"
+
+
+class Stopping(GodMinerError):
+    """The grace of a stop is over, and this request is not."""
+
+    code = "stopping"
 
 
 class ClientGone(Exception):
@@ -60,6 +67,9 @@ class Front:
             status = await self._pass(scope, receive, send)
         except ClientGone:
             pass
+        except asyncio.CancelledError:  # only uvicorn does that, and then says "Internal Server Error"
+            late = Stopping("the miner is being stopped, and this request took too long; nothing is promised")
+            status = await _status_of(self._on_error(late), scope, receive, send)
         finally:
             self._running -= 1
             self._note(scope, status, time.perf_counter() - started)
