@@ -21,7 +21,7 @@ from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
 from miner.chain.keeper import MetagraphKeeper
 from miner.fiber import public_key
-from miner.identity import Identity
+from miner.identity import IdentityError
 from miner.limits import Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
@@ -46,7 +46,8 @@ class Daemon:
     """The running parts. `start` brings them up in the order of need, `stop` takes them down in reverse."""
 
     settings: Settings
-    identity: Identity
+    #: Our own address. Answering needs no private key, so the daemon never opens it.
+    hotkey: str
     books: Books
     metrics: Metrics
     keeper: MetagraphKeeper
@@ -77,10 +78,10 @@ class Daemon:
 
     async def status(self) -> dict[str, Any]:
         chain = self.keeper.status()
-        own = self.keeper.current.find(self.identity.public_key) if self.keeper.current else None
+        own = self.keeper.current.find(self.authenticator.miner_key) if self.keeper.current else None
         return {
             "version": __version__,
-            "hotkey": self.identity.ss58_address,
+            "hotkey": self.hotkey,
             "uid": own.uid if own else None,
             "uptime_seconds": round(time.time() - self.started_at, 1),
             "chain": chain.as_dict(),
@@ -110,7 +111,7 @@ class Daemon:
                 log.exception("housekeeping failed; the next round is in %g s", HOUSEKEEPING_SECONDS)
 
 
-def build(settings: Settings, identity: Identity) -> Daemon:
+def build(settings: Settings, hotkey: str) -> Daemon:
     """Make all parts; nothing runs yet."""
     metrics = Metrics()
     books = Books(database.prepare(settings.data_dir))
@@ -120,7 +121,7 @@ def build(settings: Settings, identity: Identity) -> Daemon:
         log.warning("alert %s: %s", kind, text)
 
     keeper = MetagraphKeeper(
-        build_source(settings, identity),
+        build_source(settings, None),
         cache_path=settings.data_dir / "metagraph.json",
         refresh_seconds=settings.metagraph_refresh_seconds,
         stale_seconds=settings.metagraph_stale_seconds,
@@ -136,13 +137,13 @@ def build(settings: Settings, identity: Identity) -> Daemon:
     )
     daemon = Daemon(
         settings=settings,
-        identity=identity,
+        hotkey=hotkey,
         books=books,
         metrics=metrics,
         keeper=keeper,
         nonces=nonces,
         inbox=inbox,
-        authenticator=_authenticator(settings, identity, nonces, keeper),
+        authenticator=_authenticator(settings, hotkey, nonces, keeper),
     )
     _add_gauges(daemon)
     return daemon
@@ -209,16 +210,20 @@ def _fastapi(title: str) -> FastAPI:
 
 
 def _authenticator(
-    settings: Settings, identity: Identity, nonces: NonceLedger, keeper: MetagraphKeeper
+    settings: Settings, hotkey: str, nonces: NonceLedger, keeper: MetagraphKeeper
 ) -> Authenticator:
     def metagraph() -> Metagraph | None:
         return keeper.current
+
+    own_key = public_key(hotkey)
+    if own_key is None:
+        raise IdentityError(f"the hotkey's address {hotkey!r} is not an ss58 address; see WALLET_PATH")
 
     def keys(addresses: tuple[str, ...]) -> frozenset[bytes]:
         return frozenset(key for address in addresses if (key := public_key(address)) is not None)
 
     return Authenticator(
-        miner_key=identity.public_key,
+        miner_key=own_key,
         gate=Gate(
             min_stake=settings.min_stake_threshold,
             require_permit=settings.require_validator_permit,

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from core.errors import ConfigError, GodMinerError
 from miner.api.protocol import WireLimits, bounded
 from miner.app import Daemon, build, operator_app, public_app
-from miner.identity import IdentityError, load_identity
+from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
 from miner.settings import Settings
 from miner.store.database import DataDirLock, DataDirLocked, SchemaTooNew, StoreCorrupt
@@ -73,8 +73,9 @@ def run(settings: Settings) -> ExitCode:
             )
             lock.acquire()
             stack.callback(lock.release)
-            identity = load_identity(settings)
-            daemon = build(settings, identity)
+            # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
+            hotkey = known_address(settings) or load_identity(settings).ss58_address
+            daemon = build(settings, hotkey)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_serve(daemon, public, private))
     except PortInUse as error:
@@ -194,9 +195,7 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
 def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
     public_port, operator_port = public.getsockname()[1], private.getsockname()[1]
     settings = daemon.settings
-    log.info(
-        "answering validators on %s:%d as %s", settings.public_host, public_port, daemon.identity.ss58_address
-    )
+    log.info("answering validators on %s:%d as %s", settings.public_host, public_port, daemon.hotkey)
     log.info("operator port on %s:%d", settings.operator_host, operator_port)
     told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
     path = settings.data_dir / RUN_FILE
