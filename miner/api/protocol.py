@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -81,7 +80,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if length.isdigit() and int(length[:20]) > self.limits.max_body_bytes:
             self._refuse_body(length[:20].decode())
             return
-        super().on_headers_complete()
+        if not self.begin_request(int(length[:20]) if length.isdigit() else 0):
+            super().on_headers_complete()
+
+    def begin_request(self, length: int) -> bool:
+        """Whether this request is taken out of uvicorn's hands; `express.py` says which are."""
+        return False
+
+    def end_request(self) -> None:
+        self._stop_timer()
+        # The next request of this connection may take its time to begin (the keep-alive timeout bounds
+        # that), but not to get its headers across once begun.
+        self._phase, self._unparsed = _Phase.HEADERS, 0
 
     def on_body(self, body: bytes) -> None:
         if self.transport.is_closing():
@@ -95,10 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.transport.is_closing():
             return
-        self._stop_timer()
-        # The next request of this connection may take its time to begin (the keep-alive timeout bounds
-        # that), but not to get its headers across once begun.
-        self._phase, self._unparsed = _Phase.HEADERS, 0
+        self.end_request()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -106,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def note_refusal(status: int) -> None:
-        """For the metrics; `bounded` puts the real one here."""
+        """For the metrics; see `express.protocol`."""
 
     def _time(self, seconds: float) -> None:
         self._stop_timer()
@@ -144,9 +151,3 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + head % len(body) + body)
         self.transport.close()
         self.note_refusal(status)
-
-
-def bounded(limits: WireLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:
-    """The protocol class with an operator's limits; uvicorn makes the instances itself."""
-    members = {"limits": limits, "note_refusal": staticmethod(on_refusal)}
-    return type("BoundedProtocol", (BoundedProtocol,), members)
