@@ -48,7 +48,7 @@ class ExpressProtocol(BoundedProtocol):
     _express: _Express | None = None
 
     def begin_request(self, length: int) -> bool:
-        free = self.cycle is None or self.cycle.response_complete
+        free = not self.pipeline and (self.cycle is None or self.cycle.response_complete)
         fits = (
             free
             and self.url in self.answers
@@ -67,15 +67,13 @@ class ExpressProtocol(BoundedProtocol):
     def on_body(self, body: bytes) -> None:
         if self._express is None:
             super().on_body(body)
-        elif not self.transport.is_closing():
+        else:
             self._express.body += body  # bounded: it was announced, and the parser holds it to that
 
     def on_message_complete(self) -> None:
         express, self._express = self._express, None
         if express is None:
             super().on_message_complete()
-            return
-        if self.transport.is_closing():
             return
         self.end_request()
         address = self.client[0] if self.client else ""
