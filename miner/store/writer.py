@@ -29,9 +29,6 @@ Work = Callable[[sqlite3.Connection], T]
 
 #: Pieces in one commit. More would hold the event loop too long at a time.
 MAX_BATCH = 128
-#: With this many waiting a commit begins at once, not after this round of the event loop: the disk then works
-#: while the loop takes in the rest of the burst.
-EAGER_BATCH = 16
 #: Pieces waiting. Beyond this the disk can't follow and new requests are turned away.
 MAX_PENDING = 4096
 #: How long another process may hold the file's lock before its writes are refused.
@@ -86,12 +83,10 @@ class Writer:
             raise StoreUnavailable(f"{len(self._waiting)} writes are waiting for the disk; try again later")
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append(_Piece(work, future))
-        if not self._busy:
-            if len(self._waiting) >= EAGER_BATCH:
-                self._begin(self._connection)
-            elif not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._begin, self._connection)
+        if not self._busy and not self._scheduled:
+            # After this round of the loop: whatever a burst of requests brings goes into one commit.
+            self._scheduled = True
+            self._loop.call_soon(self._begin, self._connection)
         return future
 
     async def close(self) -> None:
