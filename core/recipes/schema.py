@@ -11,11 +11,11 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from core.choices import Engine
 from core.errors import Problem
 
 #: One alternative of a type: "int", "any", {"list": [...]}, {"dict": [...]}, {"object": name} or
@@ -23,14 +23,6 @@ from core.errors import Problem
 Alternative = str | Mapping[str, Any]
 
 _SHOWN = 80
-
-
-class Engine(StrEnum):
-    """The trainers a configuration can be rendered for."""
-
-    AXOLOTL = "axolotl"
-    KOHYA = "kohya"
-    AI_TOOLKIT = "ai-toolkit"
 
 
 @dataclass(frozen=True)

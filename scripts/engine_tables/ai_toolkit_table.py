@@ -128,9 +128,9 @@ def reads(tree: ast.AST, caller: str) -> list[tuple[str, ast.Call, ast.expr | No
             continue
         annotation = getattr(statement, "annotation", None)
         for call in ast.walk(statement):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(caller):
-                if call.args and isinstance(call.args[0], ast.Constant):
-                    found.append((call.args[0].value, call, annotation))
+            is_read = isinstance(call, ast.Call) and ast.unparse(call.func).endswith(caller)
+            if is_read and call.args and isinstance(call.args[0], ast.Constant):
+                found.append((call.args[0].value, call, annotation))
     return found
 
 
@@ -199,7 +199,9 @@ def table(checkout: pathlib.Path) -> dict:
     tree = parse(checkout / "toolkit" / "config_modules.py")
     literals = literal_names(tree)
     wanted = {*CLASSES, "DatasetConfig", "EMAConfig", "SampleItem"}
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in wanted}
+    classes = {
+        node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in wanted
+    }
     objects = {name: keys(node, "kwargs.get", name, literals) for name, node in classes.items()}
     sections = {section: [{"object": name}] for name, section in CLASSES.items()}
     sections["datasets"] = [{"list": [{"object": "DatasetConfig"}]}]
@@ -210,7 +212,11 @@ def table(checkout: pathlib.Path) -> dict:
     }
     objects["meta"] = {"name": ["str"], "version": ["str"]}
     objects["config"] = {"name": ["str"], "process": [{"list": [{"object": "process"}]}]}
-    objects["job"] = {"job": [{"choices": ["extension"]}], "config": [{"object": "config"}], "meta": [{"object": "meta"}]}
+    objects["job"] = {
+        "job": [{"choices": ["extension"]}],
+        "config": [{"object": "config"}],
+        "meta": [{"object": "meta"}],
+    }
     return {
         "engine": "ai-toolkit",
         "version": version(checkout),

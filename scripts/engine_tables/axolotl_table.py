@@ -51,7 +51,7 @@ class Reader:
     def __init__(self) -> None:
         self.objects: dict[str, dict] = {}
 
-    def object(self, model: type[BaseModel]) -> str:
+    def object_name(self, model: type[BaseModel]) -> str:
         name = model.__name__
         if name not in self.objects:
             self.objects[name] = {}  # before the fields, so that a recursive model ends
@@ -88,7 +88,7 @@ class Reader:
         if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
             return [{"choices": sorted(str(one.value) for one in annotation if isinstance(one.value, str))}]
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return [{"object": self.object(annotation)}]
+            return [{"object": self.object_name(annotation)}]
         return ["any"]
 
 
@@ -155,12 +155,16 @@ def attention(model: type[BaseModel], names: frozenset[str]) -> dict[str, bool]:
 def table() -> dict:
     from axolotl.utils.schemas.config import AxolotlInputConfig
     from axolotl.utils.schemas.deprecated import DeprecatedParameters
-    from axolotl.utils.schemas.enums import CANONICAL_ATTN_IMPLS, LEGACY_ATTN_FLAG_TO_IMPL
+    from axolotl.utils.schemas.enums import (
+        CANONICAL_ATTN_IMPLS,
+        LEGACY_ATTN_FLAG_TO_IMPL,
+        ChatTemplate,
+    )
 
     reader = Reader()
-    root = reader.object(AxolotlInputConfig)
+    root = reader.object_name(AxolotlInputConfig)
     plugins = {
-        plugin: reader.object(getattr(__import__(module, fromlist=[name]), name))
+        plugin: reader.object_name(getattr(__import__(module, fromlist=[name]), name))
         for plugin, (module, name) in PLUGINS.items()
     }
     packages = ("axolotl", "transformers", "trl", "peft", "accelerate")
@@ -174,6 +178,7 @@ def table() -> dict:
         "schedulers": schedulers(),
         "attention": attention(AxolotlInputConfig, CANONICAL_ATTN_IMPLS),
         "attention_flags": dict(sorted(LEGACY_ATTN_FLAG_TO_IMPL.items())),
+        "chat_templates": sorted(one.value for one in ChatTemplate),
         "required": sorted(
             name for name, field in AxolotlInputConfig.model_fields.items() if field.is_required()
         ),

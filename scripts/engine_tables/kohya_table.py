@@ -107,7 +107,9 @@ def function(checkout: pathlib.Path, name: str) -> ast.FunctionDef:
 
 def schedulers(checkout: pathlib.Path) -> list[str]:
     """The schedulers that `get_scheduler_fix` builds; others of transformers' enum end in a TypeError."""
-    members = (node for node in ast.walk(function(checkout, "get_scheduler_fix")) if isinstance(node, ast.Attribute))
+    members = (
+        node for node in ast.walk(function(checkout, "get_scheduler_fix")) if isinstance(node, ast.Attribute)
+    )
     owners = {"SchedulerType", "DiffusersSchedulerType"}
     return sorted({node.attr.lower() for node in members if getattr(node.value, "id", "") in owners})
 
