@@ -74,7 +74,7 @@ class LengthStats(Record):
         """The mean when every row is cut at `limit` tokens."""
         if limit >= self.max:
             return self.mean
-        whole = self._integral(float("inf"))
+        whole = self.mean_of_lines()
         return min(self._integral(limit) * (self.mean / whole if whole > self.mean > 0 else 1.0), limit)
 
     def mean_kept(self, limit: float) -> float:
@@ -83,6 +83,10 @@ class LengthStats(Record):
         if over >= 1.0:
             return 0.0
         return min(max(self.mean_cut(limit) - over * limit, 0.0) / (1.0 - over), limit)
+
+    def mean_of_lines(self) -> float:
+        """The mean that the quantiles imply; off from the real one when the longest rows are few and huge."""
+        return self._integral(float("inf"))
 
     def _integral(self, limit: float) -> float:
         """The mean that the straight lines between the quantiles imply, rows cut at `limit`."""
