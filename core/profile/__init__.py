@@ -1,5 +1,7 @@
 """The operator's tuning profiles: schema, loading, inheritance, resolution, explanation."""
 
+from core.profile.load import LoadedProfile, load_profile, parse_profile, profile_files
+from core.profile.resolve import resolve
 from core.profile.schema import EngineConfigs, Origin, Profile, ResolvedProfile, Section, When
 from core.profile.targets import ContainerTargets, Lane, Limits, Scale, Targets
 
@@ -8,6 +10,7 @@ __all__ = [
     "EngineConfigs",
     "Lane",
     "Limits",
+    "LoadedProfile",
     "Origin",
     "Profile",
     "ResolvedProfile",
@@ -15,4 +18,8 @@ __all__ = [
     "Section",
     "Targets",
     "When",
+    "load_profile",
+    "parse_profile",
+    "profile_files",
+    "resolve",
 ]

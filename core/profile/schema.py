@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -31,6 +31,19 @@ class When(Record):
 EngineConfig = dict[str, JsonValue]
 
 
+def _env_value(value: Any) -> Any:
+    """`NCCL_NTHREADS: 8` is fine; `on` and `no` are words to YAML and would arrive as True and False."""
+    if isinstance(value, bool):
+        raise ValueError("quote it: YAML reads this word as a boolean, the program reads the text")
+    return str(value) if isinstance(value, int | float) else value
+
+
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
+    Annotated[str, BeforeValidator(_env_value), Field(max_length=4096)],
+]
+
+
 class EngineConfigs(Record):
     """Keys handed to an engine as they are; checked against its real schema like all others."""
 
@@ -49,7 +62,7 @@ class Section(Record):
     targets: Targets = Field(default=Targets(), description="Targets that differ.")
     scale: Scale = Field(default=Scale(), description="Factors on targets.")
     limits: Limits = Field(default=Limits(), description="Limits that differ.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables to add.")
+    env: Env = Field(default_factory=dict, description="Environment variables to add.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys to add.")
 
 
@@ -64,10 +77,14 @@ class Profile(Record):
         default=None,
         description="What it is made for, like 4xH100: the default of `plan` and `profile check`.",
     )
+    notes: list[str] = Field(
+        default_factory=list,
+        description="Lines for `profile explain`: what of the source is not set here, and why.",
+    )
     targets: Targets = Field(default=Targets(), description="What the operator wants, for every task.")
     limits: Limits = Field(default=Limits(), description="What is never exceeded.")
     container: ContainerTargets = Field(default=ContainerTargets(), description="The container around a job.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the training.")
+    env: Env = Field(default_factory=dict, description="Environment variables of the training.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
     sections: dict[str, Section] = Field(
         default_factory=dict, description="Differences by task, size or family, by a name of your choice."

@@ -92,6 +92,10 @@ class Targets(Record):
     loraplus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: rate of B over rate of A."
     )
+    adapter_fp32: bool = Field(default=True, description="Adapter weights in fp32 beside a bf16 base.")
+    lora_kernels: bool | None = Field(
+        default=None, description="Axolotl's Triton kernels for LoRA. Unset: on GPUs, where they are allowed."
+    )
     # — the batch
     micro_batch_size: int = Field(
         default=8, ge=1, le=4096, description="Sequences per GPU and forward pass (kohya: train_batch_size)."
@@ -121,6 +125,12 @@ class Targets(Record):
     )
     # — the learning rate
     learning_rate: float = Field(default=2e-4, gt=0, le=10, description="Peak learning rate.")
+    lora_lr_factor: float = Field(
+        default=10.0,
+        gt=0,
+        le=100,
+        description="Factor on learning_rate where LoRA has to stand in for a full fine-tune.",
+    )
     text_encoder_lr: float | None = Field(
         default=None, ge=0, le=10, description="Images: the text encoders' rate. Unset or 0: not trained."
     )
@@ -165,6 +175,9 @@ class Targets(Record):
     adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, le=10, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping by global norm; 0: none.")
+    fp32_master: bool | None = Field(
+        default=None, description="Full fine-tune: fp32 master weights. Unset: where memory allows it."
+    )
     ema_decay: float | None = Field(
         default=None, gt=0, lt=1, description="Exponential moving average of the weights. Unset: none."
     )
@@ -223,6 +236,7 @@ class Targets(Record):
         default=None,
         description="Recompute activations in the backward pass. Unset: only where memory demands it.",
     )
+    activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
     fused_loss: bool = Field(default=True, description="Cross-entropy without the full logits in memory.")
     liger: bool = Field(default=False, description="Liger kernels.")
     neftune_alpha: float | None = Field(default=None, ge=0, description="Noise on the embeddings (SFT).")
@@ -247,11 +261,15 @@ class Targets(Record):
     fsdp_backward_prefetch: BackwardPrefetch = Field(
         default=BackwardPrefetch.PRE, description="Prefetch order in the backward pass (FSDP1)."
     )
+    seed: int = Field(default=42, ge=0, le=2**31 - 1, description="Random seed.")
     main_process_port: int | None = Field(
         default=None, ge=1024, le=65535, description="Fixed launch port. Unset: a free one per job."
     )
     # — preference and reinforcement
     dpo_beta: float = Field(default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1.")
+    dpo_precompute_reference: bool | None = Field(
+        default=None, description="DPO: reference log-probs once, beforehand. Unset: where it saves time."
+    )
     grpo_beta: float = Field(default=0.0, ge=0, description="GRPO: weight of the KL to the base model.")
     grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
     grpo_max_completion: int = Field(
