@@ -371,13 +371,11 @@ def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Config:
         # Unset, generation stops at 20 tokens.
         "max_completion_length": plan.sequence.completion_limit or 256,
     }
-    if grpo.vllm:
-        keys |= {
-            "use_vllm": True,
-            "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": grpo.vllm_memory_share,
-        }
-    return {"trl": keys, "vllm": {"tensor_parallel_size": 1} if grpo.vllm else None}
+    if not grpo.vllm:
+        return {"trl": keys}
+    # The parallel size has no default of its own here: unset, it is multiplied as None.
+    server = {"gpu_memory_utilization": grpo.vllm_memory_share, "tensor_parallel_size": 1}
+    return {"trl": keys | {"use_vllm": True, "vllm_mode": "colocate"}, "vllm": server}
 
 
 _PARTS: tuple[Part, ...] = (

@@ -31,6 +31,7 @@ QUIET = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 LONGEST_MESSAGE = 400
+ENGINE = "axolotl.utils.config"
 
 Values = dict[str, Any]
 
@@ -64,7 +65,7 @@ def forget_plugins() -> None:
 
 
 def validated(config: Values, machine: Values) -> Any:
-    engine = importlib.import_module("axolotl.utils.config")
+    engine = importlib.import_module(ENGINE)
     forget_plugins()
     loaded = importlib.import_module("axolotl.utils.dict").DictDefault(copy.deepcopy(config))
     engine.prepare_plugins(loaded)
@@ -116,6 +117,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     os.environ.update(QUIET)
     with contextlib.redirect_stdout(sys.stderr):  # the engine greets on standard output
+        importlib.import_module(ENGINE)  # here, so that its absence is no verdict on a configuration
         answers = [verdict(one["config"], one["machine"]) for one in asked]
     json.dump(answers, sys.stdout)
 

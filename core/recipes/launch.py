@@ -63,7 +63,7 @@ def environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
         # The second name is torch 2.10's; older releases know only the first.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "OMP_NUM_THREADS": str(_threads(plan.container.cpus, processes)),
+        "OMP_NUM_THREADS": str(_threads(plan)),
         # Tokenizers are forked into loader processes after use, which their own threads do not survive.
         "TOKENIZERS_PARALLELISM": "false",
         # A home of its own: an accelerate/default_config.yaml left in a shared one changes the launch.
@@ -100,11 +100,12 @@ def _distributed(plan: TrainingPlan) -> dict[str, str]:
     return env
 
 
-def _threads(cpus: str | None, processes: int) -> int:
+def _threads(plan: TrainingPlan) -> int:
     """The cores of the container, shared out over the processes."""
-    if cpus is None:
-        return _THREADS
-    return max(1, min(_MOST_THREADS, count_cpus(cpus) // processes))
+    if plan.container.cpus is not None:
+        return max(1, min(_MOST_THREADS, count_cpus(plan.container.cpus) // plan.launch.processes))
+    # More threads than cores made a step on a small machine four times as long.
+    return 1 if plan.gpus.is_cpu else _THREADS
 
 
 def count_cpus(cpus: str) -> int:

@@ -8,6 +8,7 @@ one by one is in `core.recipes.rules`.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,9 +64,14 @@ def check(
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
-    """The known key a misspelled one most likely meant."""
-    found = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known key a misspelled one most likely meant: among the similar ones, the one that begins alike."""
+    similar = difflib.get_close_matches(key, known, n=5, cutoff=0.6)
+    return max(similar, key=lambda one: _alike_at_first(one, key), default=None)
+
+
+def _alike_at_first(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def shown(value: object) -> str:

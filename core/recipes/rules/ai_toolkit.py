@@ -100,6 +100,7 @@ def _train(train: Config) -> Iterator[Problem]:
     optimizer = {"optimizer": str(train.get("optimizer", "adamw")).lower()}
     yield from one_of(optimizer, "optimizer", facts["optimizers"])
     yield from one_of(train, "lr_scheduler", facts["schedulers"])
+    yield from _schedule(train)
     yield from one_of(train, "loss_type", LOSSES)
     yield from one_of(train, "timestep_type", TIMESTEPS)
     yield from one_of(train, "dtype", _DTYPES)
@@ -108,6 +109,19 @@ def _train(train: Config) -> Iterator[Problem]:
         yield Problem("gradient_accumulation_steps", given, "excludes gradient_accumulation")
     if train.get("bypass_guidance_embedding") and train.get("do_guidance_loss"):
         yield Problem("bypass_guidance_embedding", "true", "excludes do_guidance_loss")
+
+
+def _schedule(train: Config) -> Iterator[Problem]:
+    """The trainer hands every schedule `total_iters`, which not all of torch's take or understand alike."""
+    name, given = train.get("lr_scheduler"), train.get("lr_scheduler_params") or {}
+    if name == "step":
+        yield Problem("lr_scheduler", shown(name), "ends in a TypeError: torch's takes no total_iters")
+    if name == "linear" and given.get("start_factor") != 1.0:
+        yield Problem(
+            "lr_scheduler", shown(name), "climbs from a third of the rate without start_factor: 1.0"
+        )
+    if name == "cosine_with_restarts":
+        yield Problem("lr_scheduler", shown(name), "is one cycle here: its length is always all the steps")
 
 
 def _model(model: Config) -> Iterator[Problem]:
