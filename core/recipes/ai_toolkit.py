@@ -13,39 +13,11 @@ from core.choices import ImageLoss, Method, Optimizer, Schedule
 from core.plan import TrainingPlan
 from core.plan_parts import ImagePlan
 from core.recipes.base import Config, base, overlay
+from core.recipes.origins import AI_TOOLKIT
 from core.recipes.run import Recipe, RunInputs, refusal
 from core.tasks import ImageModelType
 
 _PROCESS = "config.process[0]."
-
-#: By dotted path within the process.
-ORIGINS = {
-    "datasets[0].caption_dropout_rate": "caption_dropout",
-    "datasets[0].num_workers": "dataloader_num_workers",
-    "datasets[0].resolution": "resolution",
-    "model.quantize": "quantize_base",
-    "network.conv": "conv_rank",
-    "network.conv_alpha": "conv_alpha",
-    "network.dropout": "lora_dropout",
-    "network.linear": "lora_r",
-    "network.linear_alpha": "lora_alpha",
-    "save.max_step_saves_to_keep": "save_total_limit",
-    "save.save_every": "save_steps",
-    "train.batch_size": "micro_batch_size",
-    "train.ema_config": "ema_decay",
-    "train.gradient_accumulation": "gradient_accumulation_steps",
-    "train.gradient_checkpointing": "gradient_checkpointing",
-    "train.loss_type": "image_loss",
-    "train.lr": "learning_rate",
-    "train.lr_scheduler": "lr_scheduler",
-    "train.lr_scheduler_params": "lr_scheduler",
-    "train.max_grad_norm": "max_grad_norm",
-    "train.noise_offset": "noise_offset",
-    "train.optimizer": "optimizer",
-    "train.optimizer_params": "weight_decay",
-    "train.steps": "max_steps",
-    "train.timestep_type": "timestep_sampling",
-}
 
 _TEMPLATES = {
     ImageModelType.FLUX: "ai_toolkit_flux.yaml",
@@ -99,7 +71,7 @@ def recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     config = laid_over(template, settings)
     for path, value in plan.engine_config.items():
         config = laid_over(config, _nested(path, value))
-    origins = {f"{_PROCESS}{path}": target for path, target in ORIGINS.items()}
+    origins = {f"{_PROCESS}{path}": target for path, target in AI_TOOLKIT.items()}
     raw = frozenset(f"{_PROCESS}{path}" for path in plan.engine_config)
     return Recipe(config, template, origins, raw, tuple(notes))
 
@@ -165,6 +137,7 @@ def _train(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> Config:
         notes.append(f"ema_every {ema.every}: ai-toolkit updates its average at every step")
     if image.loss is ImageLoss.SMOOTH_L1:
         notes.append("image_loss smooth_l1: ai-toolkit has pseudo_huber, which is written")
+    notes += _left_out(plan, image)
     return {
         "steps": plan.steps.total,
         "batch_size": plan.batch.micro,
@@ -178,7 +151,6 @@ def _train(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> Config:
         **_timesteps(image, notes),
         **_optimizer(plan, notes),
         **_schedule(plan, notes),
-        **_ignored(plan, image, notes),
     }
 
 
@@ -230,7 +202,7 @@ def _schedule(plan: TrainingPlan, notes: list[str]) -> Config:
     return {"lr_scheduler": "cosine", "lr_scheduler_params": {"eta_min": least * optimizer.learning_rate}}
 
 
-def _ignored(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> Config:
+def _left_out(plan: TrainingPlan, image: ImagePlan) -> list[str]:
     asked = {
         "min_snr_gamma": image.min_snr_gamma,
         "scale_weight_norms": image.scale_weight_norms,
@@ -240,12 +212,8 @@ def _ignored(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> Config:
         "plateau_factor": plan.plateau,
         "early_stopping_patience": plan.steps.early_stopping_patience,
     }
-    notes += [
-        f"{name}: ai-toolkit has nothing like it here, so it is left out"
-        for name, value in asked.items()
-        if value
-    ]
-    return {}
+    missing = [name for name, value in asked.items() if value]
+    return [f"{name}: ai-toolkit has nothing like it here, so it is left out" for name in missing]
 
 
 def _model(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> Config:

@@ -9,67 +9,18 @@ is in the plan, which the plugin reads, and not in this file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from core.choices import Method, Optimizer, Schedule
+from core.choices import Method
 from core.plan import TrainingPlan
+from core.recipes.axolotl_optimizer import optimizer_keys
 from core.recipes.base import Config, base, overlay
 from core.recipes.datasets import dataset_keys
+from core.recipes.origins import AXOLOTL
 from core.recipes.raw_keys import translated_axolotl
 from core.recipes.run import Recipe, RunInputs, refusal
 from core.tasks import TaskType
 
 LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
-
-#: By rendered key: the profile's target it comes from, to name it when the engine would refuse the value.
-ORIGINS = {
-    "adam_beta1": "adam_beta1",
-    "adam_beta2": "adam_beta2",
-    "adam_epsilon": "adam_epsilon",
-    "adapter": "method",
-    "attn_implementation": "attention",
-    "bf16": "bf16",
-    "cosine_min_lr_ratio": "min_lr_ratio",
-    "dataloader_drop_last": "dataloader_drop_last",
-    "dataloader_num_workers": "dataloader_num_workers",
-    "dataloader_pin_memory": "dataloader_pin_memory",
-    "dataloader_prefetch_factor": "dataloader_prefetch_factor",
-    "early_stopping_patience": "early_stopping_patience",
-    "eval_steps": "eval_steps",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fsdp_config": "fsdp_above",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_checkpointing": "gradient_checkpointing",
-    "group_by_length": "group_by_length",
-    "learning_rate": "learning_rate",
-    "load_best_model_at_end": "load_best",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_r": "lora_r",
-    "lora_target_modules": "lora_target_modules",
-    "loraplus_lr_ratio": "loraplus_lr_ratio",
-    "lr_scheduler": "lr_scheduler",
-    "lr_scheduler_kwargs": "lr_scheduler",
-    "max_grad_norm": "max_grad_norm",
-    "max_steps": "max_steps",
-    "micro_batch_size": "micro_batch_size",
-    "neftune_noise_alpha": "neftune_alpha",
-    "num_epochs": "num_epochs",
-    "optimizer": "optimizer",
-    "peft_use_dora": "dora",
-    "peft_use_rslora": "rslora",
-    "rl_beta": "dpo_beta",
-    "sample_packing": "sample_packing",
-    "save_steps": "save_steps",
-    "save_total_limit": "save_total_limit",
-    "sequence_len": "sequence_len",
-    "tf32": "tf32",
-    "torch_compile_mode": "compile_mode",
-    "val_set_size": "val_set_size",
-    "warmup_steps": "warmup_steps",
-    "weight_decay": "weight_decay",
-}
 
 _TEMPLATES = {
     TaskType.INSTRUCT: ("axolotl.yaml",),
@@ -78,13 +29,6 @@ _TEMPLATES = {
     TaskType.GRPO: ("axolotl.yaml", "axolotl_grpo.yaml"),
 }
 _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-_ADAMW = frozenset(one for one in Optimizer if "adamw" in one)
-#: bitsandbytes' state does not survive being sharded; torchao's does.
-_SHARDABLE = {
-    Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW_TORCH_8BIT,
-    Optimizer.PAGED_ADAMW_8BIT: Optimizer.ADAMW_TORCH_8BIT,
-    Optimizer.PAGED_ADAMW_32BIT: Optimizer.ADAMW_TORCH_FUSED,
-}
 
 
 def recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
@@ -97,7 +41,7 @@ def recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     for part in _PARTS:
         config = overlay(config, part(plan, inputs, notes))
     given, about = translated_axolotl(plan.engine_config)
-    return Recipe(overlay(config, given), template, ORIGINS, frozenset(given), tuple(notes + about))
+    return Recipe(overlay(config, given), template, AXOLOTL, frozenset(given), tuple(notes + about))
 
 
 Part = Callable[[TrainingPlan, RunInputs, list[str]], Config]
@@ -179,56 +123,6 @@ def _packing(plan: TrainingPlan, notes: list[str]) -> Config:
         "eval_sample_packing": False,
         "pad_to_sequence_len": sequence.packing or sequence.pad_to_length,
         "group_by_length": True if sequence.group_by_length and not sequence.packing else None,
-    }
-
-
-def _optimizer(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Config:
-    optimizer = plan.optimizer
-    name = optimizer.name
-    if plan.fsdp is not None and name in _SHARDABLE:
-        name = _SHARDABLE[name]
-        notes.append(f"optimizer {optimizer.name}: does not shard under FSDP2, {name} is written")
-    betas: Config = {}
-    if name in _ADAMW:
-        betas = {
-            "adam_beta1": optimizer.beta1,
-            "adam_beta2": optimizer.beta2,
-            "adam_epsilon": optimizer.epsilon,
-        }
-    if optimizer.fp32_master and plan.fsdp is None:
-        notes.append("fp32 master weights: Axolotl trains bf16 weights in place outside FSDP")
-    return {
-        "optimizer": str(name),
-        "learning_rate": optimizer.learning_rate,
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": optimizer.max_grad_norm,
-        **betas,
-        **_schedule(plan, notes),
-    }
-
-
-def _schedule(plan: TrainingPlan, notes: list[str]) -> Config:
-    optimizer, name = plan.optimizer, plan.optimizer.schedule
-    arguments: dict[str, Any] = {}
-    least: float | None = None
-    if name is Schedule.COSINE_WITH_RESTARTS:
-        arguments = {"num_cycles": optimizer.cycles}
-    elif name is Schedule.COSINE_WITH_MIN_LR:
-        arguments = {"min_lr_rate": optimizer.min_lr_ratio}
-    elif name is Schedule.WSD:
-        decay = max(1, round(optimizer.cooldown_share * plan.steps.total))
-        arguments = {"num_decay_steps": decay, "min_lr_ratio": optimizer.min_lr_ratio}
-    elif name is Schedule.COSINE and optimizer.min_lr_ratio:
-        least = optimizer.min_lr_ratio
-    elif optimizer.min_lr_ratio:
-        notes.append(f"min_lr_ratio: {name} has no end of its own in Axolotl, so it is left out")
-    if optimizer.stages:
-        notes.append("lr_stages: laid over the schedule by the trainer's plugin")
-    return {
-        "lr_scheduler": str(name),
-        "lr_scheduler_kwargs": arguments or None,
-        "cosine_min_lr_ratio": least,
-        "warmup_steps": optimizer.warmup_steps,
     }
 
 
@@ -383,7 +277,7 @@ _PARTS: tuple[Part, ...] = (
     _data,
     _adapter,
     _batch,
-    _optimizer,
+    optimizer_keys,
     _steps,
     _precision,
     _loader,

@@ -11,44 +11,10 @@ from core.choices import ImageLoss, Method, Optimizer, Schedule
 from core.plan import TrainingPlan
 from core.plan_parts import AdapterPlan, ImagePlan
 from core.recipes.base import Config, base, overlay
+from core.recipes.origins import KOHYA
 from core.recipes.raw_keys import translated_kohya
 from core.recipes.run import Recipe, RunInputs, refusal
 from core.tasks import ImageModelType
-
-ORIGINS = {
-    "caption_dropout_rate": "caption_dropout",
-    "discrete_flow_shift": "flow_shift",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_checkpointing": "gradient_checkpointing",
-    "guidance_scale": "guidance_scale",
-    "huber_c": "huber_c",
-    "learning_rate": "learning_rate",
-    "loss_type": "image_loss",
-    "lr_scheduler": "lr_scheduler",
-    "lr_scheduler_min_lr_ratio": "min_lr_ratio",
-    "lr_scheduler_num_cycles": "lr_cycles",
-    "lr_warmup_steps": "warmup_steps",
-    "max_data_loader_n_workers": "dataloader_num_workers",
-    "max_grad_norm": "max_grad_norm",
-    "max_train_steps": "max_steps",
-    "min_snr_gamma": "min_snr_gamma",
-    "mixed_precision": "bf16",
-    "network_alpha": "lora_alpha",
-    "network_args": "conv_rank",
-    "network_dim": "lora_r",
-    "network_dropout": "lora_dropout",
-    "noise_offset": "noise_offset",
-    "optimizer_args": "weight_decay",
-    "optimizer_type": "optimizer",
-    "resolution": "resolution",
-    "save_every_n_epochs": "save_every_epochs",
-    "scale_weight_norms": "scale_weight_norms",
-    "text_encoder_lr": "text_encoder_lr",
-    "timestep_sampling": "timestep_sampling",
-    "train_batch_size": "micro_batch_size",
-    "unet_lr": "learning_rate",
-    "vae_batch_size": "vae_batch_size",
-}
 
 #: The latent cache takes seconds; a large batch there only costs memory, 2.6 GB per picture in fp32.
 _MOST_VAE_BATCH = 8
@@ -89,7 +55,7 @@ def recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     for part in _PARTS:
         config = overlay(config, part(plan, plan.image, inputs, notes))
     given, about = translated_kohya(plan.engine_config)
-    return Recipe(overlay(config, given), template, ORIGINS, frozenset(given), tuple(notes + about))
+    return Recipe(overlay(config, given), template, KOHYA, frozenset(given), tuple(notes + about))
 
 
 def _files(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[str]) -> Config:

@@ -128,12 +128,17 @@ def _sharding(config: dict[str, Any], key: str, value: Any, notes: list[str]) ->
     if key == "fsdp":
         notes.append("fsdp: left out, FSDP1's key; fsdp_above among the profile's targets decides")
         return
+    if not isinstance(value, Mapping):
+        config[key] = value
+        return
     kept = {}
-    for name, setting in (value or {}).items():
-        bare = name.removeprefix("fsdp_")
+    for name, setting in value.items():
+        bare = str(name).removeprefix("fsdp_")
         if bare in ("forward_prefetch", "backward_prefetch", "limit_all_gathers"):
             notes.append(f"fsdp_config.{name}: left out, {_FSDP1}")
-        else:
-            kept[bare] = setting
+            continue
+        kept[bare] = setting
+        if bare != name:
+            notes.append(f"fsdp_config.{name}: is called {bare} today")
     if kept:
         config[key] = kept

@@ -98,12 +98,23 @@ class _Checker:
 
     def value(self, value: object, alternatives: Sequence[Alternative], path: str) -> list[Problem]:
         """No problem if any alternative fits, else those of the one that fits best."""
-        tried = [self._alternative(value, one, path) for one in alternatives]
-        fitting = [problems for problems in tried if problems is not None]
-        if fitting:
-            return min(fitting, key=len)
+        best: list[Problem] | None = None
+        for one in sorted(alternatives, key=lambda one: self._strangers(value, one)):
+            problems = self._alternative(value, one, path)
+            if problems is not None and (best is None or len(problems) < len(best)):
+                best = problems
+            if best == []:
+                return best
+        if best is not None:
+            return best
         wanted = " or ".join(_words(one) for one in alternatives)
         return [Problem(path, shown(value), f"{self.known.title} takes {wanted} here")]
+
+    def _strangers(self, value: object, one: Alternative) -> int:
+        """How many keys of a mapping an object would not know: the likeliest is tried first."""
+        if isinstance(one, str) or "object" not in one or not isinstance(value, Mapping):
+            return 0
+        return len(value.keys() - self.known.objects[one["object"]].keys())
 
     def _alternative(self, value: object, one: Alternative, path: str) -> list[Problem] | None:
         """The problems inside a value of the right kind, None when it is of another kind."""

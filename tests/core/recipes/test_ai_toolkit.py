@@ -9,8 +9,6 @@ import yaml
 
 from core.choices import Engine, ImageLoss, Method, Optimizer, Schedule
 from core.plan_parts import AdapterPlan, EmaPlan, ImagePlan, OptimizerPlan, PlateauPlan, TaskSpec
-from core.profile import Targets
-from core.recipes.ai_toolkit import ORIGINS
 from core.recipes.render import render
 from core.recipes.run import ImageFiles, RecipeError, Rendered
 from core.tasks import ImageModelType, TaskType
@@ -169,7 +167,3 @@ def test_a_full_fine_tune_is_refused() -> None:
 def test_sdxl_is_refused() -> None:
     with pytest.raises(RecipeError, match="sdxl"):
         rendered(ImageModelType.SDXL)
-
-
-def test_every_origin_is_a_target_of_the_profile() -> None:
-    assert set(ORIGINS.values()) <= set(Targets.model_fields)

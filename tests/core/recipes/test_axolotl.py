@@ -30,8 +30,7 @@ from core.plan_parts import (
     PrecisionPlan,
     StepsPlan,
 )
-from core.profile import Targets
-from core.recipes.axolotl import LIGER_PLUGIN, ORIGINS
+from core.recipes.axolotl import LIGER_PLUGIN
 from core.recipes.render import render
 from core.recipes.run import RecipeError
 from core.tasks import TaskType
@@ -348,10 +347,6 @@ def test_notes_stand_in_the_files_head_as_comments() -> None:
 def test_a_note_cannot_break_out_of_its_comment() -> None:
     plan = text_plan(TaskType.INSTRUCT, profile="x\nbase_model: evil", engine_config={})
     assert yaml.safe_load(render(plan, inputs()).files["config.yml"])["base_model"] == "/cache/models/base"
-
-
-def test_every_origin_is_a_target_of_the_profile() -> None:
-    assert set(ORIGINS.values()) <= set(Targets.model_fields)
 
 
 def test_the_effective_batch_is_the_plans() -> None:

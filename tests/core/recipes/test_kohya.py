@@ -18,8 +18,6 @@ from core.plan_parts import (
     PrecisionPlan,
     StepsPlan,
 )
-from core.profile import Targets
-from core.recipes.kohya import ORIGINS
 from core.recipes.render import render
 from core.recipes.run import ImageFiles, RecipeError, Rendered
 from core.tasks import ImageModelType
@@ -216,10 +214,6 @@ def test_a_wrong_type_is_named_because_sd_scripts_would_not_notice() -> None:
 def test_a_full_fine_tune_is_refused() -> None:
     with pytest.raises(RecipeError, match="method"):
         rendered(SDXL, method=Method.FULL, adapter=None)
-
-
-def test_every_origin_is_a_target_of_the_profile() -> None:
-    assert set(ORIGINS.values()) <= set(Targets.model_fields)
 
 
 def test_the_seeds_numbers_for_sdxl_render() -> None:
