@@ -13,7 +13,7 @@ from core.facts import Confidence, Record
 from core.tasks import ImageModelType, TaskType
 
 #: The percentiles kept of a length distribution.
-PERCENTS: tuple[float, ...] = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
+PERCENTS: tuple[float, ...] = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 99.9, 100)
 
 
 class LengthStats(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from core.data import PERCENTS, DatasetFacts, LengthStats
 from core.facts import Confidence
@@ -24,6 +25,12 @@ _ROWS_BY_HOURS: tuple[tuple[float, int], ...] = (
     (4, 75_000),
     (5, 110_000),
     (float("inf"), 175_000),
+)
+_NORMAL = NormalDist()
+#: How far along (in log length) from the median to the 99th percentile each percentile lies when lengths are
+#: log-normal. The ends stand for one row in ten thousand.
+_SHARES: tuple[float, ...] = tuple(
+    _NORMAL.inv_cdf(min(max(percent / 100, 1e-4), 1 - 1e-4)) / _NORMAL.inv_cdf(0.99) for percent in PERCENTS
 )
 #: Pictures that validators send: 10 to 50 pairs, a tenth held out.
 TYPICAL_PICTURES = 30
@@ -108,24 +115,6 @@ def _spread(median: int, p99: int) -> LengthStats:
     """A log-normal between the two, as text lengths are."""
     if median <= 0:
         return LengthStats.from_lengths([])
-    ratio = p99 / median
-    at = tuple(max(round(median * ratio ** (_SIGMAS[percent] / _SIGMAS[99])), 1) for percent in PERCENTS)
+    at = tuple(max(round(median * (p99 / median) ** share), 1) for share in _SHARES)
     stats = LengthStats(quantiles=at, mean=0)
     return stats.model_copy(update={"mean": stats.mean_of_lines()})
-
-
-#: Standard deviations of the normal distribution at each of PERCENTS (the ends: one row in ten thousand).
-_SIGMAS: dict[float, float] = {
-    0: -3.7,
-    1: -2.326,
-    5: -1.645,
-    10: -1.282,
-    25: -0.674,
-    50: 0.0,
-    75: 0.674,
-    90: 1.282,
-    95: 1.645,
-    99: 2.326,
-    99.9: 3.09,
-    100: 3.7,
-}

@@ -35,7 +35,7 @@ def facts_from_name(
     row = _nearest(family, architecture_from_name(model_id), params)
     known = family is not Family.UNKNOWN and abs(math.log(params / row.params)) < 0.12
     shape_sure = Confidence.TABLE if known else Confidence.GUESS
-    facts = _from_row(row, model_id, family, given or (row.params if known else params))
+    facts = facts_from_row(row, model_id, family, given or (row.params if known else params))
     if not known:
         facts = _scaled(facts, params)
     sources = dict.fromkeys(("layers", "hidden", "intermediate", "vocab", "heads"), shape_sure)
@@ -80,7 +80,7 @@ def _nearest(family: Family, variant: str | None, params: int) -> Row:
     return min(exact or of_family or plain, key=distance)
 
 
-def _from_row(row: Row, model_id: str, family: Family, params: int) -> ModelFacts:
+def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> ModelFacts:
     facts = ModelFacts(
         model_id=model_id,
         family=family,

@@ -31,7 +31,7 @@ _NAMES: tuple[tuple[str, Family], ...] = (
     (r"stablelm|stable-code|stable-lm", Family.STABLELM),
     (r"olmo", Family.OLMO),
     (r"granite", Family.GRANITE),
-    (r"command|\baya\b|c4ai", Family.COHERE),
+    (r"cohere|command|\baya\b|c4ai", Family.COHERE),
     (r"internlm", Family.INTERNLM),
     (r"glm", Family.GLM),
     (r"\byi\b", Family.YI),

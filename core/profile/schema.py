@@ -9,21 +9,21 @@ from pydantic import BeforeValidator, Field, JsonValue
 from core.facts import Record
 from core.models import Family
 from core.profile.targets import ContainerTargets, Limits, Scale, Targets
-from core.profile.words import Band, TaskWord, listed
+from core.profile.words import Band, OneOrMany, TaskWord
 from core.tasks import ImageModelType
 
 
 class When(Record):
     """What a section is for; all that is written must hold. Nothing written: always."""
 
-    task: Annotated[list[TaskWord], BeforeValidator(listed)] | None = Field(
+    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(
         default=None, description="Task types: instruct, chat, dpo, grpo, image."
     )
-    image: Annotated[list[ImageModelType], BeforeValidator(listed)] | None = Field(
+    image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
         default=None, description="Image model types: sdxl, flux, z-image, …"
     )
     size: Band | None = Field(default=None, description="Model size: <7B, 7B-13B, >=70B.")
-    family: Annotated[list[Family], BeforeValidator(listed)] | None = Field(
+    family: Annotated[list[Family], OneOrMany()] | None = Field(
         default=None, description="Model families: llama, qwen, mistral, …"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from core.choices import (
     Attention,
@@ -24,7 +24,7 @@ from core.choices import (
     Schedule,
 )
 from core.facts import Record
-from core.profile.words import Band, IntRange, Range, TaskWord, listed
+from core.profile.words import Band, IntRange, OneOrMany, Range, TaskWord
 from core.tasks import ImageModelType
 from core.units import Bytes, Params, Seconds
 
@@ -44,14 +44,12 @@ class LrStageTarget(Record):
 
 
 class Lane(Record):
-    """GPUs set aside for some tasks (seed 002)."""
+    """GPUs set aside for some tasks."""
 
     gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
     size: Band | None = Field(default=None, description="Only models in this size band.")
-    task: Annotated[list[TaskWord], BeforeValidator(listed)] | None = Field(
-        default=None, description="Only these tasks."
-    )
-    image: Annotated[list[ImageModelType], BeforeValidator(listed)] | None = Field(
+    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Only these tasks.")
+    image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
         default=None, description="Only these image model types."
     )
     gpus_per_job: int | None = Field(
@@ -376,28 +374,18 @@ class ContainerTargets(Record):
     memory: Bytes | None = Field(default=None, description="Host memory. Unset: by GPU share of the host.")
     shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
     cpus: str | None = Field(
-        default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$", description="Cores, as docker's cpuset: `0-63`."
+        default=None,
+        pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
+        description="Cores, as docker's cpuset.",
+        examples=["0-63", "0-15,32-47"],
     )
 
 
-#: Targets that a section may multiply.
-SCALABLE = (
-    "lora_r",
-    "lora_alpha",
-    "micro_batch_size",
-    "effective_batch_size",
-    "learning_rate",
-    "text_encoder_lr",
-    "num_epochs",
-    "max_steps",
-    "weight_decay",
-    "warmup_steps",
-)
 Factor = Annotated[float, Field(gt=0, le=100)]
 
 
 class Scale(Record):
-    """Factors on targets; those of several matching sections multiply. Ranks round to a multiple of 8."""
+    """Factors on targets; those of all matching sections multiply. A rank of a multiple of 8 stays one."""
 
     lora_r: Factor = Field(default=1.0, description="Factor on lora_r.")
     lora_alpha: Factor = Field(default=1.0, description="Factor on lora_alpha.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from core.facts import Record
 from core.tasks import TaskType
@@ -29,9 +30,21 @@ def _task(value: Any) -> Any:
     raise ValueError(f"a task is one of {', '.join(TASK_WORDS)}, not {value!r}")
 
 
-def listed(value: Any) -> Any:
-    """`task: dpo` means the same as `task: [dpo]`."""
-    return [value] if isinstance(value, str) else value
+class OneOrMany:
+    """On a list: `task: dpo` means the same as `task: [dpo]`, for us and for an editor."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._listed, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        many = handler(schema)
+        return {"anyOf": [many, many["items"]]}
+
+    @staticmethod
+    def _listed(value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 TaskWord = Annotated[
@@ -103,6 +116,11 @@ IntRange = Annotated[
     Range,
     BeforeValidator(_range),
     WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\d+-\d+$"}]}
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\d+\s*-\s*\d+$", "examples": ["5-10"]},
+            ]
+        }
     ),
 ]

@@ -1,0 +1,1 @@
+"""The commands of `god-miner`, a module each. Heavy imports stay inside the functions."""
