@@ -10,16 +10,21 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "base"
+from core.configs import config_dir
 
 Config = dict[str, Any]
+
+
+def templates() -> Path:
+    """The folder with every engine's template."""
+    return config_dir() / "base"
 
 
 def base(*names: str) -> Config:
     """The named templates, each laid over the one before; a fresh copy every time."""
     merged: Config = {}
     for name in names:
-        merged = overlay(merged, _read(FOLDER / name))
+        merged = overlay(merged, _read(templates() / name))
     return merged
 
 

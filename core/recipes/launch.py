@@ -7,8 +7,6 @@ because the second job on 29500 dies with "address already in use".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from core.choices import Engine
 from core.plan import TrainingPlan
 from core.recipes.run import RunInputs
@@ -112,8 +110,3 @@ def count_cpus(cpus: str) -> int:
     """How many cores a docker cpuset such as `0-31,64` names."""
     spans = (part.partition("-") for part in cpus.split(","))
     return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
-
-
-#: For the container around a run: its own name, resolved without a network (see PET_LOCAL_ADDR).
-HOSTS: Mapping[str, str] = {"job": "127.0.0.1"}
-HOSTNAME = "job"

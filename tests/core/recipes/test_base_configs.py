@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from core.choices import Engine
-from core.recipes.base import FOLDER, base, overlay
+from core.recipes.base import base, overlay, templates
 from core.recipes.schema import check, table
 
-FILES = sorted(path.name for path in FOLDER.iterdir())
+FILES = sorted(path.name for path in templates().iterdir())
 
 
 def engine_of(name: str) -> tuple[Engine, str]:
@@ -32,7 +32,7 @@ def test_the_engine_knows_every_key(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_template_says_why_it_holds_what_it_holds(name: str) -> None:
-    text = (FOLDER / name).read_text("utf-8")
+    text = (templates() / name).read_text("utf-8")
     assert text.startswith("#")
     assert text.count("#") >= 2
 
