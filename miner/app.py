@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.api import errors, operator, signed, subnet
-from miner.api.front import Front
+from miner.api.front import Express, Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
@@ -150,7 +151,14 @@ def build(settings: Settings, hotkey: str) -> Daemon:
     return daemon
 
 
-def public_app(daemon: Daemon) -> ASGIApp:
+@dataclass(frozen=True)
+class PublicApp:
+    asgi: ASGIApp
+    #: Path → the express lane's way in.
+    express: Mapping[str, Express]
+
+
+def public_app(daemon: Daemon) -> PublicApp:
     """What validators see."""
     # No redirects from '/task_offer' to '/task_offer/' (a redirected POST is lost by most clients), and no
     # schema page: strangers have no business reading it.
@@ -164,13 +172,14 @@ def public_app(daemon: Daemon) -> ASGIApp:
         return {"status": "ok", "version": __version__}
 
     subnet.add_routes(app)
-    return Front(
+    front = Front(
         app,
-        shortcuts=signed.shortcuts(app),
         on_error=errors.error_reply,
         metrics=daemon.metrics,
         max_concurrent=daemon.settings.max_concurrent_requests,
     )
+    express = {route.path: front.express(route, app.state) for route in signed.fixed_routes(app)}
+    return PublicApp(front, express)
 
 
 def operator_app(daemon: Daemon) -> ASGIApp:

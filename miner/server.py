@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -29,7 +29,9 @@ import uvloop
 from starlette.types import ASGIApp
 
 from core.errors import ConfigError, GodMinerError
-from miner.api.protocol import WireLimits, bounded
+from miner.api import express
+from miner.api.front import Express
+from miner.api.protocol import WireLimits
 from miner.app import Daemon, build, operator_app, public_app
 from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
@@ -99,8 +101,9 @@ _MENDED_BY_HAND = (ConfigError, IdentityError, DataDirUnusable, SchemaTooNew, St
 
 async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
     settings = daemon.settings
-    public = _server(public_app(daemon), settings, daemon.metrics)
-    private = _server(operator_app(daemon), settings, daemon.metrics)
+    app = public_app(daemon)
+    public = _server(app.asgi, settings, daemon.metrics, app.express)
+    private = _server(operator_app(daemon), settings, daemon.metrics, {})
     stop = asyncio.Event()
     with _signals(stop.set):
         await daemon.start()
@@ -131,10 +134,12 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Server:
+def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[str, Express]) -> _Server:
     config = uvicorn.Config(
         app,
-        http=bounded(_wire_limits(settings), lambda status: metrics.request("refused", status, 0.0)),
+        http=express.protocol(
+            _wire_limits(settings), lambda status: metrics.request("refused", status, 0.0), lane
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -158,7 +163,7 @@ def _wire_limits(settings: Settings) -> WireLimits:
 
 @contextmanager
 def _dying_of_signals() -> Iterator[None]:
-    """While the daemon is not up: end at once, by way of every `finally`, with the code that a shell shows."""
+    """While the daemon is not up: end at once, by way of every `finally`, with a shell's code for it."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import reprlib
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +21,8 @@ from starlette.responses import Response
 from core.errors import GodMinerError
 from miner import auth
 from miner.api import front
+from miner.api.reply import Headers, Reply
+from miner.api.reply import error as error_of
 from miner.nonces import NoncesFull
 from miner.offers.inbox import NoSubmission, NotEntered
 from miner.store.books import NonceUsed
@@ -69,6 +71,9 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
 
 #: An offending value is shown this far; it came from outside.
 MAX_SHOWN = 120
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
 def status_of(error: GodMinerError) -> HTTPStatus:
@@ -78,19 +83,23 @@ def status_of(error: GodMinerError) -> HTTPStatus:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def reply(status: int, code: str, message: str, **more: Any) -> Response:
-    body = json.dumps({"error": code, "message": message, **more}, ensure_ascii=True)
-    return Response(body, status_code=status, media_type="application/json")
-
-
-def error_reply(error: GodMinerError) -> Response:
+def error_reply(error: GodMinerError) -> Reply:
     more = {"fields": error.fields} if isinstance(error, InvalidParameter) else {}
-    response = reply(status_of(error), error.code, str(error), **more)
+    headers: Headers = []
     if isinstance(error, auth.TooManyRequests):
-        response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
     if isinstance(error, MethodNotAllowed):
-        response.headers["allow"] = error.allowed
-    return response
+        headers.append((b"allow", error.allowed.encode()))
+    return error_of(status_of(error), error.code, str(error), headers, **more)
+
+
+def invalid_reply(error: ValidationError) -> Reply:
+    return _invalid(error.errors(include_url=False, include_context=False))
+
+
+def internal_error() -> Reply:
+    text = "the miner failed on this request; its log says why"
+    return error_of(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)
 
 
 def install(app: FastAPI) -> None:
@@ -102,21 +111,36 @@ def install(app: FastAPI) -> None:
 
 async def _on_known(_: Request, error: Exception) -> Response:
     assert isinstance(error, GodMinerError)
-    return error_reply(error)
+    return error_reply(error).response()
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _invalid(error.errors())
+    return _invalid(error.errors()).response()
 
 
-def invalid_reply(error: ValidationError) -> Response:
-    return _invalid(error.errors(include_url=False, include_context=False))
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return error_of(error.status_code, code, str(error.detail), headers).response()
 
 
-def _invalid(problems: Sequence[Any]) -> Response:
+async def _on_unknown(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return internal_error().response()
+
+
+def _invalid(problems: Sequence[Any]) -> Reply:
     fields = [_field(problem) for problem in problems[:20]]
-    return reply(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
+    return error_of(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
+
+
+def first_line(error: Exception) -> str:
+    """What was wrong, for a log line."""
+    if isinstance(error, ValidationError):
+        return _named([_field(problem) for problem in error.errors(include_url=False, include_context=False)])
+    return str(error)
 
 
 def _named(fields: Sequence[dict[str, str]]) -> str:
@@ -126,26 +150,5 @@ def _named(fields: Sequence[dict[str, str]]) -> str:
 def _field(problem: Any) -> dict[str, str]:
     place: Sequence[Any] = problem.get("loc", ())
     path = ".".join(str(part) for part in place if part != "body") or "body"
-    shown = repr(problem.get("input"))
-    if len(shown) > MAX_SHOWN:
-        shown = shown[:MAX_SHOWN] + "…"
     message = str(problem.get("msg", "is not valid")).removeprefix("Value error, ")
-    return {"field": path[:MAX_SHOWN], "message": message[:1000], "value": shown}
-
-
-async def _on_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    response = reply(error.status_code, code, str(error.detail))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _on_unknown(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return internal_error()
-
-
-def internal_error() -> Response:
-    text = "the miner failed on this request; its log says why"
-    return reply(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)
+    return {"field": path[:MAX_SHOWN], "message": message[:1000], "value": _SHORT.repr(problem.get("input"))}

@@ -63,8 +63,10 @@ class Validator:
     def renamed(self, task: SampleTask) -> SampleTask:
         return task.restarted(self._random)
 
-    def offer(self, task: SampleTask) -> Sent:
-        return self._signed("offer", task, task.offer_path, task.offer())
+    def offer(self, task: SampleTask, padding: int = 0) -> Sent:
+        """With padding, as large as an offer of some newer validator might be."""
+        more = {"newer": "x" * padding} if padding else {}
+        return self._signed("offer", task, task.offer_path, {**task.offer(), **more})
 
     def start(self, task: SampleTask) -> Sent:
         return self._signed("start", task, task.start_path, task.start())

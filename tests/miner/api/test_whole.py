@@ -8,7 +8,8 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
-from miner.api.protocol import WireLimits, bounded
+from miner.api import express
+from miner.api.protocol import WireLimits
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -51,7 +52,7 @@ async def written(messages: Iterable[dict[str, Any]], *request: bytes) -> Socket
     config = uvicorn.Config(app, lifespan="off", log_config=None, server_header=False, date_header=False)
     config.load()
     state = ServerState()
-    made = bounded(LIMITS, lambda _status: None)(config=config, server_state=state, app_state={})
+    made = express.protocol(LIMITS, lambda _status: None, {})(config=config, server_state=state, app_state={})
     socket = Socket()
     made.connection_made(socket)
     for part in request or (GET,):
