@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 #: What a start request carries at most. The largest seen have a handful of reward functions.
 MAX_REWARD_FUNCTIONS = 64
 MAX_REWARD_SOURCE = 200_000
-MAX_ENVIRONMENTS = 64
+MAX_ENVIRONMENTS = 256
 
 
 class TaskType(StrEnum):
@@ -119,8 +119,6 @@ class GrpoDataset(_Dataset):
 
 class EnvironmentDataset(_Dataset):
     kind: Literal[DatasetKind.ENVIRONMENT] = Field(default=DatasetKind.ENVIRONMENT, exclude=True)
-    #: Bounded like every list here: each wrong element of a longer one would be an error object of its own, and
-    #: four megabytes of them took eight seconds and two gigabytes to report.
     environment_names: list[str] = Field(min_length=1, max_length=MAX_ENVIRONMENTS)
 
 

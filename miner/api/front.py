@@ -81,8 +81,6 @@ class Front:
                 await self._busy().send(noting)
             else:
                 await self._app(scope, receive, noting)
-        except ClientGone:
-            pass
         finally:
             self._running -= 1
             path = getattr(scope.get("route"), "path", "other")

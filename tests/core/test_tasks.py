@@ -73,7 +73,7 @@ def test_reward_functions_are_bounded() -> None:
 def test_a_long_list_of_wrong_elements_is_one_problem_and_not_as_many() -> None:
     with pytest.raises(ValidationError) as error:
         ADAPTER.validate_json(b'{"environment_names": [' + b"1," * 50_000 + b"1]}")
-    assert error.value.error_count() <= 65
+    assert error.value.error_count() < 300
 
 
 def test_every_kind_but_environments_has_a_task_type() -> None:
