@@ -211,6 +211,13 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024, ge=1, le=1_000_000, description="Open connections at most.", json_schema_extra=_LIMITS
     )
+    max_connections_per_address: int = Field(
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Open connections from one address at most, so that none can take them all.",
+        json_schema_extra=_LIMITS,
+    )
     max_concurrent_requests: int = Field(
         default=256,
         ge=1,
