@@ -257,7 +257,7 @@ class Settings(BaseSettings):
         default=500_000,
         ge=1000,
         le=100_000_000,
-        description="Nonces remembered at once; when full, new requests get 503 and none is forgotten early.",
+        description="Nonces remembered at once, a quarter of them of one hotkey; beyond, requests get 503.",
         json_schema_extra=_LIMITS,
     )
 
