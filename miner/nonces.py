@@ -106,7 +106,7 @@ class NonceLedger:
         self._remember(entry, int(expires_at) + 1)
         return NonceTicket(self._books, signer, nonce, expires_at)
 
-    def sweep(self, now: float) -> asyncio.Future[int]:
+    async def sweep(self, now: float) -> None:
         """Forget what can't be replayed any more, here and in the books."""
         for second in [second for second in self._by_expiry if second <= int(now)]:
             # Not `now`: a clock that ran ahead for a moment would close all the time up to there, and every
@@ -115,7 +115,8 @@ class NonceLedger:
             for entry in self._by_expiry.pop(second):
                 self._live.discard(entry)
                 self._by_signer[entry[0]] -= 1
-        return self._books.drop_nonces(now)
+        while await self._books.drop_nonces(now):
+            pass  # in slices, with requests in between
 
     def _remember(self, entry: tuple[bytes, str], expiry: int) -> None:
         self._live.add(entry)

@@ -206,8 +206,11 @@ def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> 
     told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
     path = settings.data_dir / RUN_FILE
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(told) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(told) + "\n")
+        partial.replace(path)
+    except OSError as error:  # no reason not to serve
+        log.warning("%s can't be written (%s): other commands won't find this daemon", path, error.strerror)
 
 
 def _forget(data_dir: Path) -> None:

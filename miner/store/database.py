@@ -6,7 +6,8 @@ import fcntl
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from core.errors import GodMinerError
@@ -20,6 +21,9 @@ LOCK_NAME = "god-miner.lock"
 #: file is up to date starts without importing Alembic (a quarter of a second).
 HEAD = "0001"
 
+#: How long the start waits for another program to let go of the file.
+SCHEMA_SECONDS = 5.0
+
 
 class SchemaTooNew(GodMinerError):
     code = "schema_too_new"
@@ -31,6 +35,37 @@ class DataDirLocked(GodMinerError):
 
 class StoreCorrupt(GodMinerError):
     code = "store_corrupt"
+
+
+class DataDirUnusable(GodMinerError):
+    code = "data_dir_unusable"
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What SQLite says of the file itself, in words that help."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise DataDirUnusable(
+            f"{path} can't be opened or read ({error}); check the disk, and who else uses it"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise StoreCorrupt(
+            f"{path} is not a readable database ({error}); restore a backup or move the file away"
+        ) from error
+
+
+@contextmanager
+def usable(data_dir: Path) -> Iterator[None]:
+    """The same for what the operating system says of the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataDirUnusable(
+            f"DATA_DIR={data_dir} can't be used ({error.strerror}): it must be a folder that this user may "
+            "write to, on a disk with free space"
+        ) from error
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -57,24 +92,24 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def schema_version(path: Path) -> str | None:
-    """The file's migration, None for a file that has none yet."""
+    """The file's migration, None when there is no file yet.
+
+    Anything else that keeps it from being read is an error: a file taken for a new one is replaced.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return None
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        except sqlite3.OperationalError:
-            return None
-        except sqlite3.DatabaseError as error:
-            raise StoreCorrupt(
-                f"{path} is not a readable database ({error}); restore a backup or move the file away"
-            ) from None
-    return str(row[0]) if row else None
+    with readable(path), closing(sqlite3.connect(path, timeout=SCHEMA_SECONDS)) as connection:
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone() if known else None
+    if row is None:
+        raise StoreCorrupt(f"{path} holds no god-miner database; restore a backup or move the file away")
+    return str(row[0])
 
 
 def prepare(data_dir: Path) -> Path:
     """Make the folder and the file ready for this version of the code; the path of the file."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with usable(data_dir):
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = data_dir / FILE_NAME
     found = schema_version(path)
     if found == HEAD:
@@ -119,6 +154,7 @@ def _migrate_beside(path: Path, *, fresh: bool) -> None:
 def _copy(path: Path, target: Path) -> None:
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
         source.backup(copy)
         # What lies in the write-ahead log goes into the file, so that dropping the log loses nothing.
@@ -134,8 +170,9 @@ class DataDirLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with usable(self._path.parent):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -92,3 +92,16 @@ async def test_a_clock_that_jumps_by_years_is_swept_at_once(books: Books) -> Non
     await nonces.use(KEY, "a", NOW * SECOND).settle()
     await asyncio.wait_for(nonces.sweep(NOW + 10**9), 5)
     assert len(nonces) == 0
+
+
+async def test_what_expired_is_dropped_in_slices_until_none_is_left(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.store.books.NONCES_DROPPED_AT_ONCE", 3)
+    nonces = ledger(books)
+    for name in "abcdefg":
+        await nonces.use(KEY, name, NOW * SECOND).settle()
+    before = books.writer.pieces
+    await nonces.sweep(NOW + 200)
+    assert books.writer.pieces - before == 4
+    assert books.live_nonces(0) == []

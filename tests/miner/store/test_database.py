@@ -2,6 +2,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from miner.store import database
+from miner.store.books import Books
 from miner.store.schema import Base
 
 
@@ -61,6 +63,51 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         database.prepare(tmp_path)
 
 
+def test_a_file_in_use_by_another_program_is_never_replaced_by_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database.prepare(tmp_path)
+    monkeypatch.setattr(database, "SCHEMA_SECONDS", 0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
+        with pytest.raises(database.DataDirUnusable, match=r"locked.*who else uses it"):
+            database.prepare(tmp_path)
+        other.execute("COMMIT")
+    with closing(database.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 1
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE alembic_version", "DELETE FROM alembic_version"])
+def test_a_database_of_another_program_is_never_replaced_by_a_new_one(tmp_path: Path, statement: str) -> None:
+    path = database.prepare(tmp_path)
+    with closing(database.connect(path)) as connection:
+        connection.execute(statement)
+    with pytest.raises(database.StoreCorrupt, match="holds no god-miner database"):
+        database.prepare(tmp_path)
+
+
+def test_a_damaged_file_is_told_as_such_when_it_is_read(tmp_path: Path) -> None:
+    path = database.prepare(tmp_path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(database.StoreCorrupt, match="restore a backup"):
+        Books(path).commitments()
+
+
+@pytest.mark.parametrize("make", [database.prepare, lambda folder: database.DataDirLock(folder).acquire()])
+def test_a_data_folder_that_is_none_is_told_with_its_setting(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(database.DataDirUnusable, match=r"DATA_DIR=.*must be a folder"):
+            make(folder)
+
+
 def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +127,9 @@ def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
     database.prepare(tmp_path)
     assert database.schema_version(path) == database.HEAD
     assert seen != [path]  # a copy was migrated, then renamed in
-    assert database.schema_version(tmp_path / f"{database.FILE_NAME}.before-{database.HEAD}") == "0000"
+    backup = tmp_path / f"{database.FILE_NAME}.before-{database.HEAD}"
+    assert database.schema_version(backup) == "0000"
+    assert backup.stat().st_mode & 0o777 == 0o600
     with closing(database.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 1
 
