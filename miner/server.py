@@ -158,6 +158,7 @@ def _wire_limits(settings: Settings) -> WireLimits:
         body_seconds=settings.body_timeout_seconds,
         max_body_bytes=int(settings.max_body_bytes),
         max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
     )
 
 

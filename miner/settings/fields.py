@@ -211,6 +211,13 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024, ge=1, le=1_000_000, description="Open connections at most.", json_schema_extra=_LIMITS
     )
+    max_connections_per_address: int = Field(
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Open connections from one address at most, so that none can take them all.",
+        json_schema_extra=_LIMITS,
+    )
     max_concurrent_requests: int = Field(
         default=256,
         ge=1,
@@ -250,7 +257,7 @@ class Settings(BaseSettings):
         default=500_000,
         ge=1000,
         le=100_000_000,
-        description="Nonces remembered at once; when full, new requests get 503 and none is forgotten early.",
+        description="Nonces remembered at once, a quarter of them of one hotkey; beyond, requests get 503.",
         json_schema_extra=_LIMITS,
     )
 

@@ -58,13 +58,33 @@ async def test_a_clock_set_back_reopens_nothing(books: Books) -> None:
         nonces.use(KEY, "a", NOW * SECOND)
 
 
+async def test_a_clock_that_ran_ahead_and_was_set_right_shuts_nobody_out(books: Books) -> None:
+    nonces = ledger(books)
+    await nonces.use(KEY, "a", NOW * SECOND).settle()
+    await nonces.sweep(NOW + 86_400)
+    with pytest.raises(NonceUsed, match="already closed"):
+        nonces.use(KEY, "a", NOW * SECOND)
+    await nonces.use(KEY, "b", (NOW + 60) * SECOND).settle()
+
+
 async def test_at_the_cap_new_requests_are_refused_and_none_forgotten(books: Books) -> None:
-    nonces = ledger(books, max_live=3)
-    for name in "abc":
-        await nonces.use(KEY, name, NOW * SECOND).settle()
+    nonces = ledger(books, max_live=4)
+    for signer in b"abcd":
+        await nonces.use(bytes([signer]) * 32, "n", NOW * SECOND).settle()
     with pytest.raises(NoncesFull):
-        nonces.use(KEY, "d", NOW * SECOND)
-    assert nonces.was_used(KEY, "a")
+        nonces.use(KEY, "n", NOW * SECOND)
+    assert nonces.was_used(b"a" * 32, "n")
+
+
+async def test_one_validator_can_not_fill_the_ledger_for_all(books: Books) -> None:
+    nonces = ledger(books, max_live=8)
+    for name in "ab":
+        await nonces.use(KEY, name, NOW * SECOND).settle()
+    with pytest.raises(NoncesFull, match="of this hotkey"):
+        nonces.use(KEY, "c", NOW * SECOND)
+    await nonces.use(b"j" * 32, "c", NOW * SECOND).settle()
+    await nonces.sweep(NOW + 200)
+    await nonces.use(KEY, "d", (NOW + 200) * SECOND).settle()
 
 
 async def test_a_clock_that_jumps_by_years_is_swept_at_once(books: Books) -> None:
@@ -72,3 +92,16 @@ async def test_a_clock_that_jumps_by_years_is_swept_at_once(books: Books) -> Non
     await nonces.use(KEY, "a", NOW * SECOND).settle()
     await asyncio.wait_for(nonces.sweep(NOW + 10**9), 5)
     assert len(nonces) == 0
+
+
+async def test_what_expired_is_dropped_in_slices_until_none_is_left(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.store.books.NONCES_DROPPED_AT_ONCE", 3)
+    nonces = ledger(books)
+    for name in "abcdefg":
+        await nonces.use(KEY, name, NOW * SECOND).settle()
+    before = books.writer.pieces
+    await nonces.sweep(NOW + 200)
+    assert books.writer.pieces - before == 4
+    assert books.live_nonces(0) == []
