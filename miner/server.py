@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -143,7 +144,7 @@ def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[st
         server_header=False,
         proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits go by the socket's address
         backlog=BACKLOG,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
     )
     return _Server(config)
 
