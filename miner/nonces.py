@@ -9,7 +9,6 @@ more than a share of it, or one of them could shut the others out.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 from collections import Counter, defaultdict
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from core.errors import GodMinerError
 from miner.fiber import NONCE_WINDOW_NS
 from miner.store.books import Books, NonceUsed, insert_nonce
-from miner.store.writer import Work
+from miner.store.writer import StoreUnavailable, Work
 
 T = TypeVar("T")
 
@@ -60,9 +59,13 @@ class NonceTicket:
     async def settle(self) -> None:
         """Return once the nonce is on disk, also when what it was to be written with was refused."""
         if self._saved is not None:
-            with contextlib.suppress(GodMinerError):
+            try:
                 await self._saved
                 return
+            except StoreUnavailable:
+                raise  # nothing was promised, and asking once more would double the wait for a locked file
+            except GodMinerError:
+                pass
         await self._books.save_nonce(*self._row)
 
 

@@ -83,3 +83,17 @@ async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, 
     assert daemon.inbox.promises.holds == {"t1"}
     await post(daemon, keys, "/start_training/", over)
     assert daemon.inbox.promises.holds == set()
+
+
+async def test_nonces_are_swept_also_when_another_part_of_the_housekeeping_fails(
+    daemon: Daemon, keys: Throwaway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(_now: float) -> None:
+        raise RuntimeError("a bug")
+
+    await post(daemon, keys, "/task_offer/", OFFER)
+    assert len(daemon.nonces) == 1
+    monkeypatch.setattr(daemon.inbox, "settle", fails)
+    await daemon._keep_house_once(daemon.started_at + 1000)
+    assert len(daemon.nonces) == 0
+    assert "housekeeping failed" in caplog.text

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from miner.nonces import NonceLedger, NoncesFull
 from miner.store import database
 from miner.store.books import Books, NonceUsed
+from miner.store.writer import StoreUnavailable
 
 KEY = b"k" * 32
 SECOND = 1_000_000_000
@@ -105,3 +107,17 @@ async def test_what_expired_is_dropped_in_slices_until_none_is_left(
     await nonces.sweep(NOW + 200)
     assert books.writer.pieces - before == 4
     assert books.live_nonces(0) == []
+
+
+async def test_a_store_that_is_not_to_be_written_is_not_asked_a_second_time(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.store.writer.LOCK_SECONDS", 0.01)
+    ticket = ledger(books).use(KEY, "a", NOW * SECOND)
+    with closing(database.connect(books.path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable):
+            await ticket.submit(lambda connection: None)
+    with pytest.raises(StoreUnavailable):
+        await ticket.settle()
+    assert books.writer.batches == 1
