@@ -90,36 +90,49 @@ class Stream:
     validator: Validator
     sent: list[Sent] = field(default_factory=list)
     answered: int = 0
+    #: Connections that were refused, and requests whose connection ended before the first byte of a reply.
+    refused: int = 0
     unanswered: int = 0
     stopping: bool = False
+    #: No starts.
+    offers_only: bool = False
     #: Called with each answer that comes in.
     on_answer: Callable[[int], None] = lambda _count: None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, lanes: int) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(lanes):
                 group.create_task(self._lane())
 
+    async def reach(self, answers: int) -> None:
+        """Returns when so many answers have come in."""
+        while self.answered < answers:
+            self._news.clear()
+            await self._news.wait()
+
     async def _lane(self) -> None:
         """A task after the other, each offered, started, and started again under another name."""
         while not self.stopping:
             try:
                 async with await raw.connect(self.validator.stack.public_port) as connection:
-                    while not (self.stopping or connection.ended):
-                        await self._one_task(connection)
+                    while not self.stopping and await self._one_task(connection):
+                        pass
             except OSError:
-                self.unanswered += 1
-                await asyncio.sleep(0.02)
+                self.refused += 1
+                await asyncio.sleep(0.05)
 
-    async def _one_task(self, connection: Connection) -> None:
+    async def _one_task(self, connection: Connection) -> bool:
+        """Whether the connection may be used for another one."""
         validator, task = self.validator, self.validator.task()
         for make in (
             lambda: validator.offer(task),
             lambda: validator.start(task),
             lambda: validator.start(validator.renamed(task)),
-        ):
+        )[: 1 if self.offers_only else 3]:
             if self.stopping or not await self._say(connection, make()):
-                return
+                return False
+        return True
 
     async def _say(self, connection: Connection, one: Sent) -> bool:
         """Whether the conversation goes on."""
@@ -130,18 +143,25 @@ class Stream:
             self.unanswered += 1
             return False
         self.answered += 1
+        self._news.set()
         self.on_answer(self.answered)
-        return one.acknowledged and one.answer.keeps_alive
+        return one.answer.keeps_alive
 
 
-async def say_all(port: int, requests: Iterable[bytes]) -> list[Answer]:
-    """Each request's answer, one after the other, on as few connections as the daemon allows."""
-    answers: list[Answer] = []
+async def say_all(port: int, requests: Iterable[bytes], lanes: int = 8) -> list[Answer]:
+    """Each request's answer, in their order, from a daemon that is at rest otherwise."""
     waiting = list(requests)
-    while len(answers) < len(waiting):
+    parts = await asyncio.gather(*(_say_in_turn(port, waiting[lane::lanes]) for lane in range(lanes)))
+    answers = [iter(part) for part in parts]
+    return [next(answers[number % lanes]) for number in range(len(waiting))]
+
+
+async def _say_in_turn(port: int, requests: list[bytes]) -> list[Answer]:
+    answers: list[Answer] = []
+    while len(answers) < len(requests):
         async with await raw.connect(port) as connection:
-            while len(answers) < len(waiting):
-                connection.send(waiting[len(answers)])
+            while len(answers) < len(requests):
+                connection.send(requests[len(answers)])
                 answer = await connection.answer()
                 assert answer is not None, "a daemon at rest hung up without an answer"
                 answers.append(answer)
