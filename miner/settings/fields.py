@@ -36,7 +36,6 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
-_PUBLISHING: JsonDict = {"section": "Publishing"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _RUNNING: JsonDict = {"section": "Running"}
 
@@ -287,13 +286,6 @@ class Settings(BaseSettings):
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
-    )
-
-    # Publishing
-    hf_username: values.HubName | None = Field(
-        default=None,
-        description="The Hugging Face user or organisation under which models are published.",
-        json_schema_extra=_PUBLISHING,
     )
 
     # Tournament repositories

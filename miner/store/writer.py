@@ -31,8 +31,8 @@ Work = Callable[[sqlite3.Connection], T]
 MAX_BATCH = 128
 #: Pieces waiting. Beyond this the disk can't follow and new requests are turned away.
 MAX_PENDING = 4096
-#: How long another process may hold the file's lock before its writes are refused.
-LOCK_SECONDS = 10.0
+#: How long another process may hold the file's lock before writes are refused: less than a validator waits.
+LOCK_SECONDS = 2.0
 
 
 class StoreUnavailable(GodMinerError):
