@@ -68,10 +68,20 @@ class Front:
         if self._running > self._max_concurrent:
             busy = Busy(f"{self._max_concurrent} requests are being answered already; try again")
             return await _status_of(self._on_error(busy), scope, receive, send)
+
+        async def receive_outside() -> Message:
+            """Waiting for a body takes no place: whose hotkeys are validators' is public, and with such
+            headers and no body behind them a stranger could hold every place for the body's whole time."""
+            self._running -= 1
+            try:
+                return await receive()
+            finally:
+                self._running += 1
+
         shortcut = self._shortcuts.get(scope["path"])
         if shortcut is not None:
-            return await shortcut(scope, receive, send)
-        return await _status_of(self._app, scope, receive, send)
+            return await shortcut(scope, receive_outside, send)
+        return await _status_of(self._app, scope, receive_outside, send)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = scope.get("route")

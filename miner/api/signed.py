@@ -92,8 +92,12 @@ class SignedRoute(APIRoute):
         auth: Authenticator = state.authenticator
         address = scope["client"][0] if scope["client"] else ""
         claim = auth.admit(scope["headers"], address)
-        # A GET's signature covers no body, so none is read.
-        raw = b"" if self._body is None else await _body(receive)
+        try:
+            # A GET's signature covers no body, so none is read.
+            raw = b"" if self._body is None else await _body(receive)
+        except ClientGone:
+            auth.note_failure(address)  # good-looking headers are free to make up, with nothing behind them
+            raise
         caller = auth.verify(claim, scope["method"], raw, address)
         try:
             arguments = self._arguments(scope, raw)

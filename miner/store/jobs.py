@@ -14,7 +14,7 @@ from miner.store.sql import insert_into, note
 
 _INSERT_JOB = insert_into(schema.Job, "id")
 _JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column.name != "id"]
-_IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
+IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 
 _UPDATE_JOB = """
 UPDATE jobs SET expected_repo_name = :expected_repo_name, hours = :hours, started_at = :started_at,
@@ -24,9 +24,9 @@ WHERE id = :id
 """
 _FAIL_LATE_JOBS = (
     "UPDATE jobs SET state = ?, end_reason = ?, updated_at = ?, lock_token = lock_token + 1 "  # noqa: S608 - our enum
-    f"WHERE {_IS_OPEN} AND deadline_at <= ? RETURNING task_id"
+    f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING task_id"
 )
-SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {_IS_OPEN}"  # noqa: S608 - our enum
+SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
 _SELECT_SUBMISSION = (
     "SELECT submission_repo, submission_hash FROM jobs WHERE task_id = ? AND submission_repo IS NOT NULL"
 )
