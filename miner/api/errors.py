@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -38,14 +37,14 @@ class MethodNotAllowed(GodMinerError):
         super().__init__(f"only {self.allowed} is served here")
 
 
-class InvalidParameter(GodMinerError):
-    """A part of the path that does not fit."""
+class InvalidRequest(GodMinerError):
+    """A body, or a part of the path, that does not fit."""
 
     code = "invalid_request"
 
     def __init__(self, problems: Sequence[Any]) -> None:
-        self.fields = [_field(problem) for problem in problems]
-        super().__init__(_named(self.fields))
+        self.fields = [_field(problem) for problem in problems[:MAX_FIELDS]]
+        super().__init__("; ".join(f"{field['field']}: {field['message']}" for field in self.fields[:3]))
 
 
 STATUS: dict[type[GodMinerError], HTTPStatus] = {
@@ -63,11 +62,13 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     NotEntered: HTTPStatus.NOT_FOUND,
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
-    InvalidParameter: HTTPStatus.UNPROCESSABLE_ENTITY,
+    InvalidRequest: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 
 #: An offending value is shown this far; it came from outside.
 MAX_SHOWN = 120
+#: Wrong fields that are named.
+MAX_FIELDS = 20
 
 
 def status_of(error: GodMinerError) -> HTTPStatus:
@@ -83,7 +84,7 @@ def reply(status: int, code: str, message: str, **more: Any) -> Response:
 
 
 def error_reply(error: GodMinerError) -> Response:
-    more = {"fields": error.fields} if isinstance(error, InvalidParameter) else {}
+    more = {"fields": error.fields} if isinstance(error, InvalidRequest) else {}
     response = reply(status_of(error), error.code, str(error), **more)
     if isinstance(error, auth.TooManyRequests):
         response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -106,30 +107,19 @@ async def _on_known(_: Request, error: Exception) -> Response:
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _invalid(error.errors())
-
-
-def invalid_reply(error: ValidationError) -> Response:
-    return _invalid(error.errors(include_url=False, include_context=False))
-
-
-def _invalid(problems: Sequence[Any]) -> Response:
-    fields = [_field(problem) for problem in problems[:20]]
-    return reply(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
-
-
-def _named(fields: Sequence[dict[str, str]]) -> str:
-    return "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
+    return error_reply(InvalidRequest(error.errors()))
 
 
 def _field(problem: Any) -> dict[str, str]:
     place: Sequence[Any] = problem.get("loc", ())
     path = ".".join(str(part) for part in place if part != "body") or "body"
-    shown = repr(problem.get("input"))
-    if len(shown) > MAX_SHOWN:
-        shown = shown[:MAX_SHOWN] + "…"
     message = str(problem.get("msg", "is not valid")).removeprefix("Value error, ")
-    return {"field": path[:MAX_SHOWN], "message": message[:1000], "value": shown}
+    named = {"field": path[:MAX_SHOWN], "message": message[:1000]}
+    # Of a field that is missing, the input is all the rest of the request.
+    if "input" in problem and problem.get("type") != "missing":
+        shown = repr(problem["input"])
+        named["value"] = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
+    return named
 
 
 async def _on_http(_: Request, error: Exception) -> Response:

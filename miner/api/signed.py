@@ -27,6 +27,9 @@ from miner.offers.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
+#: The largest request whose offending values are shown in the refusal.
+MAX_BODY_SHOWN = 64 * 1024
+
 _JSON = (b"content-type", b"application/json")
 
 
@@ -71,8 +74,6 @@ class SignedRoute(APIRoute):
             reply = await self._reply(scope, receive)
         except GodMinerError as error:
             response = errors.error_reply(error)
-        except ValidationError as error:
-            response = errors.invalid_reply(error)
         except ClientGone:
             raise
         except Exception:
@@ -109,7 +110,7 @@ class SignedRoute(APIRoute):
 
     def _arguments(self, scope: Scope, raw: bytes) -> dict[str, Any]:
         if self._body is not None:
-            return {"body": self._body.validate_json(raw)}
+            return {"body": _valid_body(self._body, raw)}
         given = scope["path_params"]
         return {name: _parameter(name, adapter, given) for name, adapter in self._parameters.items()}
 
@@ -141,9 +142,19 @@ async def _body(receive: Receive) -> bytes:
     raise ClientGone
 
 
+def _valid_body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
+    try:
+        return adapter.validate_json(raw)
+    except ValidationError as error:
+        # Putting values back together to show them takes seconds where somebody sent megabytes of them.
+        with_values = len(raw) <= MAX_BODY_SHOWN
+        problems = error.errors(include_url=False, include_context=False, include_input=with_values)
+        raise errors.InvalidRequest(problems) from None
+
+
 def _parameter(name: str, adapter: TypeAdapter[Any], given: dict[str, str]) -> Any:
     try:
         return adapter.validate_python(given[name])
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        raise errors.InvalidParameter([{**problem, "loc": (name,)} for problem in problems]) from None
+        raise errors.InvalidRequest([{**problem, "loc": (name,)} for problem in problems]) from None
