@@ -42,7 +42,7 @@ WILD_HOURS = (
     "-1",
     "1e9",
     "1e999",
-    "9" * 5000,
+    "9" * 3000,
     '"4"',
     "true",
     "null",
@@ -122,7 +122,7 @@ async def test_a_field_that_is_missing_is_named(house: House, field: str) -> Non
 
 @pytest.mark.parametrize("field", ["ds_size", "model_params_count"])
 @pytest.mark.parametrize(
-    "value", ["-1", "1.5", '"1"', "true", "9" * 5000, "1e30"], ids=lambda value: value[:9]
+    "value", ["-1", "1.5", '"1"', "true", "9" * 3000, "1e30"], ids=lambda value: value[:9]
 )
 async def test_a_count_that_is_none_is_named(house: House, field: str, value: str) -> None:
     await refused(house, "/task_offer/", set_field(task().offer(), field, value), field)
