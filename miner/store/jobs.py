@@ -17,9 +17,9 @@ _JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column
 IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 
 _UPDATE_JOB = """
-UPDATE jobs SET expected_repo_name = :expected_repo_name, hours = :hours, started_at = :started_at,
-    deadline_at = :deadline_at, request = :request, state = :state, end_reason = :end_reason,
-    starts = starts + 1, lock_token = lock_token + 1, updated_at = :now
+UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :expected_repo_name,
+    hours = :hours, started_at = :started_at, deadline_at = :deadline_at, request = :request,
+    state = :state, end_reason = :end_reason, starts = starts + 1, lock_token = lock_token + 1, updated_at = :now
 WHERE id = :id
 """
 _FAIL_LATE_JOBS = (
@@ -64,7 +64,7 @@ class Started:
 
 
 def record_start(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
-    """Make the job, or bring a known one up to date with the newest repository name and deadline."""
+    """Make the job, or bring a known one up to date: the newest start counts, its name and deadline above all."""
     job = connection.execute("SELECT * FROM jobs WHERE task_id = ?", (start.task_id,)).fetchone()
     if job is None:
         started = _new_job(connection, validator, start, now)
@@ -132,6 +132,8 @@ def _repeated_start(connection: sqlite3.Connection, job: sqlite3.Row, start: Sta
         state = JobState.QUEUED  # it asks again and there is time again
     changed = {
         "id": job["id"],
+        "task_type": start.task_type,
+        "model": start.model,
         "expected_repo_name": start.expected_repo_name,
         "hours": start.hours,
         "started_at": start.started_at,

@@ -99,6 +99,15 @@ async def test_a_repeated_start_renames_and_moves_the_deadline(house: House, kin
     assert json.loads(job["request"]) == again.start()
 
 
+async def test_a_repeated_start_of_another_kind_is_wholly_the_newer_one(house: House) -> None:
+    image = replace(task(TaskType.IMAGE), task_id=task().task_id)
+    await house.start(task())
+    await house.start(image)
+    (job,) = house.rows("SELECT * FROM jobs")
+    assert (job["task_type"], job["model"]) == ("ImageTask", image.model)
+    assert json.loads(job["request"]) == image.start()
+
+
 async def test_a_start_keeps_what_a_newer_validator_adds(house: House) -> None:
     sample = task()
     payload = {**sample.start(), "priority": 7}
