@@ -19,7 +19,8 @@ IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 _UPDATE_JOB = """
 UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :expected_repo_name,
     hours = :hours, started_at = :started_at, deadline_at = :deadline_at, request = :request,
-    state = :state, end_reason = :end_reason, starts = starts + 1, lock_token = lock_token + 1, updated_at = :now
+    state = :state, end_reason = :end_reason, starts = starts + 1, lock_token = lock_token + 1,
+    updated_at = :now
 WHERE id = :id
 """
 _FAIL_LATE_JOBS = (
@@ -64,7 +65,7 @@ class Started:
 
 
 def record_start(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
-    """Make the job, or bring a known one up to date: the newest start counts, its name and deadline above all."""
+    """Make the job, or bring a known one up to date: the newest start counts, whole."""
     job = connection.execute("SELECT * FROM jobs WHERE task_id = ?", (start.task_id,)).fetchone()
     if job is None:
         started = _new_job(connection, validator, start, now)
