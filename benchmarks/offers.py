@@ -16,13 +16,18 @@ from miner.dev import stack
 from miner.dev.presign import LoadKind
 
 OURS = "god-miner"
-OURS_LOGGING = "god-miner, INFO log"
 REFERENCE = "reference stand-in"
+#: The same two with a line in the log for every request, as both are run by default.
+OURS_LOGGING = "god-miner, INFO log"
+REFERENCE_LOGGING = "reference stand-in, INFO log"
+#: Warm-up and all rounds stay below the 10,000 places that MAX_JOBS allows: every offer is accepted, which
+#: costs more than a refusal since a place is held for it.
+WARM_UP = 400
 _LATENCIES = ("p50", "p90", "p99", "max")
 
 
 def run(quick: bool) -> Report:
-    rounds, requests = (2, 2_000) if quick else (5, 5_000)
+    rounds, requests = (2, 1_000) if quick else (5, 1_900)
     runs = _rounds(rounds, requests)
     report = Report(
         "Signed offers, 50 at once, load generator on the same machine",
@@ -40,21 +45,33 @@ def run(quick: bool) -> Report:
                 f"{100 * median(run['own_cpu_s'] / run['seconds'] for run in done):.0f}% of a core",
             )
         )
+    report.data["ratio"] = {
+        "WARNING": rates[OURS] / rates[REFERENCE],
+        "INFO": rates[OURS_LOGGING] / rates[REFERENCE_LOGGING],
+    }
     report.notes += [note for name, done in runs.items() for note in errors_of(name, done)]
-    ratios = [
-        ours["per_second"] / theirs["per_second"]
-        for ours, theirs in zip(runs[OURS], runs[REFERENCE], strict=True)
-    ]
-    report.data["ratio"] = rates[OURS] / rates[REFERENCE]
     report.notes += [
         f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; "
-        "one CPython process per server, both at log level WARNING.",
-        f"{OURS} : {REFERENCE} = {report.data['ratio']:.2f} : 1 in requests per second "
-        f"({min(ratios):.2f} to {max(ratios):.2f} by round). "
+        "one CPython process per server. Without INFO in its name a server ran at log level WARNING.",
+        _ratio(runs, OURS, REFERENCE),
+        _ratio(runs, OURS_LOGGING, REFERENCE_LOGGING),
         f"{OURS}'s p99 by round: {', '.join(latency([run], 'p99') for run in runs[OURS])} ms.",
-        "Every answer of god-miner is on disk before it is sent; the stand-in stores nothing.",
+        "Every offer is accepted. God-miner's answers are on disk before they are sent; the stand-in stores "
+        "nothing.",
     ]
     return report
+
+
+def _ratio(runs: dict[str, list[dict[str, Any]]], ours: str, theirs: str) -> str:
+    by_round = [
+        our["per_second"] / their["per_second"]
+        for our, their in zip(runs[ours], runs[theirs], strict=True)
+        if their["per_second"]
+    ]
+    return (
+        f"{ours} : {theirs} = {median(by_round):.2f} : 1 in requests per second, "
+        f"{min(by_round):.2f} to {max(by_round):.2f} by round."
+    )
 
 
 def _rounds(rounds: int, requests: int) -> dict[str, list[dict[str, Any]]]:
@@ -64,10 +81,11 @@ def _rounds(rounds: int, requests: int) -> dict[str, list[dict[str, Any]]]:
             OURS: (quiet, stack.daemon(quiet, {**subjects.OPEN_LIMITS, **subjects.QUIET})),
             OURS_LOGGING: (logging, stack.daemon(logging, subjects.OPEN_LIMITS)),
             REFERENCE: (quiet, subjects.reference(quiet)),
+            REFERENCE_LOGGING: (logging, subjects.reference(logging, "info")),
         }
         for ground, server in servers.values():
             running.enter_context(server)
-            subjects.load(ground, server.port, LoadKind.OFFER, 500, seed=10**6)
+            subjects.load(ground, server.port, LoadKind.OFFER, WARM_UP, seed=10**6)
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
         for number in range(rounds):
             for name, (ground, server) in servers.items():

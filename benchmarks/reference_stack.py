@@ -1,17 +1,19 @@
 """A stand-in for the stack that validators know: FastAPI, one dependency per check, substrate-interface.
 
 Written from the facts of the protocol, to compare with on the same machine in the same run. What costs it
-time is kept as it is there: a plain `def` dependency that hands out the configuration (a hop to the thread
-pool per request), header parameters, a keypair built and asked per request, nonces and stakes in
-dictionaries, and `uvicorn.run` with its own defaults. It checks less than we do and stores nothing.
+time is kept as it is there: two plain `def` dependencies per offer, which hand out the configuration and
+the worker (a hop to the thread pool each), header parameters, a keypair built and asked per request, nonces
+and stakes in dictionaries, and `uvicorn.run` with its own defaults. It checks less than we do and stores
+nothing. At log level info it writes what the real one writes: two lines of its own and uvicorn's.
 
-    python -m benchmarks.reference_stack PORT NODES_JSON
+    python -m benchmarks.reference_stack PORT STAKES_JSON [warning|info]
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sys
 import time
 from dataclasses import dataclass, field
@@ -25,6 +27,9 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from pydantic import BaseModel
 from substrateinterface import Keypair
 
+log = logging.getLogger("reference")
+
+LOG_FORMAT = "%(asctime)s.%(msecs)03d | %(levelname)-8s | %(name)s:%(funcName)s:%(lineno)d - %(message)s"
 WINDOW_NS = 120_000_000_000
 KEPT_S = 120.0
 MIN_STAKE = 1000.0
@@ -81,6 +86,22 @@ def get_state() -> State:
     return _state()
 
 
+@dataclass
+class Worker:
+    """What would train."""
+
+    busy_until: float | None = None
+
+
+@lru_cache
+def _worker() -> Worker:
+    return Worker()
+
+
+def get_worker() -> Worker:
+    return _worker()
+
+
 async def check_stake(
     state: Annotated[State, Depends(get_state)],
     validator_hotkey: Annotated[str, Header(alias="validator-hotkey")],
@@ -114,9 +135,17 @@ def is_signed(message: str, signature: str, hotkey: str) -> bool:
         return False
 
 
-async def task_offer(offer: Offer) -> Answer:
+async def task_offer(
+    offer: Offer,
+    _state: Annotated[State, Depends(get_state)],
+    worker: Annotated[Worker, Depends(get_worker)],
+) -> Answer:
+    log.info("An offer arrived")
+    if worker.busy_until is not None and worker.busy_until > time.time():
+        return Answer(message="There is another job", accepted=False)
     if offer.hours_to_complete > 12:
         return Answer(message="This takes too long", accepted=False)
+    log.info("The offer is accepted")
     return Answer(message=f"Yes, I take {offer.task_id}", accepted=True)
 
 
@@ -134,4 +163,10 @@ def build() -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(build(), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    level = sys.argv[3] if len(sys.argv) > 3 else "warning"
+    logging.basicConfig(
+        stream=sys.stdout,
+        format="%(asctime)s.%(msecs)03d | %(levelname)-8s | %(name)s:%(funcName)s:%(lineno)d - %(message)s",
+    )
+    log.setLevel(level.upper())
+    uvicorn.run(build(), host="127.0.0.1", port=int(sys.argv[1]), log_level=level)

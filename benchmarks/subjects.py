@@ -36,11 +36,11 @@ def ground() -> Iterator[stack.Stack]:
         yield stack.prepare(Path(folder))
 
 
-def reference(on: stack.Stack) -> stack.ChildProcess:
+def reference(on: stack.Stack, log_level: str = "warning") -> stack.ChildProcess:
     """The stand-in for the reference stack, knowing the same validator."""
     stakes = on.folder / "stakes.json"
     stakes.write_text(json.dumps({on.keys.validator.ss58_address: VALIDATOR_STAKE}), encoding="utf-8")
-    return _module("benchmarks.reference_stack", on, str(stakes))
+    return _module("benchmarks.reference_stack", on, str(stakes), log_level)
 
 
 def bare_server(on: stack.Stack) -> stack.ChildProcess:

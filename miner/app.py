@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,13 @@ from starlette.types import ASGIApp
 from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.api import errors, operator, signed, subnet
-from miner.api.front import Front
+from miner.api.front import Express, Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
 from miner.chain.keeper import MetagraphKeeper
 from miner.fiber import public_key
-from miner.identity import Identity
+from miner.identity import IdentityError
 from miner.limits import Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
@@ -46,7 +47,8 @@ class Daemon:
     """The running parts. `start` brings them up in the order of need, `stop` takes them down in reverse."""
 
     settings: Settings
-    identity: Identity
+    #: Our own address. Answering needs no private key, so the daemon never opens it.
+    hotkey: str
     books: Books
     metrics: Metrics
     keeper: MetagraphKeeper
@@ -77,10 +79,10 @@ class Daemon:
 
     async def status(self) -> dict[str, Any]:
         chain = self.keeper.status()
-        own = self.keeper.current.find(self.identity.public_key) if self.keeper.current else None
+        own = self.keeper.current.find(self.authenticator.miner_key) if self.keeper.current else None
         return {
             "version": __version__,
-            "hotkey": self.identity.ss58_address,
+            "hotkey": self.hotkey,
             "uid": own.uid if own else None,
             "uptime_seconds": round(time.time() - self.started_at, 1),
             "chain": chain.as_dict(),
@@ -110,7 +112,7 @@ class Daemon:
                 log.exception("housekeeping failed; the next round is in %g s", HOUSEKEEPING_SECONDS)
 
 
-def build(settings: Settings, identity: Identity) -> Daemon:
+def build(settings: Settings, hotkey: str) -> Daemon:
     """Make all parts; nothing runs yet."""
     metrics = Metrics()
     books = Books(database.prepare(settings.data_dir))
@@ -120,7 +122,7 @@ def build(settings: Settings, identity: Identity) -> Daemon:
         log.warning("alert %s: %s", kind, text)
 
     keeper = MetagraphKeeper(
-        build_source(settings, identity),
+        build_source(settings, None),
         cache_path=settings.data_dir / "metagraph.json",
         refresh_seconds=settings.metagraph_refresh_seconds,
         stale_seconds=settings.metagraph_stale_seconds,
@@ -136,19 +138,26 @@ def build(settings: Settings, identity: Identity) -> Daemon:
     )
     daemon = Daemon(
         settings=settings,
-        identity=identity,
+        hotkey=hotkey,
         books=books,
         metrics=metrics,
         keeper=keeper,
         nonces=nonces,
         inbox=inbox,
-        authenticator=_authenticator(settings, identity, nonces, keeper),
+        authenticator=_authenticator(settings, hotkey, nonces, keeper),
     )
     _add_gauges(daemon)
     return daemon
 
 
-def public_app(daemon: Daemon) -> ASGIApp:
+@dataclass(frozen=True)
+class PublicApp:
+    asgi: ASGIApp
+    #: Path → the express lane's way in.
+    express: Mapping[str, Express]
+
+
+def public_app(daemon: Daemon) -> PublicApp:
     """What validators see."""
     # No redirects from '/task_offer' to '/task_offer/' (a redirected POST is lost by most clients), and no
     # schema page: strangers have no business reading it.
@@ -162,13 +171,14 @@ def public_app(daemon: Daemon) -> ASGIApp:
         return {"status": "ok", "version": __version__}
 
     subnet.add_routes(app)
-    return Front(
+    front = Front(
         app,
-        shortcuts=signed.shortcuts(app),
         on_error=errors.error_reply,
         metrics=daemon.metrics,
         max_concurrent=daemon.settings.max_concurrent_requests,
     )
+    express = {route.path: front.express(route, app.state) for route in signed.fixed_routes(app)}
+    return PublicApp(front, express)
 
 
 def operator_app(daemon: Daemon) -> ASGIApp:
@@ -209,16 +219,20 @@ def _fastapi(title: str) -> FastAPI:
 
 
 def _authenticator(
-    settings: Settings, identity: Identity, nonces: NonceLedger, keeper: MetagraphKeeper
+    settings: Settings, hotkey: str, nonces: NonceLedger, keeper: MetagraphKeeper
 ) -> Authenticator:
     def metagraph() -> Metagraph | None:
         return keeper.current
+
+    own_key = public_key(hotkey)
+    if own_key is None:
+        raise IdentityError(f"the hotkey's address {hotkey!r} is not an ss58 address; see WALLET_PATH")
 
     def keys(addresses: tuple[str, ...]) -> frozenset[bytes]:
         return frozenset(key for address in addresses if (key := public_key(address)) is not None)
 
     return Authenticator(
-        miner_key=identity.public_key,
+        miner_key=own_key,
         gate=Gate(
             min_stake=settings.min_stake_threshold,
             require_permit=settings.require_validator_permit,

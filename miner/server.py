@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -25,9 +25,11 @@ import uvloop
 from starlette.types import ASGIApp
 
 from core.errors import ConfigError, GodMinerError
-from miner.api.protocol import WireLimits, bounded
+from miner.api import express
+from miner.api.front import Express
+from miner.api.protocol import WireLimits
 from miner.app import Daemon, build, operator_app, public_app
-from miner.identity import IdentityError, load_identity
+from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
 from miner.settings import Settings
 from miner.store.database import DataDirLock, DataDirLocked, SchemaTooNew, StoreCorrupt
@@ -73,8 +75,9 @@ def run(settings: Settings) -> ExitCode:
             )
             lock.acquire()
             stack.callback(lock.release)
-            identity = load_identity(settings)
-            daemon = build(settings, identity)
+            # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
+            hotkey = known_address(settings) or load_identity(settings).ss58_address
+            daemon = build(settings, hotkey)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_serve(daemon, public, private))
     except PortInUse as error:
@@ -94,8 +97,9 @@ _MENDED_BY_HAND = (ConfigError, IdentityError, SchemaTooNew, StoreCorrupt)
 
 async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
     settings = daemon.settings
-    public = _server(public_app(daemon), settings, daemon.metrics)
-    private = _server(operator_app(daemon), settings, daemon.metrics)
+    app = public_app(daemon)
+    public = _server(app.asgi, settings, daemon.metrics, app.express)
+    private = _server(operator_app(daemon), settings, daemon.metrics, {})
     stop = asyncio.Event()
     with _signals(stop.set):
         await daemon.start()
@@ -126,10 +130,12 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Server:
+def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[str, Express]) -> _Server:
     config = uvicorn.Config(
         app,
-        http=bounded(_wire_limits(settings), lambda status: metrics.request("refused", status, 0.0)),
+        http=express.protocol(
+            _wire_limits(settings), lambda status: metrics.request("refused", status, 0.0), lane
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -194,9 +200,7 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
 def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
     public_port, operator_port = public.getsockname()[1], private.getsockname()[1]
     settings = daemon.settings
-    log.info(
-        "answering validators on %s:%d as %s", settings.public_host, public_port, daemon.identity.ss58_address
-    )
+    log.info("answering validators on %s:%d as %s", settings.public_host, public_port, daemon.hotkey)
     log.info("operator port on %s:%d", settings.operator_host, operator_port)
     told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
     path = settings.data_dir / RUN_FILE

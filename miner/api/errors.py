@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import reprlib
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +20,8 @@ from starlette.responses import Response
 from core.errors import GodMinerError
 from miner import auth
 from miner.api import front
+from miner.api.reply import Headers, Reply
+from miner.api.reply import error as error_of
 from miner.nonces import NoncesFull
 from miner.offers.inbox import NoSubmission, NotEntered
 from miner.store.books import NonceUsed
@@ -69,6 +71,9 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
 MAX_SHOWN = 120
 #: Wrong fields that are named.
 MAX_FIELDS = 20
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
 def status_of(error: GodMinerError) -> HTTPStatus:
@@ -78,36 +83,54 @@ def status_of(error: GodMinerError) -> HTTPStatus:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-def reply(status: int, code: str, message: str, **more: Any) -> Response:
-    body = json.dumps({"error": code, "message": message, **more}, ensure_ascii=True)
-    return Response(body, status_code=status, media_type="application/json")
-
-
-def error_reply(error: GodMinerError) -> Response:
+def error_reply(error: GodMinerError) -> Reply:
     more = {"fields": error.fields} if isinstance(error, InvalidRequest) else {}
-    response = reply(status_of(error), error.code, str(error), **more)
+    headers: Headers = []
     if isinstance(error, auth.TooManyRequests):
-        response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
     if isinstance(error, MethodNotAllowed):
-        response.headers["allow"] = error.allowed
-    return response
+        headers.append((b"allow", error.allowed.encode()))
+    return error_of(status_of(error), error.code, str(error), headers, **more)
+
+
+def internal_error() -> Reply:
+    text = "the miner failed on this request; its log says why"
+    return error_of(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(GodMinerError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(front.ClientGone, _on_gone)
     app.add_exception_handler(Exception, _on_unknown)
 
 
 async def _on_known(_: Request, error: Exception) -> Response:
     assert isinstance(error, GodMinerError)
-    return error_reply(error)
+    return error_reply(error).response()
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_reply(InvalidRequest(error.errors()))
+    return error_reply(InvalidRequest(error.errors())).response()
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return error_of(error.status_code, code, str(error.detail), headers).response()
+
+
+async def _on_gone(*_: object) -> Response:
+    """Nobody reads it, but without it FastAPI would take a hang-up for a failure of ours."""
+    return Response(status_code=front.CLIENT_GONE)
+
+
+async def _on_unknown(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return internal_error().response()
 
 
 def _field(problem: Any) -> dict[str, str]:
@@ -117,24 +140,6 @@ def _field(problem: Any) -> dict[str, str]:
     named = {"field": path[:MAX_SHOWN], "message": message[:1000]}
     # Of a field that is missing, the input is all the rest of the request.
     if "input" in problem and problem.get("type") != "missing":
-        shown = repr(problem["input"])
+        shown = _SHORT.repr(problem["input"])
         named["value"] = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
     return named
-
-
-async def _on_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    response = reply(error.status_code, code, str(error.detail))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _on_unknown(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return internal_error()
-
-
-def internal_error() -> Response:
-    text = "the miner failed on this request; its log says why"
-    return reply(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)

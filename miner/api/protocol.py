@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -122,13 +121,28 @@ class BoundedProtocol(HttpToolsProtocol):
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
             raise _Stop
+        if self.parser.should_upgrade() and (
+            length or any(h[0] == b"transfer-encoding" for h in self.headers)
+        ):
+            # The parser takes what follows for another protocol, so that the body would be lost.
+            text = "this miner speaks HTTP/1.1 only; send a body without an Upgrade header"
+            self._refuse(HTTPStatus.BAD_REQUEST, "no_upgrade", text)
+            raise _Stop
         if len(self.pipeline) >= MAX_QUEUED:
             text = f"{MAX_QUEUED} requests wait on this connection already; send more when they are answered"
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_queued", text)
             raise _Stop
-        super().on_headers_complete()
+        if not self.begin_request(int(length or b"0")):
+            super().on_headers_complete()
         self._phase, self._body_bytes = _Phase.BODY, 0
         self._due += 1
+
+    def _has(self, header: bytes) -> bool:
+        return any(name == header for name, _ in self.headers)
+
+    def begin_request(self, length: int) -> bool:
+        """Whether this request is taken out of uvicorn's hands; `express.py` says which are."""
+        return False
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -138,9 +152,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self.end_request()
+        super().on_message_complete()
+
+    def end_request(self) -> None:
         self._phase, self._bytes = _Phase.IDLE, 0
         self._requests += 1
-        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._due -= 1
@@ -165,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def note_refusal(status: int) -> None:
-        """For the metrics; `bounded` puts the real one here."""
+        """For the metrics; see `express.protocol`."""
 
     def _judge_size(self) -> None:
         """What no callback of the parser tells: headers without an end, and what surrounds chunks."""
@@ -264,9 +281,3 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._bound_unread()
-
-
-def bounded(limits: WireLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:
-    """The protocol class with an operator's limits; uvicorn makes the instances itself."""
-    members = {"limits": limits, "note_refusal": staticmethod(on_refusal)}
-    return type("BoundedProtocol", (BoundedProtocol,), members)

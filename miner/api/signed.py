@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
 from core.errors import GodMinerError
 from miner.api import errors
-from miner.api.front import ClientGone, Shortcut
+from miner.api.front import ClientGone
+from miner.api.reply import Headers, Reply
 from miner.auth import Authenticator, Caller
 from miner.offers.inbox import Inbox
 
@@ -30,7 +34,7 @@ log = logging.getLogger(__name__)
 #: The largest request whose offending values are shown in the refusal.
 MAX_BODY_SHOWN = 64 * 1024
 
-_JSON = (b"content-type", b"application/json")
+_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Call(NamedTuple):
@@ -64,69 +68,78 @@ class SignedRoute(APIRoute):
         self._parameters = {name: TypeAdapter(hint) for name, hint in hints.items()}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.answer(scope, receive, send)
+        """As FastAPI's routing calls it."""
+        state, headers = scope["app"].state, scope["headers"]
+        reply = await self.reply(
+            state, scope["method"], headers, lambda: _body(receive), _address(scope), scope["path_params"]
+        )
+        await reply.send(send)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer the request; the status that it got."""
+    async def reply(
+        self,
+        state: State,
+        method: str,
+        headers: Headers,
+        read: Callable[[], Awaitable[bytes]],
+        address: str,
+        path: Mapping[str, str] = _NO_PARAMETERS,
+    ) -> Reply:
+        """The answer to a request, whatever it is and whoever sent it."""
         try:
-            if scope["method"] != self._method:
+            if method != self._method:
                 raise errors.MethodNotAllowed([self._method])
-            reply = await self._reply(scope, receive)
+            answer = await self._answer(state, headers, read, address, path)
         except GodMinerError as error:
-            response = errors.error_reply(error)
+            return errors.error_reply(error)
         except ClientGone:
             raise
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            response = errors.internal_error()
-        else:
-            content = reply.model_dump_json().encode()
-            headers = [_JSON, (b"content-length", b"%d" % len(content))]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
-            return HTTPStatus.OK
-        await response(scope, receive, send)
-        return response.status_code
+            log.exception("%s %s failed", method, self.path)
+            return errors.internal_error()
+        return Reply(HTTPStatus.OK, answer.model_dump_json().encode())
 
-    async def _reply(self, scope: Scope, receive: Receive) -> BaseModel:
-        state = scope["app"].state
+    async def _answer(
+        self,
+        state: State,
+        headers: Headers,
+        read: Callable[[], Awaitable[bytes]],
+        address: str,
+        path: Mapping[str, str],
+    ) -> BaseModel:
         auth: Authenticator = state.authenticator
-        address = scope["client"][0] if scope["client"] else ""
-        claim = auth.admit(scope["headers"], address)
+        claim = auth.admit(headers, address)
         try:
             # A GET's signature covers no body, so none is read.
-            raw = b"" if self._body is None else await _body(receive)
+            raw = b"" if self._body is None else await read()
         except ClientGone:
             auth.note_failure(address)  # good-looking headers are free to make up, with nothing behind them
             raise
-        caller = auth.verify(claim, scope["method"], raw, address)
+        caller = auth.verify(claim, self._method, raw, address)
         try:
-            arguments = self._arguments(scope, raw)
-            reply: BaseModel = await self.endpoint(Call(state.inbox, caller, raw), **arguments)
+            arguments = self._arguments(raw, path)
+            answer: BaseModel = await self.endpoint(Call(state.inbox, caller, raw), **arguments)
+        except GodMinerError as error:
+            log.info("%s refused to %s: %s", self.path, caller.hotkey, error)
+            raise
         finally:
             # Also when the request itself was refused: its nonce is used up.
             await caller.ticket.settle()
-        return reply
+        return answer
 
-    def _arguments(self, scope: Scope, raw: bytes) -> dict[str, Any]:
+    def _arguments(self, raw: bytes, path: Mapping[str, str]) -> dict[str, Any]:
         if self._body is not None:
             return {"body": _valid_body(self._body, raw)}
-        given = scope["path_params"]
-        return {name: _parameter(name, adapter, given) for name, adapter in self._parameters.items()}
+        return {name: _parameter(name, adapter, path) for name, adapter in self._parameters.items()}
 
 
-def shortcuts(app: FastAPI) -> dict[str, Shortcut]:
-    """Path → what answers it, past the application's middleware; for paths without parameters."""
+def fixed_routes(app: FastAPI) -> list[SignedRoute]:
+    """The signed routes without parameters in their path: they can be found without FastAPI's routing."""
     routes = [route for route in app.router.routes if isinstance(route, SignedRoute)]
-    return {route.path: _shortcut(app, route) for route in routes if not route.param_convertors}
+    return [route for route in routes if not route.param_convertors]
 
 
-def _shortcut(app: FastAPI, route: SignedRoute) -> Shortcut:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> int:
-        scope["app"], scope["route"] = app, route
-        return await route.answer(scope, receive, send)
-
-    return answer
+def _address(scope: Scope) -> str:
+    return scope["client"][0] if scope["client"] else ""
 
 
 async def _body(receive: Receive) -> bytes:
@@ -152,7 +165,7 @@ def _valid_body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
         raise errors.InvalidRequest(problems) from None
 
 
-def _parameter(name: str, adapter: TypeAdapter[Any], given: dict[str, str]) -> Any:
+def _parameter(name: str, adapter: TypeAdapter[Any], given: Mapping[str, str]) -> Any:
     try:
         return adapter.validate_python(given[name])
     except ValidationError as error:

@@ -4,7 +4,7 @@ Every reply to a validator waits for its writes to be on disk (`synchronous=FULL
 would cap the daemon at a few hundred requests a second; so what arrives while a commit runs is gathered,
 committed together, and all those replies go out after one fsync.
 
-The statements run on the event loop, only taking the lock and the fsync run in a thread. Statements touch
+The statements run on the event loop, only the fsync and waiting for a lock run in a thread. Statements touch
 memory and take microseconds; run in a thread they would hand the interpreter's lock back and forth at
 every step, and a busy loop makes each of those wait up to 5 ms (measured: half the throughput, twice the
 p99). The lock and the disk are what may block, and there the loop goes on.
@@ -31,6 +31,8 @@ Work = Callable[[sqlite3.Connection], T]
 MAX_BATCH = 128
 #: Pieces waiting. Beyond this the disk can't follow and new requests are turned away.
 MAX_PENDING = 4096
+#: How long another process may hold the file's lock before its writes are refused.
+LOCK_SECONDS = 10.0
 
 
 class StoreUnavailable(GodMinerError):
@@ -52,7 +54,9 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._waiting: deque[_Piece] = deque()
-        self._at_work: asyncio.Task[None] | None = None
+        self._busy = False
+        self._scheduled = False
+        self._idle = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self.batches = 0
         self.pieces = 0
@@ -60,7 +64,9 @@ class Writer:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Open the file here, so that what is wrong with it is raised to whoever starts the daemon."""
         self._connection = self._connect()
+        self._connection.execute("PRAGMA busy_timeout=0")  # on the loop nothing waits; see `_begin`
         self._loop = loop
+        self._idle.set()
 
     @property
     def pending(self) -> int:
@@ -77,8 +83,10 @@ class Writer:
             raise StoreUnavailable(f"{len(self._waiting)} writes are waiting for the disk; try again later")
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append(_Piece(work, future))
-        if self._at_work is None:
-            self._at_work = self._loop.create_task(self._work_off(self._connection), name="store-writer")
+        if not self._busy and not self._scheduled:
+            # After this round of the loop: whatever a burst of requests brings goes into one commit.
+            self._scheduled = True
+            self._loop.call_soon(self._begin, self._connection)
         return future
 
     async def close(self) -> None:
@@ -86,32 +94,63 @@ class Writer:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._at_work is not None:
-            await self._at_work
+        if self._waiting or self._busy:
+            self._idle.clear()
+            await self._idle.wait()
         await self._loop.run_in_executor(self._disk, connection.close)
         self._disk.shutdown()
 
-    async def _work_off(self, connection: sqlite3.Connection) -> None:
-        try:
-            while self._waiting:
-                await self._commit_next(connection)
-        finally:
-            self._at_work = None
+    # A commit is a chain of callbacks: begin, run the pieces, commit in the thread, deliver, begin again.
 
-    async def _commit_next(self, connection: sqlite3.Connection) -> None:
-        batch: list[_Piece] = []
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        self._scheduled = False
+        if self._busy or not self._waiting:
+            return
+        self._busy = True
         try:
-            await self._in_thread(connection, "BEGIN IMMEDIATE")
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
-            results = _run_together(connection, batch) or _run_one_by_one(connection, batch)
-            await self._in_thread(connection, "COMMIT")
-        except sqlite3.Error as error:
-            if connection.in_transaction:
-                await self._in_thread(connection, "ROLLBACK")
-            batch = batch or [self._waiting.popleft() for _ in range(len(self._waiting))]
-            log.exception("a commit of %d writes failed", len(batch))
-            told = StoreUnavailable(f"the store can't be written ({error}); free disk space or check it")
-            results = [told] * len(batch)
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:  # another process has the lock: wait for it off the loop
+            self._in_thread(lambda: _wait_for_lock(connection), lambda error: self._run(connection, error))
+        else:
+            self._run(connection, None)
+
+    def _run(self, connection: sqlite3.Connection, error: BaseException | None) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        results: list[Any] = []
+        try:
+            if error is not None:
+                raise error
+            together = _run_together(connection, batch)
+            results = _run_one_by_one(connection, batch) if together is None else together
+        except sqlite3.Error as failure:
+            self._undo(connection, batch, failure)
+        else:
+            self._in_thread(
+                lambda: connection.execute("COMMIT"),
+                lambda failure: self._committed(connection, batch, results, failure),
+            )
+
+    def _committed(
+        self,
+        connection: sqlite3.Connection,
+        batch: list[_Piece],
+        results: list[Any],
+        failure: BaseException | None,
+    ) -> None:
+        if failure is None:
+            self._deliver(connection, batch, results)
+        else:
+            self._undo(connection, batch, failure)
+
+    def _undo(self, connection: sqlite3.Connection, batch: list[_Piece], failure: BaseException) -> None:
+        self._in_thread(lambda: _rollback(connection), lambda _: self._fail(connection, batch, failure))
+
+    def _fail(self, connection: sqlite3.Connection, batch: list[_Piece], failure: BaseException) -> None:
+        log.error("a commit of %d writes failed", len(batch), exc_info=failure)
+        told = StoreUnavailable(f"the store can't be written ({failure}); free disk space or check it")
+        self._deliver(connection, batch, [told] * len(batch))
+
+    def _deliver(self, connection: sqlite3.Connection, batch: list[_Piece], results: list[Any]) -> None:
         self.batches += 1
         self.pieces += len(batch)
         for (_, future), result in zip(batch, results, strict=True):
@@ -121,9 +160,35 @@ class Writer:
                 future.set_exception(result)
             else:
                 future.set_result(result)
+        self._busy = False
+        if self._waiting:
+            self._begin(connection)
+        else:
+            self._idle.set()
 
-    async def _in_thread(self, connection: sqlite3.Connection, statement: str) -> None:
-        await self._loop.run_in_executor(self._disk, connection.execute, statement)
+    def _in_thread(self, work: Callable[[], object], then: Callable[[BaseException | None], None]) -> None:
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                work()
+            except BaseException as raised:  # noqa: BLE001 - handed on to the loop
+                error = raised
+            self._loop.call_soon_threadsafe(then, error)
+
+        self._disk.submit(run)
+
+
+def _wait_for_lock(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA busy_timeout={int(LOCK_SECONDS * 1000)}")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    finally:
+        connection.execute("PRAGMA busy_timeout=0")
+
+
+def _rollback(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def _run_together(connection: sqlite3.Connection, batch: list[_Piece]) -> list[Any] | None:

@@ -68,6 +68,8 @@ def books(target: Live) -> Iterator[Books]:
 def session() -> Iterator[requests.Session]:
     with requests.Session() as made:
         made.trust_env = False
+        # A connection kept open may be closed for idleness at the very moment of its next use.
+        made.headers["connection"] = "close"
         yield made
 
 

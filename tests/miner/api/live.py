@@ -28,8 +28,14 @@ SHORT = {
     "FAILURE_RATE_PER_ADDRESS": "1e9",
     "FAILURE_BURST_PER_ADDRESS": "1000000000",
 }
-#: All that a request may leave behind, but for its nonce.
-TABLES = ("offers", "decisions", "reservations", "jobs", "events")
+#: All that a request may leave behind, but for its nonce. Of events those that time brings are left out.
+TABLES = (
+    "offers",
+    "decisions",
+    "reservations",
+    "jobs",
+    "events WHERE kind NOT IN ('job_failed', 'reservation_lapsed')",
+)
 
 
 @dataclass

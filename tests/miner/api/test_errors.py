@@ -195,7 +195,7 @@ async def test_a_wrong_value_is_shown_up_to_a_point(house: House) -> None:
     assert "value" not in named  # it would have to be put together from a very long request
     reply = await house.post("/task_offer/", {**task().offer(), "model": "x " * 1000})
     (named,) = reply.json()["fields"]
-    assert len(named["value"]) == errors.MAX_SHOWN + 1
+    assert errors.MAX_SHOWN - 5 < len(named["value"]) <= errors.MAX_SHOWN + 1
 
 
 async def test_a_million_wrong_values_do_not_keep_others_waiting(house: House) -> None:

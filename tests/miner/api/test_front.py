@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from bittensor_core import Keypair
 
-from miner.api.front import CLIENT_GONE, ClientGone, Front
+from miner.api.front import CLIENT_GONE
+from miner.app import public_app
 from miner.fiber import AUTH_HEADERS, sign_headers
 from miner.identity import Identity
-from miner.metrics import Metrics
-from tests.miner.api.house import MINER, VALIDATOR, House, open_house, task
+from tests.miner.api.house import MINER, STRANGER, VALIDATOR, House, open_house, task
 
 
 @pytest.fixture
@@ -90,20 +90,42 @@ async def test_places_are_given_back_however_a_request_ends(narrow: House) -> No
     assert (await narrow.public.get("/healthz")).status_code == 200
 
 
-async def test_who_hangs_up_is_counted_as_such_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics()
+async def hang_up(house: House, address: str) -> None:
+    """Send half a body to the daemon, and no more."""
+    headers = sign_headers(VALIDATOR, MINER.ss58_address, b"{}")
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/task_offer/",
+        "raw_path": b"/task_offer/",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": (address, 1),
+    }
+    coming = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
 
-    async def gone(*_: object) -> int:
-        raise ClientGone
+    async def receive() -> Any:
+        return coming.pop(0)
 
-    async def never(*_: object) -> None:
-        raise AssertionError("not to be asked")
+    async def send(_: Any) -> None:
+        """Nobody is there."""
 
-    front = Front(never, shortcuts={"/x": gone}, on_error=lambda _: never, metrics=metrics, max_concurrent=1)
-    for _ in range(3):
-        await front({"type": "http", "path": "/x", "method": "POST", "client": None}, never, never)
-    assert f'god_miner_requests_total{{route="other",status="{CLIENT_GONE}"}} 3.0' in metrics.page().decode()
+    await public_app(house.daemon).asgi(scope, receive, send)
+
+
+async def test_who_hangs_up_is_counted_as_such_and_is_no_error(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await hang_up(house, "192.0.2.1")
+    assert house.metric(f'god_miner_requests_total{{route="/task_offer/",status="{CLIENT_GONE}"}}') == 1
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_bodies_that_do_not_come_count_as_failures(tmp_path: Path, template: Path) -> None:
+    async with open_house(tmp_path, template, FAILURE_BURST_PER_ADDRESS="3") as house:
+        for _ in range(3):
+            await hang_up(house, "127.0.0.1")
+        assert (await house.offer(task())).status_code == 429
 
 
 async def test_requests_are_counted_by_route_and_status_not_by_what_was_asked(house: House) -> None:
@@ -125,17 +147,21 @@ async def test_requests_are_counted_by_route_and_status_not_by_what_was_asked(ho
     assert len([line for line in page.splitlines() if line.startswith(counted)]) == 4
 
 
-async def test_each_request_is_one_line_without_its_query(
+async def test_strangers_leave_no_lines_and_at_debug_level_one_without_what_they_wrote(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="miner.access")
+    caplog.set_level(logging.INFO, logger="miner")
+    await house.public.get("/healthz?token=secret")
+    await house.public.get("/" + "x" * 5000)
+    await house.offer(task(), signer=STRANGER)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("miner")] == []
+    caplog.set_level(logging.DEBUG, logger="miner.access")
     await house.public.get("/healthz?token=secret")
     await house.public.get("/" + "x" * 5000)
     first, second = [record.getMessage() for record in caplog.records if record.name == "miner.access"]
     assert first.startswith("GET /healthz 200 ")
-    assert first.endswith(" 127.0.0.1")
-    assert "secret" not in first
-    assert len(second) < 300
+    assert first.endswith(" ms 127.0.0.1")
+    assert second.startswith("GET other 404 ")
 
 
 async def test_a_flood_of_garbage_wakes_nobody_and_stores_nothing(

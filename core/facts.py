@@ -1,0 +1,31 @@
+"""The base of every immutable record that travels: strict about keys, never NaN, never changed in place."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """Frozen, no unknown keys, no infinities: what is written to JSON comes back equal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Confidence(StrEnum):
+    """How well a fact is known, best first."""
+
+    CONFIG = "config"  # read from the model's own config.json, or measured
+    GIVEN = "given"  # stated by whoever asked (an offer's parameter count, an operator's --rows)
+    TABLE = "table"  # from our table of known models, matched by family and size
+    NAME = "name"  # read out of the model's name
+    GUESS = "guess"  # a typical value, because nothing better was there
+
+
+#: Best first, to find the weakest of several.
+RANKED = tuple(Confidence)
+
+
+def weakest(found: list[Confidence]) -> Confidence:
+    return max(found, key=RANKED.index, default=Confidence.GUESS)

@@ -1,0 +1,289 @@
+"""From a config.json, or from a name and a count, to `ModelFacts`. Never fails: it says how sure it is.
+
+A count that someone states beats a name: names lie, and tournament models come under made-up ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from core.facts import Confidence
+from core.model_names import architecture_from_name, family_from_name, params_from_name, usable_count
+from core.model_table import IMAGE_ROWS, ROWS, Row
+from core.models import DECIDING, Family, ModelFacts, MoeFacts
+from core.shapes import idle_params, shape_params
+from core.tasks import ImageModelType
+
+#: What a text model is taken for when not even its size is known: the middle of what validators send.
+TYPICAL_PARAMS = 8_000_000_000
+
+
+@lru_cache(maxsize=1024)
+def facts_from_name(
+    model_id: str, params_count: int | None = None, image_type: ImageModelType | None = None
+) -> ModelFacts:
+    """What a name and perhaps a count tell. Cheap enough for the offer path; nothing is looked up."""
+    if image_type is not None:
+        return image_facts(model_id, image_type)
+    family = family_from_name(model_id)
+    given, named = usable_count(params_count), params_from_name(model_id)
+    params = given or named or TYPICAL_PARAMS
+    sure = Confidence.GIVEN if given else Confidence.NAME if named else Confidence.GUESS
+    row = _nearest(family, architecture_from_name(model_id), params)
+    known = family is not Family.UNKNOWN and abs(math.log(params / row.params)) < 0.12
+    shape_sure = Confidence.TABLE if known else Confidence.GUESS
+    facts = facts_from_row(row, model_id, family, given or (row.params if known else params))
+    if not known:
+        facts = _scaled(facts, params)
+    sources = dict.fromkeys(("layers", "hidden", "intermediate", "vocab", "heads"), shape_sure)
+    sources["family"] = Confidence.GUESS if family is Family.UNKNOWN else Confidence.NAME
+    sources["params_total"] = sure
+    return facts.model_copy(update={"sources": sources})
+
+
+def image_facts(model_id: str, image_type: ImageModelType) -> ModelFacts:
+    """Diffusion models come in one shape per type, so the table is surer than any count."""
+    row = IMAGE_ROWS[image_type]
+    return ModelFacts(
+        model_id=model_id,
+        family=row.family,
+        architecture=image_type.value,
+        params_total=row.facts.backbone_params,
+        params_active=row.facts.backbone_params,
+        layers=row.layers,
+        hidden=row.hidden,
+        intermediate=row.intermediate,
+        heads=row.heads,
+        kv_heads=row.heads,
+        head_dim=row.hidden // row.heads,
+        vocab=1,
+        max_position=row.facts.tokens_at_1024,
+        tied_embeddings=True,
+        image=row.facts,
+        sources=dict.fromkeys(DECIDING, Confidence.TABLE),
+    )
+
+
+def _nearest(family: Family, variant: str | None, params: int) -> Row:
+    """The published model nearest in size: of the variant, else the family, else of the Llama kind."""
+
+    def distance(row: Row) -> float:
+        return abs(math.log(row.params / params))
+
+    of_family = [row for row in ROWS if row.family is family]
+    of_variant = [row for row in of_family if row.architecture == variant]
+    exact = [row for row in of_variant if distance(row) < 0.12]
+    plain = [row for row in ROWS if row.family in (Family.LLAMA, Family.QWEN) and row.moe is None]
+    return min(exact or of_family or plain, key=distance)
+
+
+def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> ModelFacts:
+    facts = ModelFacts(
+        model_id=model_id,
+        family=family,
+        architecture=row.architecture,
+        params_total=params,
+        params_active=params,
+        layers=row.layers,
+        hidden=row.hidden,
+        intermediate=row.intermediate,
+        heads=row.heads,
+        kv_heads=row.kv_heads,
+        head_dim=row.head_dim,
+        vocab=row.vocab,
+        max_position=row.max_position,
+        tied_embeddings=row.tied,
+        gated_mlp=row.gated,
+        q_lora_rank=row.latent[0] or None if row.latent else None,
+        kv_lora_rank=row.latent[1] if row.latent else None,
+        moe=row.moe,
+    )
+    return _with_active(facts)
+
+
+def _with_active(facts: ModelFacts) -> ModelFacts:
+    whole = shape_params(facts)
+    active = round(facts.params_total * (whole - idle_params(facts)) / whole)
+    return facts.model_copy(update={"params_active": max(min(active, facts.params_total), 0)})
+
+
+def _scaled(facts: ModelFacts, params: int) -> ModelFacts:
+    """The same proportions at another size: depth and width grow alike, as they do in published series."""
+    low, high = 1e-3, 1e3
+    for _ in range(24):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if shape_params(_stretched(facts, middle)) < params else (low, middle)
+    stretched = _stretched(facts, high)
+    if shape_params(stretched) > 1.05 * params:  # a toy: no published vocabulary fits into it
+        spare = params - (shape_params(stretched) - stretched.embedding_params)
+        tables = 1 if stretched.tied_embeddings else 2
+        vocab = max(spare // (stretched.hidden * tables), 256)
+        stretched = stretched.model_copy(update={"vocab": min(vocab, stretched.vocab)})
+    return _with_active(stretched.model_copy(update={"params_total": params}))
+
+
+def _stretched(facts: ModelFacts, by: float) -> ModelFacts:
+    heads = max(round(facts.heads * by), 1)
+    hidden = max(round(facts.hidden * by / 64) * 64, 64)
+    moe = facts.moe and facts.moe.model_copy(
+        update={"expert_intermediate": max(round(facts.moe.expert_intermediate * by), 1)}
+    )
+    return facts.model_copy(
+        update={
+            "layers": max(round(facts.layers * by), 1),
+            "hidden": hidden,
+            "intermediate": max(round(facts.intermediate * hidden / facts.hidden), 1),
+            "heads": heads,
+            "kv_heads": max(round(facts.kv_heads * heads / facts.heads), 1),
+            "moe": moe,
+        }
+    )
+
+
+#: config.json spells one idea in several ways; the first key that is there counts.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim", "qk_nope_head_dim", "kv_channels"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "max_position": ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length"),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "sliding_window": ("sliding_window",),
+}
+_FAMILY_OF: Mapping[str, Family] = {
+    **{row.architecture: row.family for row in ROWS},
+    "llama": Family.LLAMA,
+    "llama4_text": Family.LLAMA,
+    "mistral3": Family.MISTRAL,
+    "gemma3n": Family.GEMMA,
+    "phimoe": Family.PHI,
+    "gptj": Family.PYTHIA,
+    "gpt_bigcode": Family.STARCODER,
+    "granitemoe": Family.GRANITE,
+    "chatglm": Family.GLM,
+}
+#: Architectures whose configs leave the key out when embeddings are tied.
+_TIED_BY_DEFAULT = (
+    "gemma",
+    "gpt2",
+    "gpt_neo",
+    "opt",
+    "falcon",
+    "bloom",
+    "starcoder2",
+    "cohere",
+    "gpt_bigcode",
+)
+_UNGATED = (
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "phi",
+    "starcoder2",
+    "gptj",
+    "gpt_bigcode",
+)
+_MOST = 10**9
+
+
+def facts_from_config(
+    config: Mapping[str, Any], model_id: str = "", params_count: int | None = None
+) -> ModelFacts:
+    """From the model's own config.json. Fields that are missing or nonsense fall back to name and count."""
+    whole, text = config, config.get("text_config")
+    config = {**whole, **text} if isinstance(text, Mapping) else whole
+    architecture = str(config.get("model_type") or "")[:64]
+    guessed = facts_from_name(f"{model_id or architecture}"[:300], usable_count(params_count))
+    read = {field: number for field, keys in _KEYS.items() if (number := _number(config, keys)) is not None}
+    if "hidden" not in read or "layers" not in read:
+        return guessed
+    family = _family(architecture, model_id)
+    facts = guessed.model_copy(
+        update={
+            **_completed(read, config, architecture),
+            "model_id": model_id,
+            "family": family,
+            "architecture": architecture or guessed.architecture,
+            "moe": _experts(config, read),
+            "dtype": _dtype(config),
+            "sources": {**guessed.sources, **dict.fromkeys([*read, "family"], Confidence.CONFIG)},
+        }
+    )
+    return _counted(facts, usable_count(params_count))
+
+
+def _family(architecture: str, model_id: str) -> Family:
+    """CodeLlama and SmolLM say "llama" in their configs: a name that agrees with that is more exact."""
+    exact = family_from_name(model_id)
+    by_config = _FAMILY_OF.get(architecture) or _FAMILY_OF.get(architecture.removesuffix("_text"))
+    if by_config is None:
+        return family_from_name(architecture) if exact is Family.UNKNOWN else exact
+    alike = any(row.family is exact and row.architecture == architecture for row in ROWS)
+    return exact if alike else by_config
+
+
+def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST:
+            return value
+    return None
+
+
+def _completed(read: Mapping[str, int], config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """What configs leave out because it follows from the rest."""
+    hidden, heads = read["hidden"], read.get("heads", max(read["hidden"] // 128, 1))
+    one_key = architecture == "falcon" and config.get("multi_query") is True
+    tied = config.get("tie_word_embeddings")
+    return {
+        "heads": heads,
+        "kv_heads": 1 if one_key and "kv_heads" not in read else heads,
+        "head_dim": max(hidden // heads, 1),
+        "intermediate": 4 * hidden,
+        "gated_mlp": not architecture.startswith(_UNGATED) or architecture.startswith("phi3"),
+        "tied_embeddings": tied if isinstance(tied, bool) else architecture.startswith(_TIED_BY_DEFAULT),
+        "q_lora_rank": None,
+        "kv_lora_rank": None,
+        "sliding_window": None,
+        **read,
+    }
+
+
+def _experts(config: Mapping[str, Any], read: Mapping[str, int]) -> MoeFacts | None:
+    experts = _number(config, ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"))
+    chosen = _number(config, ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts"))
+    if experts is None or experts < 2:
+        return None
+    width = _number(config, ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"))
+    return MoeFacts(
+        experts=experts,
+        experts_per_token=min(chosen or 2, experts),
+        expert_intermediate=width or read.get("intermediate", 4 * read["hidden"]),
+        shared_experts=_number(config, ("n_shared_experts", "num_shared_experts")) or 0,
+        dense_layers=_number(config, ("first_k_dense_replace",)) or 0,
+    )
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    named = config.get("torch_dtype", config.get("dtype"))
+    return named if named in ("float16", "float32", "bfloat16") else "bfloat16"
+
+
+def _counted(facts: ModelFacts, given: int | None) -> ModelFacts:
+    """A count from outside wins where it can be true: it sees vision towers and parts that we do not model.
+    Half of the shape's or less is a quantised file's count of bytes; a hundred times as much is nonsense."""
+    by_shape = shape_params(facts)
+    believed = given is not None and 0.6 * by_shape <= given <= 100 * by_shape
+    params = given if given is not None and believed else by_shape
+    sources = {**facts.sources, "params_total": Confidence.GIVEN if believed else Confidence.CONFIG}
+    return _with_active(facts.model_copy(update={"params_total": params, "sources": sources}))

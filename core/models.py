@@ -1,0 +1,132 @@
+"""What is known of a base model: family, parameters, shape, and how sure each of these is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from core.facts import Confidence, Record, weakest
+from core.tasks import ImageModelType
+
+
+class Family(StrEnum):
+    """What operators and policies name. `architecture` beside it is the exact `model_type` of the config."""
+
+    LLAMA = "llama"
+    CODELLAMA = "codellama"
+    MISTRAL = "mistral"
+    MIXTRAL = "mixtral"
+    QWEN = "qwen"
+    GEMMA = "gemma"
+    PHI = "phi"
+    DEEPSEEK = "deepseek"
+    FALCON = "falcon"
+    PYTHIA = "pythia"
+    GPT2 = "gpt2"
+    OPT = "opt"
+    BLOOM = "bloom"
+    STARCODER = "starcoder"
+    STABLELM = "stablelm"
+    OLMO = "olmo"
+    GRANITE = "granite"
+    COHERE = "cohere"
+    INTERNLM = "internlm"
+    GLM = "glm"
+    SMOLLM = "smollm"
+    YI = "yi"
+    GPT_OSS = "gpt-oss"
+    SDXL = "sdxl"
+    FLUX = "flux"
+    Z_IMAGE = "z-image"
+    QWEN_IMAGE = "qwen-image"
+    IDEOGRAM = "ideogram"
+    KREA = "krea"
+    UNKNOWN = "unknown"
+
+
+class MoeFacts(Record):
+    """A mixture of experts, as far as memory and time care."""
+
+    experts: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    #: Width of one routed expert's MLP; `ModelFacts.intermediate` is that of the dense layers.
+    expert_intermediate: int = Field(ge=1)
+    shared_experts: int = Field(default=0, ge=0)
+    #: How many layers have an ordinary MLP instead of experts.
+    dense_layers: int = Field(default=0, ge=0)
+
+
+class ImageFacts(Record):
+    """A diffusion model: the part that is trained, and the frozen parts that lie beside it in memory."""
+
+    image_type: ImageModelType
+    #: Parameters of the U-Net or transformer that is trained (or carries the adapter).
+    backbone_params: int = Field(ge=0)
+    text_encoder_params: int = Field(ge=0)
+    vae_params: int = Field(ge=0)
+    #: Tokens (or latent positions that attention sees) of one 1024×1024 picture with its prompt.
+    tokens_at_1024: int = Field(ge=1)
+    #: Adapter parameters per unit of rank, backbone only, and of the text encoders when they are trained too.
+    adapter_params_per_rank: int = Field(ge=0)
+    text_adapter_params_per_rank: int = Field(ge=0)
+
+
+class ModelFacts(Record):
+    """One base model. For image models the transformer fields describe the diffusion backbone."""
+
+    model_id: str
+    family: Family
+    #: `model_type` in config.json ("llama", "qwen3_moe"); for image models the image type.
+    architecture: str
+    params_total: int = Field(ge=0)
+    #: Parameters that one token passes through; equal to the total unless it is a mixture of experts.
+    params_active: int = Field(ge=0)
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocab: int = Field(ge=1)
+    max_position: int = Field(ge=1)
+    tied_embeddings: bool
+    #: True: three MLP matrices (gate, up, down), as in Llama; False: two, as in GPT-2 and Falcon.
+    gated_mlp: bool = True
+    sliding_window: int | None = None
+    #: Multi-head latent attention (DeepSeek V2/V3): its ranks shape the projections.
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    moe: MoeFacts | None = None
+    image: ImageFacts | None = None
+    #: As stored in the repository: "bfloat16", "float16", "float32".
+    dtype: str = "bfloat16"
+    #: Per field, by name; a field not listed is as sure as `confidence` says.
+    sources: dict[str, Confidence] = Field(default_factory=dict)
+
+    @property
+    def confidence(self) -> Confidence:
+        """As sure as the weakest of the facts that decide: size and shape."""
+        return weakest([self.sources[name] for name in DECIDING if name in self.sources])
+
+    @property
+    def is_image(self) -> bool:
+        return self.image is not None
+
+    @property
+    def embedding_params(self) -> int:
+        """The embedding table, and the output head where it is a matrix of its own."""
+        if self.is_image:
+            return 0
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the repository's weights: what is downloaded and read from disk."""
+        per_param = 4 if self.dtype == "float32" else 2
+        extra = self.image.text_encoder_params + self.image.vae_params if self.image else 0
+        return (self.params_total + extra) * per_param
+
+
+#: The fields whose certainty is the model's certainty.
+DECIDING = ("family", "params_total", "layers", "hidden", "intermediate", "vocab")

@@ -1,0 +1,131 @@
+"""A profile file, its sections, and what remains of it for one task and model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from core.facts import Record
+from core.models import Family
+from core.profile.targets import ContainerTargets, Limits, Scale, Targets
+from core.profile.words import Band, OneOrMany, TaskWord
+from core.tasks import ImageModelType
+
+
+class When(Record):
+    """What a section is for; all that is written must hold. Nothing written: always."""
+
+    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(
+        default=None, description="Task types: instruct, chat, dpo, grpo, image."
+    )
+    image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
+        default=None, description="Image model types: sdxl, flux, z-image, …"
+    )
+    size: Band | None = Field(default=None, description="Model size: <7B, 7B-13B, >=70B.")
+    family: Annotated[list[Family], OneOrMany()] | None = Field(
+        default=None, description="Model families: llama, qwen, mistral, …"
+    )
+
+
+EngineConfig = dict[str, JsonValue]
+
+
+def _env_value(value: Any) -> Any:
+    """`NCCL_NTHREADS: 8` is fine; `on` and `no` are words to YAML and would arrive as True and False."""
+    if isinstance(value, bool):
+        raise ValueError("quote it: YAML reads this word as a boolean, the program reads the text")
+    return str(value) if isinstance(value, int | float) else value
+
+
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
+    Annotated[str, BeforeValidator(_env_value), Field(max_length=4096)],
+]
+
+
+class EngineConfigs(Record):
+    """Keys handed to an engine as they are; checked against its real schema like all others."""
+
+    axolotl: EngineConfig = Field(default_factory=dict, description="Into Axolotl's YAML.")
+    kohya: EngineConfig = Field(default_factory=dict, description="Into kohya's TOML.")
+    ai_toolkit: EngineConfig = Field(
+        default_factory=dict, alias="ai-toolkit", description="Into ai-toolkit's YAML, by dotted path."
+    )
+    native: EngineConfig = Field(default_factory=dict, description="Into the native trainer's settings.")
+
+
+class Section(Record):
+    """Settings for some tasks, sizes or families, laid over the general ones in the order written."""
+
+    when: When = Field(default=When(), description="What the section is for.")
+    targets: Targets = Field(default=Targets(), description="Targets that differ.")
+    scale: Scale = Field(default=Scale(), description="Factors on targets.")
+    limits: Limits = Field(default=Limits(), description="Limits that differ.")
+    env: Env = Field(default_factory=dict, description="Environment variables to add.")
+    engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys to add.")
+
+
+class Profile(Record):
+    """One profile file."""
+
+    description: str = Field(default="", description="One line for `profile list`.")
+    extends: str | None = Field(
+        default=None, description="Name of a profile, or path of a file, that this one is laid over."
+    )
+    hardware: str | None = Field(
+        default=None,
+        description="What it is made for, like 4xH100: the default of `plan` and `profile check`.",
+    )
+    notes: list[str] = Field(
+        default_factory=list,
+        description="Lines for `profile explain`: what of the source is not set here, and why.",
+    )
+    targets: Targets = Field(default=Targets(), description="What the operator wants, for every task.")
+    limits: Limits = Field(default=Limits(), description="What is never exceeded.")
+    container: ContainerTargets = Field(default=ContainerTargets(), description="The container around a job.")
+    env: Env = Field(default_factory=dict, description="Environment variables of the training.")
+    engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
+    sections: dict[str, Section] = Field(
+        default_factory=dict, description="Differences by task, size or family, by a name of your choice."
+    )
+
+
+class Origin(Record):
+    """Where a value came from."""
+
+    file: str
+    #: None for a built-in default.
+    line: int | None = None
+    #: The section, when it is not general.
+    section: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line is not None else self.file
+        return f"{where} ({self.section})" if self.section else where
+
+
+class ResolvedProfile(Record):
+    """A profile for one task and model: flat, every value with its origin. What the planner reads."""
+
+    name: str
+    digest: str
+    hardware: str | None
+    targets: Targets
+    limits: Limits
+    container: ContainerTargets
+    env: dict[str, str]
+    engine_config: EngineConfigs
+    #: The sections that matched, in order.
+    sections: tuple[str, ...]
+    #: By dotted path without "sections": "targets.lora_r", "limits.gpu_memory", "env.NCCL_NTHREADS".
+    origins: dict[str, Origin]
+    #: Targets changed by `scale`: the value before, by name.
+    before_scale: dict[str, float]
+
+    def origin(self, path: str) -> Origin:
+        return self.origins.get(path, Origin(file="default"))
+
+    def is_set(self, path: str) -> bool:
+        """Whether an operator wrote it (in this profile or one it extends), as opposed to a default."""
+        return path in self.origins

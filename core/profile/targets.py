@@ -1,0 +1,399 @@
+"""What an operator may want (`Targets`), never exceed (`Limits`) and multiply (`Scale`).
+
+Every key is documented where it is declared; `docs/profiles.md` and the JSON Schema come from here. Names are
+Axolotl's where the idea is the same, for text and images alike; what another engine calls it is the
+renderer's business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from core.choices import (
+    Attention,
+    BackwardPrefetch,
+    CompileMode,
+    Engine,
+    EvalMetric,
+    GpuStrategy,
+    ImageLoss,
+    Method,
+    Optimizer,
+    Schedule,
+)
+from core.facts import Record
+from core.profile.words import Band, IntRange, OneOrMany, Range, TaskWord
+from core.tasks import ImageModelType
+from core.units import Bytes, Params, Seconds
+
+
+class GpuStep(Record):
+    """One line of `gpus_by_size`."""
+
+    above: Params = Field(description="Models with more parameters than this …")
+    gpus: int = Field(ge=1, le=64, description="… get this many GPUs.")
+
+
+class LrStageTarget(Record):
+    """One stage of `lr_stages`."""
+
+    share: float = Field(gt=0, le=1, description="Part of the training that this stage takes.")
+    factor: float = Field(gt=0, le=100, description="Factor on `learning_rate` during it.")
+
+
+class Lane(Record):
+    """GPUs set aside for some tasks."""
+
+    gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
+    size: Band | None = Field(default=None, description="Only models in this size band.")
+    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Only these tasks.")
+    image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
+        default=None, description="Only these image model types."
+    )
+    gpus_per_job: int | None = Field(
+        default=None, ge=1, description="GPUs that one job takes of the lane; unset: all of it."
+    )
+
+
+class Targets(Record):
+    """What the operator wants. Honoured as far as the limits allow; each step back is reported."""
+
+    # — which machinery
+    engine: Engine | None = Field(
+        default=None,
+        description="What trains. Unset: axolotl for text, kohya for SDXL and "
+        "Flux, ai-toolkit for the others.",
+    )
+    method: Method | None = Field(
+        default=None, description="Full fine-tune, LoRA or QLoRA. Unset: by `full_below`."
+    )
+    full_below: Params | None = Field(
+        default=None,
+        description="Models smaller than this are fine-tuned in full (when "
+        "`method` is unset), the others by LoRA.",
+    )
+    # — the adapter
+    lora_r: int = Field(default=64, ge=1, le=8192, description="LoRA rank (kohya: network_dim).")
+    lora_alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="LoRA alpha (kohya: network_alpha). Unset: 32 for text, the rank for images.",
+    )
+    lora_dropout: float = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
+    lora_target_modules: list[str] | None = Field(
+        default=None, description="Layers that carry an adapter. Unset: every linear layer."
+    )
+    rslora: bool = Field(default=False, description="Scale by alpha/√r instead of alpha/r.")
+    dora: bool = Field(default=False, description="Weight-decomposed LoRA.")
+    loraplus_lr_ratio: float | None = Field(
+        default=None, gt=0, description="LoRA+: rate of B over rate of A."
+    )
+    adapter_fp32: bool = Field(default=True, description="Adapter weights in fp32 beside a bf16 base.")
+    lora_kernels: bool | None = Field(
+        default=None, description="Axolotl's Triton kernels for LoRA. Unset: on GPUs, where they are allowed."
+    )
+    # — the batch
+    micro_batch_size: int = Field(
+        default=8, ge=1, le=4096, description="Sequences per GPU and forward pass (kohya: train_batch_size)."
+    )
+    gradient_accumulation_steps: int = Field(
+        default=1, ge=1, le=4096, description="Forward passes per optimizer step."
+    )
+    effective_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Sequences per optimizer step over all GPUs. Set: accumulation follows from it. "
+        "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
+    )
+    # — how long
+    num_epochs: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="Passes over the data. Unset: from the clock, up to the limit.",
+    )
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Optimizer steps at most. Unset: from the epochs and the clock.",
+    )
+    # — the learning rate
+    learning_rate: float = Field(default=2e-4, gt=0, le=10, description="Peak learning rate.")
+    lora_lr_factor: float = Field(
+        default=10.0,
+        gt=0,
+        le=100,
+        description="Factor on learning_rate where LoRA has to stand in for a full fine-tune.",
+    )
+    text_encoder_lr: float | None = Field(
+        default=None, ge=0, le=10, description="Images: the text encoders' rate. Unset or 0: not trained."
+    )
+    lr_gpu_scale: dict[int, float] = Field(
+        default_factory=dict,
+        description="Factor on the learning rate by GPU count: `{2: 1.2, 4: "
+        "1.5}`; the nearest count below applies.",
+    )
+    lr_scheduler: Schedule = Field(default=Schedule.COSINE, description="How the rate moves.")
+    lr_cycles: IntRange = Field(
+        default=Range(low=1, high=1),
+        description="Restarts of cosine_with_restarts: a number, or a range to "
+        "choose from by training length.",
+    )
+    min_lr_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="End of the decay as a share of the peak."
+    )
+    cooldown_share: float = Field(
+        default=0.2, ge=0, le=1, description="warmup_stable_decay: the last part that decays."
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="Steps up to the peak. Wins over warmup_ratio."
+    )
+    warmup_ratio: float = Field(default=0.03, ge=0, le=1, description="Warmup as a share of all steps.")
+    lr_stages: list[LrStageTarget] = Field(
+        default_factory=list, description="Stages of the learning rate; their shares add up to 1."
+    )
+    plateau_factor: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Factor on the rate when the evaluation stops falling. Unset: off.",
+    )
+    plateau_growth: float = Field(default=1.0, ge=1, le=2, description="Factor while it falls.")
+    plateau_patience: int = Field(
+        default=2, ge=1, description="Evaluations without progress before the factor."
+    )
+    # — the optimizer
+    optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's first beta.")
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW's second beta.")
+    adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, le=10, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping by global norm; 0: none.")
+    fp32_master: bool | None = Field(
+        default=None, description="Full fine-tune: fp32 master weights. Unset: where memory allows it."
+    )
+    ema_decay: float | None = Field(
+        default=None, gt=0, lt=1, description="Exponential moving average of the weights. Unset: none."
+    )
+    ema_every: int = Field(default=1, ge=1, description="Steps between updates of the average.")
+    # — sequences
+    sequence_len: int | None = Field(
+        default=None,
+        ge=16,
+        le=1_048_576,
+        description="Tokens per sequence. Unset: from the data's 99th percentile.",
+    )
+    sample_packing: bool | None = Field(
+        default=None, description="Several rows in one sequence (SFT only). Unset: where it saves time."
+    )
+    group_by_length: bool = Field(
+        default=False, description="Batches of like lengths; no effect when packed."
+    )
+    # — evaluation and checkpoints
+    eval_steps: int | None = Field(
+        default=None, ge=1, description="Steps between evaluations. Unset: about ten per run."
+    )
+    save_steps: int | None = Field(
+        default=None, ge=1, description="Steps between checkpoints. Unset: with each evaluation."
+    )
+    save_every_epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Images with kohya: epochs between files (its step files go unrecognised).",
+    )
+    save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
+    val_set_size: float = Field(
+        default=0.02,
+        ge=0,
+        lt=1,
+        description="Share of the rows held out for evaluation; at most val_rows_max.",
+    )
+    val_rows_max: int = Field(default=500, ge=0, description="Rows held out at most.")
+    early_stopping_patience: int | None = Field(
+        default=None, ge=1, description="Evaluations without a better one before stopping. Unset: never."
+    )
+    load_best: bool = Field(default=True, description="Submit the best checkpoint instead of the last.")
+    eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What 'best' is measured in.")
+    # — numbers and kernels
+    bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
+    fp16: bool = Field(default=False, description="float16 arithmetic; only for cards without bfloat16.")
+    tf32: bool = Field(default=True, description="TensorFloat-32 for what is left in fp32.")
+    fp8: bool = Field(
+        default=False, description="fp8 matrix products (Hopper and later; native trainer and full SFT)."
+    )
+    attention: Attention | None = Field(
+        default=None,
+        description="Attention kernel. Unset: flash attention where the image has it, else sdpa.",
+    )
+    compile_mode: CompileMode | None = Field(default=None, description="torch.compile. Unset: not compiled.")
+    gradient_checkpointing: bool | None = Field(
+        default=None,
+        description="Recompute activations in the backward pass. Unset: only where memory demands it.",
+    )
+    activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
+    fused_loss: bool = Field(default=True, description="Cross-entropy without the full logits in memory.")
+    liger: bool = Field(default=False, description="Liger kernels.")
+    neftune_alpha: float | None = Field(default=None, ge=0, description="Noise on the embeddings (SFT).")
+    # — the data loader
+    dataloader_num_workers: int = Field(default=4, ge=0, le=1024, description="Loader processes per GPU.")
+    dataloader_prefetch_factor: int = Field(default=2, ge=1, le=1024, description="Batches ahead per worker.")
+    dataloader_pin_memory: bool = Field(default=True, description="Page-locked host memory.")
+    dataloader_persistent_workers: bool = Field(default=False, description="Keep workers between epochs.")
+    dataloader_drop_last: bool = Field(default=False, description="Drop the last partial batch.")
+    # — GPUs
+    gpu_strategy: GpuStrategy = Field(default=GpuStrategy.AUTO, description="How many GPUs a job gets.")
+    gpus_by_size: list[GpuStep] = Field(
+        default_factory=list, description="by_size: the largest step that the model exceeds; 1 GPU below all."
+    )
+    lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
+    fsdp_above: Params | None = Field(
+        default=None, description="FSDP from this size on. Unset: where one card cannot hold the model."
+    )
+    fsdp_reshard_after_forward: bool = Field(default=True, description="full_shard: free layers after use.")
+    fsdp_forward_prefetch: bool = Field(default=True, description="Fetch the next layer early (FSDP1).")
+    fsdp_limit_all_gathers: bool = Field(default=True, description="Bound the gathers in flight (FSDP1).")
+    fsdp_backward_prefetch: BackwardPrefetch = Field(
+        default=BackwardPrefetch.PRE, description="Prefetch order in the backward pass (FSDP1)."
+    )
+    seed: int = Field(default=42, ge=0, le=2**31 - 1, description="Random seed.")
+    main_process_port: int | None = Field(
+        default=None, ge=1024, le=65535, description="Fixed launch port. Unset: a free one per job."
+    )
+    # — preference and reinforcement
+    dpo_beta: float = Field(default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1.")
+    dpo_precompute_reference: bool | None = Field(
+        default=None, description="DPO: reference log-probs once, beforehand. Unset: where it saves time."
+    )
+    grpo_beta: float = Field(default=0.0, ge=0, description="GRPO: weight of the KL to the base model.")
+    grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
+    grpo_max_completion: int = Field(
+        default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."
+    )
+    grpo_temperature: float = Field(
+        default=0.9, gt=0, description="GRPO: sampling temperature; validators use 0.9."
+    )
+    grpo_vllm: bool = Field(default=False, description="GRPO: generate with vLLM beside the training.")
+    # — images
+    resolution: int = Field(default=1024, ge=64, le=4096, description="Images: side of the square.")
+    image_repeats: int | None = Field(
+        default=None, ge=1, description="Images: times per epoch. Unset: what the dataset was prepared with."
+    )
+    vae_batch_size: int = Field(
+        default=4, ge=1, description="Images: batch of the latent cache, nothing else."
+    )
+    image_loss: ImageLoss = Field(
+        default=ImageLoss.L2, description="Images: loss; validators score squared error."
+    )
+    huber_c: float | None = Field(default=None, gt=0, description="Images: only with a huber loss.")
+    min_snr_gamma: float | None = Field(
+        default=None, gt=0, description="SDXL: min-SNR weighting; nothing on Flux."
+    )
+    noise_offset: float | None = Field(default=None, ge=0, description="Images: noise offset.")
+    scale_weight_norms: float | None = Field(
+        default=None, gt=0, description="Images: cap on LoRA weight norms."
+    )
+    caption_dropout: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Images: part of the captions left out; scoring weighs no-caption 3:1.",
+    )
+    guidance_scale: float | None = Field(default=None, ge=0, description="Flux: guidance during training.")
+    timestep_sampling: str | None = Field(
+        default=None, description="Flux and later: how timesteps are drawn."
+    )
+    flow_shift: float | None = Field(default=None, gt=0, description="Flux: discrete_flow_shift.")
+    quantize_base: bool | None = Field(
+        default=None, description="ai-toolkit: frozen weights in 8 bits. Unset: only where memory demands it."
+    )
+    conv_rank: int | None = Field(
+        default=None, ge=1, description="Images: rank on convolutions. Unset: none."
+    )
+    conv_alpha: float | None = Field(default=None, gt=0, description="Images: alpha on convolutions.")
+
+    @model_validator(mode="after")
+    def stage_shares_add_up(self) -> Self:
+        total = sum(stage.share for stage in self.lr_stages)
+        if self.lr_stages and abs(total - 1) > 0.01:
+            raise ValueError(f"the shares of lr_stages add up to {total:g}, not to 1")
+        return self
+
+
+class Limits(Record):
+    """What is never exceeded."""
+
+    gpu_memory: Bytes | None = Field(
+        default=None, description="GPU memory that a job may use, per card. Unset: `gpu_memory_share` of it."
+    )
+    gpu_memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="The same as a share of the card; the lower of the two counts."
+    )
+    min_gpus: int = Field(default=1, ge=1, le=64, description="GPUs that a job gets at least.")
+    max_gpus: int = Field(default=64, ge=1, le=64, description="GPUs that a job gets at most.")
+    max_jobs: int | None = Field(
+        default=None, ge=1, description="Jobs at a time on this host, over all lanes. Unset: one per GPU set."
+    )
+    reserve: Seconds = Field(
+        default=600.0, description="Kept free before the deadline, after the submission is published."
+    )
+    reserve_share: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="The same as a share of the hours; the larger of the two counts.",
+    )
+    eval_share: float = Field(
+        default=0.1, gt=0, le=1, description="Part of the training time that evaluations may take."
+    )
+    min_epochs: float = Field(
+        default=0.25, ge=0, description="A training of fewer passes is not worth submitting and is refused."
+    )
+    max_epochs: float = Field(default=4.0, gt=0, description="Passes at most where `num_epochs` is unset.")
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps at most.")
+    max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank, after all factors.")
+    min_lora_r: int = Field(default=8, ge=1, description="The planner lowers the rank no further.")
+    max_sequence_len: int = Field(default=8192, ge=16, description="Longest sequence.")
+    min_sequence_len: int = Field(default=512, ge=16, description="The planner shortens no further.")
+    max_micro_batch: int = Field(default=256, ge=1, description="Largest micro batch.")
+    max_alpha_lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="LoRA: lora_alpha × learning_rate at most, the product that "
+        "sets the speed. Unset: no guard.",
+    )
+    checkpoint_disk: Bytes | None = Field(default=None, description="Disk that kept checkpoints may fill.")
+
+
+class ContainerTargets(Record):
+    """The container around a job."""
+
+    memory: Bytes | None = Field(default=None, description="Host memory. Unset: by GPU share of the host.")
+    shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
+    cpus: str | None = Field(
+        default=None,
+        pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
+        description="Cores, as docker's cpuset.",
+        examples=["0-63", "0-15,32-47"],
+    )
+
+
+Factor = Annotated[float, Field(gt=0, le=100)]
+
+
+class Scale(Record):
+    """Factors on targets; those of all matching sections multiply. A rank of a multiple of 8 stays one."""
+
+    lora_r: Factor = Field(default=1.0, description="Factor on lora_r.")
+    lora_alpha: Factor = Field(default=1.0, description="Factor on lora_alpha.")
+    micro_batch_size: Factor = Field(default=1.0, description="Factor on micro_batch_size.")
+    effective_batch_size: Factor = Field(default=1.0, description="Factor on effective_batch_size.")
+    learning_rate: Factor = Field(default=1.0, description="Factor on learning_rate.")
+    text_encoder_lr: Factor = Field(default=1.0, description="Factor on text_encoder_lr.")
+    num_epochs: Factor = Field(default=1.0, description="Factor on num_epochs.")
+    max_steps: Factor = Field(default=1.0, description="Factor on max_steps.")
+    weight_decay: Factor = Field(default=1.0, description="Factor on weight_decay.")
+    warmup_steps: Factor = Field(default=1.0, description="Factor on warmup_steps.")

@@ -1,0 +1,126 @@
+"""The words that select: tasks, size bands and ranges as a profile writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
+
+from core.facts import Record
+from core.tasks import TaskType
+from core.units import parse_params, show_params
+
+#: The words a section's `task` may use.
+TASK_WORDS: dict[str, TaskType] = {
+    "instruct": TaskType.INSTRUCT,
+    "chat": TaskType.CHAT,
+    "dpo": TaskType.DPO,
+    "grpo": TaskType.GRPO,
+    "image": TaskType.IMAGE,
+}
+
+
+def _task(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in TASK_WORDS:
+        return TASK_WORDS[value.lower()]
+    if isinstance(value, TaskType):
+        return value
+    raise ValueError(f"a task is one of {', '.join(TASK_WORDS)}, not {value!r}")
+
+
+class OneOrMany:
+    """On a list: `task: dpo` means the same as `task: [dpo]`, for us and for an editor."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._listed, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        many = handler(schema)
+        return {"anyOf": [many, many["items"]]}
+
+    @staticmethod
+    def _listed(value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+TaskWord = Annotated[
+    TaskType, BeforeValidator(_task), WithJsonSchema({"type": "string", "enum": list(TASK_WORDS)})
+]
+
+
+class SizeBand(Record):
+    """Parameters from `low` (included) to `high` (excluded)."""
+
+    low: int = 0
+    high: int | None = None
+
+    def __contains__(self, params: object) -> bool:
+        return isinstance(params, int) and params >= self.low and (self.high is None or params < self.high)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f">={show_params(self.low)}"
+        return (
+            f"{show_params(self.low)}-{show_params(self.high)}" if self.low else f"<{show_params(self.high)}"
+        )
+
+
+_BAND = re.compile(r"(?P<low>[^<>=-]+)-(?P<high>[^<>=-]+)|(?P<op><|>=)(?P<bound>.+)")
+
+
+def _band(value: Any) -> Any:
+    if isinstance(value, SizeBand):
+        return value
+    match = _BAND.fullmatch(str(value).replace(" ", ""))
+    if match is None:
+        raise ValueError(f"a size band is written <7B, 7B-13B or >=70B, not {value!r}")
+    if match["op"]:
+        bound = parse_params(match["bound"])
+        return SizeBand(high=bound) if match["op"] == "<" else SizeBand(low=bound)
+    low, high = parse_params(match["low"]), parse_params(match["high"])
+    if low >= high:
+        raise ValueError(f"the size band {value!r} is empty: its lower end comes first")
+    return SizeBand(low=low, high=high)
+
+
+Band = Annotated[
+    SizeBand,
+    BeforeValidator(_band),
+    WithJsonSchema({"type": "string", "examples": ["<7B", "7B-13B", ">=70B"]}),
+]
+
+
+class Range(Record):
+    """A whole number, or a range to choose from: `6`, `5-10`."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+
+def _range(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"low": value, "high": value}
+    match = re.fullmatch(r"(\d{1,6})\s*-\s*(\d{1,6})", value) if isinstance(value, str) else None
+    if match and int(match[1]) <= int(match[2]):
+        return {"low": int(match[1]), "high": int(match[2])}
+    if isinstance(value, Range | dict):
+        return value
+    raise ValueError(f"a number like 6 or a range like 5-10 is needed, not {value!r}")
+
+
+IntRange = Annotated[
+    Range,
+    BeforeValidator(_range),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\d+\s*-\s*\d+$", "examples": ["5-10"]},
+            ]
+        }
+    ),
+]

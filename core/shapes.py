@@ -1,0 +1,130 @@
+"""A text model's matrices, from its facts: what an adapter attaches to, what its parameters are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from core.models import ModelFacts, MoeFacts
+
+
+class LinearShape(NamedTuple):
+    """A kind of linear layer: `copies` matrices of d_in × d_out in the whole model."""
+
+    name: str
+    d_in: int
+    d_out: int
+    copies: int
+    #: Experts that a router picks from. Not `nn.Linear` in today's transformers, so "all linear" skips them.
+    routed: bool = False
+
+    @property
+    def params(self) -> int:
+        return self.d_in * self.d_out * self.copies
+
+
+@lru_cache(maxsize=512)
+def _shapes(
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: tuple[int, int, int],
+    gated: bool,
+    ranks: tuple[int | None, int | None],
+    moe: tuple[int, int, int, int] | None,
+) -> tuple[LinearShape, ...]:
+    attention = (
+        _latent_attention(layers, hidden, heads, ranks) if ranks[1] else _attention(layers, hidden, heads)
+    )
+    dense = layers if moe is None else min(moe[3], layers)
+    found = [*attention, *_mlp("", hidden, intermediate, dense, gated)]
+    if moe is not None:
+        experts, width, shared, _ = moe
+        found += _mlp("shared_", hidden, width * shared, layers - dense, gated)
+        found += _mlp("expert_", hidden, width, (layers - dense) * experts, gated, routed=True)
+        found.append(LinearShape("router", hidden, experts, layers - dense, routed=True))
+    return tuple(shape for shape in found if shape.copies and shape.d_in and shape.d_out)
+
+
+def _attention(layers: int, hidden: int, heads: tuple[int, int, int]) -> Iterator[LinearShape]:
+    queries, keys, width = heads
+    yield LinearShape("q_proj", hidden, queries * width, layers)
+    yield LinearShape("k_proj", hidden, keys * width, layers)
+    yield LinearShape("v_proj", hidden, keys * width, layers)
+    yield LinearShape("o_proj", queries * width, hidden, layers)
+
+
+def _latent_attention(
+    layers: int, hidden: int, heads: tuple[int, int, int], ranks: tuple[int | None, int | None]
+) -> Iterator[LinearShape]:
+    """DeepSeek's: keys and values through a narrow middle; 64 rotary dimensions beside `head_dim`."""
+    queries, _, width = heads
+    q_rank, kv_rank = ranks[0], ranks[1] or 1
+    if q_rank:
+        yield LinearShape("q_a_proj", hidden, q_rank, layers)
+        yield LinearShape("q_b_proj", q_rank, queries * (width + 64), layers)
+    else:
+        yield LinearShape("q_proj", hidden, queries * (width + 64), layers)
+    yield LinearShape("kv_a_proj_with_mqa", hidden, kv_rank + 64, layers)
+    yield LinearShape("kv_b_proj", kv_rank, queries * 2 * width, layers)
+    yield LinearShape("o_proj", queries * width, hidden, layers)
+
+
+def _mlp(
+    prefix: str, hidden: int, width: int, count: int, gated: bool, routed: bool = False
+) -> Iterator[LinearShape]:
+    if gated:
+        yield LinearShape(f"{prefix}gate_proj", hidden, width, count, routed)
+    yield LinearShape(f"{prefix}up_proj", hidden, width, count, routed)
+    yield LinearShape(f"{prefix}down_proj", width, hidden, count, routed)
+
+
+def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
+    """Every linear layer of the decoder, embeddings and head left out. Empty for image models."""
+    if model.is_image:
+        return ()
+    return _shapes(
+        model.layers,
+        model.hidden,
+        model.intermediate,
+        (model.heads, model.kv_heads, model.head_dim),
+        model.gated_mlp,
+        (model.q_lora_rank, model.kv_lora_rank),
+        _moe_key(model.moe),
+    )
+
+
+def _moe_key(moe: MoeFacts | None) -> tuple[int, int, int, int] | None:
+    if moe is None:
+        return None
+    return moe.experts, moe.expert_intermediate, moe.shared_experts, moe.dense_layers
+
+
+def shape_params(model: ModelFacts) -> int:
+    """How many parameters a model of this shape has: matrices, embeddings, norms."""
+    matrices = sum(shape.params for shape in linear_shapes(model))
+    return matrices + model.embedding_params + (2 * model.layers + 1) * model.hidden
+
+
+def idle_params(model: ModelFacts) -> int:
+    """Parameters of the experts that a token does not visit."""
+    if model.moe is None:
+        return 0
+    resting = max(model.moe.experts - model.moe.experts_per_token, 0) / model.moe.experts
+    routed = sum(s.params for s in linear_shapes(model) if s.routed and s.name != "router")
+    return round(routed * resting)
+
+
+def adapter_params_per_rank(
+    model: ModelFacts, modules: Sequence[str] = (), text_encoder: bool = False
+) -> int:
+    """LoRA parameters per unit of rank: d_in + d_out of every layer that carries one."""
+    if model.image is not None:
+        extra = model.image.text_adapter_params_per_rank if text_encoder else 0
+        return model.image.adapter_params_per_rank + extra
+    return sum(
+        (shape.d_in + shape.d_out) * shape.copies
+        for shape in linear_shapes(model)
+        if not shape.routed and (not modules or shape.name in modules)
+    )

@@ -1,0 +1,102 @@
+"""Small, complete facts and plans for tests of the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.budget import MemoryBreakdown, MemoryTerm, Phase, TimeBreakdown, Verdict
+from core.choices import Engine, Method, Optimizer, Parallelism, Schedule
+from core.data import DatasetFacts, LengthStats
+from core.facts import Confidence
+from core.hardware import parse_gpus
+from core.models import Family, ModelFacts
+from core.plan import TrainingPlan
+from core.plan_parts import (
+    AdapterPlan,
+    BatchPlan,
+    LaunchPlan,
+    OptimizerPlan,
+    Reason,
+    SequencePlan,
+    StepsPlan,
+    TaskSpec,
+)
+from core.tasks import TaskType
+
+
+def llama_8b(**changes: Any) -> ModelFacts:
+    shape: dict[str, Any] = {
+        "model_id": "meta-llama/Llama-3.1-8B",
+        "family": Family.LLAMA,
+        "architecture": "llama",
+        "params_total": 8_030_261_248,
+        "params_active": 8_030_261_248,
+        "layers": 32,
+        "hidden": 4096,
+        "intermediate": 14336,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "vocab": 128_256,
+        "max_position": 131_072,
+        "tied_embeddings": False,
+        "sources": {"layers": Confidence.CONFIG},
+    }
+    return ModelFacts(**{**shape, **changes})
+
+
+def instruct_data(rows: int = 20_000) -> DatasetFacts:
+    prompt = LengthStats.from_lengths(range(50, 450))
+    answer = LengthStats.from_lengths(range(20, 220))
+    total = LengthStats.from_lengths(range(70, 670))
+    return DatasetFacts(
+        task_type=TaskType.INSTRUCT,
+        rows=rows,
+        rows_confidence=Confidence.GIVEN,
+        lengths_confidence=Confidence.CONFIG,
+        sampled_rows=400,
+        prompt=prompt,
+        answer=answer,
+        total=total,
+    )
+
+
+def plan(**changes: Any) -> TrainingPlan:
+    """A feasible LoRA plan of Llama 3.1 8B on 4 H100."""
+    gpus = parse_gpus("4xH100")
+    whole: dict[str, Any] = {
+        "task": TaskSpec(task_type=TaskType.INSTRUCT, hours=3),
+        "model": llama_8b(),
+        "data": instruct_data(),
+        "available": gpus,
+        "gpus": gpus,
+        "profile": "h100x4",
+        "engine": Engine.AXOLOTL,
+        "method": Method.LORA,
+        "adapter": AdapterPlan(rank=64, alpha=32, dropout=0.05, params=168_000_000),
+        "parallelism": Parallelism.DDP,
+        "batch": BatchPlan(micro=8, accumulation=1, world_size=4),
+        "sequence": SequencePlan(length=1024, packing=True, per_epoch=7000, tokens_per_epoch=7_168_000),
+        "optimizer": OptimizerPlan(
+            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=3e-4, schedule=Schedule.COSINE, warmup_steps=10
+        ),
+        "steps": StepsPlan(epochs=2, per_epoch=219, total=438, eval_every=40, save_every=40),
+        "launch": LaunchPlan(processes=4),
+        "memory": MemoryBreakdown(
+            phase="backward",
+            terms=(MemoryTerm(name="weights", bytes=16_060_522_496, why="8.03B in bf16"),),
+            budget_bytes=75_000_000_000,
+            capacity_bytes=gpus.memory_bytes,
+        ),
+        "time": TimeBreakdown(
+            phases=(Phase(name="load", seconds=60), Phase(name="train", seconds=4000.5)),
+            deadline_s=10_800,
+            reserve_s=600,
+            step_s=9.1,
+            throughput=31_000.25,
+            utilisation=0.28,
+        ),
+        "verdict": Verdict(feasible=True),
+        "reasons": {"batch.micro": Reason(text="as asked", source="h100x4.yaml:12")},
+    }
+    return TrainingPlan(**{**whole, **changes})
