@@ -151,19 +151,23 @@ class Authenticator:
         try:
             return self._claim(headers)
         except AuthError:
-            self._failures.take(network)
+            self.note_failure(address)
             raise
 
     def verify(self, claim: Claim, method: str, body: bytes, address: str) -> Caller:
         """Check the signature over the raw body and use up the nonce."""
         if not self._is_signed(claim, method, body):
-            self._failures.take(network_of(address))
+            self.note_failure(address)
             raise BadCredentials("the signature does not verify for this hotkey, nonce and body")
         if not self._requests.take(claim.key):
             wait = self._requests.seconds_until_next(claim.key)
             raise TooManyRequests("too many requests from this hotkey", wait)
         ticket = self.nonces.use(claim.key, claim.nonce, claim.stamp_ns)
         return Caller(_address_of(claim.key), claim.node, claim.stamp_ns / 1e9, ticket)
+
+    def note_failure(self, address: str) -> None:
+        """Count a request against its address."""
+        self._failures.take(network_of(address))
 
     def _claim(self, headers: Iterable[tuple[bytes, bytes]]) -> Claim:
         values = _auth_headers(headers)

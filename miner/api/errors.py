@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -40,14 +39,14 @@ class MethodNotAllowed(GodMinerError):
         super().__init__(f"only {self.allowed} is served here")
 
 
-class InvalidParameter(GodMinerError):
-    """A part of the path that does not fit."""
+class InvalidRequest(GodMinerError):
+    """A body, or a part of the path, that does not fit."""
 
     code = "invalid_request"
 
     def __init__(self, problems: Sequence[Any]) -> None:
-        self.fields = [_field(problem) for problem in problems]
-        super().__init__(_named(self.fields))
+        self.fields = [_field(problem) for problem in problems[:MAX_FIELDS]]
+        super().__init__("; ".join(f"{field['field']}: {field['message']}" for field in self.fields[:3]))
 
 
 STATUS: dict[type[GodMinerError], HTTPStatus] = {
@@ -66,11 +65,13 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     front.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
-    InvalidParameter: HTTPStatus.UNPROCESSABLE_ENTITY,
+    InvalidRequest: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 
 #: An offending value is shown this far; it came from outside.
 MAX_SHOWN = 120
+#: Wrong fields that are named.
+MAX_FIELDS = 20
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
@@ -84,17 +85,13 @@ def status_of(error: GodMinerError) -> HTTPStatus:
 
 
 def error_reply(error: GodMinerError) -> Reply:
-    more = {"fields": error.fields} if isinstance(error, InvalidParameter) else {}
+    more = {"fields": error.fields} if isinstance(error, InvalidRequest) else {}
     headers: Headers = []
     if isinstance(error, auth.TooManyRequests):
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     return error_of(status_of(error), error.code, str(error), headers, **more)
-
-
-def invalid_reply(error: ValidationError) -> Reply:
-    return _invalid(error.errors(include_url=False, include_context=False))
 
 
 def internal_error() -> Reply:
@@ -106,6 +103,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(GodMinerError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(front.ClientGone, _on_gone)
     app.add_exception_handler(Exception, _on_unknown)
 
 
@@ -116,7 +114,7 @@ async def _on_known(_: Request, error: Exception) -> Response:
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _invalid(error.errors()).response()
+    return error_reply(InvalidRequest(error.errors())).response()
 
 
 async def _on_http(_: Request, error: Exception) -> Response:
@@ -126,29 +124,23 @@ async def _on_http(_: Request, error: Exception) -> Response:
     return error_of(error.status_code, code, str(error.detail), headers).response()
 
 
+async def _on_gone(*_: object) -> Response:
+    """Nobody reads it, but without it FastAPI would take a hang-up for a failure of ours."""
+    return Response(status_code=front.CLIENT_GONE)
+
+
 async def _on_unknown(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return internal_error().response()
-
-
-def _invalid(problems: Sequence[Any]) -> Reply:
-    fields = [_field(problem) for problem in problems[:20]]
-    return error_of(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
-
-
-def first_line(error: Exception) -> str:
-    """What was wrong, for a log line."""
-    if isinstance(error, ValidationError):
-        return _named([_field(problem) for problem in error.errors(include_url=False, include_context=False)])
-    return str(error)
-
-
-def _named(fields: Sequence[dict[str, str]]) -> str:
-    return "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
 
 
 def _field(problem: Any) -> dict[str, str]:
     place: Sequence[Any] = problem.get("loc", ())
     path = ".".join(str(part) for part in place if part != "body") or "body"
     message = str(problem.get("msg", "is not valid")).removeprefix("Value error, ")
-    return {"field": path[:MAX_SHOWN], "message": message[:1000], "value": _SHORT.repr(problem.get("input"))}
+    named = {"field": path[:MAX_SHOWN], "message": message[:1000]}
+    # Of a field that is missing, the input is all the rest of the request.
+    if "input" in problem and problem.get("type") != "missing":
+        shown = _SHORT.repr(problem["input"])
+        named["value"] = shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
+    return named

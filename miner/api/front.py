@@ -82,12 +82,21 @@ class Front:
                 status = message["status"]
             await send(message)
 
+        async def receive_outside() -> Message:
+            """Waiting for a body takes no place: whose hotkeys are validators' is public, and with such
+            headers and no body behind them a stranger could hold every place for the body's whole time."""
+            self._running -= 1
+            try:
+                return await receive()
+            finally:
+                self._running += 1
+
         self._running += 1
         try:
             if self._running > self._max_concurrent:
                 await self._busy().send(noting)
             else:
-                await self._app(scope, receive, noting)
+                await self._app(scope, receive_outside, noting)
         except asyncio.CancelledError:  # only uvicorn does that, and then says "Internal Server Error"
             if status != CLIENT_GONE:
                 raise

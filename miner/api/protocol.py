@@ -138,6 +138,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
             raise _Stop
+        if self.parser.should_upgrade() and (
+            length or any(h[0] == b"transfer-encoding" for h in self.headers)
+        ):
+            # The parser takes what follows for another protocol, so that the body would be lost.
+            text = "this miner speaks HTTP/1.1 only; send a body without an Upgrade header"
+            self._refuse(HTTPStatus.BAD_REQUEST, "no_upgrade", text)
+            raise _Stop
         if len(self.pipeline) >= MAX_QUEUED:
             text = f"{MAX_QUEUED} requests wait on this connection already; send more when they are answered"
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_queued", text)
@@ -148,6 +155,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cycle.transport = WholeReplies(self.transport)  # type: ignore[assignment]
         self._phase, self._body_bytes = _Phase.BODY, 0
         self._due += 1
+
+    def _has(self, header: bytes) -> bool:
+        return any(name == header for name, _ in self.headers)
 
     def begin_request(self, length: int) -> bool:
         """Whether this request is taken out of uvicorn's hands; `express.py` says which are."""

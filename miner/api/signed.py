@@ -31,6 +31,9 @@ from miner.offers.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
+#: The largest request whose offending values are shown in the refusal.
+MAX_BODY_SHOWN = 64 * 1024
+
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -92,8 +95,6 @@ class SignedRoute(APIRoute):
             answer = await self._answer(state, headers, read, address, path)
         except GodMinerError as error:
             return errors.error_reply(error)
-        except ValidationError as error:
-            return errors.invalid_reply(error)
         except ClientGone:
             raise
         except Exception:
@@ -111,14 +112,18 @@ class SignedRoute(APIRoute):
     ) -> BaseModel:
         auth: Authenticator = state.authenticator
         claim = auth.admit(headers, address)
-        # A GET's signature covers no body, so none is read.
-        raw = b"" if self._body is None else await read()
+        try:
+            # A GET's signature covers no body, so none is read.
+            raw = b"" if self._body is None else await read()
+        except ClientGone:
+            auth.note_failure(address)  # good-looking headers are free to make up, with nothing behind them
+            raise
         caller = auth.verify(claim, self._method, raw, address)
         try:
             arguments = self._arguments(raw, path)
             answer: BaseModel = await self.endpoint(Call(state.inbox, caller, raw), **arguments)
-        except (GodMinerError, ValidationError) as error:
-            log.info("%s refused to %s: %s", self.path, caller.hotkey, errors.first_line(error))
+        except GodMinerError as error:
+            log.info("%s refused to %s: %s", self.path, caller.hotkey, error)
             raise
         finally:
             # Also when the request itself was refused: its nonce is used up.
@@ -127,7 +132,7 @@ class SignedRoute(APIRoute):
 
     def _arguments(self, raw: bytes, path: Mapping[str, str]) -> dict[str, Any]:
         if self._body is not None:
-            return {"body": self._body.validate_json(raw)}
+            return {"body": _valid_body(self._body, raw)}
         return {name: _parameter(name, adapter, path) for name, adapter in self._parameters.items()}
 
 
@@ -154,9 +159,19 @@ async def _body(receive: Receive) -> bytes:
     raise ClientGone
 
 
+def _valid_body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
+    try:
+        return adapter.validate_json(raw)
+    except ValidationError as error:
+        # Putting values back together to show them takes seconds where somebody sent megabytes of them.
+        with_values = len(raw) <= MAX_BODY_SHOWN
+        problems = error.errors(include_url=False, include_context=False, include_input=with_values)
+        raise errors.InvalidRequest(problems) from None
+
+
 def _parameter(name: str, adapter: TypeAdapter[Any], given: Mapping[str, str]) -> Any:
     try:
         return adapter.validate_python(given[name])
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        raise errors.InvalidParameter([{**problem, "loc": (name,)} for problem in problems]) from None
+        raise errors.InvalidRequest([{**problem, "loc": (name,)} for problem in problems]) from None

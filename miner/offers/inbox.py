@@ -23,7 +23,7 @@ from core.wire import (
 from miner.auth import Caller
 from miner.metrics import Metrics
 from miner.offers.decision import Decision, Load, Policy
-from miner.store.books import Books
+from miner.store.books import Books, Freed
 from miner.store.jobs import Start, Started
 
 log = logging.getLogger(__name__)
@@ -38,18 +38,19 @@ class NotEntered(GodMinerError):
 
 
 class Promises:
-    """Tasks that take up a place: open jobs, and accepted offers whose start has not come yet."""
+    """Tasks that take up a place: open jobs, and accepted offers whose start has not come yet. A task takes
+    one place, also when two validators named it."""
 
     def __init__(self) -> None:
         self.jobs: set[str] = set()
         self.holds: set[str] = set()
 
     def load_without(self, task_id: str) -> Load:
-        return Load(len(self.jobs) - (task_id in self.jobs), len(self.holds) - (task_id in self.holds))
+        return Load(len(self.jobs - {task_id}), len(self.holds - self.jobs - {task_id}))
 
-    def free(self, task_id: str) -> None:
-        self.jobs.discard(task_id)
-        self.holds.discard(task_id)
+    def free(self, freed: Freed) -> None:
+        self.jobs.difference_update(freed.jobs)
+        self.holds.difference_update(freed.holds)
 
     def start(self, task_id: str) -> None:
         self.holds.discard(task_id)
@@ -100,10 +101,10 @@ class Inbox:
                 promises.holds.discard(task_id)
             raise
         stands = recorded.decision
-        if not stands.accepted and not promised:
-            promises.holds.discard(task_id)
-        elif stands.accepted and task_id not in promises.jobs:
+        if recorded.holds:
             promises.holds.add(task_id)  # also for a first answer whose hold had lapsed: it is promised again
+        elif not promised:
+            promises.holds.discard(task_id)
         self._metrics.offer(accepted=stands.accepted)
         log.info(
             "offer %s: %s of %s for %g h from %s%s",
@@ -167,5 +168,4 @@ class Inbox:
 
     async def settle(self, now: float) -> None:
         """Free what time has ended."""
-        for task_id in await self._books.settle(now):
-            self.promises.free(task_id)
+        self.promises.free(await self._books.settle(now))

@@ -128,6 +128,8 @@ def _checked(given: _Given) -> Settings | None:
             for detail in error.errors(include_url=False):
                 given.problems.extend(_problems(detail, given, wrong))
             wrong |= {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+        if not wrong:  # the rules were judged already, and would be told twice
+            break
     return None
 
 

@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 
 from core.errors import GodMinerError
 from core.wire import MinerSubmission, MinerTaskOffer
-from miner.jobs.states import ReservationState
 from miner.offers.decision import Decision
 from miner.store import database, jobs, offers, schema
 from miner.store.jobs import Start, Started
@@ -65,6 +64,14 @@ class Commitments:
 
     jobs: tuple[Commitment, ...]
     holds: tuple[Commitment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Tasks that nobody holds any more, and those whose job has ended."""
+
+    holds: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 class Books:
@@ -138,27 +145,26 @@ class Books:
 
     # Promises
 
-    def settle(self, now: float) -> asyncio.Future[list[str]]:
-        """End what time has ended: holds without a start, jobs past their deadline. The tasks freed."""
+    def settle(self, now: float) -> asyncio.Future[Freed]:
+        """End what time has ended: holds without a start, jobs past their deadline."""
 
-        def work(connection: sqlite3.Connection) -> list[str]:
+        def work(connection: sqlite3.Connection) -> Freed:
             lapsed, late = offers.lapse(connection, now), jobs.fail_late(connection, now)
             for task_id in lapsed:
                 note(connection, now, "reservation_lapsed", task_id)
             for task_id in late:
                 note(connection, now, "job_failed", task_id, reason="deadline")
-            return [*lapsed, *late]
+            return Freed(holds=tuple(lapsed), jobs=tuple(late))
 
         return self.writer.submit(work)
 
     def commitments(self) -> Commitments:
         with self._reading() as connection:
             open_jobs = connection.execute(jobs.SELECT_OPEN).fetchall()
-            holds = connection.execute(
-                "SELECT task_id, lapses_at FROM reservations WHERE state = ?", (ReservationState.HELD,)
-            ).fetchall()
+            holds = offers.held(connection)
         return Commitments(
-            tuple(Commitment(*row) for row in open_jobs), tuple(Commitment(*row) for row in holds)
+            tuple(Commitment(*row) for row in open_jobs),
+            tuple(Commitment(*entry) for entry in holds.items()),
         )
 
     # The operator's view

@@ -14,19 +14,20 @@ from miner.store.sql import insert_into, note
 
 _INSERT_JOB = insert_into(schema.Job, "id")
 _JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column.name != "id"]
-_IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
+IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 
 _UPDATE_JOB = """
-UPDATE jobs SET expected_repo_name = :expected_repo_name, hours = :hours, started_at = :started_at,
-    deadline_at = :deadline_at, request = :request, state = :state, end_reason = :end_reason,
-    starts = starts + 1, lock_token = lock_token + 1, updated_at = :now
+UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :expected_repo_name,
+    hours = :hours, started_at = :started_at, deadline_at = :deadline_at, request = :request,
+    state = :state, end_reason = :end_reason, starts = starts + 1, lock_token = lock_token + 1,
+    updated_at = :now
 WHERE id = :id
 """
 _FAIL_LATE_JOBS = (
     "UPDATE jobs SET state = ?, end_reason = ?, updated_at = ?, lock_token = lock_token + 1 "  # noqa: S608 - our enum
-    f"WHERE {_IS_OPEN} AND deadline_at <= ? RETURNING task_id"
+    f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING task_id"
 )
-SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {_IS_OPEN}"  # noqa: S608 - our enum
+SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
 _SELECT_SUBMISSION = (
     "SELECT submission_repo, submission_hash FROM jobs WHERE task_id = ? AND submission_repo IS NOT NULL"
 )
@@ -64,7 +65,7 @@ class Started:
 
 
 def record_start(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
-    """Make the job, or bring a known one up to date with the newest repository name and deadline."""
+    """Make the job, or bring a known one up to date: the newest start counts, whole."""
     job = connection.execute("SELECT * FROM jobs WHERE task_id = ?", (start.task_id,)).fetchone()
     if job is None:
         started = _new_job(connection, validator, start, now)
@@ -132,6 +133,8 @@ def _repeated_start(connection: sqlite3.Connection, job: sqlite3.Row, start: Sta
         state = JobState.QUEUED  # it asks again and there is time again
     changed = {
         "id": job["id"],
+        "task_type": start.task_type,
+        "model": start.model,
         "expected_repo_name": start.expected_repo_name,
         "hours": start.hours,
         "started_at": start.started_at,

@@ -11,11 +11,17 @@ from core.wire import MinerTaskOffer
 from miner.jobs.states import ReservationState
 from miner.offers.decision import Decision, Reason
 from miner.store import schema
+from miner.store.jobs import IS_OPEN
 from miner.store.sql import insert_into
 
 _INSERT_OFFER = insert_into(schema.Offer, "id", or_ignore=True)
 _INSERT_DECISION = insert_into(schema.Decision)
 _INSERT_RESERVATION = insert_into(schema.Reservation)
+_HOLD_AGAIN = (
+    "UPDATE reservations SET state = ?, lapses_at = ? WHERE "  # noqa: S608 - our enum
+    f"(state IN (?, ?) OR NOT EXISTS (SELECT 1 FROM jobs WHERE task_id = ? AND {IS_OPEN})) "
+    "AND offer_id IN (SELECT id FROM offers WHERE validator = ? AND task_id = ?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,8 @@ class Recorded:
 
     decision: Decision
     repeated: bool
+    #: Whether the offer holds a place now. A started one does not: its job does.
+    holds: bool
 
 
 def record(
@@ -38,14 +46,15 @@ def record(
 ) -> Recorded:
     cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now))
     if cursor.rowcount == 0:
-        _hold_again(connection, validator, offer.task_id, now + hold_seconds)
-        return Recorded(_known_decision(connection, validator, offer.task_id, now), repeated=True)
+        holds = _hold_again(connection, validator, offer.task_id, now + hold_seconds)
+        known = _known_decision(connection, validator, offer.task_id, now)
+        return Recorded(known, repeated=True, holds=holds)
     offer_id = cursor.lastrowid
     connection.execute(_INSERT_DECISION, _decision_row(offer_id, decision, now))
     if decision.accepted:
         hold = (offer_id, offer.task_id, ReservationState.HELD, "[]", now, now + hold_seconds)
         connection.execute(_INSERT_RESERVATION, hold)
-    return Recorded(decision, repeated=False)
+    return Recorded(decision, repeated=False, holds=decision.accepted)
 
 
 def started(connection: sqlite3.Connection, validator: str, task_id: str) -> None:
@@ -57,23 +66,33 @@ def started(connection: sqlite3.Connection, validator: str, task_id: str) -> Non
     )
 
 
-def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> None:
-    """The validator still asks, so an accepted offer's place is held anew; a started one is the job's."""
+def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> bool:
+    """The validator still asks, so an accepted offer's place is held anew, unless an open job has it."""
     held = ReservationState.HELD
-    connection.execute(
-        "UPDATE reservations SET state = ?, lapses_at = ? WHERE state IN (?, ?) AND offer_id IN "
-        "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
-        (held, lapses_at, held, ReservationState.LAPSED, validator, task_id),
+    cursor = connection.execute(
+        _HOLD_AGAIN, (held, lapses_at, held, ReservationState.LAPSED, task_id, validator, task_id)
     )
+    return cursor.rowcount > 0
 
 
 def lapse(connection: sqlite3.Connection, now: float) -> list[str]:
-    """End the holds whose start never came; the tasks that are free now."""
+    """End the holds whose start never came; the tasks that nobody holds any more."""
     rows = connection.execute(
         "UPDATE reservations SET state = ? WHERE state = ? AND lapses_at <= ? RETURNING task_id",
         (ReservationState.LAPSED, ReservationState.HELD, now),
     )
-    return [row[0] for row in rows.fetchall()]
+    lapsed = {row[0] for row in rows.fetchall()}
+    # Two validators may have offered the same task.
+    return sorted(lapsed - set(held(connection))) if lapsed else []
+
+
+def held(connection: sqlite3.Connection) -> dict[str, float]:
+    """Held tasks and when they lapse."""
+    rows = connection.execute(
+        "SELECT task_id, max(lapses_at) FROM reservations WHERE state = ? GROUP BY task_id",
+        (ReservationState.HELD,),
+    )
+    return dict(map(tuple, rows))
 
 
 def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> tuple[Any, ...]:

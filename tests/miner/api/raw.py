@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -73,7 +74,8 @@ class Raw:
 
     def end(self) -> Self:
         """Say that nothing more will be sent; replies can still come."""
-        self._socket.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # the other side may have hung up already
+            self._socket.shutdown(socket.SHUT_WR)
         return self
 
     def reset(self) -> None:
@@ -99,14 +101,18 @@ class Raw:
         body, self._left = self._left[:size], self._left[size:]
         return Reply(int(status), headers, body)
 
-    def closed(self) -> bool:
-        """Wait for the other side to hang up; anything that comes before that is an error."""
+    def at_end(self) -> bool:
+        """Wait for more; whether the other side hung up instead."""
         if not self._left:
             try:
                 self._left = self._socket.recv(65536)
             except ConnectionResetError:
                 return True
-        assert self._left == b"", f"came unasked: {self._left[:300]!r}"
+        return not self._left
+
+    def closed(self) -> bool:
+        """Wait for the other side to hang up; anything that comes before that is an error."""
+        assert self.at_end(), f"came unasked: {self._left[:300]!r}"
         return True
 
     def last_reply(self) -> Reply:

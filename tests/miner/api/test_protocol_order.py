@@ -177,6 +177,14 @@ def test_a_request_to_change_protocols_is_answered_as_it_is(server: Bench, raw: 
     assert raw.last_reply().json() == {"path": "/now/upgrade"}
 
 
+@pytest.mark.parametrize("body", ["content-length: 5\r\n\r\nhello", "transfer-encoding: chunked\r\n\r\n"])
+@pytest.mark.parametrize("path", ["/body/upgrade", "/lane/now"])
+def test_a_body_that_an_upgrade_would_hide_is_refused(raw: Raw, path: str, body: str) -> None:
+    raw.send(f"POST {path} HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n", body)
+    reply = raw.last_reply()
+    assert (reply.status, reply.error) == (400, "no_upgrade")
+
+
 def test_trailers_are_no_headers_and_have_an_end(server: Bench, raw: Raw) -> None:
     raw.send("POST /body/trailers HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"x"), "0\r\n")
     raw.send_until_refused(b"trailer: " + b"x" * 1000 + b"\r\n", 1_000_000)

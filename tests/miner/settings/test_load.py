@@ -99,6 +99,13 @@ def test_all_problems_are_told_at_once_with_variable_value_and_rule() -> None:
     assert "65535" in found["PUBLIC_PORT"].rule
 
 
+def test_a_broken_rule_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(MAX_CONNECTIONS="8")
+    (only,) = caught.value.problems
+    assert only.where == "MAX_CONCURRENT_REQUESTS"
+
+
 def test_a_problem_says_that_the_value_came_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("NETUID=x")

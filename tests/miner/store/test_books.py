@@ -11,7 +11,7 @@ from core.wire import MinerSubmission, MinerTaskOffer
 from miner.jobs.states import MEANING, EndReason, JobState
 from miner.offers.decision import Decision, Reason
 from miner.store import database
-from miner.store.books import Books, Commitment, NonceUsed
+from miner.store.books import Books, Commitment, Freed, NonceUsed
 from miner.store.jobs import ForeignJob, Start
 
 YES = Decision(True, "Taken", "plain", "h1", (Reason("room", True, "0 of 1"),), 0.5, {"size": (1.0, 0.5)})
@@ -41,7 +41,7 @@ def rows(books: Books, sql: str) -> list[dict]:
 
 async def test_an_offer_is_kept_raw_with_its_decision_and_its_hold(books: Books) -> None:
     recorded = await books.record_offer("v1", offer(), b'{"new_field": 1}', YES, hold_seconds=60)
-    assert recorded == type(recorded)(YES, repeated=False)
+    assert recorded == type(recorded)(YES, repeated=False, holds=True)
     (kept,) = rows(books, "SELECT * FROM offers JOIN decisions ON offer_id = offers.id")
     assert kept["raw"] == b'{"new_field": 1}'
     assert json.loads(kept["reasons"]) == [["room", True, "0 of 1"]]
@@ -70,8 +70,8 @@ async def test_another_validator_with_the_same_task_id_is_judged_anew(books: Boo
 
 async def test_a_hold_lapses_when_no_start_comes_and_is_renewed_by_a_repeat(books: Books) -> None:
     await books.record_offer("v1", offer(), b"{}", YES, hold_seconds=60)
-    assert await books.settle(time.time() + 30) == []
-    assert await books.settle(time.time() + 61) == ["t1"]
+    assert await books.settle(time.time() + 30) == Freed()
+    assert await books.settle(time.time() + 61) == Freed(holds=("t1",))
     assert books.commitments().holds == ()
     await books.record_offer("v1", offer(), b"{}", YES, hold_seconds=60)
     assert [hold.task_id for hold in books.commitments().holds] == ["t1"]
@@ -85,7 +85,7 @@ async def test_a_start_turns_the_hold_into_a_job(books: Books) -> None:
     known = books.commitments()
     assert known.holds == ()
     assert known.jobs == (Commitment("t1", begun.deadline_at),)
-    assert await books.settle(time.time() + 61) == []
+    assert await books.settle(time.time() + 61) == Freed()
 
 
 async def test_a_repeated_start_replaces_name_and_deadline_and_makes_no_second_job(books: Books) -> None:
@@ -107,7 +107,7 @@ async def test_another_validator_can_not_take_a_job_over(books: Books) -> None:
 
 async def test_a_job_past_its_deadline_fails_with_its_reason(books: Books) -> None:
     await books.record_start("v1", start(at=time.time() - 7300))
-    assert await books.settle(time.time()) == ["t1"]
+    assert await books.settle(time.time()) == Freed(jobs=("t1",))
     (job,) = rows(books, "SELECT * FROM jobs")
     assert (job["state"], job["end_reason"]) == (JobState.FAILED, EndReason.DEADLINE)
     assert books.commitments().jobs == ()

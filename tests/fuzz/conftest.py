@@ -1,0 +1,24 @@
+"""One daemon for all that is thrown at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.miner.api.live import Live, live
+
+OPEN = {
+    "MAX_JOBS": "10000",
+    "BODY_TIMEOUT_SECONDS": "1",
+    "FAILURE_RATE_PER_ADDRESS": "1e9",
+    "FAILURE_BURST_PER_ADDRESS": "1000000000",
+}
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live(tmp_path_factory.mktemp("fuzzed"), OPEN) as made:
+        yield made
+        assert made.is_alive()
+    assert made.logged("WARNING", "ERROR", "CRITICAL") == []

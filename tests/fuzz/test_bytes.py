@@ -1,0 +1,132 @@
+"""Bodies and headers that no schema describes."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from core.tasks import TaskType
+from miner.api.subnet import ROUTES
+from miner.dev.samples import sample_task
+from miner.fiber import AUTH_HEADERS
+from tests.miner.api.live import Live
+from tests.miner.api.raw import Raw, Reply, request
+
+pytestmark = pytest.mark.integration
+
+POSTS = [path for method, path, _ in ROUTES if method == "POST"]
+PATHS = [*POSTS, "/get_latest_model_submission/x", "/training_repo/text", "/healthz"]
+
+many = settings(
+    max_examples=300, suppress_health_check=list(HealthCheck), derandomize=True, database=None, deadline=None
+)
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def check(reply: Reply) -> None:
+    assert 200 <= reply.status < 500, reply
+    answer = reply.json()
+    if reply.status != 200:
+        assert answer["error"]
+        assert answer["message"]
+
+
+def unchanged(target: Live, *parts: bytes) -> Reply:
+    before = target.counts()
+    reply = target.ask(*parts)
+    check(reply)
+    if reply.status != 200:
+        assert target.counts() == before
+    return reply
+
+
+@many
+@given(st.sampled_from(POSTS), st.binary(max_size=200))
+def test_any_signed_bytes(target: Live, path: str, body: bytes) -> None:
+    assert unchanged(target, target.post(path, body)).status == 422
+
+
+@many
+@given(st.sampled_from(TaskType), st.booleans(), st.data())
+@example(TaskType.INSTRUCT, True, None)
+def test_a_good_request_with_one_field_gone_wild(
+    target: Live, kind: TaskType, starts: bool, data: st.DataObject | None
+) -> None:
+    task = sample_task(kind, Random(0))
+    payload: dict[str, Any] = task.start() if starts else task.offer()
+    if data is not None:
+        place = payload
+        if isinstance(inner := payload.get("dataset_type"), dict) and data.draw(st.booleans()):
+            payload["dataset_type"] = place = dict(inner)
+        place[data.draw(st.sampled_from(sorted(place)) | st.text(max_size=8))] = data.draw(anything)
+    body = json.dumps(payload).encode("utf-8", "surrogatepass")
+    assert unchanged(target, target.post(task.start_path if starts else task.offer_path, body)).status in (
+        200,
+        422,
+    )
+
+
+@many
+@given(
+    st.sampled_from(PATHS),
+    st.dictionaries(st.sampled_from(AUTH_HEADERS), st.text(st.characters(max_codepoint=255), max_size=140)),
+)
+def test_any_headers(target: Live, path: str, spoilt: dict[str, str]) -> None:
+    with Raw(target.port) as raw:
+        body = b"{}" if path in POSTS else b""
+        headers = {**target.headers(body or None), **spoilt}
+        raw.send(request(path, headers, body)).end()
+        while not raw.at_end():
+            check(raw.reply())
+
+
+@many
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60))
+@example("*")
+@example("//")
+@example("http://")
+@example("/%")
+@example("/%ff")
+@example("/training_repo/%ff")
+@example("/get_latest_model_submission/%0a")
+@example("/task_offer%2F")
+def test_any_target(target: Live, path: str) -> None:
+    with Raw(target.port) as raw:
+        raw.send(request(path, target.headers(None))).end()
+        while not raw.at_end():
+            check(raw.reply())
+
+
+@many
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"\r\n", b"GET / HTTP/1.1\r\n", b"\r\n\r\n"])))
+def test_any_bytes(target: Live, parts: list[bytes]) -> None:
+    with Raw(target.port) as raw:
+        raw.send(*parts).end()
+        while not raw.at_end():
+            check(raw.reply())
+
+
+@many
+@given(st.data())
+def test_a_good_request_with_bytes_changed_put_in_or_taken_out(target: Live, data: st.DataObject) -> None:
+    whole = bytearray(target.offer("mutated")[1] + target.get("/training_repo/text"))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    with Raw(target.port) as raw:
+        raw.send(bytes(whole)).end()
+        try:
+            while not raw.at_end():
+                check(raw.reply())
+        except TimeoutError as error:
+            raise AssertionError(bytes(whole)) from error

@@ -1,0 +1,93 @@
+"""What the schema promises and what it forbids, signed afresh each time, against the real daemon."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+import requests
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, settings
+from requests.auth import AuthBase
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
+from miner.api import subnet
+from miner.store.database import FILE_NAME
+from tests.miner.api.live import TABLES, Live
+
+pytestmark = pytest.mark.integration
+
+
+def _schema() -> schemathesis.BaseSchema:
+    app = FastAPI(openapi_url=None)  # as in production: the schema is there, but not served
+    subnet.add_routes(app)
+    return schemathesis.openapi.from_dict(app.openapi())
+
+
+schema = _schema()
+
+
+class Signed(AuthBase):
+    """Signs the bytes that will really be sent, whatever they are."""
+
+    def __init__(self, target: Live) -> None:
+        self._target = target
+
+    def __call__(self, prepared: requests.PreparedRequest) -> requests.PreparedRequest:
+        body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body or b""
+        prepared.headers.update(self._target.headers(body if prepared.method == "POST" else None))
+        return prepared
+
+
+class Books:
+    """How much is in them, asked often."""
+
+    def __init__(self, target: Live) -> None:
+        self._connection = sqlite3.connect(target.ground.data_dir / FILE_NAME)
+
+    def size(self) -> tuple[int, ...]:
+        found = self._connection.execute(f"SELECT {','.join(f'(SELECT count(*) FROM {t})' for t in TABLES)}")
+        return tuple(found.fetchone())
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture(scope="module")
+def books(target: Live) -> Iterator[Books]:
+    made = Books(target)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as made:
+        made.trust_env = False
+        # A connection kept open may be closed for idleness at the very moment of its next use.
+        made.headers["connection"] = "close"
+        yield made
+
+
+@schema.parametrize()
+@settings(max_examples=80, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+def test_every_request_gets_json_and_only_a_yes_leaves_a_trace(
+    case: schemathesis.Case, target: Live, books: Books, session: requests.Session
+) -> None:
+    before = books.size()
+    response = case.call(base_url=target.ground.url, session=session, auth=Signed(target))
+    case.validate_response(
+        response, checks=[not_a_server_error, content_type_conformance, response_schema_conformance]
+    )
+    assert response.status_code < 500
+    answer = json.loads(response.content)
+    if response.status_code >= 400:
+        assert answer["error"]
+        assert answer["message"]
+        assert books.size() == before
+    if response.status_code == 422:
+        assert all(set(field) <= {"field", "message", "value"} for field in answer["fields"])

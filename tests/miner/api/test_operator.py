@@ -1,0 +1,124 @@
+"""The operator's port: who may look, and what there is to see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.tasks import TaskType
+from miner import __version__
+from tests.miner.api.house import COMPACT, MINER, STRANGER, House, open_house, task
+
+TOKEN = "operator-token-0123456789"
+PAGES = ("/metrics", "/status")
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path, template: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, template, OPERATOR_TOKEN=TOKEN) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7998", "localhost:1", "[::1]", "[::1]:7998"])
+async def test_loopback_may_look(house: House, path: str, host: str) -> None:
+    assert (await house.operator.get(path, headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:7998", "localhost.evil", "[::2]", "", ":7998", "0.0.0.0"]
+)
+async def test_a_web_page_that_calls_itself_by_our_address_may_not(
+    house: House, path: str, host: str
+) -> None:
+    reply = await house.operator.get(path, headers={"host": host})
+    assert (reply.status_code, reply.json()["error"]) == (403, "forbidden")
+    assert "OPERATOR_TOKEN" in reply.json()["message"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}"],
+)
+async def test_with_a_token_set_nothing_else_opens(guarded: House, path: str, given: str | None) -> None:
+    headers = {} if given is None else {"authorization": given}
+    reply = await guarded.operator.get(path, headers=headers)
+    assert (reply.status_code, reply.json()["error"]) == (401, "unauthorized")
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in reply.text
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_the_token_opens_from_anywhere(guarded: House, path: str) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "host": "miner.example:7998"}
+    assert (await guarded.operator.get(path, headers=headers)).status_code == 200
+
+
+async def test_a_token_that_is_not_ascii_is_refused(guarded: House) -> None:
+    reply = await guarded.operator.get("/metrics", headers={"authorization": b"Bearer \xff\xe9"})
+    assert reply.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/metrics", 405), ("GET", "/metrics/", 404), ("GET", "/", 404), ("GET", "/task_offer/", 404)],
+)
+async def test_refusals_are_json_here_too(house: House, method: str, path: str, status: int) -> None:
+    reply = await house.operator.request(method, path)
+    assert reply.status_code == status
+    assert set(reply.json()) == {"error", "message"}
+
+
+async def test_the_status_tells_who_and_how_much(house: House) -> None:
+    await house.offer(task(seed=1))
+    await house.offer(task(seed=2))
+    await house.start(task(seed=2))
+    status = (await house.operator.get("/status")).json()
+    assert status["version"] == __version__
+    assert (status["hotkey"], status["uid"]) == (MINER.ss58_address, 2)
+    assert status["uptime_seconds"] >= 0
+    assert (status["chain"]["nodes"], status["chain"]["stale"]) == (3, False)
+    assert status["promises"] == {"jobs": 1, "held_offers": 1}
+    assert status["books"] == {"jobs": {"queued": 1}, "offers": {"accepted": 2}}
+    assert status["live_nonces"] == 3
+
+
+async def test_the_status_is_there_before_the_metagraph_is(tmp_path: Path, template: Path) -> None:
+    (tmp_path / "nodes.json").write_text("[")
+    async with open_house(tmp_path, template) as house:
+        status = (await house.operator.get("/status")).json()
+        assert (status["uid"], status["chain"]["nodes"]) == (None, 0)
+        assert "nodes.json" in status["chain"]["last_error"]
+        assert house.metric('god_miner_alerts_total{kind="bad_nodes_file"}') == 1
+
+
+async def test_prometheus_can_read_the_page_and_finds_what_happened(house: House) -> None:
+    await house.offer(task(seed=1), separators=COMPACT)
+    await house.offer(task(seed=1))
+    await house.start(task(seed=1))
+    await house.start(task(TaskType.GRPO, 2))
+    await house.start(task(TaskType.GRPO, 2))
+    await house.offer(task(), signer=STRANGER)
+    reply = await house.operator.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    values = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+    assert values["god_miner_offers_total", "accepted"] == 2
+    assert values["god_miner_offers_total", "refused"] == 0
+    assert values["god_miner_starts_total", "new"] == 2
+    assert values["god_miner_starts_total", "repeated"] == 1
+    assert values["god_miner_requests_total", "/task_offer/", "200"] == 2
+    assert values["god_miner_requests_total", "/task_offer/", "403"] == 1
+    assert values["god_miner_request_seconds_count", "/task_offer/"] == 3
+    assert (values["god_miner_open_jobs",], values["god_miner_held_offers",]) == (2, 0)
+    assert (values["god_miner_live_nonces",], values["god_miner_pending_writes",]) == (5, 0)
+    assert values["god_miner_metagraph_age_seconds",] >= 0
+    assert values["process_resident_memory_bytes",] > 0

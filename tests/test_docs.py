@@ -1,0 +1,100 @@
+"""What is written about the project is whole: nothing a user can reach goes unmentioned."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from fastapi import FastAPI
+
+from miner.api import operator, subnet
+from miner.cli import app as cli
+from miner.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+PACKAGES = [name for name in ("core", "miner", "trainer") if (ROOT / name).is_dir()]
+
+#: Broad excepts per thousand lines. Each one must be marked for the linter; only boundaries need them.
+MAX_BROAD = 2.5
+
+
+def _routes() -> list[str]:
+    app = FastAPI()
+    subnet.add_routes(app)
+    paths = [path for _, path, _ in subnet.ROUTES]
+    return ["/healthz", *paths, *(route.path for route in operator.build_router().routes)]  # type: ignore[attr-defined]
+
+
+def _commands(command: Any, words: tuple[str, ...] = ("god-miner",)) -> Iterator[str]:
+    children = getattr(command, "commands", None)
+    if not children or getattr(command, "invoke_without_command", False):
+        yield " ".join(words)
+    for name, child in (children or {}).items():
+        yield from _commands(child, (*words, name))
+
+
+COMMANDS = list(_commands(typer.main.get_command(cli)))
+
+
+@pytest.mark.parametrize("path", _routes())
+def test_every_route_is_described(path: str) -> None:
+    assert path in TEXT
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_described(command: str) -> None:
+    assert re.search(rf"{re.escape(command)}(?![a-z-])", TEXT)
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_described(name: str) -> None:
+    assert re.search(rf"\b{name.upper()}\b", TEXT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def _mirrored(test: Path) -> bool:
+    """`tests/miner/a/test_b.py` tests `miner/a/b`; `test_b_in_parts.py` tests a side of it."""
+    folder = ROOT / test.parent.relative_to(ROOT / "tests")
+    words = test.stem.removeprefix("test_").split("_")
+    names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+    return any((folder / f"{name}.py").exists() or (folder / name).is_dir() for name in names)
+
+
+TESTS = [test for name in PACKAGES for test in sorted((ROOT / "tests" / name).rglob("test_*.py"))]
+
+
+@pytest.mark.parametrize("test", TESTS, ids=lambda test: str(test.relative_to(ROOT / "tests")))
+def test_every_test_lies_where_what_it_tests_lies(test: Path) -> None:
+    assert _mirrored(test)
+
+
+def _broad(tree: ast.AST) -> int:
+    """`except:`, `except Exception`, `except BaseException`, alone or among others."""
+    kinds = [node.type for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    names = [ast.unparse(kind) if kind is not None else "BaseException" for kind in kinds]
+    return sum(bool(re.search(r"\b(Base)?Exception\b", name)) for name in names)
+
+
+def test_broad_excepts_stay_few() -> None:
+    files = [file for name in PACKAGES for file in (ROOT / name).rglob("*.py")]
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    broad = {str(file.relative_to(ROOT)): _broad(ast.parse(file.read_text())) for file in files}
+    found = {name: count for name, count in broad.items() if count}
+    assert 1000 * sum(found.values()) / lines <= MAX_BROAD, found
+
+
+def test_broad_excepts_are_found() -> None:
+    code = "try: 1\nexcept: 2\ntry: 1\nexcept (OSError, Exception): 2\ntry: 1\nexcept ValueError: 2"
+    assert _broad(ast.parse(code)) == 2
