@@ -105,11 +105,13 @@ class Daemon:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            now = time.time()
+            await self._keep_house_once(time.time())
+
+    async def _keep_house_once(self, now: float) -> None:
+        for step in (self.inbox.settle, self.nonces.sweep):
             try:
-                await self.inbox.settle(now)
-                await self.nonces.sweep(now)
-            except Exception:  # a full disk must not end the housekeeping for good
+                await step(now)
+            except Exception:  # a full disk must not end the housekeeping for good, nor one step the other
                 log.exception("housekeeping failed; the next round is in %g s", HOUSEKEEPING_SECONDS)
 
 

@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -158,15 +157,21 @@ def _wire_limits(settings: Settings) -> WireLimits:
         body_seconds=settings.body_timeout_seconds,
         max_body_bytes=int(settings.max_body_bytes),
         max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
     )
 
 
 @contextmanager
 def _dying_of_signals() -> Iterator[None]:
-    """While the daemon is not up: end at once, by way of every `finally`, with a shell's code for it."""
+    """While the daemon is not up: end at once, with a shell's code for it.
+
+    Not by an exception: it would come up anywhere, in a library that takes it for a failure of its own as
+    well. Nothing needs tidying, since a start copes with whatever `kill -9` leaves.
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)
+        logging.shutdown()
+        os._exit(128 + number)
 
     before = {number: signal.signal(number, on_signal) for number in STOPPING}
     try:

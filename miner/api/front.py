@@ -88,8 +88,6 @@ class Front:
                 await self._busy().send(noting)
             else:
                 await self._app(scope, receive, noting)
-        except ClientGone:
-            pass
         except asyncio.CancelledError:  # only uvicorn does that, and then says "Internal Server Error"
             if status != CLIENT_GONE:
                 raise

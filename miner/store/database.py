@@ -25,6 +25,9 @@ LOCK_WAIT_SECONDS = 10.0
 #: file is up to date starts without importing Alembic (a quarter of a second).
 HEAD = "0001"
 
+#: How long the start waits for another program to let go of the file.
+SCHEMA_SECONDS = 5.0
+
 
 class SchemaTooNew(GodMinerError):
     code = "schema_too_new"
@@ -172,6 +175,7 @@ def _migrate_beside(path: Path, *, fresh: bool) -> None:
 def _copy(path: Path, target: Path) -> None:
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
         source.backup(copy)
         # What lies in the write-ahead log goes into the file, so that dropping the log loses nothing.

@@ -13,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from miner.store import database
+from miner.store.books import Books
 from miner.store.schema import Base
 from miner.store.writer import StoreUnavailable
 
@@ -115,6 +116,16 @@ def test_a_migration_on_a_full_disk_is_told_and_leaves_the_old_file(
     assert database.schema_version(path) == "0000"
 
 
+def test_a_damaged_file_is_told_as_such_when_it_is_read(tmp_path: Path) -> None:
+    path = database.prepare(tmp_path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(database.StoreCorrupt, match="restore a backup"):
+        Books(path).commitments()
+
+
 def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +145,9 @@ def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
     database.prepare(tmp_path)
     assert database.schema_version(path) == database.HEAD
     assert seen != [path]  # a copy was migrated, then renamed in
-    assert database.schema_version(tmp_path / f"{database.FILE_NAME}.before-{database.HEAD}") == "0000"
+    backup = tmp_path / f"{database.FILE_NAME}.before-{database.HEAD}"
+    assert database.schema_version(backup) == "0000"
+    assert backup.stat().st_mode & 0o777 == 0o600
     with closing(database.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 1
 
