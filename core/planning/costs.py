@@ -45,6 +45,8 @@ class Site:
     model_here: bool = False
     #: We upload the result ourselves; in tournaments the validator does.
     publishes: bool = True
+    #: What steps of this shape took in earlier runs, relative to the prior.
+    slowness: float = 1.0
 
 
 def opening(s: Setup, seq: Sequences, model: ModelFacts, data: DatasetFacts, site: Site) -> list[Phase]:

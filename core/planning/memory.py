@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from core.budget import MemoryBreakdown, MemoryPeak, MemoryTerm
-from core.choices import Method
+from core.choices import Engine, Method
 from core.planning import activations as act
 from core.planning import states
 from core.planning.setup import Setup
@@ -19,7 +19,9 @@ from core.planning.states import Term
 from core.tasks import TaskType
 
 #: Reserved whatever happens; the rest comes and goes and fragments.
-_STILL = ("weights", "frozen parts", "fp32 embeddings", "adapter", "reference", "optimizer", "vllm", "cuda")
+_STILL = frozenset(
+    ("weights", "frozen parts", "fp32 embeddings", "adapter", "reference", "optimizer", "vllm", "cuda")
+)
 
 
 def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
@@ -38,8 +40,17 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
 
 
 def peak_bytes(setup: Setup) -> float:
-    """Only the number, for the search."""
-    return max(sum(term.bytes for term in _whole(terms)) for _, terms in moments(setup))
+    """Only the number."""
+    return max(_total(terms) for _, terms in moments(setup))
+
+
+def fits(setup: Setup, budget: float) -> bool:
+    """For the search: the first moment that is over ends it."""
+    return all(_total(terms) <= budget for _, terms in moments(setup))
+
+
+def evaluation_fits(setup: Setup, budget: float) -> bool:
+    return _total(_evaluation(setup, _held(setup))) <= budget
 
 
 def moments(setup: Setup) -> Iterator[tuple[str, list[Term]]]:
@@ -57,12 +68,14 @@ def moments(setup: Setup) -> Iterator[tuple[str, list[Term]]]:
     yield "backward, first layer", [*passing, act.recomputed(setup), act.head_gradient(setup)]
     yield "backward, last layer", [*held, buckets, gradients, gathered, *_last_layer(setup)]
     yield "optimizer step", [*held, buckets, gradients, states.optimizer_temporaries(setup)]
-    yield "evaluation", [*held, buckets, gathered, act.evaluation_logits(setup)]
+    yield "evaluation", _evaluation(setup, held)
     if setup.task is TaskType.GRPO and not setup.vllm_share:
         whole = [states.gathered(setup)]
         yield "generation", [*held, *whole, buckets, act.kv_cache(setup), act.generation_work(setup)]
     if setup.picture is not None:
-        yield "latents", [*held[:2], states.cuda(setup), act.latent_work(setup)]
+        # sd-scripts keeps the backbone in host memory until the latents are there.
+        beside = held if setup.engine is Engine.AI_TOOLKIT else [states.cuda(setup)]
+        yield "latents", [*beside, act.latent_work(setup)]
 
 
 def _held(s: Setup) -> list[Term]:
@@ -94,7 +107,19 @@ def _last_layer(s: Setup) -> list[Term]:
     return [Term(layer.name, layer.bytes + again + outside + table, layer.why)]
 
 
+def _evaluation(s: Setup, held: list[Term]) -> list[Term]:
+    return [*held, states.ddp_buckets(s), states.gathered(s), act.evaluation_logits(s)]
+
+
+def _total(terms: list[Term]) -> float:
+    total = still = 0.0
+    for name, size, _ in terms:
+        total += size
+        if name in _STILL:
+            still += size
+    return total + states.FRAGMENTATION * (total - still)
+
+
 def _whole(terms: list[Term]) -> list[Term]:
     """With what the allocator loses between blocks."""
-    moving = sum(term.bytes for term in terms if term.name not in _STILL)
-    return [*terms, states.fragmentation(moving)]
+    return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL))]

@@ -19,8 +19,12 @@ from core.tasks import TaskType
 
 #: Evaluations of a run whose profile does not say how often.
 EVALUATIONS = 10
+#: Pictures to see where the profile gives neither epochs nor steps.
+PICTURES = 2000
 #: GRPO evaluates by generating; more prompts than this cost more than they tell.
 GRPO_EVAL_ROWS = 64
+#: Part of the training time that writing checkpoints may take.
+SAVE_SHARE = 0.1
 #: Below this many rows none can be spared.
 FEW_ROWS = 40
 
@@ -69,22 +73,29 @@ def held_out(task: TaskType, rows: int, targets: Targets) -> int:
 
 def wanted_steps(seq: Sequences, effective: int, targets: Targets, limits: Limits) -> tuple[int, float]:
     """Steps and epochs of the whole wish, the clock aside."""
-    per_epoch = max(seq.per_epoch / effective, 1e-9)
+    per_epoch = steps_per_epoch(seq, effective)
     caps = [steps for steps in (targets.max_steps, limits.max_steps) if steps is not None]
     if targets.num_epochs is not None:
         steps = targets.num_epochs * per_epoch
-    elif targets.max_steps is not None and seq.length and seq.trained == 1.0:
-        steps = math.inf  # pictures are counted in steps; an epoch of them is a moment
+    elif seq.pictures:
+        # An epoch of pictures is a moment: they are counted in steps.
+        steps = math.inf if caps else max(limits.max_epochs * per_epoch, PICTURES / effective)
     else:
         steps = limits.max_epochs * per_epoch
     whole = max(round(min([steps, *caps])), 1)
     return whole, whole / per_epoch
 
 
-def rates(s: Setup, seq: Sequences, eval_rows: int) -> tuple[Rates, StepTime]:
+def steps_per_epoch(seq: Sequences, effective: int) -> int:
+    """The last batch of an epoch may be smaller, but it is a step."""
+    return max(math.ceil(seq.per_epoch / effective), 1)
+
+
+def rates(s: Setup, seq: Sequences, eval_rows: int, slowness: float = 1.0) -> tuple[Rates, StepTime]:
+    """`slowness`: what earlier runs of this shape took, relative to the prior."""
     step = step_time(s, seq.work(s.micro))
     one_eval = evaluation_seconds(s, eval_rows, seq.work(s.micro), seq.row_tokens * seq.sides)
-    return Rates(step.seconds, one_eval, save_seconds(s)), step
+    return Rates(step.seconds * slowness, one_eval * slowness, save_seconds(s)), step
 
 
 def fit_schedule(
@@ -99,28 +110,31 @@ def fit_schedule(
     """The most steps, with their evaluations and checkpoints, that `seconds` hold."""
     effective = s.micro * s.accumulation * s.world
     wanted, epochs = wanted_steps(seq, effective, targets, limits)
-    per_epoch = max(seq.per_epoch / effective, 1e-9)
+    per_epoch = steps_per_epoch(seq, effective)
     eval_s, rows = (rate.eval_s, eval_rows) if eval_rows else (0.0, 0)
     every_least = math.ceil(eval_s / (limits.eval_share * rate.step_s)) if eval_s else 1
+    save_least = math.ceil(rate.save_s / (SAVE_SHARE * rate.step_s))
     if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
         rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         every_least = max(math.ceil(eval_s / (limits.eval_share * rate.step_s)), 1)
-    total = _most(wanted, rate, eval_s, every_least, seconds, targets)
-    asked = targets.eval_steps or max(math.ceil(total / EVALUATIONS), 1)
-    eval_every = min(max(asked, every_least), max(total, 1))
-    save_every = _save_every(targets, eval_every, total)
+    cadence = _Cadence(targets, every_least, save_least, eval_s)
+    total = _most(wanted, rate, cadence, seconds)
+    asked = targets.eval_steps if rows else targets.save_steps
+    eval_every = min(max(asked or math.ceil(total / EVALUATIONS), every_least, 1), max(total, 1))
+    save_every = _save_every(cadence, eval_every, total)
     keep = _keep(s, targets, limits)
     return Schedule(
         total=total,
-        per_epoch=max(math.ceil(per_epoch - 1e-9), 1) if seq.per_epoch else 0,
+        per_epoch=per_epoch if seq.per_epoch else 0,
         epochs=total / per_epoch if seq.per_epoch else 0.0,
         eval_every=eval_every,
         save_every=save_every,
         eval_rows=rows,
         keep=keep,
         train_s=total * rate.step_s,
-        eval_s=_count(total, eval_every) * eval_s,
+        # Axolotl evaluates once before the first step too.
+        eval_s=(_count(total, eval_every) + 1) * eval_s if total else 0.0,
         save_s=_count(total, save_every) * rate.save_s,
         wanted=wanted,
         wanted_epochs=epochs,
@@ -134,34 +148,51 @@ def _count(total: int, every: int) -> int:
     return math.ceil(total / every) if total > 0 else 0
 
 
-def _most(
-    wanted: int, rate: Rates, eval_s: float, every_least: int, seconds: float, targets: Targets
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Cadence:
+    """How often evaluations and checkpoints may come at most."""
+
+    targets: Targets
+    eval_least: int
+    save_least: int
+    eval_s: float
+
+
+def _most(wanted: int, rate: Rates, cadence: _Cadence, seconds: float) -> int:
     """By bisection over the steps; the overhead is an upper bound that never falls with more of them."""
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if middle * rate.step_s + _overhead(middle, rate, eval_s, every_least, targets) <= seconds:
+        if middle * rate.step_s + _overhead(middle, rate, cadence) <= seconds:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _overhead(total: int, rate: Rates, eval_s: float, every_least: int, targets: Targets) -> float:
-    if targets.eval_steps:
-        evaluations = math.ceil(total / max(targets.eval_steps, every_least))
+def _overhead(total: int, rate: Rates, cadence: _Cadence) -> float:
+    targets = cadence.targets
+    evaluations = _at_most(total, targets.eval_steps, cadence.eval_least)
+    if targets.save_steps:
+        saves = math.ceil(total / max(targets.save_steps, cadence.save_least))
+    elif cadence.eval_s:
+        saves = min(evaluations, math.ceil(total / cadence.save_least))
     else:
-        evaluations = min(EVALUATIONS, math.ceil(total / every_least))
-    saves = math.ceil(total / targets.save_steps) if targets.save_steps else evaluations
-    return evaluations * eval_s + max(min(saves, evaluations), 1) * rate.save_s
+        saves = _at_most(total, None, cadence.save_least)
+    return (evaluations + 1) * cadence.eval_s + max(saves, 1) * rate.save_s
 
 
-def _save_every(targets: Targets, eval_every: int, total: int) -> int:
+def _at_most(total: int, asked: int | None, least: int) -> int:
+    """An upper bound on how often something comes in so many steps."""
+    if asked:
+        return math.ceil(total / max(asked, least))
+    return min(EVALUATIONS, math.ceil(total / least))
+
+
+def _save_every(cadence: _Cadence, eval_every: int, total: int) -> int:
     """A multiple of the evaluations: the best checkpoint is chosen among those that were evaluated."""
-    if targets.save_steps is None:
-        return eval_every
-    return min(max(math.ceil(targets.save_steps / eval_every), 1) * eval_every, max(total, 1))
+    asked = max(cadence.targets.save_steps or eval_every, cadence.save_least)
+    return min(math.ceil(asked / eval_every) * eval_every, max(total, 1))
 
 
 def _keep(s: Setup, targets: Targets, limits: Limits) -> int:

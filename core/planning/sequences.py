@@ -29,6 +29,24 @@ CUTS: tuple[float, ...] = (99, 95, 90, 80, 70, 60, 50)
 
 
 @dataclass(frozen=True, slots=True)
+class How:
+    """What the profile says about making sequences."""
+
+    #: None: packed where it saves time.
+    packing: bool | None
+    grouped: bool
+    #: GRPO: completions per prompt, tokens of each at most.
+    generations: int
+    completion: int
+
+
+def how_of(targets: Targets) -> How:
+    return How(
+        targets.sample_packing, targets.group_by_length, targets.grpo_generations, targets.grpo_max_completion
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """Text or pictures as the GPUs see them in one epoch."""
 
@@ -47,6 +65,7 @@ class Sequences:
     trained: float
     #: How many model sequences one counted sequence is: 2 for a pair, else 1.
     sides: int
+    pictures: bool = False
 
     def work(self, micro: int) -> Work:
         return Work(tokens=micro * self.padded, row_tokens=self.row_tokens)
@@ -85,11 +104,10 @@ def shorter_lengths(data: DatasetFacts, length: int, least: int) -> list[int]:
     return sorted({one for one in found if least <= one < length}, reverse=True)
 
 
-def picture_sequences(data: DatasetFacts, model: ModelFacts, targets: Targets) -> Sequences:
+def picture_sequences(data: DatasetFacts, model: ModelFacts, resolution: int, repeats: int) -> Sequences:
     assert model.image is not None
-    repeats = targets.image_repeats or data.image_repeats
     return Sequences(
-        length=tokens_of_picture(model.image, targets.resolution),
+        length=tokens_of_picture(model.image, resolution),
         packing=False,
         rows=data.rows,
         row_tokens=1.0,
@@ -100,27 +118,23 @@ def picture_sequences(data: DatasetFacts, model: ModelFacts, targets: Targets) -
         padded=1.0,
         trained=1.0,
         sides=1,
+        pictures=True,
     )
 
 
 def text_sequences(
-    data: DatasetFacts,
-    targets: Targets,
-    length: int,
-    rows: float,
-    micro: int,
-    effective: int,
+    data: DatasetFacts, how: How, length: int, rows: float, micro: int, effective: int
 ) -> Sequences:
     """One epoch at this length. `micro` matters for padding, `effective` for whether packing leaves steps."""
     if data.task_type is TaskType.GRPO:
-        return _grpo(data, targets, length, rows)
+        return _grpo(data, how, length, rows)
     dropped = data.total.share_over(length)
     kept, mean = rows * (1 - dropped), data.total.mean_kept(length)
     if data.task_type is TaskType.DPO:
-        return _pairs(data, targets, length, kept, dropped, micro)
-    padded = _padded(data.total, length, micro, targets.group_by_length)
-    usual = _padded(data.total, length, USUAL_MICRO, targets.group_by_length)
-    packing = _packs(targets, kept * mean / (length * PACKED_FULL), usual / max(mean, 1), effective)
+        return _pairs(data, how, length, kept, dropped, micro)
+    padded = _padded(data.total, length, micro, how.grouped)
+    usual = _padded(data.total, length, USUAL_MICRO, how.grouped)
+    packing = _packs(how, kept * mean / (length * PACKED_FULL), usual / max(mean, 1), effective)
     if packing:
         count = math.ceil(kept * mean / (length * PACKED_FULL)) if kept else 0
         full = float(length), PACKED_FULL * length
@@ -141,9 +155,9 @@ def text_sequences(
     )
 
 
-def _packs(targets: Targets, packed: float, gain: float, effective: int) -> bool:
-    if targets.sample_packing is not None:
-        return targets.sample_packing
+def _packs(how: How, packed: float, gain: float, effective: int) -> bool:
+    if how.packing is not None:
+        return how.packing
     return gain >= PACKING_GAIN and packed / effective >= PACKED_STEPS
 
 
@@ -156,10 +170,10 @@ def _padded(stats: LengthStats, length: int, micro: int, grouped: bool) -> float
 
 
 def _pairs(
-    data: DatasetFacts, targets: Targets, length: int, kept: float, dropped: float, micro: int
+    data: DatasetFacts, how: How, length: int, kept: float, dropped: float, micro: int
 ) -> Sequences:
     """Chosen and rejected are padded alike and pass together."""
-    padded = _padded(data.total, length, 2 * micro, targets.group_by_length)
+    padded = _padded(data.total, length, 2 * micro, how.grouped)
     answers = data.answer.mean + (data.rejected.mean if data.rejected else data.answer.mean)
     trained = min(2 * data.prompt.mean + answers, 2.0 * length)
     return Sequences(
@@ -177,9 +191,9 @@ def _pairs(
     )
 
 
-def _grpo(data: DatasetFacts, targets: Targets, length: int, rows: float) -> Sequences:
+def _grpo(data: DatasetFacts, how: How, length: int, rows: float) -> Sequences:
     """Every prompt is answered `generations` times; nothing is dropped, prompts are cut from the left."""
-    completion = min(targets.grpo_max_completion, max(length - GRAIN, 1))
+    completion = min(how.completion, max(length - GRAIN, 1))
     prompt = max(min(prompt_limit(data), length - completion), 1)
     mean = data.prompt.mean_cut(prompt) + completion
     return Sequences(
@@ -190,7 +204,7 @@ def _grpo(data: DatasetFacts, targets: Targets, length: int, rows: float) -> Seq
         dropped_share=0.0,
         prompt_limit=prompt,
         completion_limit=completion,
-        per_epoch=math.floor(rows) * targets.grpo_generations,
+        per_epoch=math.floor(rows) * how.generations,
         padded=float(min(data.prompt.percentile(90), prompt) + completion),
         trained=mean,
         sides=1,
@@ -199,7 +213,9 @@ def _grpo(data: DatasetFacts, targets: Targets, length: int, rows: float) -> Seq
 
 __all__ = [
     "CUTS",
+    "How",
     "Sequences",
+    "how_of",
     "longest",
     "natural_length",
     "picture_sequences",

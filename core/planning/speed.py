@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from core.choices import Attention
 from core.hardware import Device, Link
 from core.planning.flops import forward_flops, picture_flops, training_flops
-from core.planning.setup import Setup, tokens_of_picture
+from core.planning.setup import Setup, image_type, tokens_of_picture
 from core.planning.states import STATE_BYTES
-from core.tasks import TaskType
+from core.tasks import ImageModelType, TaskType
 
 GEMM_SHARE = 0.65
 #: Attention kernels reach less of the peak than plain products; weights their part in `_gemm_share`.
@@ -29,6 +29,8 @@ LORA_KERNELS, FULL_KERNELS, PICTURE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
 #: What of the nominal link bandwidth collectives reach, and what part of the work can hide them.
 LINK_SHARE, HIDES = 0.65, 0.6
+#: Most of SDXL's blocks see a quarter of the tokens; its convolutions make up for half of that.
+SDXL_TOKENS = 0.57
 #: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
 COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
 #: Hugging Face's generate: seconds per layer and token step, however small the batch.
@@ -107,6 +109,8 @@ def products_free_bytes(s: Setup) -> float:
     """Per token, over all layers: casts, norms, activations, the loss."""
     moves = (FULL_MOVES if s.full else LORA_MOVES)[1 if s.checkpointing else 0]
     width = s.shape.layers * (s.shape.hidden + s.shape.mlp) / 4.5
+    if image_type(s) is ImageModelType.SDXL:
+        width *= SDXL_TOKENS
     gain = COMPILED_MOVES if s.compile_mode is not None else 1.0
     head = 0.0 if s.picture is not None else 20.0 * s.shape.vocab
     return (moves * width * gain + head) * (s.width / 2)

@@ -1,0 +1,62 @@
+"""The two doors to a plan: quick for an offer, whole for a task that starts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+from core.data import DatasetFacts
+from core.data_facts import assumed_facts
+from core.hardware import Hardware
+from core.model_facts import facts_from_name
+from core.models import ModelFacts
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.assemble import plan_of
+from core.planning.costs import Site
+from core.planning.fit import as_wished, fit
+from core.planning.refuse import refusal
+from core.planning.wishes import wish_for
+from core.profile.load import LoadedProfile
+from core.profile.resolve import resolve
+from core.profile.schema import ResolvedProfile
+from core.tasks import ImageModelType, TaskType
+
+
+def plan(
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    hardware: Hardware,
+    profile: ResolvedProfile | LoadedProfile,
+    *,
+    site: Site | None = None,
+    explained: bool = True,
+) -> TrainingPlan:
+    """Every number of the run. What cannot be done comes back as a plan whose verdict says why."""
+    if isinstance(profile, LoadedProfile):
+        profile = resolve(profile, task.task_type, model)
+    site = site or Site(hardware)
+    wish = wish_for(task, model, data, profile, hardware.gpus.kind)
+    refused = refusal(task, model, data, hardware, profile.limits)
+    found = fit(wish, hardware.gpus.count, site) if refused is None else as_wished(wish, hardware, site, *refused)
+    return plan_of(wish, found, hardware, explained)
+
+
+def quick_plan(
+    model_id: str,
+    params_count: int | None,
+    hours: float,
+    task_type: TaskType,
+    hardware: Hardware,
+    profile: ResolvedProfile | LoadedProfile,
+    *,
+    image_type: ImageModelType | None = None,
+    rows: int | None = None,
+    site: Site | None = None,
+) -> TrainingPlan:
+    """From what an offer says; nothing is looked up. Notes and reasons are left out."""
+    model = facts_from_name(model_id, params_count, image_type)
+    task = TaskSpec(task_type=task_type, hours=max(hours, 0.0), image_type=image_type)
+    data = assumed_facts(task_type, rows, hours, image_type)
+    return plan(task, model, data, hardware, profile, site=site, explained=False)
