@@ -2,8 +2,8 @@
 
     echo '[{"shape": {...}, "method": "lora", ...}]' | training-python benchmarks/fake_memory.py
 
-One real Hugging Face model of few layers, real PEFT, real autocast and real AdamW run under torch's fake mode:
-every tensor has a size and no contents. A counter adds up the storages that are alive. Pretended *cuda*
+One real Hugging Face model of few layers, real PEFT, autocast and AdamW run under torch's fake mode: every
+tensor has a size and no contents. A counter adds up the storages that are alive. Pretended *cuda*
 tensors abort the process on a torch without CUDA, so they pretend to lie on the CPU.
 
 The peak at each moment of a step grows by the same amount with every layer, so two small models give the
@@ -24,8 +24,8 @@ import torch
 from accelerate.utils.operations import convert_outputs_to_fp32
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
@@ -68,7 +68,7 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
-    q, k, v, out, lse = ctx.saved_tensors
+    q, k, v, _out, lse = ctx.saved_tensors
     # The kernel accumulates dq in fp32 beside the bf16 result.
     accumulator = torch.empty_like(q, dtype=torch.float32)
     result = torch.ops.planner.rows_backward(grad, q, k, v, lse)
@@ -135,7 +135,7 @@ class FusedLoss(torch.autograd.Function):
 
 
 class CompiledChunk(torch.autograd.Function):
-    """One chunk of Axolotl's chunked cross-entropy after compilation: the chunk's logits and one fp32 per row."""
+    """One chunk of Axolotl's chunked cross-entropy, compiled: the chunk's logits and one fp32 per row."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -236,7 +236,10 @@ def build(case: dict[str, Any], layers: int) -> nn.Module:
         else:
             model.requires_grad_(False)
             lora = LoraConfig(
-                r=case["rank"], lora_alpha=32, lora_dropout=case.get("dropout", 0.05), target_modules="all-linear"
+                r=case["rank"],
+                lora_alpha=32,
+                lora_dropout=case.get("dropout", 0.05),
+                target_modules="all-linear",
             )
             model = get_peft_model(
                 model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=case.get("adapter_fp32", True)
@@ -354,7 +357,10 @@ def dpo_loss(model: nn.Module, run: Any, ids: torch.Tensor) -> torch.Tensor:
     labels = ids[..., 1:]
     policy = selective_log_softmax(outputs.logits[..., :-1, :], labels).sum(1)
     # The reference pass runs while `outputs` is still held.
-    with torch.no_grad(), model.disable_adapter() if hasattr(model, "disable_adapter") else contextlib.nullcontext():
+    with (
+        torch.no_grad(),
+        model.disable_adapter() if hasattr(model, "disable_adapter") else contextlib.nullcontext(),
+    ):
         was = model.training
         model.train(False)
         reference = run(input_ids=ids, use_cache=False)

@@ -2,7 +2,7 @@
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON (torch, transformers, peft, trl); it runs
 `fake_memory.py` there, which measures the peak of a training step on pretended tensors. No GPU, no weights.
-What the fake mode cannot see (the CUDA context, NCCL, fragmentation, DDP's buckets) is left out of both sides.
+What the fake mode cannot see (CUDA's context, NCCL, fragmentation, DDP's buckets) is left out of both sides.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def predict(name: str, case: dict[str, Any]) -> dict[str, float]:
 def measure(asked: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
     if not python:
-        sys.exit("set GOD_MINER_TRAINING_PYTHON to the training environment's Python (torch, transformers, peft, trl)")
+        sys.exit(
+            "set GOD_MINER_TRAINING_PYTHON to the training environment's Python (torch, transformers, peft)"
+        )
     script = Path(__file__).with_name("fake_memory.py")
     with subprocess.Popen(
         ["nice", "-n", "10", python, str(script)],
@@ -186,8 +188,9 @@ def summary(found: list[Row]) -> str:
     held = sum(row.holds for row in found)
     mean = sum(abs(error) for error in errors) / len(errors)
     return (
-        f"{len(found)} cases: {held / len(found):.1%} within 10% or on the safe side, {near / len(found):.1%} within "
-        f"10% either way; mean absolute error {mean:.1%}, from {errors[0]:+.1%} to {errors[-1]:+.1%}"
+        f"{len(found)} cases: {held / len(found):.1%} within 10% or on the safe side, "
+        f"{near / len(found):.1%} within 10% either way; mean absolute error {mean:.1%}, "
+        f"from {errors[0]:+.1%} to {errors[-1]:+.1%}"
     )
 
 
@@ -197,7 +200,10 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="also keep the measurements, as JSON lines")
     options = parser.parse_args()
     picked = list(cases())[:: options.every]
-    print(f"{'model':<10} {'what':<5} {'batch':>8} {'':<4} {'loss':<8} {'measured':>8} {'model':>8} {'error':>7}  (GiB)")
+    print(
+        f"{'model':<10} {'what':<5} {'batch':>8} {'':<4} {'loss':<8} "
+        f"{'measured':>8} {'model':>8} {'error':>7}  (GiB)"
+    )
     found = []
     for row in rows(picked):
         found.append(row)

@@ -80,10 +80,8 @@ def _casts(s: Setup) -> bool:
 def backward_work(s: Setup) -> float:
     """What a layer's backward pass needs beside what was kept, per token."""
     m, h = s.shape.mlp, s.shape.hidden
-    if _casts(s):
-        work = (10.0 if s.dropout else 6.0) * m + 4.0 * h
-    else:
-        work = max(4.0 * m - 4.0 * h, 6.0 * h)
+    casting = (10.0 if s.dropout else 6.0) * m + 4.0 * h
+    work = casting if _casts(s) else max(4.0 * m - 4.0 * h, 6.0 * h)
     return work * (s.width / 2)
 
 
@@ -135,7 +133,9 @@ def recomputed(s: Setup) -> Term:
             return Term("layer at work", 0, "")
         tokens = s.micro * tokens_of_picture(s.picture.facts, s.picture.resolution)
     held = tokens * (again + backward_work(s))
-    return Term("layer at work", held, "one layer recomputed and its gradients" if again else "one layer's gradients")
+    return Term(
+        "layer at work", held, "one layer recomputed and its gradients" if again else "one layer's gradients"
+    )
 
 
 def passing(s: Setup) -> Term:

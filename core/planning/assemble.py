@@ -16,7 +16,6 @@ from core.plan_parts import (
     GrpoPlan,
     ImagePlan,
     PrecisionPlan,
-    Reason,
     SequencePlan,
     StepsPlan,
 )
@@ -151,6 +150,7 @@ def _steps(wish: Wish, timed: Timed) -> StepsPlan:
         epochs=schedule.epochs,
         per_epoch=schedule.per_epoch,
         total=schedule.total,
+        wanted=schedule.wanted,
         eval_every=schedule.eval_every,
         save_every=schedule.save_every,
         log_every=max(min(schedule.total // 100, 10), 1),
@@ -275,4 +275,4 @@ def _notes(wish: Wish, timed: Timed) -> Iterator[str]:
     if not wish.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"
     if timed.seq.dropped_share > 0.005:
-        yield f"{timed.seq.dropped_share:.1%} of the rows are longer than {timed.seq.length} tokens and are dropped"
+        yield f"{timed.seq.dropped_share:.1%} of the rows exceed {timed.seq.length} tokens and are dropped"

@@ -83,10 +83,16 @@ def _quality(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
     if setup.method is not wished.method:
         yield _gave("method", wished.method.value, setup.method.value, over(_least(wished), budget, STATES))
     if setup.optimizer is not wish.targets.optimizer:
-        yield _gave("optimizer", wish.targets.optimizer.value, setup.optimizer.value, _optimizer(wish, timed, budget))
+        yield _gave(
+            "optimizer", wish.targets.optimizer.value, setup.optimizer.value, _optimizer(wish, timed, budget)
+        )
     if wish.targets.fp32_master and setup.full and not setup.fp32_master:
         native = setup.engine is Engine.NATIVE
-        why = over(replace(setup, fp32_master=True), budget) if native else "Axolotl trains bf16 weights in place"
+        why = (
+            over(replace(setup, fp32_master=True), budget)
+            if native
+            else "Axolotl trains bf16 weights in place"
+        )
         yield _gave("fp32_master", True, False, why)
     if setup.length < wished.length:
         longer = replace(setup, length=wished.length)
@@ -103,7 +109,7 @@ def _least(setup: Setup) -> Setup:
 
 def _optimizer(wish: Wish, timed: Timed, budget: int) -> str:
     setup, asked = timed.setup, wish.targets.optimizer
-    if setup.optimizer is timed.wished.optimizer or setup.sharded and asked is not timed.wished.optimizer:
+    if setup.optimizer is timed.wished.optimizer or (setup.sharded and asked is not timed.wished.optimizer):
         return "FSDP2 cannot shard its states"
     return over(replace(setup, optimizer=asked), budget, ("optimizer",))
 
@@ -180,10 +186,20 @@ def _time(wish: Wish, timed: Timed) -> Iterator[Concession]:
             f"{show_seconds(schedule.train_s)} are left for training"
         )
         yield _gave(field, wanted, got, reason)
-    if schedule.eval_rows and targets.eval_steps and schedule.eval_every > targets.eval_steps and schedule.total > targets.eval_steps:
-        reason = f"an evaluation takes {show_seconds(timed.rate.eval_s)}; {wish.limits.eval_share:.0%} of the time is its limit"
+    if (
+        schedule.eval_rows
+        and targets.eval_steps
+        and schedule.eval_every > targets.eval_steps
+        and schedule.total > targets.eval_steps
+    ):
+        share = f"limits.eval_share is {wish.limits.eval_share:.0%}"
+        reason = f"an evaluation takes {show_seconds(timed.rate.eval_s)}; {share}"
         yield _gave("eval_steps", targets.eval_steps, schedule.eval_every, reason)
-    if targets.save_steps and schedule.save_every > targets.save_steps and schedule.total > targets.save_steps:
+    if (
+        targets.save_steps
+        and schedule.save_every > targets.save_steps
+        and schedule.total > targets.save_steps
+    ):
         yield _gave("save_steps", targets.save_steps, schedule.save_every, "checkpoints fall on evaluations")
     if schedule.keep < schedule.wanted_keep:
         yield _gave("save_total_limit", schedule.wanted_keep, schedule.keep, "limits.checkpoint_disk is full")

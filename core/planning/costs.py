@@ -70,7 +70,9 @@ def opening(s: Setup, seq: Sequences, model: ModelFacts, data: DatasetFacts, sit
 def _starting(s: Setup) -> Phase:
     cpu = s.kind.device is Device.CPU
     seconds = STARTUP_CPU_S if cpu else STARTUP_S + STARTUP_PER_GPU_S * s.world
-    return Phase(name="start", seconds=seconds, why=f"imports, {s.world} process{'es' if s.world > 1 else ''}")
+    return Phase(
+        name="start", seconds=seconds, why=f"imports, {s.world} process{'es' if s.world > 1 else ''}"
+    )
 
 
 def _preparing(seq: Sequences, data: DatasetFacts, site: Site) -> Phase:
@@ -86,7 +88,9 @@ def _loading(s: Setup, model: ModelFacts, site: Site) -> Phase:
     """Ranks of one host read the same pages; sharding sends them on."""
     size = model.stored_bytes
     seconds = 5 + size / site.hardware.disk_rate * (1.5 if s.parallelism is Parallelism.FSDP else 1.0)
-    return Phase(name="load", seconds=seconds, why=f"{show_bytes(size)} at {show_bytes(site.hardware.disk_rate)}/s")
+    return Phase(
+        name="load", seconds=seconds, why=f"{show_bytes(size)} at {show_bytes(site.hardware.disk_rate)}/s"
+    )
 
 
 def _reference(s: Setup, seq: Sequences) -> Phase:

@@ -1,7 +1,8 @@
 """GPUs, memory and time together: the candidate that a plan is written from.
 
-For every count of GPUs in the strategy's order: make it fit in memory without loss, then see how much training
-the clock leaves. Only when no count does without loss are the lossy variations tried, the mildest first.
+For every count of GPUs in the strategy's order: make it fit in memory without loss, then see how much
+training the clock leaves. Only when no count does without loss are the lossy variations tried, the mildest
+first.
 """
 
 from __future__ import annotations

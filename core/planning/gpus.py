@@ -21,7 +21,7 @@ class Choice(NamedTuple):
 
     counts: tuple[int, ...]
     why: str
-    #: Take the first that reaches the whole wish, else the one that trains most; not simply the first that fits.
+    #: The first that reaches the whole wish, else the one that trains most; not simply the first that fits.
     by_time: bool
     #: What the strategy alone would give, however many are there.
     wished: int

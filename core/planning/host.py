@@ -71,7 +71,9 @@ def host_concessions(wish: Wish, hardware: Hardware, world: int) -> Iterator[Con
     container, got = wish.profile.container, container_plan(wish, hardware, world)
     whole = f"the host has {show_bytes(hardware.memory_bytes)}"
     if container.memory and got.memory_bytes != container.memory:
-        yield _gave("container.memory", show_bytes(container.memory), show_bytes(got.memory_bytes or 0), whole)
+        yield _gave(
+            "container.memory", show_bytes(container.memory), show_bytes(got.memory_bytes or 0), whole
+        )
     if container.shm and got.shm_bytes != container.shm:
         yield _gave("container.shm", show_bytes(container.shm), show_bytes(got.shm_bytes or 0), whole)
     if container.cpus and got.cpus != container.cpus:

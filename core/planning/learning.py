@@ -50,7 +50,11 @@ def guarded_rate(wish: Wish, timed: Timed) -> tuple[float, str, Concession | Non
         return rate, why, None
     lowered = float(f"{most / alpha:.6g}")
     reason = f"alpha {alpha:g} × {rate:g} is {alpha * rate:.3g}, above limits.max_alpha_lr {most:g}"
-    return lowered, "limits.max_alpha_lr", Concession(field="learning_rate", wanted=rate, got=lowered, reason=reason)
+    return (
+        lowered,
+        "limits.max_alpha_lr",
+        Concession(field="learning_rate", wanted=rate, got=lowered, reason=reason),
+    )
 
 
 def warmup(wish: Wish, total: int) -> tuple[int, Concession | None]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from dataclasses import replace
 
 from core.data import DatasetFacts
 from core.data_facts import assumed_facts
@@ -15,6 +14,7 @@ from core.plan_parts import TaskSpec
 from core.planning.assemble import plan_of
 from core.planning.costs import Site
 from core.planning.fit import as_wished, fit
+from core.planning.learned import Learned, with_learned
 from core.planning.refuse import refusal
 from core.planning.wishes import wish_for
 from core.profile.load import LoadedProfile
@@ -31,15 +31,23 @@ def plan(
     profile: ResolvedProfile | LoadedProfile,
     *,
     site: Site | None = None,
+    learned: Learned | None = None,
     explained: bool = True,
 ) -> TrainingPlan:
     """Every number of the run. What cannot be done comes back as a plan whose verdict says why."""
     if isinstance(profile, LoadedProfile):
         profile = resolve(profile, task.task_type, model)
     site = site or Site(hardware)
+    if learned is not None:
+        profile, site = (
+            with_learned(profile, learned),
+            replace(site, slowness=site.slowness * learned.slowness),
+        )
     wish = wish_for(task, model, data, profile, hardware.gpus.kind)
     refused = refusal(task, model, data, hardware, profile.limits)
-    found = fit(wish, hardware.gpus.count, site) if refused is None else as_wished(wish, hardware, site, *refused)
+    found = (
+        fit(wish, hardware.gpus.count, site) if refused is None else as_wished(wish, hardware, site, *refused)
+    )
     return plan_of(wish, found, hardware, explained)
 
 
@@ -54,9 +62,10 @@ def quick_plan(
     image_type: ImageModelType | None = None,
     rows: int | None = None,
     site: Site | None = None,
+    learned: Learned | None = None,
 ) -> TrainingPlan:
     """From what an offer says; nothing is looked up. Notes and reasons are left out."""
     model = facts_from_name(model_id, params_count, image_type)
     task = TaskSpec(task_type=task_type, hours=max(hours, 0.0), image_type=image_type)
     data = assumed_facts(task_type, rows, hours, image_type)
-    return plan(task, model, data, hardware, profile, site=site, explained=False)
+    return plan(task, model, data, hardware, profile, site=site, learned=learned, explained=False)

@@ -71,7 +71,7 @@ def _own(wish: Wish, fit: Fit) -> dict[str, str]:
         "parallelism": _parallelism(wish, fit),
         "steps.total": f"{schedule.epochs:.3g} epochs of {schedule.per_epoch:,} steps",
         "optimizer.learning_rate": guarded_rate(wish, timed)[1],
-        "steps.eval_rows": f"{targets.val_set_size:.0%} of {wish.data.rows:,} rows, at most {targets.val_rows_max}",
+        "steps.eval_rows": f"{targets.val_set_size:.0%} of the rows, at most {targets.val_rows_max}",
     }
     if targets.sequence_len is None and not wish.model.is_image:
         found["sequence.length"] = f"99th percentile of the rows is {wish.data.total.p99} tokens"
@@ -88,9 +88,13 @@ def _own(wish: Wish, fit: Fit) -> dict[str, str]:
     if targets.method is None:
         found["method"] = f"full below {targets.full_below or 0:,} parameters"
     if targets.gradient_checkpointing is None:
-        found["precision.gradient_checkpointing"] = "memory asks for it" if setup.checkpointing else "memory allows it"
+        found["precision.gradient_checkpointing"] = (
+            "memory asks for it" if setup.checkpointing else "memory allows it"
+        )
     if targets.effective_batch_size is not None:
-        found["batch.accumulation"] = f"{targets.effective_batch_size} sequences per step over {setup.world} GPUs"
+        found["batch.accumulation"] = (
+            f"{targets.effective_batch_size} sequences per step over {setup.world} GPUs"
+        )
     return found
 
 

@@ -118,11 +118,11 @@ def fit_schedule(
         rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         every_least = max(math.ceil(eval_s / (limits.eval_share * rate.step_s)), 1)
-    cadence = _Cadence(targets, every_least, save_least, eval_s)
-    total = _most(wanted, rate, cadence, seconds)
+    cadence = Cadence(targets.eval_steps, targets.save_steps, every_least, save_least, eval_s)
+    total = most_steps(wanted, rate, cadence, seconds)
     asked = targets.eval_steps if rows else targets.save_steps
     eval_every = min(max(asked or math.ceil(total / EVALUATIONS), every_least, 1), max(total, 1))
-    save_every = _save_every(cadence, eval_every, total)
+    save_every = save_interval(cadence, eval_every, total)
     keep = _keep(s, targets, limits)
     return Schedule(
         total=total,
@@ -134,8 +134,8 @@ def fit_schedule(
         keep=keep,
         train_s=total * rate.step_s,
         # Axolotl evaluates once before the first step too.
-        eval_s=(_count(total, eval_every) + 1) * eval_s if total else 0.0,
-        save_s=_count(total, save_every) * rate.save_s,
+        eval_s=(count_of(total, eval_every) + 1) * eval_s if total else 0.0,
+        save_s=count_of(total, save_every) * rate.save_s,
         wanted=wanted,
         wanted_epochs=epochs,
         wanted_eval_every=targets.eval_steps or eval_every,
@@ -143,22 +143,23 @@ def fit_schedule(
     )
 
 
-def _count(total: int, every: int) -> int:
+def count_of(total: int, every: int) -> int:
     """On the way, and the last one at the end."""
     return math.ceil(total / every) if total > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Cadence:
-    """How often evaluations and checkpoints may come at most."""
+class Cadence:
+    """How often evaluations and checkpoints are asked for, and how far apart they must be at least."""
 
-    targets: Targets
+    eval_asked: int | None
+    save_asked: int | None
     eval_least: int
     save_least: int
     eval_s: float
 
 
-def _most(wanted: int, rate: Rates, cadence: _Cadence, seconds: float) -> int:
+def most_steps(wanted: int, rate: Rates, cadence: Cadence, seconds: float) -> int:
     """By bisection over the steps; the overhead is an upper bound that never falls with more of them."""
     low, high = 0, wanted
     while low < high:
@@ -170,11 +171,10 @@ def _most(wanted: int, rate: Rates, cadence: _Cadence, seconds: float) -> int:
     return low
 
 
-def _overhead(total: int, rate: Rates, cadence: _Cadence) -> float:
-    targets = cadence.targets
-    evaluations = _at_most(total, targets.eval_steps, cadence.eval_least)
-    if targets.save_steps:
-        saves = math.ceil(total / max(targets.save_steps, cadence.save_least))
+def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
+    evaluations = _at_most(total, cadence.eval_asked, cadence.eval_least)
+    if cadence.save_asked:
+        saves = math.ceil(total / max(cadence.save_asked, cadence.save_least))
     elif cadence.eval_s:
         saves = min(evaluations, math.ceil(total / cadence.save_least))
     else:
@@ -189,9 +189,9 @@ def _at_most(total: int, asked: int | None, least: int) -> int:
     return min(EVALUATIONS, math.ceil(total / least))
 
 
-def _save_every(cadence: _Cadence, eval_every: int, total: int) -> int:
+def save_interval(cadence: Cadence, eval_every: int, total: int) -> int:
     """A multiple of the evaluations: the best checkpoint is chosen among those that were evaluated."""
-    asked = max(cadence.targets.save_steps or eval_every, cadence.save_least)
+    asked = max(cadence.save_asked or eval_every, cadence.save_least)
     return min(math.ceil(asked / eval_every) * eval_every, max(total, 1))
 
 

@@ -169,9 +169,7 @@ def _padded(stats: LengthStats, length: int, micro: int, grouped: bool) -> float
     return min(max(stats.percentile(100 * (1 - over) * micro / (micro + 1)), stats.mean_kept(length)), length)
 
 
-def _pairs(
-    data: DatasetFacts, how: How, length: int, kept: float, dropped: float, micro: int
-) -> Sequences:
+def _pairs(data: DatasetFacts, how: How, length: int, kept: float, dropped: float, micro: int) -> Sequences:
     """Chosen and rejected are padded alike and pass together."""
     padded = _padded(data.total, length, 2 * micro, how.grouped)
     answers = data.answer.mean + (data.rejected.mean if data.rejected else data.answer.mean)

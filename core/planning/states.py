@@ -59,7 +59,7 @@ def weights(s: Setup) -> Term:
 
 
 def frozen_parts(s: Setup) -> Term:
-    """Image models: text encoders that are needed at every step. The VAE is put away once latents are cached."""
+    """Image models: text encoders that every step needs. The VAE is put away once the latents are cached."""
     if s.picture is None or s.picture.text_put_away:
         return Term("frozen parts", 0, "")
     held = s.picture.facts.text_encoder_params * (1.0 if s.picture.quantized else s.width)
@@ -67,13 +67,15 @@ def frozen_parts(s: Setup) -> Term:
 
 
 def fp32_tables(s: Setup) -> Term:
-    """Axolotl keeps embeddings, head and norms of a full fine-tune in fp32 unless the attention kernel or FSDP
-    asks for bf16: twice the bytes of weight, gradient and both states for these parameters."""
+    """Axolotl keeps embeddings, head and norms of a full fine-tune in fp32 unless the attention kernel or
+    FSDP asks for bf16: twice the bytes of weight, gradient and both states for these parameters."""
     if not _fp32_tables(s):
         return Term("fp32 embeddings", 0, "")
     states = STATE_BYTES[s.optimizer]
     extra = s.shape.root * (2 + states[0] - states[1])
-    return Term("fp32 embeddings", extra, f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32")
+    return Term(
+        "fp32 embeddings", extra, f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32"
+    )
 
 
 def _fp32_tables(s: Setup) -> bool:
@@ -89,7 +91,7 @@ def adapter(s: Setup) -> Term:
 
 def reference(s: Setup) -> Term:
     """A frozen copy, where the base model cannot be had back by switching an adapter off."""
-    needs = s.task is TaskType.DPO and not s.reference_ready or s.kl
+    needs = (s.task is TaskType.DPO and not s.reference_ready) or s.kl
     if not (s.full and needs):
         return Term("reference", 0, "")
     return Term("reference", s.shape.params * 2 / s.shards, "the untrained model beside the trained one")
@@ -101,7 +103,9 @@ def optimizer_states(s: Setup) -> Term:
     if s.full and s.fp32_master:
         per = fp32 + 4
     held = s.trained_params * per / s.shards
-    return Term("optimizer", held, f"{s.optimizer.value}: {per:g} B × {show_params(s.trained_params)}{_split(s)}")
+    return Term(
+        "optimizer", held, f"{s.optimizer.value}: {per:g} B × {show_params(s.trained_params)}{_split(s)}"
+    )
 
 
 def gradients(s: Setup) -> Term:
@@ -136,7 +140,7 @@ def _largest_matrix(s: Setup) -> float:
 
 
 def gathered(s: Setup) -> Term:
-    """FSDP: embedding and head stay whole from the first layer to the last; two layers are whole at a time."""
+    """FSDP: embedding and head stay whole from first layer to last; two layers are whole at a time."""
     if not s.sharded:
         return Term("gathered", 0, "")
     layers = 2.0 if s.reshard else float(s.shape.layers)
@@ -148,7 +152,9 @@ def gathered(s: Setup) -> Term:
 
 def gathering(s: Setup) -> Term:
     """The moment at which the embeddings are gathered: what comes in, and where it is copied to."""
-    return Term("gathered", 2 * s.shape.root * 2 + s.shape.layer_params * 2, "embeddings coming in, copied out")
+    return Term(
+        "gathered", 2 * s.shape.root * 2 + s.shape.layer_params * 2, "embeddings coming in, copied out"
+    )
 
 
 def dequantised(s: Setup) -> Term:

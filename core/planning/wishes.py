@@ -16,6 +16,7 @@ from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Para
 from core.data import DatasetFacts
 from core.hardware import GpuKind
 from core.models import ModelFacts
+from core.plan_parts import TaskSpec
 from core.planning.schedule import held_out
 from core.planning.sequences import (
     Sequences,
@@ -27,7 +28,6 @@ from core.planning.sequences import (
 )
 from core.planning.setup import Picture, Setup, loss_kind
 from core.planning.shape import Shape, shape_of
-from core.plan_parts import TaskSpec
 from core.profile.annotations import engine_for
 from core.profile.schema import ResolvedProfile
 from core.profile.targets import Limits, Targets
@@ -88,7 +88,7 @@ class Wish:
         asked = self.targets.effective_batch_size
         if asked is not None:
             return asked
-        return self.micro_target * self.targets.gradient_accumulation_steps * world
+        return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
 
     @property
     def micro_target(self) -> int:
@@ -111,7 +111,9 @@ class Wish:
         return text_sequences(self.data, how, setup.length, rows, setup.micro, effective)
 
 
-def wish_for(task: TaskSpec, model: ModelFacts, data: DatasetFacts, profile: ResolvedProfile, kind: GpuKind) -> Wish:
+def wish_for(
+    task: TaskSpec, model: ModelFacts, data: DatasetFacts, profile: ResolvedProfile, kind: GpuKind
+) -> Wish:
     """Concrete, and with every step back that no amount of memory could spare."""
     targets, limits = profile.targets, profile.limits
     engine = engine_for(targets, task.task_type, task.image_type)
