@@ -75,8 +75,8 @@ class GpuStrategy(StrEnum):
 
     AUTO = "auto"  # the fewest that fit in memory and in time
     ALL = "all"  # every GPU of the host, for one job
-    BY_SIZE = "by_size"  # seed 001: by parameter count, see `gpus_by_size`
-    LANES = "lanes"  # seed 002: fixed pairs of cards per size band, see `lanes`
+    BY_SIZE = "by_size"  # by parameter count, see `gpus_by_size`
+    LANES = "lanes"  # fixed sets of cards per size band, see `lanes`
     TOURNAMENT = "tournament"  # as validators hand out machines: by effective size
 
 

@@ -181,7 +181,7 @@ class EmaPlan(Record):
 
 
 class PlateauPlan(Record):
-    """Seed 002's dynamic learning rate, done at evaluations."""
+    """The dynamic learning rate: lower on a plateau, a little higher while the loss falls; at evaluations."""
 
     factor: float = Field(gt=0, lt=1)
     growth: float = Field(default=1.0, ge=1)

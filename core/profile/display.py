@@ -28,8 +28,9 @@ def in_words(path: str, value: JsonValue) -> str:
     model = _PARTS.get(part)
     if model is not None and isinstance(value, int | float) and not isinstance(value, bool):
         return _measured(model.model_fields[name], value)
-    if isinstance(value, dict) and value.keys() == {"low", "high"} and value["low"] != value["high"]:
-        return f"{value['low']}-{value['high']}"
+    if isinstance(value, dict) and value.keys() == {"low", "high"}:
+        low, high = value["low"], value["high"]
+        return str(low) if low == high else f"{low}-{high}"
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path as File
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from core.configs import config_dir
 from core.errors import ConfigError, Problem
@@ -140,14 +143,23 @@ def _validated(located: Located) -> Profile:
 
 def _problems(error: ValidationError, located: Located) -> list[Problem]:
     found: dict[tuple[Path, str], Problem] = {}
-    for item in error.errors(include_url=False, include_context=False):
+    for item in error.errors(include_url=False):
         path = _real_path(item["loc"], located.data)
         unknown = item["type"] == "extra_forbidden"
-        rule = advice(path) if unknown else item["msg"].removeprefix("Value error, ")
+        rule = advice(path) if unknown else _rule(item)
         value = "" if unknown else _shown(item["input"])
         found[(path, rule)] = Problem(located.where(path), value, rule)
     order = sorted(found, key=lambda key: located.line(key[0]) or 0)
     return [found[key] for key in order]
+
+
+def _rule(item: ErrorDetails) -> str:
+    if item["type"] != "enum":
+        return item["msg"].removeprefix("Value error, ")
+    allowed = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
+    close = difflib.get_close_matches(str(item["input"]), allowed, n=1)
+    hint = f"; nearest is {close[0]}" if close else ""
+    return f"one of {', '.join(allowed)} is needed{hint}"
 
 
 def _real_path(loc: tuple[int | str, ...], data: Any) -> Path:

@@ -168,7 +168,8 @@ def _scaled(targets: Targets, factors: dict[str, float]) -> tuple[Targets, dict[
 
 def _times(name: str, value: float, factor: float) -> float:
     if name == "lora_r":
-        return max(round(value * factor / 8) * 8, 8) if value * factor >= 8 else max(round(value * factor), 1)
+        step = 8 if value % 8 == 0 and value * factor >= 4 else 1
+        return max(round(value * factor / step), 1) * step
     if isinstance(value, int):
         return max(round(value * factor), 1 if value else 0)
     # 12 digits: 4e-4 · 1.2 is to read 0.00048.

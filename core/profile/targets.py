@@ -44,7 +44,7 @@ class LrStageTarget(Record):
 
 
 class Lane(Record):
-    """GPUs set aside for some tasks (seed 002)."""
+    """GPUs set aside for some tasks."""
 
     gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
     size: Band | None = Field(default=None, description="Only models in this size band.")
@@ -385,7 +385,7 @@ Factor = Annotated[float, Field(gt=0, le=100)]
 
 
 class Scale(Record):
-    """Factors on targets; those of several matching sections multiply. Ranks round to a multiple of 8."""
+    """Factors on targets; those of all matching sections multiply. A rank of a multiple of 8 stays one."""
 
     lora_r: Factor = Field(default=1.0, description="Factor on lora_r.")
     lora_alpha: Factor = Field(default=1.0, description="Factor on lora_alpha.")
