@@ -1,0 +1,1 @@
+"""Rendering a plan into an engine's own configuration, and checking the result."""

@@ -1,0 +1,232 @@
+"""Print the keys that ai-toolkit reads from a config, as JSON.
+
+    python scripts/engine_tables/ai_toolkit_table.py CHECKOUT > core/recipes/tables/ai_toolkit.json
+
+CHECKOUT is a folder with ostris/ai-toolkit at the commit the images use. ai-toolkit has no schema: its
+config classes take `**kwargs` and read each key with `kwargs.get(key, default)`, and what nobody reads is
+dropped without a word. So the source is read, not run: every `get` with a literal key is a key, and its
+type is the annotation of the attribute it lands in, else the type of the default.
+"""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from compact import one_key_per_line
+
+#: The classes a LoRA config is made of, all in toolkit/config_modules.py, and where each hangs.
+CLASSES = {
+    "NetworkConfig": "network",
+    "TrainConfig": "train",
+    "ModelConfig": "model",
+    "SaveConfig": "save",
+    "SampleConfig": "sample",
+    "LoggingConfig": "logging",
+}
+PATH = ["null", "str"]
+#: Where neither annotation nor default tells the truth.
+TOLD = {
+    ("TrainConfig", "ema_config"): [{"object": "EMAConfig"}],
+    ("SampleConfig", "samples"): [{"list": [{"object": "SampleItem"}]}],
+    ("NetworkConfig", "network_kwargs"): [{"object": "network_kwargs"}],
+    ("ModelConfig", "model_kwargs"): [{"object": "model_kwargs"}],
+    # Annotated as one number, but `preprocess_dataset_raw_config` takes a list and copies the dataset.
+    ("DatasetConfig", "resolution"): ["int", {"list": ["int"]}],
+    # Quoted as a type, read as a number; whole-number defaults of what is a fraction.
+    ("TrainConfig", "guidance_loss_target"): ["float", {"list": ["float"]}],
+    ("SampleConfig", "guidance_scale"): ["float"],
+    ("SampleConfig", "network_multiplier"): ["float"],
+    ("SampleConfig", "neg"): ["bool", "str"],
+    # Default to another attribute, or to None, which tells no type.
+    ("ModelConfig", "quantize_te"): ["bool"],
+    ("ModelConfig", "layer_offloading"): ["bool"],
+    ("ModelConfig", "arch"): ["str"],  # its Literal lists a third of what there is; see `architectures`
+    ("ModelConfig", "assistant_lora_path"): PATH,
+    ("ModelConfig", "unconditional_lora_path"): PATH,
+    ("ModelConfig", "vae_path"): PATH,
+    ("ModelConfig", "te_name_or_path"): PATH,
+    ("ModelConfig", "extras_name_or_path"): PATH,
+    ("ModelConfig", "accuracy_recovery_adapter"): PATH,
+    ("NetworkConfig", "linear"): ["int", "null"],
+    ("NetworkConfig", "rank"): ["int", "null"],
+    ("NetworkConfig", "lokr_factor"): ["int"],
+    ("NetworkConfig", "pretrained_lora_path"): PATH,
+    ("TrainConfig", "unet_lr"): ["float"],
+    ("TrainConfig", "text_encoder_lr"): ["float"],
+    ("TrainConfig", "min_snr_gamma"): ["float", "null"],
+    ("TrainConfig", "snr_gamma"): ["float", "null"],
+    ("model_kwargs", "checkpoint_filename"): PATH,
+    ("model_kwargs", "text_encoder_path"): PATH,
+    ("model_kwargs", "vae_path"): PATH,
+    ("process", "name"): ["str"],
+    ("process", "training_folder"): ["str"],
+    ("process", "training_seed"): ["int", "null"],
+    ("process", "trigger_word"): ["null", "str"],
+    ("process", "log_dir"): PATH,
+}
+PROCESS_FILES = (
+    "jobs/process/BaseProcess.py",
+    "jobs/process/BaseTrainProcess.py",
+    "jobs/process/BaseSDTrainProcess.py",
+    "extensions_built_in/sd_trainer/DiffusionTrainer.py",
+)
+#: Read by the job machinery before any config class is built.
+PROCESS_EXTRA = {"type": ["str"], "device": ["str"]}
+#: What `model_kwargs` is asked for, in the model of each architecture we train.
+MODEL_FILES = ("krea2/krea2.py", "ideogram4/ideogram4.py", "qwen_image/qwen_image.py", "z_image/z_image.py")
+SCALARS = {"int": ["int"], "float": ["float"], "str": ["str"], "bool": ["bool"], "dict": [{"dict": ["any"]}]}
+
+
+def parse(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def from_annotation(node: ast.expr | None, literals: dict[str, list[str]]) -> list | None:
+    text = ast.unparse(node) if node is not None else ""
+    if text in literals:
+        return [{"choices": literals[text]}]
+    text = re.sub(r"Optional\[(.*)\]", r"\1", text)
+    text = re.sub(r"Union\[(.*), None\]", r"\1", text)
+    if text in SCALARS:
+        return SCALARS[text]
+    listed = re.fullmatch(r"[Ll]ist\[(\w+)\]", text)
+    return [{"list": SCALARS.get(listed[1], ["any"])}] if listed else None
+
+
+def from_default(node: ast.expr | None) -> list:
+    if isinstance(node, ast.Constant) and node.value is not None:
+        return SCALARS[type(node.value).__name__]
+    if isinstance(node, ast.Dict):
+        return SCALARS["dict"]
+    if isinstance(node, ast.List):
+        return [{"list": ["any"]}]
+    return ["any"]
+
+
+def is_none(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def literal_names(tree: ast.Module) -> dict[str, list[str]]:
+    """The module's `Name = Literal['a', 'b']`."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+            values = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+            found[node.targets[0].id] = sorted(values)
+    return found
+
+
+def reads(tree: ast.AST, caller: str) -> list[tuple[str, ast.Call, ast.expr | None]]:
+    """Each `caller("key", ...)`, with the annotation of the statement it stands in."""
+    found = []
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr | ast.If):
+            continue
+        annotation = getattr(statement, "annotation", None)
+        for call in ast.walk(statement):
+            is_read = isinstance(call, ast.Call) and ast.unparse(call.func).endswith(caller)
+            if is_read and call.args and isinstance(call.args[0], ast.Constant):
+                found.append((call.args[0].value, call, annotation))
+    return found
+
+
+def keys(tree: ast.AST, caller: str, owner: str, literals: dict[str, list[str]]) -> dict:
+    found = {}
+    for key, call, annotation in reads(tree, caller):
+        default = call.args[1] if len(call.args) > 1 else None
+        kind = TOLD.get((owner, key))
+        if kind is None:
+            kind = from_annotation(annotation, literals) or from_default(default)
+            if is_none(default) and kind != ["any"]:
+                kind = [*kind, "null"]
+        if key not in found or found[key] == ["any"]:
+            found[key] = kind
+    return dict(sorted(found.items()))
+
+
+def architectures(checkout: pathlib.Path) -> list[str]:
+    """`arch = "..."` of each model class, and those that ModelConfig itself names."""
+    found = set()
+    for path in (checkout / "extensions_built_in").rglob("*.py"):
+        found |= set(re.findall(r'^    arch = "([^"]+)"', path.read_text("utf-8"), re.MULTILINE))
+    source = (checkout / "toolkit" / "config_modules.py").read_text("utf-8")
+    return sorted(found | set(re.findall(r"self\.arch == '(\w+)'", source)) | {"sdxl", "flux", "sd1"})
+
+
+def optimizers(checkout: pathlib.Path) -> list[str]:
+    source = (checkout / "toolkit" / "optimizer.py").read_text("utf-8")
+    exact = re.findall(r"lower_type == ['\"](\w+)['\"]", source)
+    prefixes = re.findall(r"lower_type\.startswith\(['\"](\w+)['\"]\)", source)
+    return sorted(set(exact) | set(prefixes))
+
+
+def schedulers(checkout: pathlib.Path) -> list[str]:
+    source = (checkout / "toolkit" / "scheduler.py").read_text("utf-8")
+    return sorted(set(re.findall(r"name == ['\"](\w+)['\"]", source)))
+
+
+def version(checkout: pathlib.Path) -> str:
+    """The released version and the commit: from git, or from ENGINE_COMMIT for an unpacked archive."""
+    released = re.findall(r'VERSION = "([^"]+)"', (checkout / "version.py").read_text("utf-8"))[0]
+    commit = os.environ.get("ENGINE_COMMIT")
+    if commit is None:
+        command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return f"{released} {commit}"
+
+
+def process_keys(checkout: pathlib.Path, sections: dict[str, list]) -> dict:
+    found = dict(PROCESS_EXTRA)
+    for file in PROCESS_FILES:
+        tree = parse(checkout / file)
+        found |= keys(tree, ".get_conf", "process", {}) | keys(tree, "self.config.get", "process", {})
+    return dict(sorted((found | sections).items()))
+
+
+def model_kwargs(checkout: pathlib.Path) -> dict:
+    folder = checkout / "extensions_built_in" / "diffusion_models"
+    found: dict = {}
+    for file in MODEL_FILES:
+        found |= keys(parse(folder / file), "model_kwargs.get", "model_kwargs", {})
+    return dict(sorted(found.items()))
+
+
+def table(checkout: pathlib.Path) -> dict:
+    tree = parse(checkout / "toolkit" / "config_modules.py")
+    literals = literal_names(tree)
+    wanted = {*CLASSES, "DatasetConfig", "EMAConfig", "SampleItem"}
+    classes = {
+        node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in wanted
+    }
+    objects = {name: keys(node, "kwargs.get", name, literals) for name, node in classes.items()}
+    sections = {section: [{"object": name}] for name, section in CLASSES.items()}
+    sections["datasets"] = [{"list": [{"object": "DatasetConfig"}]}]
+    objects["process"] = process_keys(checkout, sections)
+    objects["model_kwargs"] = model_kwargs(checkout)
+    objects["network_kwargs"] = {
+        key: [{"list": ["str"]}] for key in ("full_if_contains", "ignore_if_contains", "only_if_contains")
+    }
+    objects["meta"] = {"name": ["str"], "version": ["str"]}
+    objects["config"] = {"name": ["str"], "process": [{"list": [{"object": "process"}]}]}
+    objects["job"] = {
+        "job": [{"choices": ["extension"]}],
+        "config": [{"object": "config"}],
+        "meta": [{"object": "meta"}],
+    }
+    return {
+        "engine": "ai-toolkit",
+        "version": version(checkout),
+        "root": "job",
+        "architectures": architectures(checkout),
+        "optimizers": optimizers(checkout),
+        "schedulers": schedulers(checkout),
+        "objects": dict(sorted(objects.items())),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(one_key_per_line(table(pathlib.Path(sys.argv[1]).resolve())))

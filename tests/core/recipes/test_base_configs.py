@@ -1,0 +1,60 @@
+"""Every shipped engine template: it parses, and its engine knows every key of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.choices import Engine
+from core.recipes.base import base, overlay, templates
+from core.recipes.schema import check, table
+
+FILES = sorted(path.name for path in templates().iterdir())
+
+
+def engine_of(name: str) -> tuple[Engine, str]:
+    if name.startswith("axolotl"):
+        return Engine.AXOLOTL, table(Engine.AXOLOTL).facts["root"]
+    if name.startswith("kohya"):
+        roots = table(Engine.KOHYA).facts["roots"]
+        return Engine.KOHYA, roots["flux" if "flux" in name else "sdxl"]
+    return Engine.AI_TOOLKIT, table(Engine.AI_TOOLKIT).facts["root"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_engine_knows_every_key(name: str) -> None:
+    engine, root = engine_of(name)
+    config = base(name)
+    assert config
+    assert check(table(engine), root, config) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_template_says_why_it_holds_what_it_holds(name: str) -> None:
+    text = (templates() / name).read_text("utf-8")
+    assert text.startswith("#")
+    assert text.count("#") >= 2
+
+
+def test_a_template_is_a_fresh_copy_every_time() -> None:
+    first = base("ai_toolkit_krea2.yaml")
+    first["config"]["process"][0]["train"]["steps"] = 1
+    assert "steps" not in base("ai_toolkit_krea2.yaml")["config"]["process"][0]["train"]
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": 1}, {"a": None}, {}),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"y": None, "z": 3}}, {"a": {"x": 1, "z": 3}}),
+        ({"a": 1}, {"a": {"x": None, "y": 2}}, {"a": {"y": 2}}),
+        ({"a": [1]}, {"a": [2]}, {"a": [2]}),
+        ({}, {"a": None}, {}),
+    ],
+)
+def test_the_upper_layer_wins_and_a_null_takes_away(
+    below: dict[str, Any], above: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    assert overlay(below, above) == merged

@@ -1,0 +1,77 @@
+"""Raw keys of old guides, brought up to today's engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.choices import Engine
+from core.recipes.raw_keys import (
+    DROPPED,
+    DROPPED_KOHYA,
+    RENAMED,
+    translated_axolotl,
+    translated_kohya,
+)
+from core.recipes.schema import table
+
+
+@pytest.mark.parametrize(
+    ("raw", "config"),
+    [
+        ({"flash_attention": True}, {"attn_implementation": "flash_attention_2"}),
+        ({"sdp_attention": True}, {"attn_implementation": "sdpa"}),
+        ({"flash_attention": False}, {}),
+        ({"flash_attention": True, "xformers_attention": True}, {"attn_implementation": "flash_attention_2"}),
+        ({"flash_attention": True, "sdp_attention": True}, {"attn_implementation": "flash_attention_2"}),
+        ({"sdp_attention": True, "flash_attention": True}, {"attn_implementation": "flash_attention_2"}),
+        ({"flash_attention": True, "attn_implementation": "sdpa"}, {"attn_implementation": "sdpa"}),
+        ({"max_memory_MB": 75000}, {}),
+        ({"fsdp": "full_shard auto_wrap"}, {}),
+        ({"fsdp_config": {"fsdp_forward_prefetch": True, "fsdp_backward_prefetch": "BACKWARD_PRE"}}, {}),
+        ({"fsdp_config": {"fsdp_offload_params": True}}, {"fsdp_config": {"offload_params": True}}),
+        ({"noisy_embedding_alpha": 5}, {"neftune_noise_alpha": 5}),
+        ({"dpo_beta": 0.1}, {"rl_beta": 0.1}),
+        ({"optimizer": "adamw_hf"}, {"optimizer": "adamw_torch"}),
+        ({"gradient_checkpointing": "unsloth"}, {"gradient_checkpointing": True}),
+        ({"bf16": "full"}, {"bf16": True}),
+    ],
+)
+def test_an_old_key_is_what_it_means_today(raw: dict[str, Any], config: dict[str, Any]) -> None:
+    made, notes = translated_axolotl(raw)
+    assert made == config
+    assert notes != []
+
+
+@pytest.mark.parametrize(
+    "raw", [{"lora_r": 8}, {"optimizer": "muon"}, {"bf16": True}, {"logging_steps": None}]
+)
+def test_a_key_of_today_goes_through_without_a_word(raw: dict[str, Any]) -> None:
+    assert translated_axolotl(raw) == (raw, [])
+    assert translated_kohya(raw) == (raw, [])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            sorted(DROPPED) + sorted(RENAMED) + ["fsdp", "fsdp_config", "flash_attention", "lora_r"]
+        ),
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    )
+)
+def test_no_key_vanishes_without_a_line(raw: dict[str, Any]) -> None:
+    made, notes = translated_axolotl(raw)
+    for key in raw:
+        assert key in made or any(note.startswith(f"{key}:") for note in notes)
+
+
+def test_what_is_left_out_or_renamed_is_no_key_of_today_that_does_something_else() -> None:
+    keys = table(Engine.AXOLOTL).objects["AxolotlInputConfig"]
+    liger = table(Engine.AXOLOTL).objects["LigerArgs"]
+    assert set(RENAMED.values()) <= keys.keys() | liger.keys()
+    kohya = table(Engine.KOHYA).objects["flux_train_network"]
+    not_keys = {"epoch", "ema", "use_ema", "ema_decay", "noise_offset_type", "mem_eff_save"}
+    assert set(DROPPED_KOHYA) - kohya.keys() == not_keys
