@@ -2,32 +2,24 @@
 
 The rungs, in order: evaluate fewer rows at once (when that is where it happened), halve the micro batch and
 double the accumulation, checkpointing, shorter sequences (pictures: fewer pixels), the GPUs for itself alone,
-more GPUs. The effective batch is kept. A rung that the memory model says saves next to nothing is not worth
-an attempt: the one below it is taken as well.
+more GPUs. The effective batch is kept. Sequences are left alone where the memory model says that cutting
+them saves next to nothing: weights and optimizer states do not get smaller by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pydantic import Field, JsonValue
-
-from core.budget import Concession, Phase, Refusal, Verdict
 from core.choices import Parallelism
-from core.facts import Record
 from core.plan import TrainingPlan
-from core.plan_parts import BatchPlan, FsdpPlan, SequencePlan
 from core.planning.gpus import COUNTS
 from core.planning.ladder import RESOLUTIONS, with_length, with_micro
-from core.planning.memory import memory_of, peak_bytes
-from core.planning.schedule import Cadence, Rates, count_of, most_steps
-from core.planning.sequences import How, Sequences, picture_sequences, shorter_lengths, text_sequences
+from core.planning.memory import peak_bytes
+from core.planning.replan import OutOfMemory, Rung, replanned
+from core.planning.sequences import shorter_lengths
 from core.planning.setup import Setup, setup_of
-from core.planning.speed import step_time
 from core.planning.wishes import SHARDABLE, largest_divisor
 from core.tasks import TaskType
-from core.units import show_seconds
 
 #: Sequences are not shortened below this: nearly every answer would be cut off.
 SHORTEST = 256
@@ -35,55 +27,25 @@ SHORTEST = 256
 WORTH = 0.03
 
 
-class OutOfMemory(Record):
-    """What is known of the failure."""
-
-    #: "train", "evaluation" or "generation", as the trainer's progress says.
-    moment: str = "train"
-    #: Since the plan was made.
-    elapsed_s: float = Field(default=0.0, ge=0)
-    #: Another job was on the same GPUs.
-    neighbours: bool = False
-    #: GPUs that the next attempt could have, those of this one included. None: no more than it had.
-    available: int | None = Field(default=None, ge=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Rung:
-    setup: Setup
-    field: str
-    wanted: JsonValue
-    got: JsonValue
-    exclusive: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.field} {self.wanted} → {self.got}"
-
-
-Step = Callable[[TrainingPlan, Setup, OutOfMemory], Rung | None]
-
-
 def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
     """The plan of the next attempt; None when there is no rung left."""
-    first = setup_of(plan)
-    rungs: list[Rung] = []
-    setup, exclusive, enough = first, plan.launch.exclusive, (1 - WORTH) * peak_bytes(first)
-    while rung := _next(plan, setup, failure, exclusive):
-        rungs.append(rung)
-        setup, exclusive = rung.setup, exclusive or rung.exclusive
-        if rung.exclusive or rung.field == "eval_micro" or peak_bytes(setup) <= enough:
-            return _replanned(plan, first, setup, rungs, failure)
-    return _replanned(plan, first, setup, rungs, failure) if rungs else None
+    setup = setup_of(plan)
+    rung = _next(plan, setup, failure)
+    return replanned(plan, setup, rung, failure) if rung else None
 
 
-def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory, exclusive: bool) -> Rung | None:
+def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     if failure.moment == "evaluation" and setup.eval_micro > 1:
         half = setup.eval_micro // 2
         return Rung(replace(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
-    for step in (_smaller_batch, _checkpointing, _fewer_completions, _shorter, _smaller_pictures):
+    for step in (_smaller_batch, _checkpointing, _fewer_completions):
         if rung := step(plan, setup, failure):
             return rung
-    if failure.neighbours and not exclusive:
+    for step in (_shorter, _smaller_pictures):
+        rung = step(plan, setup, failure)
+        if rung and peak_bytes(rung.setup) <= (1 - WORTH) * peak_bytes(setup):
+            return rung
+    if failure.neighbours and not plan.launch.exclusive:
         return Rung(setup, "exclusive", False, True, exclusive=True)
     return _more_gpus(plan, setup, failure)
 
@@ -137,10 +99,12 @@ def _smaller_pictures(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) ->
 def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     """Only sharding makes one GPU's part smaller, so it comes with them."""
     most = failure.available or setup.world
-    count = next((one for one in COUNTS if setup.world < one <= most), None)
+    effective = setup.micro * setup.accumulation * setup.world
+    larger = [one for one in COUNTS if setup.world < one <= most]
+    count = next((one for one in larger if effective % one == 0), larger[0] if larger else None)
     if count is None or setup.picture is not None or setup.kind.compute_capability == (0, 0):
         return None
-    per_gpu = max(round(setup.micro * setup.accumulation * setup.world / count), 1)
+    per_gpu = max(round(effective / count), 1)
     if setup.task is TaskType.GRPO:
         per_gpu = max(-(-per_gpu // setup.generations), count) * setup.generations
     micro = largest_divisor(per_gpu, setup.micro)
@@ -155,131 +119,4 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
     return Rung(wider, "gpus", setup.world, count)
 
 
-def _replanned(
-    plan: TrainingPlan, old: Setup, new: Setup, rungs: list[Rung], failure: OutOfMemory
-) -> TrainingPlan:
-    """The same wish with the new numbers, in the time that is left."""
-    seq = _sequences(plan, new)
-    step_s = plan.time.step_s * _relative(plan, old, new, seq)
-    given = [
-        Concession(
-            field=rung.field, wanted=rung.wanted, got=rung.got, reason=f"out of memory in {failure.moment}"
-        )
-        for rung in rungs
-    ]
-    changed = _timed(plan, new, seq, step_s, failure)
-    return plan.model_copy(
-        update={
-            **changed,
-            **_widened(plan, new),
-            "batch": BatchPlan(
-                micro=new.micro,
-                accumulation=new.accumulation,
-                world_size=new.world,
-                eval_micro=new.eval_micro,
-            ),
-            "sequence": _sequence(plan, seq),
-            "precision": plan.precision.model_copy(update={"gradient_checkpointing": new.checkpointing}),
-            "image": plan.image and new.picture and _image(plan, new),
-            "memory": memory_of(new, plan.memory.budget_bytes),
-            "concessions": (*plan.concessions, *given),
-            "oom_steps": (*plan.oom_steps, "; ".join(map(str, rungs))),
-            "launch": plan.launch.model_copy(
-                update={
-                    "processes": new.world,
-                    "exclusive": plan.launch.exclusive or any(rung.exclusive for rung in rungs),
-                }
-            ),
-        }
-    )
-
-
-def _widened(plan: TrainingPlan, new: Setup) -> dict[str, object]:
-    sharded = new.parallelism is Parallelism.FSDP
-    return {
-        "gpus": plan.gpus.take(new.world),
-        "parallelism": new.parallelism,
-        "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
-        "optimizer": plan.optimizer.model_copy(update={"name": new.optimizer}),
-    }
-
-
-def _image(plan: TrainingPlan, new: Setup) -> object:
-    assert plan.image is not None
-    assert new.picture is not None
-    update = {"resolution": new.picture.resolution, "vae_batch": new.picture.vae_batch}
-    return plan.image.model_copy(update=update)
-
-
-def _sequences(plan: TrainingPlan, setup: Setup) -> Sequences:
-    if plan.image is not None and setup.picture is not None:
-        return picture_sequences(plan.data, plan.model, setup.picture.resolution, plan.image.repeats)
-    old = plan.sequence
-    how = How(old.packing, old.group_by_length, setup.generations, setup.completion)
-    effective = setup.micro * setup.accumulation * setup.world
-    rows = plan.data.rows - plan.steps.eval_rows
-    return text_sequences(plan.data, how, setup.length, rows, setup.micro, effective)
-
-
-def _sequence(plan: TrainingPlan, seq: Sequences) -> SequencePlan:
-    return plan.sequence.model_copy(
-        update={
-            "length": seq.length,
-            "prompt_limit": seq.prompt_limit,
-            "completion_limit": seq.completion_limit,
-            "dropped_share": min(max(seq.dropped_share, 0.0), 1.0),
-            "per_epoch": seq.per_epoch,
-            "tokens_per_epoch": round(seq.per_epoch * (seq.length if seq.pictures else seq.padded)),
-        }
-    )
-
-
-def _relative(plan: TrainingPlan, old: Setup, new: Setup, seq: Sequences) -> float:
-    """How much longer a step takes; what has been measured of the speed so far stays in."""
-    before = step_time(old, _sequences(plan, old).work(old.micro)).seconds
-    return step_time(new, seq.work(new.micro)).seconds / before
-
-
-def _timed(
-    plan: TrainingPlan, new: Setup, seq: Sequences, step_s: float, failure: OutOfMemory
-) -> dict[str, object]:
-    """Download is done; starting, loading and all else come again."""
-    steps, time = plan.steps, plan.time
-    names = [phase.name for phase in time.phases]
-    at = names.index("train") if "train" in names else 0
-    again = [phase for phase in time.phases[:at] if phase.name not in ("download", "so far")]
-    tail = time.phases[-1]
-    spent = failure.elapsed_s + sum(phase.seconds for phase in again) + tail.seconds
-    slower = step_s / time.step_s if time.step_s else 1.0
-    eval_s = time["evaluate"] / (count_of(steps.total, steps.eval_every) + 1) * slower
-    rate = Rates(step_s, eval_s, time["save"] / max(count_of(steps.total, steps.save_every), 1))
-    per_epoch = max(-(-seq.per_epoch // (new.micro * new.accumulation * new.world)), 1)
-    epochs = (steps.wanted or steps.total) / max(steps.per_epoch, 1)
-    wanted = max(round(epochs * per_epoch), 1)
-    cadence = Cadence(steps.eval_every, steps.save_every, 1, 1, eval_s)
-    total = most_steps(wanted, rate, cadence, time.deadline_s - time.reserve_s - spent)
-    phases = [
-        Phase(name="so far", seconds=failure.elapsed_s, why="attempts that ran out of memory"),
-        *again,
-        Phase(name="train", seconds=total * step_s, why=f"{total:,} steps of {step_s:.3g} s"),
-        Phase(name="evaluate", seconds=(count_of(total, steps.eval_every) + 1) * eval_s if total else 0.0),
-        Phase(name="save", seconds=count_of(total, steps.save_every) * rate.save_s),
-        tail,
-    ]
-    verdict = plan.verdict
-    if total < 1:
-        why = f"{show_seconds(time.deadline_s - time.reserve_s - spent)} are left after the attempts before"
-        verdict = Verdict(feasible=False, code=Refusal.NO_TIME, reason=why)
-    update = {"total": total, "wanted": wanted, "per_epoch": per_epoch, "epochs": total / per_epoch}
-    return {
-        "steps": steps.model_copy(update=update),
-        "time": time.model_copy(
-            update={
-                "phases": tuple(phases),
-                "step_s": step_s,
-                "throughput": new.micro * new.accumulation * new.world * seq.trained / step_s,
-                "utilisation": min(time.utilisation / slower, 1.0),
-            }
-        ),
-        "verdict": verdict,
-    }
+__all__ = ["OutOfMemory", "Rung", "next_after_oom"]

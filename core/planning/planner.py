@@ -32,9 +32,14 @@ def plan(
     *,
     site: Site | None = None,
     learned: Learned | None = None,
+    stated_params: int | None = None,
     explained: bool = True,
 ) -> TrainingPlan:
-    """Every number of the run. What cannot be done comes back as a plan whose verdict says why."""
+    """Every number of the run. What cannot be done comes back as a plan whose verdict says why.
+
+    `stated_params` is a count from outside, for the refusal of one that nobody can mean; what is believed of
+    it is in the model's facts already.
+    """
     if isinstance(profile, LoadedProfile):
         profile = resolve(profile, task.task_type, model)
     site = site or Site(hardware)
@@ -44,7 +49,7 @@ def plan(
             replace(site, slowness=site.slowness * learned.slowness),
         )
     wish = wish_for(task, model, data, profile, hardware.gpus.kind)
-    refused = refusal(task, model, data, hardware, profile.limits)
+    refused = refusal(task, model, data, hardware, profile.limits, stated_params)
     found = (
         fit(wish, hardware.gpus.count, site) if refused is None else as_wished(wish, hardware, site, *refused)
     )
@@ -68,4 +73,14 @@ def quick_plan(
     model = facts_from_name(model_id, params_count, image_type)
     task = TaskSpec(task_type=task_type, hours=max(hours, 0.0), image_type=image_type)
     data = assumed_facts(task_type, rows, hours, image_type)
-    return plan(task, model, data, hardware, profile, site=site, learned=learned, explained=False)
+    return plan(
+        task,
+        model,
+        data,
+        hardware,
+        profile,
+        site=site,
+        learned=learned,
+        stated_params=params_count,
+        explained=False,
+    )

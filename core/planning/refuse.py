@@ -17,10 +17,15 @@ Refused = tuple[Refusal, str]
 
 
 def refusal(
-    task: TaskSpec, model: ModelFacts, data: DatasetFacts, hardware: Hardware, limits: Limits
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    hardware: Hardware,
+    limits: Limits,
+    stated: int | None = None,
 ) -> Refused | None:
-    """The first reason that settles it, or None."""
-    found = _model(model) or _task(task, data)
+    """The first reason that settles it, or None. `stated` is the count that someone gave, believed or not."""
+    found = _model(model, stated) or _task(task, data)
     if found is None and hardware.gpus.count < limits.min_gpus:
         found = Refusal.NO_GPU, f"{hardware.gpus} is there; limits.min_gpus is {limits.min_gpus}"
     if found is None and limits.min_gpus > limits.max_gpus:
@@ -29,10 +34,11 @@ def refusal(
     return found
 
 
-def _model(model: ModelFacts) -> Refused | None:
-    if model.params_total > MOST_PARAMS:
+def _model(model: ModelFacts, stated: int | None) -> Refused | None:
+    said = max(model.params_total, 0 if model.is_image else stated or 0)
+    if said > MOST_PARAMS:
         return Refusal.ABSURD_SIZE, (
-            f"{model.model_id or 'the model'} is said to have {show_params(model.params_total)} parameters; "
+            f"{model.model_id or 'the model'} is said to have {show_params(said)} parameters; "
             f"no model has more than {show_params(MOST_PARAMS)}"
         )
     unknown = model.sources.get("params_total") is Confidence.GUESS

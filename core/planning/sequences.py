@@ -139,7 +139,7 @@ def text_sequences(
         count = math.ceil(kept * mean / (length * PACKED_FULL)) if kept else 0
         full = float(length), PACKED_FULL * length
     else:
-        count, full = math.floor(kept + 1e-6), (padded, mean)
+        count, full = round(kept), (padded, mean)
     return Sequences(
         length=length,
         packing=packing,
@@ -182,7 +182,7 @@ def _pairs(data: DatasetFacts, how: How, length: int, kept: float, dropped: floa
         dropped_share=dropped,
         prompt_limit=None,
         completion_limit=None,
-        per_epoch=math.floor(kept + 1e-6),
+        per_epoch=round(kept),
         padded=max(2 * padded, 1.0),
         trained=trained,
         sides=2,
