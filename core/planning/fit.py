@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.budget import Phase, Refusal
@@ -76,50 +77,69 @@ def fit(wish: Wish, available: int, site: Site) -> Fit:
     budget = budget_of(wish.limits, wish.kind.memory_bytes)
     if refused := _impossible(wish, choice, budget, site):
         return refused
-    found = _at_home(wish, choice, budget, site) if choice.stays else None
-    if found is None or not trains_enough(found, wish.limits):
-        found = _without_loss(wish, choice, budget, site) or _with_loss(wish, choice, budget, site) or found
+    search = _Search(wish, choice, budget, site)
+    found = search.by_time() if choice.by_time else search.by_strategy()
     if found is None:
         return _no_memory(wish, choice, budget, site)
     if not trains_enough(found, wish.limits):
-        return Fit(found, choice, *_why_not(wish, found))
+        return Fit(found, choice, *_why_not(wish, found, choice))
     return Fit(found, choice)
 
 
-def _at_home(wish: Wish, choice: Choice, budget: int, site: Site) -> Timed | None:
-    """On the first count alone, with or without loss."""
-    fitted = fit_memory(wish, choice.counts[0], budget)
-    return with_time(wish, fitted, budget, site) if fitted else None
+class _Search:
+    """Over counts of GPUs. Where the wish cannot be had whole, the count that trains most wins: so neither
+    more hours nor one more GPU can make the training smaller."""
+
+    def __init__(self, wish: Wish, choice: Choice, budget: int, site: Site) -> None:
+        self.wish, self.choice, self.budget, self.site = wish, choice, budget, site
+
+    def by_time(self) -> Timed | None:
+        """The fewest GPUs that hold the whole wish without loss."""
+        pool: list[Timed] = []
+        for count in self.choice.counts:
+            found = self.at(count, lossy=False)
+            if found is not None and found.schedule.complete:
+                return found
+            pool += [found] if found else []
+        known = {one.setup.world for one in pool}
+        pool += self._all(count for count in self.choice.counts if count not in known)
+        return _most_trained(pool)
+
+    def by_strategy(self) -> Timed | None:
+        """As many as the strategy gives; fewer where links make that faster, more where memory asks."""
+        home = self.choice.counts[0]
+        larger = [count for count in self.choice.counts if count > home]
+        best = self.at(home)
+        if best is not None and best.cost == 0 and best.schedule.complete:
+            return best
+        pool = [best] if best else []
+        smaller = (count for count in self.choice.counts if count < home)
+        pool += self._all(count for count in smaller if best is None or _could_beat(best, count))
+        if not self.choice.stays and all(one.cost for one in pool):
+            wider = (self.at(count, lossy=False) for count in larger)
+            pool += [one for one in wider if one][:1]
+        if not pool:
+            pool = [one for one in (self.at(count) for count in larger) if one][:1]
+        return _most_trained(pool)
+
+    def at(self, count: int, lossy: bool = True) -> Timed | None:
+        fitted = fit_memory(self.wish, count, self.budget, lossy)
+        return with_time(self.wish, fitted, self.budget, self.site) if fitted else None
+
+    def _all(self, counts: Iterable[int]) -> list[Timed]:
+        return [found for count in counts if (found := self.at(count))]
 
 
-def _without_loss(wish: Wish, choice: Choice, budget: int, site: Site) -> Timed | None:
-    """The first count that will do; where time decides, the first that holds all, else the one that trains
-    most."""
-    best: Timed | None = None
-    for count in choice.counts:
-        fitted = fit_memory(wish, count, budget, lossy=False)
-        if fitted is None:
-            continue
-        timed = with_time(wish, fitted, budget, site)
-        if timed.schedule.complete or (not choice.by_time and trains_enough(timed, wish.limits)):
-            return timed
-        if best is None or _trained(timed) > _trained(best):
-            best = timed
-    return best
+def _most_trained(pool: list[Timed]) -> Timed | None:
+    """Ties go to the mildest, then to the first."""
+    return max(pool, key=lambda timed: (round(_trained(timed), 3), -timed.cost), default=None)
 
 
-def _with_loss(wish: Wish, choice: Choice, budget: int, site: Site) -> Timed | None:
-    """Among all counts, the mildest variation that trains enough; else the one that trains most."""
-    found = [with_time(wish, one, budget, site) for one in _fitted(wish, choice, budget)]
-    enough = [timed for timed in found if trains_enough(timed, wish.limits)]
-    if enough:
-        return min(enough, key=lambda timed: timed.cost)
-    return max(found, key=_trained, default=None)
-
-
-def _fitted(wish: Wish, choice: Choice, budget: int) -> list[Fitted]:
-    tried = (fit_memory(wish, count, budget) for count in choice.counts)
-    return [one for one in tried if one is not None]
+def _could_beat(best: Timed, count: int) -> bool:
+    """Fewer GPUs train more only if what they save in exchanging beats what they lose in computing; a third
+    more speed is the most that a change of checkpointing brings."""
+    saved = best.step.seconds / best.step.compute_s if best.step.compute_s else 1.0
+    return saved * 1.35 * count / best.setup.world > 1
 
 
 def _trained(timed: Timed) -> float:
@@ -236,7 +256,7 @@ def _no_memory(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit:
     return Fit(best, choice, Refusal.NO_MEMORY, reason)
 
 
-def _why_not(wish: Wish, timed: Timed) -> tuple[Refusal, str]:
+def _why_not(wish: Wish, timed: Timed, choice: Choice) -> tuple[Refusal, str]:
     seq, schedule = timed.seq, timed.schedule
     if seq.per_epoch < 1:
         longest = f"{wish.data.total.max:,} tokens" if wish.data.total.max else "empty"
@@ -253,5 +273,6 @@ def _why_not(wish: Wish, timed: Timed) -> tuple[Refusal, str]:
         )
     return Refusal.TOO_SLOW, (
         f"{schedule.epochs:.2g} epochs in the {show_seconds(left)} left for training, at "
-        f"{timed.rate.step_s:.3g} s per step; limits.min_epochs is {wish.limits.min_epochs:g}"
+        f"{timed.rate.step_s:.3g} s per step on {timed.setup.world} GPUs ({choice.why}); "
+        f"limits.min_epochs is {wish.limits.min_epochs:g}"
     )

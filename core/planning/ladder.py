@@ -94,6 +94,8 @@ def _ways(wish: Wish, base: Setup) -> list[Setup]:
     if not can_shard(wish, base.world):
         return [base]
     plain = replace(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
+    if base.method is Method.QLORA and base.task is TaskType.DPO:
+        return [plain]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
     sharded = replace(
         base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
     )
@@ -198,9 +200,8 @@ def _smaller_groups(wish: Wish, base: Setup) -> Iterator[Setup]:
 
 
 def _may_quantise(base: Setup) -> bool:
-    """Axolotl refuses 4-bit bases under FSDP2 for DPO; on a CPU they crawl."""
-    sharded_dpo = base.task is TaskType.DPO and base.parallelism is Parallelism.FSDP
-    return base.engine is Engine.AXOLOTL and not sharded_dpo and base.kind.compute_capability > (0, 0)
+    """On a CPU a 4-bit base crawls."""
+    return base.engine is Engine.AXOLOTL and base.kind.compute_capability > (0, 0)
 
 
 def eight_bit(base: Setup) -> Optimizer:

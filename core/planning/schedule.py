@@ -179,7 +179,8 @@ def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
         saves = min(evaluations, math.ceil(total / cadence.save_least))
     else:
         saves = _at_most(total, None, cadence.save_least)
-    return (evaluations + 1) * cadence.eval_s + max(saves, 1) * rate.save_s
+    # An interval longer than the run is cut to the last evaluation: that checkpoint and the end.
+    return (evaluations + 1) * cadence.eval_s + max(saves, 2) * rate.save_s
 
 
 def _at_most(total: int, asked: int | None, least: int) -> int:
@@ -192,7 +193,7 @@ def _at_most(total: int, asked: int | None, least: int) -> int:
 def save_interval(cadence: Cadence, eval_every: int, total: int) -> int:
     """A multiple of the evaluations: the best checkpoint is chosen among those that were evaluated."""
     asked = max(cadence.save_asked or eval_every, cadence.save_least)
-    return min(math.ceil(asked / eval_every) * eval_every, max(total, 1))
+    return max(min(math.ceil(asked / eval_every), total // eval_every), 1) * eval_every
 
 
 def _keep(s: Setup, targets: Targets, limits: Limits) -> int:
