@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from core.budget import Concession
-from core.choices import Engine, GpuStrategy, Method, Parallelism
+from core.choices import Engine, GpuStrategy, Parallelism
 from core.planning.fit import Fit, Timed
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
@@ -98,9 +98,9 @@ def _quality(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
         longer = replace(setup, length=wished.length)
         share = f"; {timed.seq.dropped_share:.1%} of the rows are longer" if timed.seq.dropped_share else ""
         yield _gave("sequence_len", wished.length, setup.length, over(longer, budget) + share)
-    if wished.method is not Method.FULL and setup.rank < wished.rank:
-        higher = replace(setup, rank=wished.rank)
-        yield _gave("lora_r", wished.rank, setup.rank, over(higher, budget, TRAINED))
+    if not setup.full and setup.rank < wish.rank:
+        higher = replace(setup, rank=wish.rank)
+        yield _gave("lora_r", wish.rank, setup.rank, over(higher, budget, TRAINED))
 
 
 def _least(setup: Setup) -> Setup:

@@ -112,12 +112,12 @@ def fit_schedule(
     wanted, epochs = wanted_steps(seq, effective, targets, limits)
     per_epoch = steps_per_epoch(seq, effective)
     eval_s, rows = (rate.eval_s, eval_rows) if eval_rows else (0.0, 0)
-    every_least = math.ceil(eval_s / (limits.eval_share * rate.step_s)) if eval_s else 1
-    save_least = math.ceil(rate.save_s / (SAVE_SHARE * rate.step_s))
+    every_least = _least(eval_s, limits.eval_share, rate)
+    save_least = _least(rate.save_s, SAVE_SHARE, rate)
     if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
         rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
-        every_least = max(math.ceil(eval_s / (limits.eval_share * rate.step_s)), 1)
+        every_least = _least(eval_s, limits.eval_share, rate)
     cadence = Cadence(targets.eval_steps, targets.save_steps, every_least, save_least, eval_s)
     total = most_steps(wanted, rate, cadence, seconds)
     asked = targets.eval_steps if rows else targets.save_steps
@@ -141,6 +141,11 @@ def fit_schedule(
         wanted_eval_every=targets.eval_steps or eval_every,
         wanted_keep=targets.save_total_limit,
     )
+
+
+def _least(seconds: float, share: float, rate: Rates) -> int:
+    """Steps apart at least, for something that may take this share of the time."""
+    return max(math.ceil(seconds / (share * rate.step_s)), 1)
 
 
 def count_of(total: int, every: int) -> int:
