@@ -1,10 +1,11 @@
 # One command per gate, the same here and in CI.
 PYTHON ?= python3
 VENV   ?= .venv
+TRAINING ?= .venv-training
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test lint format type walls check bench lock clean
+.PHONY: help install training demo test lint format type walls check bench docs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,11 +26,20 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) install -q -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
+training: $(TRAINING)/.installed ## the training stack, in an environment of its own (4 GB): for plans held against the real engine
+
+# torch first and alone: axolotl's own range would fetch another build of it.
+$(TRAINING)/.installed: constraints-training.txt
+	$(PYTHON) -m venv $(TRAINING)
+	$(TRAINING)/bin/pip install -q --disable-pip-version-check torch==2.13.0
+	$(TRAINING)/bin/pip install -q --disable-pip-version-check -c constraints-training.txt axolotl==0.19.0
+	@touch $@
+
 demo: $(VENV)/.installed ## the main job on embedded defaults: no GPU, Docker, wallet or chain
 	@$(BIN)/god-miner dev demo
 
-test: $(VENV)/.dev ## every test
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev ## every test; those against the real engine where `make training` has run
+	GOD_MINER_TRAINING_PYTHON=$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))} $(BIN)/python -m pytest
 
 lint: $(VENV)/.dev ## ruff check and format
 	$(BIN)/ruff check .
@@ -50,8 +60,13 @@ check: lint type walls ## the gates, without the tests
 bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, .env.example
+	$(BIN)/god-miner config env > .env.example
+	$(BIN)/god-miner config docs > docs/settings.md
+	$(BIN)/python -m core.profile.docs docs/profiles.md
+
 lock: ## rewrite constraints.txt from what the resolver picks today
 	sh scripts/lock.sh $(PYTHON)
 
 clean: ## forget the environment and the caches
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRAINING) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
@@ -29,41 +28,15 @@ MAX_HOURS = 10_000.0
 MAX_COUNT = 10**18
 MAX_URL = 8192
 
-_TASK_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,126}[A-Za-z0-9])?")
-_REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+#: A part of a repository's name: no '..' and nothing that could climb out of a folder.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.[A-Za-z0-9_-])*"
+_TASK_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9_-]*[A-Za-z0-9])?$"
+_MODEL_ID = rf"^{_PART}(?:/{_PART})?$"
 
 
-def _no_stand_in_for_a_number(value: Any) -> Any:
-    """JSON has numbers; a string or a boolean in their place is a mistake worth naming."""
-    if isinstance(value, str | bool):
-        raise ValueError(f"a JSON number is needed here, not {value!r}")
-    return value
-
-
-def _task_id(value: str) -> str:
-    if not _TASK_ID.fullmatch(value):
-        raise ValueError("a task id is 1 to 128 letters, digits, '-' and '_', as in a UUID")
-    return value
-
-
-def _repo_part(value: str) -> str:
-    if (
-        not _REPO_PART.fullmatch(value)
-        or ".." in value
-        or "--" in value
-        or value.endswith((".git", ".ipynb"))
-    ):
-        raise ValueError(
-            "a repository name is 1 to 96 letters, digits, '-', '_' and '.', without '--', '..' or a slash, "
-            "not ending in '.git'"
-        )
-    return value
-
-
-def _model_id(value: str) -> str:
-    parts = value.split("/")
-    if len(parts) > 2 or not all(_REPO_PART.fullmatch(part) and ".." not in part for part in parts):
-        raise ValueError("a model is named 'owner/name' or 'name', of letters, digits, '-', '_' and '.'")
+def _repo_name(value: str) -> str:
+    if "--" in value or value.endswith((".git", ".ipynb")):
+        raise ValueError("a repository name holds no '--' and does not end in '.git' or '.ipynb'")
     return value
 
 
@@ -80,13 +53,13 @@ def _http_url(value: str) -> str:
     return value
 
 
-TaskId = Annotated[str, AfterValidator(_task_id)]
-RepoName = Annotated[str, AfterValidator(_repo_part)]
-ModelId = Annotated[str, Field(min_length=1, max_length=193), AfterValidator(_model_id)]
-Count = Annotated[int, BeforeValidator(_no_stand_in_for_a_number), Field(ge=0, le=MAX_COUNT)]
-Hours = Annotated[
-    float, BeforeValidator(_no_stand_in_for_a_number), Field(ge=0, le=MAX_HOURS, allow_inf_nan=False)
-]
+# Patterns and strict numbers, not functions: an offer is read in Rust, in a third of the time. Strict means
+# that a string or a boolean is no number; a whole number is still a number of hours.
+TaskId = Annotated[str, Field(max_length=128, pattern=_TASK_ID)]
+RepoName = Annotated[str, Field(max_length=96, pattern=f"^{_PART}$"), AfterValidator(_repo_name)]
+ModelId = Annotated[str, Field(max_length=193, pattern=_MODEL_ID)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+Hours = Annotated[float, Field(strict=True, ge=0, le=MAX_HOURS, allow_inf_nan=False)]
 HttpUrl = Annotated[str, Field(min_length=1, max_length=MAX_URL), AfterValidator(_http_url)]
 
 
@@ -133,7 +106,8 @@ class TrainRequestText(_Start):
     @model_validator(mode="after")
     def dataset_is_where_its_format_says(self) -> TrainRequestText:
         if self.file_format is FileFormat.HF:
-            _model_id(self.dataset)
+            if not re.match(_MODEL_ID, self.dataset):
+                raise ValueError("with file_format 'hf' the dataset is named 'owner/name' or 'name'")
         else:
             _http_url(self.dataset)
         return self

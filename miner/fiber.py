@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import string
 import time
+from functools import lru_cache
 from typing import Protocol
 
 import sr25519
@@ -26,6 +27,7 @@ AUTH_HEADERS = (VALIDATOR_HOTKEY, MINER_HOTKEY, NONCE, SIGNATURE)
 NONCE_WINDOW_NS = 120 * 1_000_000_000
 MAX_NONCE_NS = 10**20
 MAX_NONCE_LENGTH = 128
+MAX_ADDRESS_LENGTH = 64
 
 _ALPHABET = string.ascii_letters + string.digits
 _EMPTY_BODY_HASH = hashlib.sha256(b"").hexdigest()
@@ -70,6 +72,11 @@ def get_messages(nonce: str, miner_hotkey: str) -> tuple[bytes, ...]:
 
 def public_key(ss58: str) -> bytes | None:
     """The 32 bytes behind an address. Addresses are compared by key: one key has an address per network."""
+    return _public_key(ss58) if len(ss58) <= MAX_ADDRESS_LENGTH else None
+
+
+@lru_cache(maxsize=4096)
+def _public_key(ss58: str) -> bytes | None:
     try:
         key: bytes = ss58_decode(ss58)
     except ValueError:

@@ -1,0 +1,45 @@
+"""`python -m benchmarks [name…]`: all of them, or those named."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import typer
+
+from benchmarks import machine
+from benchmarks.report import Report, wide_console
+from miner.dev.presign import LoadKind
+
+#: In this order: the generator's ceiling first, since it bounds what the next can show.
+NAMES = ("generator", "offers", "startup", "garbage")
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of: {', '.join(NAMES)}.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer, shorter rounds: for a look, not for a claim.")] = False,
+    kind: Annotated[
+        list[LoadKind] | None, typer.Option(help="Garbage of this kind; may be given more than once.")
+    ] = None,
+    write: Annotated[bool, typer.Option(help="Also write benchmarks/results/<name>-<time>.json.")] = False,
+) -> None:
+    """Measure what is claimed, and print it as tables. Nothing here asserts a time."""
+    wanted = names or list(NAMES)
+    unknown = sorted(set(wanted) - set(NAMES))
+    if unknown:
+        raise typer.BadParameter(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    console = wide_console()
+    facts = machine.facts()
+    for name, value in facts.items():
+        console.print(f"{name:12} {value}", highlight=False)
+    console.print()
+    for name in wanted:
+        run = importlib.import_module(f"benchmarks.{name}").run
+        report: Report = run(quick, tuple(kind)) if name == "garbage" and kind else run(quick)
+        report.show(console)
+        if write:
+            console.print(f"written to {report.write(name, facts)}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

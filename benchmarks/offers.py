@@ -1,0 +1,95 @@
+"""Signed offers at 50 concurrent: the daemon and a stand-in for the reference stack, in turns.
+
+All servers run all the time and are asked one after the other, round after round, so that a machine that
+grows busier or warmer does so for each of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+from benchmarks import subjects
+from benchmarks.report import Report, errors_of, latency
+from miner.dev import stack
+from miner.dev.presign import LoadKind
+
+OURS = "god-miner"
+REFERENCE = "reference stand-in"
+#: The same two with a line in the log for every request, as both are run by default.
+OURS_LOGGING = "god-miner, INFO log"
+REFERENCE_LOGGING = "reference stand-in, INFO log"
+#: Warm-up and all rounds stay below the 10,000 places that MAX_JOBS allows: every offer is accepted, which
+#: costs more than a refusal since a place is held for it.
+WARM_UP = 400
+_LATENCIES = ("p50", "p90", "p99", "max")
+
+
+def run(quick: bool) -> Report:
+    rounds, requests = (2, 1_000) if quick else (5, 1_900)
+    runs = _rounds(rounds, requests)
+    report = Report(
+        "Signed offers, 50 at once, load generator on the same machine",
+        ("server", "req/s", *(f"{name} ms" for name in _LATENCIES), "errors", "generator CPU"),
+        data={"rounds": rounds, "requests": requests, "runs": runs},
+    )
+    rates = {name: median(run["per_second"] for run in done) for name, done in runs.items()}
+    for name, done in runs.items():
+        report.rows.append(
+            (
+                name,
+                f"{rates[name]:,.0f}",
+                *(latency(done, share) for share in _LATENCIES),
+                str(sum(run["errors"] + run["unsent"] for run in done)),
+                f"{100 * median(run['own_cpu_s'] / run['seconds'] for run in done):.0f}% of a core",
+            )
+        )
+    report.data["ratio"] = {
+        "WARNING": rates[OURS] / rates[REFERENCE],
+        "INFO": rates[OURS_LOGGING] / rates[REFERENCE_LOGGING],
+    }
+    report.notes += [note for name, done in runs.items() for note in errors_of(name, done)]
+    report.notes += [
+        f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; "
+        "one CPython process per server. Without INFO in its name a server ran at log level WARNING.",
+        _ratio(runs, OURS, REFERENCE),
+        _ratio(runs, OURS_LOGGING, REFERENCE_LOGGING),
+        f"{OURS}'s p99 by round: {', '.join(latency([run], 'p99') for run in runs[OURS])} ms.",
+        "Every offer is accepted. God-miner's answers are on disk before they are sent; the stand-in stores "
+        "nothing.",
+    ]
+    return report
+
+
+def _ratio(runs: dict[str, list[dict[str, Any]]], ours: str, theirs: str) -> str:
+    by_round = [
+        our["per_second"] / their["per_second"]
+        for our, their in zip(runs[ours], runs[theirs], strict=True)
+        if their["per_second"]
+    ]
+    return (
+        f"{ours} : {theirs} = {median(by_round):.2f} : 1 in requests per second, "
+        f"{min(by_round):.2f} to {max(by_round):.2f} by round."
+    )
+
+
+def _rounds(rounds: int, requests: int) -> dict[str, list[dict[str, Any]]]:
+    with ExitStack() as running:
+        quiet, logging = (running.enter_context(subjects.ground()) for _ in range(2))
+        servers = {
+            OURS: (quiet, stack.daemon(quiet, {**subjects.OPEN_LIMITS, **subjects.QUIET})),
+            OURS_LOGGING: (logging, stack.daemon(logging, subjects.OPEN_LIMITS)),
+            REFERENCE: (quiet, subjects.reference(quiet)),
+            REFERENCE_LOGGING: (logging, subjects.reference(logging, "info")),
+        }
+        for ground, server in servers.values():
+            running.enter_context(server)
+            subjects.load(ground, server.port, LoadKind.OFFER, WARM_UP, seed=10**6)
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+        for number in range(rounds):
+            for name, (ground, server) in servers.items():
+                runs[name].append(
+                    subjects.load(ground, server.port, LoadKind.OFFER, requests, seed=number + 1)
+                )
+    return runs

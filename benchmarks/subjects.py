@@ -1,0 +1,78 @@
+"""The servers under measurement, each a process of its own, and the load generator, another one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from miner.dev import stack
+from miner.dev.presign import LoadKind
+from miner.dev.throwaway import VALIDATOR_STAKE
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+#: Limits that a real validator never meets and fifty impatient connections do.
+OPEN_LIMITS = {
+    "REQUEST_RATE_PER_HOTKEY": "1000000",
+    "REQUEST_BURST_PER_HOTKEY": "1000000",
+    "FAILURE_RATE_PER_ADDRESS": "1000000000",
+    "FAILURE_BURST_PER_ADDRESS": "1000000000",
+    "MAX_LIVE_NONCES": "1000000",
+    "MAX_JOBS": "10000",
+}
+QUIET = {"LOG_LEVEL": "WARNING"}
+
+
+@contextmanager
+def ground() -> Iterator[stack.Stack]:
+    """Keys, a nodes file and ports, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="god-miner-bench-") as folder:
+        yield stack.prepare(Path(folder))
+
+
+def reference(on: stack.Stack, log_level: str = "warning") -> stack.ChildProcess:
+    """The stand-in for the reference stack, knowing the same validator."""
+    stakes = on.folder / "stakes.json"
+    stakes.write_text(json.dumps({on.keys.validator.ss58_address: VALIDATOR_STAKE}), encoding="utf-8")
+    return _module("benchmarks.reference_stack", on, str(stakes), log_level)
+
+
+def bare_server(on: stack.Stack) -> stack.ChildProcess:
+    """Answers without looking."""
+    return _module("benchmarks.bare_server", on)
+
+
+def _module(name: str, on: stack.Stack, *arguments: str) -> stack.ChildProcess:
+    (port,) = stack.free_ports(1)
+    command = [sys.executable, "-m", name, str(port), *arguments]
+    child = stack.ChildProcess(command, port, on.folder, on.folder / f"{name}.log", {})
+    child.environment["PYTHONPATH"] = str(_ROOT)
+    return child
+
+
+def load(
+    on: stack.Stack, port: int, kind: LoadKind, requests: int, concurrency: int = 50, seed: int = 0
+) -> dict[str, Any]:
+    """`god-miner dev load --json` in its own process. Its exit code repeats what the report says."""
+    command = [sys.executable, "-c", "from miner.commands.dev import app; app()", "load", "--json"]
+    options = {
+        "--url": f"http://{stack.LOOPBACK}:{port}",
+        "--kind": kind.value,
+        "--requests": str(requests),
+        "--concurrency": str(concurrency),
+        "--seconds": "600",
+        "--seed": str(seed),
+        "--dir": str(on.folder),
+    }
+    command += [part for option in options.items() for part in option]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, check=False)
+    if not done.stdout.startswith("{"):
+        raise RuntimeError(f"the load generator said nothing (code {done.returncode}): {done.stderr}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report

@@ -1,0 +1,1 @@
+"""HTTP: the public port that validators use and the operator's own."""

@@ -1,0 +1,153 @@
+"""The one place where an error becomes an HTTP status. Replies are always JSON of one shape:
+
+`{"error": code, "message": text}` and, for a request that does not fit its model, `"fields"`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import reprlib
+from collections.abc import Collection, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from core.errors import GodMinerError
+from miner import auth
+from miner.api import front
+from miner.api.reply import Headers, Reply
+from miner.api.reply import error as error_of
+from miner.nonces import NoncesFull
+from miner.offers.inbox import NoSubmission, NotEntered
+from miner.store.books import NonceUsed
+from miner.store.jobs import ForeignJob
+from miner.store.writer import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class MethodNotAllowed(GodMinerError):
+    code = "method_not_allowed"
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(f"only {self.allowed} is served here")
+
+
+class InvalidParameter(GodMinerError):
+    """A part of the path that does not fit."""
+
+    code = "invalid_request"
+
+    def __init__(self, problems: Sequence[Any]) -> None:
+        self.fields = [_field(problem) for problem in problems]
+        super().__init__(_named(self.fields))
+
+
+STATUS: dict[type[GodMinerError], HTTPStatus] = {
+    auth.HeaderMissing: HTTPStatus.UNPROCESSABLE_ENTITY,
+    auth.HeaderInvalid: HTTPStatus.BAD_REQUEST,
+    auth.CallerRefused: HTTPStatus.FORBIDDEN,
+    auth.BadCredentials: HTTPStatus.UNAUTHORIZED,
+    auth.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
+    auth.MetagraphUnknown: HTTPStatus.SERVICE_UNAVAILABLE,
+    NonceUsed: HTTPStatus.UNAUTHORIZED,
+    NoncesFull: HTTPStatus.SERVICE_UNAVAILABLE,
+    StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    ForeignJob: HTTPStatus.CONFLICT,
+    NoSubmission: HTTPStatus.NOT_FOUND,
+    NotEntered: HTTPStatus.NOT_FOUND,
+    front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
+    InvalidParameter: HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+
+#: An offending value is shown this far; it came from outside.
+MAX_SHOWN = 120
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
+
+
+def status_of(error: GodMinerError) -> HTTPStatus:
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def error_reply(error: GodMinerError) -> Reply:
+    more = {"fields": error.fields} if isinstance(error, InvalidParameter) else {}
+    headers: Headers = []
+    if isinstance(error, auth.TooManyRequests):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed.encode()))
+    return error_of(status_of(error), error.code, str(error), headers, **more)
+
+
+def invalid_reply(error: ValidationError) -> Reply:
+    return _invalid(error.errors(include_url=False, include_context=False))
+
+
+def internal_error() -> Reply:
+    text = "the miner failed on this request; its log says why"
+    return error_of(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", text)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(GodMinerError, _on_known)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_unknown)
+
+
+async def _on_known(_: Request, error: Exception) -> Response:
+    assert isinstance(error, GodMinerError)
+    return error_reply(error).response()
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _invalid(error.errors()).response()
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return error_of(error.status_code, code, str(error.detail), headers).response()
+
+
+async def _on_unknown(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return internal_error().response()
+
+
+def _invalid(problems: Sequence[Any]) -> Reply:
+    fields = [_field(problem) for problem in problems[:20]]
+    return error_of(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", _named(fields), fields=fields)
+
+
+def first_line(error: Exception) -> str:
+    """What was wrong, for a log line."""
+    if isinstance(error, ValidationError):
+        return _named([_field(problem) for problem in error.errors(include_url=False, include_context=False)])
+    return str(error)
+
+
+def _named(fields: Sequence[dict[str, str]]) -> str:
+    return "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
+
+
+def _field(problem: Any) -> dict[str, str]:
+    place: Sequence[Any] = problem.get("loc", ())
+    path = ".".join(str(part) for part in place if part != "body") or "body"
+    message = str(problem.get("msg", "is not valid")).removeprefix("Value error, ")
+    return {"field": path[:MAX_SHOWN], "message": message[:1000], "value": _SHORT.repr(problem.get("input"))}

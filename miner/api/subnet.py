@@ -1,0 +1,68 @@
+"""The validators' endpoints, exactly as they call them: paths, trailing slashes, reply shapes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from core.wire import (
+    MinerSubmission,
+    MinerTaskOffer,
+    MinerTaskResponse,
+    TaskId,
+    TournamentType,
+    TrainingRepoResponse,
+    TrainRequestImage,
+    TrainRequestText,
+    TrainResponse,
+)
+from miner.api.signed import SignedCall, SignedRoute
+
+
+async def offer(call: SignedCall, body: MinerTaskOffer) -> MinerTaskResponse:
+    """Would this miner take the task?"""
+    decision = await call.inbox.offer(call.caller, body, call.raw)
+    return MinerTaskResponse(message=decision.message, accepted=decision.accepted)
+
+
+async def start(call: SignedCall, body: TrainRequestText) -> TrainResponse:
+    """The task is this miner's. Acknowledged at once; a repeat replaces repository name and deadline."""
+    started = await call.inbox.start_text(call.caller, body, call.raw)
+    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
+
+
+async def start_image(call: SignedCall, body: TrainRequestImage) -> TrainResponse:
+    """The same for an image task."""
+    started = await call.inbox.start_image(call.caller, body, call.raw)
+    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
+
+
+async def submission(call: SignedCall, task_id: TaskId) -> MinerSubmission:
+    """What is published for a task; 404 while there is nothing."""
+    return await call.inbox.submission(call.caller, task_id)
+
+
+async def training_repo(call: SignedCall, task_type: TournamentType) -> TrainingRepoResponse:
+    """The tournament entry of a type; 404 when the operator entered none."""
+    return call.inbox.training_repo(task_type)
+
+
+#: Method, path, endpoint. POST paths end in a slash, and nothing is redirected to them: most clients lose
+#: the body on the way.
+ROUTES = (
+    ("POST", "/task_offer/", offer),
+    ("POST", "/task_offer_image/", offer),
+    ("POST", "/start_training/", start),
+    ("POST", "/start_training_grpo/", start),
+    ("POST", "/start_training_image/", start_image),
+    ("GET", "/get_latest_model_submission/{task_id}", submission),
+    ("GET", "/training_repo/{task_type}", training_repo),
+)
+
+
+def add_routes(app: FastAPI) -> None:
+    for method, path, endpoint in ROUTES:
+        app.router.add_api_route(path, endpoint, methods=[method], route_class_override=SignedRoute)
+
+
+def _acknowledged(repeated: bool) -> str:
+    return "Training is queued; repository name and deadline updated." if repeated else "Training is queued."

@@ -1,0 +1,239 @@
+"""Who may talk to this miner: fiber's signed requests, checked cheapest first.
+
+Everything that a stranger can send is refused before a body is read or a signature verified: headers are
+looked at, the caller must be on the metagraph with enough stake, the nonce must be fresh. Only then is the
+signature worth its 40 µs. Nothing is stored before it verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from bittensor_core import ss58_encode
+
+from core.errors import GodMinerError
+from miner import fiber
+from miner.chain.base import Metagraph, Node
+from miner.limits import Buckets, Rate, network_of
+from miner.nonces import NonceLedger, NonceTicket
+
+#: The network's own address prefix: one key is stored and shown in one spelling.
+SS58_PREFIX = 42
+
+DEFAULT_FAILURES = Rate(per_second=2.0, burst=120.0)
+DEFAULT_REQUESTS = Rate(per_second=2000.0, burst=10_000.0)
+
+
+class AuthError(GodMinerError):
+    """A request that is not let in."""
+
+    code = "unauthorized"
+
+
+class HeaderMissing(AuthError):
+    code = "header_missing"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the header {name!r} is missing; fiber requests carry {', '.join(fiber.AUTH_HEADERS)}"
+        )
+
+
+class HeaderInvalid(AuthError):
+    code = "header_invalid"
+
+
+class CallerRefused(AuthError):
+    """Known for what it is, and not let in: not on the metagraph, too little stake, denied."""
+
+    code = "caller_refused"
+
+
+class BadCredentials(AuthError):
+    """The nonce or the signature is not good."""
+
+    code = "bad_credentials"
+
+
+class TooManyRequests(AuthError):
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class MetagraphUnknown(AuthError):
+    """We can't tell validators from strangers yet."""
+
+    code = "metagraph_unknown"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The operator's rules on who counts as a validator."""
+
+    min_stake: float = 1000.0
+    require_permit: bool = False
+    allowed: frozenset[bytes] = frozenset()
+    denied: frozenset[bytes] = frozenset()
+
+    def check(self, key: bytes, node: Node | None) -> None:
+        """Raise unless the caller may ask anything of us. The allow list replaces the stake rule."""
+        if key in self.denied:
+            raise CallerRefused("this hotkey is on the miner's deny list")
+        if node is None:
+            raise CallerRefused("Hotkey not found in metagraph")
+        if key in self.allowed:
+            return
+        if self.allowed:
+            raise CallerRefused("this hotkey is not on the miner's allow list")
+        if node.stake < self.min_stake:
+            raise CallerRefused(
+                f"Insufficient stake of {node.stake:g}: at least {self.min_stake:g} is needed"
+            )
+        if self.require_permit and not node.validator_permit:
+            raise CallerRefused("this hotkey has no validator permit")
+
+
+class Claim(NamedTuple):
+    """What the headers say, checked as far as headers go."""
+
+    key: bytes
+    node: Node
+    #: As the caller spelled it, which is what it signed.
+    miner_hotkey: str
+    nonce: str
+    stamp_ns: int
+    signature: bytes
+
+
+class Caller(NamedTuple):
+    """A validator whose signature verified."""
+
+    hotkey: str
+    node: Node
+    #: When the caller's clock made the request.
+    at: float
+    #: To be settled before any reply.
+    ticket: NonceTicket
+
+
+@dataclass
+class Authenticator:
+    miner_key: bytes
+    gate: Gate
+    nonces: NonceLedger
+    metagraph: Callable[[], Metagraph | None]
+    #: Refused requests that one network address may send.
+    failures: Rate = DEFAULT_FAILURES
+    #: Verified requests that one validator may send.
+    requests: Rate = DEFAULT_REQUESTS
+    now_ns: Callable[[], int] = time.time_ns
+    _failures: Buckets = field(init=False)
+    _requests: Buckets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = Buckets(self.failures)
+        self._requests = Buckets(self.requests, max_keys=4096)
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Claim:
+        """Judge a request by its headers alone; the body is not read yet."""
+        network = network_of(address)
+        if self._failures.is_empty(network):
+            wait = self._failures.seconds_until_next(network)
+            raise TooManyRequests("too many refused requests from this address", wait)
+        try:
+            return self._claim(headers)
+        except AuthError:
+            self._failures.take(network)
+            raise
+
+    def verify(self, claim: Claim, method: str, body: bytes, address: str) -> Caller:
+        """Check the signature over the raw body and use up the nonce."""
+        if not self._is_signed(claim, method, body):
+            self._failures.take(network_of(address))
+            raise BadCredentials("the signature does not verify for this hotkey, nonce and body")
+        if not self._requests.take(claim.key):
+            wait = self._requests.seconds_until_next(claim.key)
+            raise TooManyRequests("too many requests from this hotkey", wait)
+        ticket = self.nonces.use(claim.key, claim.nonce, claim.stamp_ns)
+        return Caller(_address_of(claim.key), claim.node, claim.stamp_ns / 1e9, ticket)
+
+    def _claim(self, headers: Iterable[tuple[bytes, bytes]]) -> Claim:
+        values = _auth_headers(headers)
+        key = fiber.public_key(values[fiber.VALIDATOR_HOTKEY])
+        if key is None:
+            raise CallerRefused("Hotkey not found in metagraph: the validator-hotkey is not an ss58 address")
+        metagraph = self.metagraph()
+        if metagraph is None:
+            raise MetagraphUnknown("the metagraph has not been read yet; try again in a minute")
+        node = metagraph.find(key)
+        self.gate.check(key, node)
+        assert node is not None
+        if fiber.public_key(values[fiber.MINER_HOTKEY]) != self.miner_key:
+            raise BadCredentials("this request is addressed to another miner-hotkey")
+        nonce = values[fiber.NONCE]
+        stamp_ns = self._fresh(nonce)
+        if self.nonces.was_used(key, nonce):
+            raise BadCredentials("this nonce was used before; every request needs a new one")
+        signature = fiber.signature_bytes(values[fiber.SIGNATURE])
+        if signature is None:
+            raise BadCredentials("the signature is not 0x and 128 hex digits")
+        return Claim(key, node, values[fiber.MINER_HOTKEY], nonce, stamp_ns, signature)
+
+    def _fresh(self, nonce: str) -> int:
+        stamp_ns = fiber.nonce_time_ns(nonce)
+        if stamp_ns is None:
+            raise BadCredentials("the nonce is not '<nanoseconds>_<letters>'")
+        drift = (stamp_ns - self.now_ns()) / 1e9
+        if abs(drift) * 1e9 > fiber.NONCE_WINDOW_NS:
+            side = "ahead of" if drift > 0 else "behind"
+            raise BadCredentials(
+                f"the nonce is {abs(drift):.0f} s {side} this miner's clock; "
+                "120 s are allowed, check both clocks"
+            )
+        return stamp_ns
+
+    @staticmethod
+    def _is_signed(claim: Claim, method: str, body: bytes) -> bool:
+        if method == "GET":
+            return any(
+                fiber.is_signed(message, claim.signature, claim.key)
+                for message in fiber.get_messages(claim.nonce, claim.miner_hotkey)
+            )
+        message = fiber.post_message(claim.nonce, claim.miner_hotkey, body)
+        return fiber.is_signed(message, claim.signature, claim.key)
+
+
+@lru_cache(maxsize=1024)
+def _address_of(key: bytes) -> str:
+    return str(ss58_encode(key, SS58_PREFIX))
+
+
+_WANTED = {name.encode(): name for name in fiber.AUTH_HEADERS}
+
+
+def _auth_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The four headers, each exactly once and in ASCII. Two of a kind are refused: proxies differ in which
+    one they would have read."""
+    values: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = _WANTED.get(raw_name)
+        if name is None:
+            continue
+        if name in values:
+            raise HeaderInvalid(f"the header {name!r} is given twice; send it once")
+        try:
+            values[name] = raw_value.decode("ascii")
+        except UnicodeDecodeError:
+            raise HeaderInvalid(f"the header {name!r} holds bytes that are not ASCII") from None
+    for name in fiber.AUTH_HEADERS:
+        if name not in values:
+            raise HeaderMissing(name)
+    return values

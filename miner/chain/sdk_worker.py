@@ -1,0 +1,173 @@
+"""One question to the chain, asked by a process that exists for nothing else.
+
+`miner.chain.sdk` starts it, writes a job to its standard input and reads the answer from its output. The
+bittensor SDK is imported here and nowhere else, because nothing it does can be trusted to end. Version 11.3
+hangs for ever when a node closes the socket cleanly while a request is pending, takes five minutes to give
+up on a silent one, and answers a cancelled submission by unsubscribing through the same dead socket. Cancel
+a connection attempt and close the client, and it still goes on reconnecting in the background: measured
+against a silent node, every attempt leaves three tasks and a socket behind for good. A process that ends
+takes all of that with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import bittensor
+from bittensor_core import deserialize_keypair_from_keyfile_data
+
+from miner.chain.base import Node
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to find out or to do, and how long each step may take."""
+
+    netuid: int
+    node: str
+    timeout: float
+    fallbacks: list[str] | None = None
+    #: What the chain's genesis hash has to be, if that is known.
+    genesis: str | None = None
+    #: To publish an axon instead of reading the metagraph: the plain keyfile, and the address.
+    keyfile: str | None = None
+    ip: str = ""
+    port: int = 0
+    submit_timeout: float = 0.0
+
+
+class Unavailable(Exception):
+    """The node is of no help."""
+
+
+class WrongChain(Exception):
+    """The node serves another chain."""
+
+
+async def answer(job: Job) -> dict[str, Any]:
+    substrate, client = _connection(job)
+    # `Client.connect` would do as well, but reads every subnet's token symbol on top.
+    await _within(job.timeout, "connecting", substrate.connect())
+    genesis = str(await _within(job.timeout, "reading the genesis hash", substrate.block_hash(0)))
+    if job.genesis not in (None, genesis):
+        raise WrongChain(f"it serves the chain with genesis {genesis}, not {job.genesis}")
+    if job.keyfile is None:
+        graph = await _within(job.timeout, "reading the metagraph", _metagraph(client, job.netuid))
+        return {"genesis": genesis, "metagraph": graph}
+    return await _within(job.submit_timeout, "publishing the axon", _publish(client, job))
+
+
+async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
+    graph = await client.subnets.metagraph(netuid, commitments=False)
+    return graph and {"block": graph.block, "nodes": [asdict(node_of(neuron)) for neuron in graph.neurons]}
+
+
+async def _publish(client: Any, job: Job) -> dict[str, Any]:
+    assert job.keyfile is not None
+    # The keypair and not a wallet: given a wallet, the SDK unlocks an encrypted key once more, and prompts.
+    keypair = deserialize_keypair_from_keyfile_data(job.keyfile.encode())
+    intent = bittensor.ServeAxon(netuid=job.netuid, ip=job.ip, port=job.port)
+    # In a block is enough: finality would be another half minute of waiting.
+    result = await client.execute(intent, keypair, wait_for_inclusion=True, wait_for_finalization=False)
+    return {
+        "success": result.success,
+        "message": result.message,
+        "block_hash": result.block_hash,
+        "error": result.error.name if result.error else None,
+        "help": result.error.remediation if result.error else "",
+    }
+
+
+def _connection(job: Job) -> tuple[Any, Any]:
+    """The SDK's connection and client. Archive nodes are for old blocks, which nobody asks for here."""
+    try:
+        label, url = bittensor.settings.resolve_endpoint(job.node)
+    except ValueError as error:
+        raise WrongChain(str(error)) from None
+    fallbacks = job.fallbacks
+    if fallbacks is None:
+        fallbacks = [] if "://" in job.node else bittensor.settings.default_fallback_endpoints(label)
+    substrate = bittensor.RpcSubstrate(url, fallback_endpoints=fallbacks, archive_endpoints=[])
+    return substrate, bittensor.Client(label, substrate=substrate)
+
+
+def node_of(neuron: Any) -> Node:
+    ip, port = axon_of(neuron.axon)
+    return Node(
+        uid=neuron.uid,
+        hotkey=neuron.hotkey,
+        coldkey=neuron.coldkey,
+        # `amount` and not `tao`: the SDK tags the total with the subnet's token and refuses to call it TAO.
+        stake=neuron.total_stake.amount,
+        validator_permit=neuron.validator_permit,
+        ip=ip,
+        port=port,
+        incentive=neuron.incentive,
+        last_update=neuron.last_update,
+        emission=neuron.emission.amount,
+    )
+
+
+def axon_of(published: str | None) -> tuple[str, int] | tuple[None, None]:
+    """An axon as the SDK shows it: `1.2.3.4:7999`, `[2001:db8::1]:7999` or None."""
+    if published is None:
+        return None, None
+    host, _, port = published.rpartition(":")
+    address = str(ipaddress.ip_address(host.strip("[]")))
+    return (address, int(port)) if int(port) else (None, None)
+
+
+async def _within(seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
+    """The result of an SDK call; whatever else comes of it is Unavailable.
+
+    Not `asyncio.wait_for`, which waits for the cancelled call to end. The SDK's documented errors are not
+    all there are: a nonsense answer surfaces as AttributeError or TypeError wherever it was first touched.
+    """
+    task = asyncio.ensure_future(call)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        raise Unavailable(f"{what}: no answer in {seconds:g} s")
+    try:
+        return task.result()
+    except (bittensor.BittensorError, TimeoutError, OSError) as error:
+        raise Unavailable(f"{what}: {str(error).strip() or type(error).__name__}") from error
+    except Exception as error:  # a boundary, see above
+        traceback.print_exc()
+        raise Unavailable(f"{what}: the answer makes no sense to the SDK: {error!r}") from error
+
+
+async def _told(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return {"answer": await work}
+    except WrongChain as error:
+        return {"wrong_chain": str(error)}
+    except Unavailable as error:
+        return {"unavailable": str(error)}
+
+
+def main() -> None:
+    os.nice(10)
+    # The answer alone goes to the output; what the SDK prints goes where its log goes.
+    output = os.dup(1)
+    os.dup2(2, 1)
+    job = Job(**json.load(sys.stdin))
+    loop = asyncio.new_event_loop()
+    told = json.dumps(loop.run_until_complete(_told(answer(job)))).encode()
+    while told:
+        told = told[os.write(output, told) :]
+    # Without goodbye: closing the SDK's client can hang, and nothing here needs an orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`god-miner`: the one command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from core.errors import GodMinerError
+from miner import __version__
+from miner.commands import chain, config, dev, doctor, profile
+from miner.commands.run import run
+
+app = typer.Typer(
+    name="god-miner",
+    help="A miner for Bittensor subnet 56, G.O.D.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(run)
+app.add_typer(config.app, name="config")
+app.add_typer(doctor.app, name="doctor")
+app.add_typer(chain.app, name="chain")
+app.add_typer(profile.app, name="profile")
+app.add_typer(dev.app, name="dev")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"god-miner {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """A miner for Bittensor subnet 56, G.O.D."""
+
+
+def main() -> None:
+    """The console script: an error on purpose is one line, not a traceback."""
+    try:
+        app()
+    except GodMinerError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from None

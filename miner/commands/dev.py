@@ -1,0 +1,232 @@
+"""`god-miner dev …`: a validator to develop against, with keys that are worth nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from miner.dev.client import Exchange
+
+app = typer.Typer(
+    help="A development validator: throwaway keys, signed requests, load, and the demo.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+#: Spelled out, since importing them would make every command of god-miner start slower. A test compares.
+TaskName = Literal["instruct", "chat", "dpo", "grpo", "image"]
+RepoType = Literal["text", "image", "environment"]
+LoadName = Literal[
+    "offer",
+    "image-offer",
+    "start",
+    "submission",
+    "health",
+    "bad-signature",
+    "bad-nonce",
+    "old-nonce",
+    "unknown-hotkey",
+    "missing-header",
+    "garbage",
+]
+
+Folder = Annotated[Path, typer.Option("--dir", help="Where the throwaway keys and the nodes file are kept.")]
+Url = Annotated[str, typer.Option(help="The miner's public address.")]
+Key = Annotated[Path | None, typer.Option(help="A hotkey file to sign with. Default: the throwaway one.")]
+MinerHotkey = Annotated[
+    str | None, typer.Option(help="The hotkey the miner answers as. Default: the throwaway one.")
+]
+Type = Annotated[TaskName, typer.Option("--type", help="The kind of task.")]
+Seed = Annotated[int, typer.Option(help="Which example. The same seed names the same task each time.")]
+TaskId = Annotated[str | None, typer.Option(help="The task's id. Default: the example's own.")]
+Model = Annotated[str | None, typer.Option(help="The base model. Default: the example's own.")]
+Hours = Annotated[float | None, typer.Option(help="Hours to complete. Default: the example's own.")]
+RepoName = Annotated[str | None, typer.Option(help="The repository's name. Default: the example's own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Compact = Annotated[bool, typer.Option("--compact", help="Send JSON without blanks, as newer clients do.")]
+Forged = Annotated[bool, typer.Option("--forged", help="Sign with another key than the one claimed.")]
+
+DEFAULT_FOLDER = Path(".god-miner/dev")
+DEFAULT_URL = "http://127.0.0.1:7999"
+
+
+@app.command()
+def wallet(folder: Folder = DEFAULT_FOLDER, json: AsJson = False) -> None:
+    """Make throwaway hotkeys for a miner and a validator, or show those that are there."""
+    from miner.dev import show, throwaway
+
+    keys = throwaway.keys_of(folder)
+    show.pairs(
+        {
+            "miner": keys.miner.ss58_address,
+            "validator": keys.validator.ss58_address,
+            "wallets": str(keys.wallet_path),
+        },
+        json,
+    )
+
+
+@app.command()
+def nodes(
+    folder: Folder = DEFAULT_FOLDER,
+    stake: Annotated[float, typer.Option(min=0, help="The validator's stake.")] = 10_000.0,
+    json: AsJson = False,
+) -> None:
+    """Write a nodes file that knows both throwaway hotkeys; print the settings for a miner to use it."""
+    from miner.dev import show, throwaway
+
+    keys = throwaway.keys_of(folder)
+    throwaway.write_nodes(keys, stake)
+    show.settings(keys.settings(), json)
+
+
+@app.command()
+def offer(
+    task_type: Type = "instruct",
+    url: Url = DEFAULT_URL,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Key = None,
+    miner_hotkey: MinerHotkey = None,
+    seed: Seed = 0,
+    task_id: TaskId = None,
+    model: Model = None,
+    hours: Hours = None,
+    compact: Compact = False,
+    forged: Forged = False,
+    json: AsJson = False,
+) -> None:
+    """Offer an example task."""
+    from miner.dev import calls
+
+    target = calls.target(url, folder, key, miner_hotkey, compact=compact, forged=forged)
+    task = calls.example(task_type, seed, task_id=task_id, model=model, hours=hours)
+    _tell(calls.ask(target, lambda client: client.offer(task)), json)
+
+
+@app.command()
+def start(
+    task_type: Type = "instruct",
+    url: Url = DEFAULT_URL,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Key = None,
+    miner_hotkey: MinerHotkey = None,
+    seed: Seed = 0,
+    task_id: TaskId = None,
+    model: Model = None,
+    hours: Hours = None,
+    repo_name: RepoName = None,
+    dataset: Annotated[str | None, typer.Option(help="URL of the rows, or of an image task's zip.")] = None,
+    compact: Compact = False,
+    forged: Forged = False,
+    json: AsJson = False,
+) -> None:
+    """Tell the miner to start an example task."""
+    from miner.dev import calls
+
+    target = calls.target(url, folder, key, miner_hotkey, compact=compact, forged=forged)
+    wanted = {"task_id": task_id, "model": model, "hours": hours}
+    task = calls.example(task_type, seed, **wanted, expected_repo_name=repo_name, data_url=dataset)
+    _tell(calls.ask(target, lambda client: client.start(task)), json)
+
+
+@app.command()
+def submission(
+    task_type: Type = "instruct",
+    url: Url = DEFAULT_URL,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Key = None,
+    miner_hotkey: MinerHotkey = None,
+    seed: Seed = 0,
+    task_id: TaskId = None,
+    repo_name: RepoName = None,
+    forged: Forged = False,
+    json: AsJson = False,
+) -> None:
+    """Ask for the submission of a task: by its id, or of the example with this type and seed."""
+    from miner.dev import calls
+
+    target = calls.target(url, folder, key, miner_hotkey, forged=forged)
+    task = calls.example(task_type, seed, task_id=task_id)
+    # A task named by its id is not the example, whose repository name then says nothing about it.
+    expected = repo_name or (None if task_id else task.expected_repo_name)
+    _tell(calls.ask(target, lambda client: client.submission(task.task_id, expected)), json)
+
+
+@app.command()
+def repo(
+    repo_type: Annotated[RepoType, typer.Option("--type", help="The kind of tournament.")] = "text",
+    url: Url = DEFAULT_URL,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Key = None,
+    miner_hotkey: MinerHotkey = None,
+    forged: Forged = False,
+    json: AsJson = False,
+) -> None:
+    """Ask which repository the miner enters in a tournament."""
+    from core.wire import TournamentType
+    from miner.dev import calls
+
+    target = calls.target(url, folder, key, miner_hotkey, forged=forged)
+    kind = TournamentType(repo_type)
+    _tell(calls.ask(target, lambda client: client.training_repo(kind)), json)
+
+
+@app.command()
+def load(
+    url: Url = DEFAULT_URL,
+    kind: Annotated[LoadName, typer.Option(help="What to send.")] = "offer",
+    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 50,
+    requests: Annotated[int, typer.Option(help="Requests in all.")] = 5000,
+    seconds: Annotated[float, typer.Option(help="Stop after this long, whatever is left.")] = 120.0,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Key = None,
+    miner_hotkey: MinerHotkey = None,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Keep a miner on this machine busy and print how fast it answers. Loopback only."""
+    from miner.dev import calls, show
+    from miner.dev.load import LoadPlan, run_load
+    from miner.dev.presign import LoadKind
+
+    plan = LoadPlan(url, LoadKind(kind), concurrency, requests, seconds)
+    target = calls.target(url, folder, key, miner_hotkey)
+    report = run_load(plan, target.signer, target.miner_hotkey, seed)
+    show.load(report, json)
+    if report.errors or report.unsent:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Keep keys, log and database here. Default: nothing is kept.")
+    ] = None,
+    seed: Seed = 0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for submissions of what was started.")
+    ] = 0.0,
+    json: AsJson = False,
+) -> None:
+    """Start a miner on loopback, send it one of every request, show what came back, stop it."""
+    from miner.dev import show
+    from miner.dev.demo import run_demo, somewhere
+
+    with somewhere(folder) as place:
+        on_step = show.progress if patience else None
+        result = run_demo(place, seed=seed, patience_s=patience, on_step=on_step)
+        show.demo(result, json)
+    if not result.held:
+        raise typer.Exit(1)
+
+
+def _tell(exchange: Exchange, json: bool) -> None:
+    """Exit code 1 when nothing came, or nothing that is JSON, or the miner itself failed."""
+    from miner.dev import show
+
+    show.exchange(exchange, json)
+    if not exchange.usable:
+        raise typer.Exit(1)

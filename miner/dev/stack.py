@@ -1,0 +1,201 @@
+"""A daemon to try things on: throwaway keys, a nodes file, free ports and a child process.
+
+Everything lives in one folder, and a folder that was used before is used again, keys and all. The child
+gets an environment of its own, so that an operator's `.env` and wallet are never touched.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from core.errors import GodMinerError
+from miner.dev.throwaway import Throwaway, keys_of
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 30.0
+LOOPBACK = "127.0.0.1"
+#: What a child may see of our environment; the rest is the operator's own.
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+class StackError(GodMinerError):
+    """The daemon under trial did not do as it should."""
+
+    code = "dev_stack"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The folder, its keys, and the settings that make a daemon use them."""
+
+    folder: Path
+    keys: Throwaway
+    public_port: int
+    operator_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.public_port}"
+
+    @property
+    def operator_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.operator_port}"
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "daemon.log"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    def settings(self) -> dict[str, str]:
+        return {
+            **self.keys.settings(),
+            "DATA_DIR": str(self.data_dir),
+            "PUBLIC_HOST": LOOPBACK,
+            "PUBLIC_PORT": str(self.public_port),
+            "OPERATOR_HOST": LOOPBACK,
+            "OPERATOR_PORT": str(self.operator_port),
+            "LOG_FORMAT": "json",
+        }
+
+
+def prepare(folder: Path) -> Stack:
+    folder.mkdir(parents=True, exist_ok=True)
+    public_port, operator_port = free_ports(2)
+    return Stack(folder, keys_of(folder), public_port, operator_port)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different: held at once, then let go."""
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class ChildProcess:
+    """A server in a process of its own: started, waited for, stopped by its pid. Use as `with`."""
+
+    def __init__(
+        self, command: list[str], port: int, folder: Path, log_file: Path, settings: Mapping[str, str]
+    ) -> None:
+        self.command = command
+        self.port = port
+        self.folder = folder
+        self.log_file = log_file
+        self.environment = _environment(folder, settings)
+        self.process: subprocess.Popen[bytes] | None = None
+        #: From the start of the process to the first answered request.
+        self.start_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> float:
+        """Seconds until it answered; `StackError` with the end of its log if it did not."""
+        with self.log_file.open("ab") as log:
+            began = time.perf_counter()
+            # A session of its own: Ctrl-C in a terminal goes to us, and we end the child in good order.
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._await_answer(began)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.perf_counter() - began
+        return self.start_s
+
+    def stop(self, limit_s: float = STOP_LIMIT_S) -> int | None:
+        """SIGTERM, then SIGKILL when it takes too long. Gives the exit code, None if it never ran."""
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+    def _await_answer(self, began: float) -> None:
+        assert self.process is not None
+        while not self._answers():
+            code = self.process.poll()
+            if code is not None:
+                raise StackError(
+                    f"{self._shown()} ended with code {code} before it answered:\n{self.log_tail()}"
+                )
+            if time.perf_counter() - began > START_LIMIT_S:
+                raise StackError(
+                    f"{self._shown()} did not answer within {START_LIMIT_S:g} s:\n{self.log_tail()}"
+                )
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=2)
+        with suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/healthz")
+            answered = connection.getresponse().status == 200
+            connection.close()
+            return answered
+        return False
+
+    def log_tail(self, lines: int = 15) -> str:
+        text = self.log_file.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(line[:500] for line in text.splitlines()[-lines:]) or "(it wrote nothing)"
+
+    def _shown(self) -> str:
+        return " ".join(self.command[1:])
+
+
+def daemon(stack: Stack, settings: Mapping[str, str] | None = None) -> ChildProcess:
+    """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own."""
+    return ChildProcess(
+        # Not by the console script's name: which one PATH finds may be of another installation.
+        [sys.executable, "-c", "from miner.cli import main; main()", "run"],
+        stack.public_port,
+        stack.folder,
+        stack.log_file,
+        {**stack.settings(), **(settings or {})},
+    )
+
+
+def _environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**passed_on, "HOME": str(folder), "PYTHONPATH": str(_PACKAGES), **settings}

@@ -1,0 +1,16 @@
+"""All checks. A new one is a `Check` in a module here and a line in `ALL`."""
+
+from miner.doctor.checks import chain, clock, data_dir, environment, host, pm2, ports, store, wallet
+from miner.doctor.examine import Check
+
+ALL: tuple[Check, ...] = (
+    environment.CHECK,
+    host.CHECK,
+    data_dir.CHECK,
+    store.CHECK,
+    wallet.CHECK,
+    chain.CHECK,
+    clock.CHECK,
+    ports.CHECK,
+    pm2.CHECK,
+)

@@ -1,0 +1,1 @@
+"""Jobs: what a start request becomes."""

@@ -1,0 +1,1 @@
+"""Offers: which ones this miner takes."""

@@ -1,0 +1,213 @@
+"""Runs the daemon: sockets, signals, exit codes.
+
+Started in an order in which each step can still fail cheaply, stopped in reverse: no new connections, the
+requests in flight are answered, the operator's port goes last, then the books are closed. A second signal
+ends it at once with a code of its own, for the operator who has lost patience and for pm2's logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from core.errors import ConfigError, GodMinerError
+from miner.api import express
+from miner.api.front import Express
+from miner.api.protocol import WireLimits
+from miner.app import Daemon, build, operator_app, public_app
+from miner.identity import IdentityError, known_address, load_identity
+from miner.metrics import Metrics
+from miner.settings import Settings
+from miner.store.database import DataDirLock, DataDirLocked, SchemaTooNew, StoreCorrupt
+
+log = logging.getLogger(__name__)
+
+#: Where a running daemon tells other commands its ports.
+RUN_FILE = "daemon.json"
+BACKLOG = 2048
+
+
+class ExitCode(IntEnum):
+    """After sysexits.h where it has a word for it."""
+
+    OK = 0
+    FAILED = 1
+    PORT_IN_USE = 69
+    FORCED = 70
+    LOCKED = 75
+    CONFIG = 78
+
+
+class PortInUse(GodMinerError):
+    code = "port_in_use"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: two servers in one process would fight over it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: Settings) -> ExitCode:
+    """Run until a signal ends it."""
+    lock = DataDirLock(settings.data_dir)
+    try:
+        with contextlib.ExitStack() as stack:
+            public = stack.enter_context(_bind(settings.public_host, settings.public_port, "PUBLIC_PORT"))
+            private = stack.enter_context(
+                _bind(settings.operator_host, settings.operator_port, "OPERATOR_PORT")
+            )
+            lock.acquire()
+            stack.callback(lock.release)
+            # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
+            hotkey = known_address(settings) or load_identity(settings).ss58_address
+            daemon = build(settings, hotkey)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_serve(daemon, public, private))
+    except PortInUse as error:
+        log.error("%s", error)
+        return ExitCode.PORT_IN_USE
+    except DataDirLocked as error:
+        log.error("%s", error)
+        return ExitCode.LOCKED
+    except GodMinerError as error:
+        log.error("%s", error)
+        return ExitCode.CONFIG if isinstance(error, _MENDED_BY_HAND) else ExitCode.FAILED
+
+
+#: Errors that a restart can't cure, so that pm2 should not try.
+_MENDED_BY_HAND = (ConfigError, IdentityError, SchemaTooNew, StoreCorrupt)
+
+
+async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
+    settings = daemon.settings
+    app = public_app(daemon)
+    public = _server(app.asgi, settings, daemon.metrics, app.express)
+    private = _server(operator_app(daemon), settings, daemon.metrics, {})
+    stop = asyncio.Event()
+    with _signals(stop.set):
+        await daemon.start()
+        _settle_memory()
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving_private = group.create_task(private.serve(sockets=[operator_socket]))
+                serving_public = group.create_task(public.serve(sockets=[public_socket]))
+                _announce(daemon, public_socket, operator_socket)
+                await stop.wait()
+                log.info("stopping: %d connections are open", len(public.server_state.connections))
+                public.should_exit = True
+                await serving_public
+                private.should_exit = True
+                await serving_private
+        finally:
+            await daemon.stop()
+            _forget(settings.data_dir)
+    log.info("stopped")
+    return ExitCode.OK
+
+
+def _settle_memory() -> None:
+    """Take what start-up made out of the garbage collector's rounds: 200,000 objects that live as long as
+    the process. Each full round would walk them all, in the middle of somebody's request."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[str, Express]) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=express.protocol(
+            _wire_limits(settings), lambda status: metrics.request("refused", status, 0.0), lane
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits go by the socket's address
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_seconds),
+    )
+    return _Server(config)
+
+
+def _wire_limits(settings: Settings) -> WireLimits:
+    return WireLimits(
+        header_seconds=settings.header_timeout_seconds,
+        body_seconds=settings.body_timeout_seconds,
+        max_body_bytes=int(settings.max_body_bytes),
+        max_connections=settings.max_connections,
+    )
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """The first SIGTERM or SIGINT (pm2 sends that one) stops in order, the second at once."""
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            log.error("second signal: stopping at once; what was answered is on disk")
+            logging.shutdown()
+            os._exit(ExitCode.FORCED)
+        asked = True
+        stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _bind(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise PortInUse(
+            f"{host}:{port} can't be listened on ({error.strerror}); "
+            f"free the port, or set {setting} to another one"
+        ) from None
+    bound.setblocking(False)
+    return bound
+
+
+def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
+    public_port, operator_port = public.getsockname()[1], private.getsockname()[1]
+    settings = daemon.settings
+    log.info("answering validators on %s:%d as %s", settings.public_host, public_port, daemon.hotkey)
+    log.info("operator port on %s:%d", settings.operator_host, operator_port)
+    told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
+    path = settings.data_dir / RUN_FILE
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(told) + "\n")
+    partial.replace(path)
+
+
+def _forget(data_dir: Path) -> None:
+    (data_dir / RUN_FILE).unlink(missing_ok=True)

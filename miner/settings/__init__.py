@@ -1,0 +1,25 @@
+"""The daemon's settings: read from the environment and `.env`, typed, all checked at once."""
+
+from miner.settings.fields import (
+    SECRET_FIELDS,
+    ChainKind,
+    LogFormat,
+    Settings,
+    Source,
+    TrainingRepo,
+    without_keys,
+)
+from miner.settings.load import load_settings
+from miner.settings.values import is_loopback
+
+__all__ = [
+    "SECRET_FIELDS",
+    "ChainKind",
+    "LogFormat",
+    "Settings",
+    "Source",
+    "TrainingRepo",
+    "is_loopback",
+    "load_settings",
+    "without_keys",
+]

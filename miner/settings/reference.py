@@ -1,0 +1,151 @@
+"""The settings as text for people: `.env.example` and `docs/settings.md`, written from the declarations."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from miner.settings.fields import SECRET_FIELDS, Settings
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting as the documents show it."""
+
+    name: str
+    section: str
+    kind: str
+    default: str
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        return self.name.upper()
+
+
+def entries() -> list[Entry]:
+    """Every setting, in the order of declaration."""
+    schema = Settings.model_json_schema()
+    return [_entry(name, schema) for name in Settings.model_fields]
+
+
+def env_example() -> str:
+    """`.env.example`: every setting with its meaning and default, all of it commented out."""
+    head = """\
+        # Settings of god-miner. Copy to .env (chmod 600), and take the # away from what you change.
+        # The environment wins over this file. An empty value counts as not set.
+        # Lists are separated by commas or blanks. ${NAME} is replaced, except in secrets.
+        # Written by `god-miner config env`; checked with `god-miner config show` and `god-miner doctor`.
+        """
+    parts = [textwrap.dedent(head)]
+    for section, found in _sections():
+        parts.append(f"\n# --- {section} ---\n")
+        for entry in found:
+            note = f"{entry.meaning} ({entry.kind})"
+            parts.append(
+                "\n" + textwrap.fill(note, _WIDTH, initial_indent="# ", subsequent_indent="# ") + "\n"
+            )
+            parts.append(f"#{entry.variable}={_example(entry)}\n")
+    return "".join(parts)
+
+
+def settings_page() -> str:
+    """`docs/settings.md`."""
+    head = """\
+        # Settings
+
+        <!-- Written by `god-miner config docs`; edit miner/settings/fields.py instead. -->
+
+        Every setting is a variable of the environment, or a line `NAME=value` in `.env` in the directory that
+        the daemon is started in. The environment wins over `.env`, which wins over the default. An empty
+        value counts as not set. Lists are separated by commas or blanks. In `.env`, `${NAME}` is replaced by
+        that variable's value, except in secrets, which are taken as they stand.
+
+        A wrong value stops the start with exit code 78, and all wrong values are told at once.
+        `god-miner config show` prints what is in force and where it came from, secrets hidden;
+        `god-miner doctor` tries whether it works.
+        """
+    parts = [textwrap.dedent(head)]
+    for section, found in _sections():
+        parts.append(f"\n## {section}\n\n| Variable | Value | Default | Meaning |\n|---|---|---|---|\n")
+        for entry in found:
+            default = f"`{entry.default}`" if entry.default else "not set"
+            cells = (f"`{entry.variable}`", entry.kind, default, entry.meaning)
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+    return "".join(parts)
+
+
+def plain(value: Any) -> str:
+    """A value as it would be written in `.env`."""
+    if isinstance(value, tuple):
+        return ",".join(map(plain, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, StrEnum):
+        return value.value
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sections() -> Iterator[tuple[str, list[Entry]]]:
+    grouped: dict[str, list[Entry]] = {}
+    for entry in entries():
+        grouped.setdefault(entry.section, []).append(entry)
+    yield from grouped.items()
+
+
+def _entry(name: str, schema: dict[str, Any]) -> Entry:
+    prop = schema["properties"][name]
+    field = Settings.model_fields[name]
+    return Entry(name, prop["section"], _kind(name, prop, schema), _default(name), field.description or "")
+
+
+def _default(name: str) -> str:
+    field = Settings.model_fields[name]
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "default_text" in extra:
+        return str(extra["default_text"])
+    if field.default is PydanticUndefined or field.default is None:
+        return ""
+    return plain(field.default)
+
+
+def _example(entry: Entry) -> str:
+    """The default as a value that can stand in the file; one that names another setting can not."""
+    named = any(other in entry.default.split("/") for other in map(str.upper, Settings.model_fields))
+    return "" if named else entry.default
+
+
+def _kind(name: str, prop: dict[str, Any], schema: dict[str, Any]) -> str:
+    if name in SECRET_FIELDS:
+        return "secret"
+    kinds = [part for part in prop.get("anyOf", [prop]) if part.get("type") != "null"]
+    part = kinds[0]
+    if "$ref" in part:
+        part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+    if "enum" in part:
+        return " or ".join(", ".join(part["enum"]).rsplit(", ", 1))
+    if part.get("type") in ("integer", "number"):
+        return _number(part)
+    if part.get("format") == "path":
+        return "path"
+    return {"boolean": "true or false", "array": "list"}.get(part.get("type", ""), "text")
+
+
+def _number(part: dict[str, Any]) -> str:
+    low, above, high = part.get("minimum"), part.get("exclusiveMinimum"), part.get("maximum")
+    kind = "whole number" if part["type"] == "integer" else "number"
+    bounds = []
+    if low is not None:
+        bounds.append(f"from {low:,}")
+    if above is not None:
+        bounds.append(f"above {above:,}")
+    if high is not None:
+        bounds.append(f"to {high:,}")
+    return " ".join([kind, *bounds]).replace(".0", "")

@@ -1,0 +1,199 @@
+"""The kinds of value a setting can have, each with the rule that a wrong one is told.
+
+A rule's text never repeats the value: `load.py` adds it, and knows which values are secret.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from core.tasks import TaskType
+from miner.fiber import public_key
+
+MAX_REQUESTED_DATASETS = 2
+#: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
+MIN_SECRET_LENGTH = 4
+MIN_TOKEN_LENGTH = 16
+
+_FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
+_HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+#: What an operator may write for a task type, besides the validator's spelling.
+_TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(value: Any) -> Any:
+    """Lists are written with commas, blanks or both; nobody should have to write JSON in a shell."""
+    if isinstance(value, str):
+        return tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", value) if part))
+    return value
+
+
+def _matches(pattern: re.Pattern[str], rule: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(rule)
+        return value
+
+    return check
+
+
+def _hotkey(value: str) -> str:
+    if public_key(value) is None:
+        raise ValueError("must be an ss58 address, such as 5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
+    return value
+
+
+def _task_type(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, TaskType):
+        found = _TASK_NAMES.get(value.lower())
+        if found is None:
+            raise ValueError(f"must be among {', '.join(kind.value for kind in TaskType)}, or all left out")
+        return found
+    return value
+
+
+def _commit(value: str) -> str:
+    if not _FULL_COMMIT.fullmatch(value):
+        raise ValueError(
+            "must be a full commit of 40 hexadecimal digits, not a branch, a tag or a shortened one: "
+            "validators refuse those; `git rev-parse HEAD` prints it"
+        )
+    return value.lower()
+
+
+def _github_url(value: str) -> str:
+    trimmed = value.rstrip("/").removesuffix(".git")
+    if not _GITHUB_REPO.fullmatch(trimmed) or trimmed.endswith(("/.", "/..")):
+        raise ValueError(
+            "must look like https://github.com/owner/name, without a user, token, branch or folder in it"
+        )
+    return trimmed
+
+
+def _dataset(value: str) -> str:
+    parts = value.split("/")
+    if len(parts) > 2 or not all(_HUB_NAME.fullmatch(part) for part in parts):
+        raise ValueError("must be a Hugging Face dataset, written owner/name")
+    return value
+
+
+def _websocket(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must be a websocket address, such as wss://node.example.org:443")
+    return value
+
+
+def _listen_host(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(value) or re.fullmatch(r"[0-9.]+", value):
+        raise ValueError("must be an address to listen on, such as 0.0.0.0, without http:// or port")
+    return value
+
+
+def _axon_ip(value: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(value)
+    except ValueError:
+        raise ValueError("must be an IPv4 address: validators build http://IP:PORT from it") from None
+    if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
+        raise ValueError("must be the address of one machine, reachable from the internet")
+    return str(address)
+
+
+def _file_name(value: str) -> str:
+    return _matches(_FILE_NAME, "must be a plain file name: letters, digits and . _ @ + -, no slash")(value)
+
+
+def _absolute(value: Path) -> Path:
+    try:
+        return value.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("begins with ~ but there is no home directory to put there; write it out") from None
+
+
+def _secret(minimum: int, rule: str) -> Callable[[SecretStr], SecretStr]:
+    def check(value: SecretStr) -> SecretStr:
+        if len(value.get_secret_value()) < minimum:
+            raise ValueError(rule)
+        return value
+
+    return check
+
+
+def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) > MAX_REQUESTED_DATASETS:
+        raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
+    return value
+
+
+Hotkey = Annotated[str, AfterValidator(_hotkey)]
+Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
+TaskTypes = Annotated[
+    tuple[Annotated[TaskType, BeforeValidator(_task_type)], ...], NoDecode, BeforeValidator(_split)
+]
+Commit = Annotated[str, AfterValidator(_commit)]
+GithubUrl = Annotated[str, AfterValidator(_github_url)]
+Datasets = Annotated[
+    tuple[Annotated[str, AfterValidator(_dataset)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_at_most_two),
+]
+HubName = Annotated[
+    str, AfterValidator(_matches(_HUB_NAME, "must be a Hugging Face user or organisation, without @ or URL"))
+]
+Websocket = Annotated[str, AfterValidator(_websocket)]
+ListenHost = Annotated[str, AfterValidator(_listen_host)]
+AxonIp = Annotated[str, AfterValidator(_axon_ip)]
+FileName = Annotated[str, AfterValidator(_file_name)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
+Secret = Annotated[
+    SecretStr,
+    AfterValidator(
+        _secret(
+            MIN_SECRET_LENGTH,
+            f"must have at least {MIN_SECRET_LENGTH} characters: less can not be kept out of the logs",
+        )
+    ),
+]
+Token = Annotated[
+    SecretStr,
+    AfterValidator(
+        _secret(
+            MIN_TOKEN_LENGTH,
+            f"must have at least {MIN_TOKEN_LENGTH} characters; `openssl rand -hex 24` prints a good one",
+        )
+    ),
+]

@@ -1,0 +1,1 @@
+"""The books: one SQLite file that knows every offer, decision, job and used nonce."""

@@ -1,0 +1,145 @@
+"""Jobs in the books: one per task, whatever the validator repeats."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from core.errors import GodMinerError
+from core.tasks import TaskType
+from core.wire import MinerSubmission
+from miner.jobs.states import OPEN, OVER, EndReason, JobState
+from miner.store import schema
+from miner.store.sql import insert_into, note
+
+_INSERT_JOB = insert_into(schema.Job, "id")
+_JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column.name != "id"]
+_IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
+
+_UPDATE_JOB = """
+UPDATE jobs SET expected_repo_name = :expected_repo_name, hours = :hours, started_at = :started_at,
+    deadline_at = :deadline_at, request = :request, state = :state, end_reason = :end_reason,
+    starts = starts + 1, lock_token = lock_token + 1, updated_at = :now
+WHERE id = :id
+"""
+_FAIL_LATE_JOBS = (
+    "UPDATE jobs SET state = ?, end_reason = ?, updated_at = ?, lock_token = lock_token + 1 "  # noqa: S608 - our enum
+    f"WHERE {_IS_OPEN} AND deadline_at <= ? RETURNING task_id"
+)
+SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {_IS_OPEN}"  # noqa: S608 - our enum
+_SELECT_SUBMISSION = (
+    "SELECT submission_repo, submission_hash FROM jobs WHERE task_id = ? AND submission_repo IS NOT NULL"
+)
+
+
+class ForeignJob(GodMinerError):
+    """A start for a task that another validator owns."""
+
+    code = "foreign_job"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start request, whatever its kind, reduced to what the books keep."""
+
+    task_id: str
+    task_type: TaskType
+    model: str
+    hours: float
+    expected_repo_name: str | None
+    #: When the validator's clock started: a late request does not move its deadline.
+    started_at: float
+    request: bytes
+
+    @property
+    def deadline_at(self) -> float:
+        return self.started_at + self.hours * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    job_id: int
+    state: JobState
+    repeated: bool
+
+
+def record_start(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
+    """Make the job, or bring a known one up to date with the newest repository name and deadline."""
+    job = connection.execute("SELECT * FROM jobs WHERE task_id = ?", (start.task_id,)).fetchone()
+    if job is None:
+        started = _new_job(connection, validator, start, now)
+    elif job["validator"] != validator:
+        raise ForeignJob(
+            f"task {start.task_id!r} was started by another validator; only that one may change it"
+        )
+    else:
+        started = _repeated_start(connection, job, start, now)
+    kind = "start_repeated" if started.repeated else "start"
+    note(connection, now, kind, start.task_id, state=started.state, repo=start.expected_repo_name)
+    return started
+
+
+def submission(connection: sqlite3.Connection, task_id: str) -> MinerSubmission | None:
+    row = connection.execute(_SELECT_SUBMISSION, (task_id,)).fetchone()
+    return MinerSubmission(repo=row[0], model_hash=row[1]) if row else None
+
+
+def record_submission(
+    connection: sqlite3.Connection, task_id: str, made: MinerSubmission, now: float
+) -> bool:
+    """Note what was published for a task; False when there is no such job."""
+    cursor = connection.execute(
+        "UPDATE jobs SET submission_repo = ?, submission_hash = ?, submitted_at = ?, updated_at = ?, "
+        "lock_token = lock_token + 1 WHERE task_id = ?",
+        (made.repo, made.model_hash, now, now, task_id),
+    )
+    if cursor.rowcount:
+        note(connection, now, "submission", task_id, repo=made.repo, model_hash=made.model_hash)
+    return bool(cursor.rowcount)
+
+
+def fail_late(connection: sqlite3.Connection, now: float) -> list[str]:
+    """End the jobs whose deadline has passed; the tasks that are free now."""
+    rows = connection.execute(_FAIL_LATE_JOBS, (JobState.FAILED, EndReason.DEADLINE, now, now))
+    return [row[0] for row in rows.fetchall()]
+
+
+def _new_job(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
+    row = schema.Job(
+        task_id=start.task_id,
+        validator=validator,
+        task_type=start.task_type,
+        model=start.model,
+        hours=start.hours,
+        expected_repo_name=start.expected_repo_name,
+        state=JobState.QUEUED,
+        started_at=start.started_at,
+        deadline_at=start.deadline_at,
+        starts=1,
+        request=start.request,
+        lock_token=1,
+        updated_at=now,
+    )
+    cursor = connection.execute(_INSERT_JOB, [getattr(row, name) for name in _JOB_COLUMNS])
+    assert cursor.lastrowid is not None
+    return Started(cursor.lastrowid, JobState.QUEUED, repeated=False)
+
+
+def _repeated_start(connection: sqlite3.Connection, job: sqlite3.Row, start: Start, now: float) -> Started:
+    """The validator sends all its starts again when one miner's reply broke its loop (docs/protocol.md)."""
+    state = JobState(job["state"])
+    if state is JobState.FAILED and start.deadline_at > now:
+        state = JobState.QUEUED  # it asks again and there is time again
+    changed = {
+        "id": job["id"],
+        "expected_repo_name": start.expected_repo_name,
+        "hours": start.hours,
+        "started_at": start.started_at,
+        "deadline_at": start.deadline_at,
+        "request": start.request,
+        "state": state,
+        "end_reason": job["end_reason"] if state in OVER else None,
+        "now": now,
+    }
+    connection.execute(_UPDATE_JOB, changed)
+    return Started(job["id"], state, repeated=True)

@@ -1,0 +1,138 @@
+"""The tables, typed. Migrations in `migrations/` bring a file to this shape; a test holds the two together.
+
+Times are seconds since the epoch (UTC). Hotkeys are stored in the network's own spelling (prefix 42) so
+that one key has one row. Requests are kept raw, as received: a newer validator's extra fields are in there.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Offer(Base):
+    """An offer as first received; a repeat only moves `last_seen_at` and `times_seen`."""
+
+    __tablename__ = "offers"
+    __table_args__ = (UniqueConstraint("validator", "task_id"), Index("ix_offers_received_at", "received_at"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    validator: Mapped[str]
+    task_id: Mapped[str]
+    task_type: Mapped[str]
+    model: Mapped[str]
+    params: Mapped[int | None]
+    hours: Mapped[float]
+    ds_size: Mapped[int | None]
+    received_at: Mapped[float]
+    last_seen_at: Mapped[float]
+    times_seen: Mapped[int] = mapped_column(default=1)
+    raw: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Decision(Base):
+    """What was answered to an offer, and why: a repeated offer gets the same answer."""
+
+    __tablename__ = "decisions"
+
+    offer_id: Mapped[int] = mapped_column(ForeignKey("offers.id"), primary_key=True)
+    accepted: Mapped[bool]
+    message: Mapped[str]
+    score: Mapped[float | None]
+    #: JSON: factor name → value and contribution.
+    factors: Mapped[str]
+    #: JSON: the verdict of each rule.
+    reasons: Mapped[str]
+    policy: Mapped[str]
+    policy_hash: Mapped[str]
+    profile_hash: Mapped[str | None]
+    decided_at: Mapped[float]
+
+
+class Reservation(Base):
+    """The place that an accepted offer holds until its start comes or the time is up."""
+
+    __tablename__ = "reservations"
+    __table_args__ = (Index("ix_reservations_state", "state"),)
+
+    offer_id: Mapped[int] = mapped_column(ForeignKey("offers.id"), primary_key=True)
+    task_id: Mapped[str]
+    state: Mapped[str]
+    #: JSON list of GPU ids; empty while the fleet is not known.
+    gpus: Mapped[str]
+    held_at: Mapped[float]
+    lapses_at: Mapped[float]
+
+
+class Job(Base):
+    """A started task. One per `task_id`, whatever the validator repeats."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_state", "state"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    task_id: Mapped[str] = mapped_column(unique=True)
+    validator: Mapped[str]
+    task_type: Mapped[str]
+    model: Mapped[str]
+    hours: Mapped[float]
+    expected_repo_name: Mapped[str | None]
+    state: Mapped[str]
+    end_reason: Mapped[str | None]
+    started_at: Mapped[float]
+    deadline_at: Mapped[float]
+    #: How often the validator has sent the start; the newest one's repository name and deadline count.
+    starts: Mapped[int] = mapped_column(default=1)
+    request: Mapped[bytes] = mapped_column(LargeBinary)
+    submission_repo: Mapped[str | None]
+    submission_hash: Mapped[str | None]
+    submitted_at: Mapped[float | None]
+    #: Changes with every change of the row; a worker that holds an older one may not write.
+    lock_token: Mapped[int] = mapped_column(default=1)
+    updated_at: Mapped[float]
+
+
+class Attempt(Base):
+    """One try at a job, with its own folder."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("job_id", "number"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"))
+    number: Mapped[int]
+    engine: Mapped[str]
+    engine_ref: Mapped[str | None]
+    folder: Mapped[str]
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    end_reason: Mapped[str | None]
+
+
+class Event(Base):
+    """What happened, in order: the operator's history and the alerts' source."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_task_id", "task_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    kind: Mapped[str]
+    task_id: Mapped[str | None]
+    #: JSON.
+    data: Mapped[str]
+
+
+class Nonce(Base):
+    """A nonce that was used, until its window has passed for good."""
+
+    __tablename__ = "nonces"
+    __table_args__ = (Index("ix_nonces_expires_at", "expires_at"), {"sqlite_with_rowid": False})
+
+    signer: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    nonce: Mapped[str] = mapped_column(primary_key=True)
+    expires_at: Mapped[float]

@@ -1,0 +1,123 @@
+"""A server on a thread of its own, whose application answers when a test lets it.
+
+The real protocol on the real event loop; only what lies behind it is replaced, so that "while the first
+request is being answered" is a moment that a test can hold for as long as it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from miner.api.protocol import WireLimits, bounded
+
+LIMITS = WireLimits(header_seconds=0.3, body_seconds=0.3, max_body_bytes=10_000, max_connections=50)
+
+
+class Bench:
+    """`/now…` is answered at once, `/body…` when its body is there, `/wait…` when `let_go` names it;
+    `/big/1000` is a reply of a thousand bytes.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.begun: list[str] = []
+        self.hung_up: list[str] = []
+        self.refused: list[int] = []
+        self.changed = threading.Condition()
+        self.ready = threading.Event()
+        self.loop: asyncio.AbstractEventLoop
+        self.server: uvicorn.Server
+        self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        self._note(self.begun, path)
+        if path.startswith("/body"):
+            while (message := await receive()).get("more_body"):
+                pass
+            if message["type"] == "http.disconnect":
+                self._note(self.hung_up, path)
+                return
+        if path.startswith("/wait"):
+            await self._gates[path].wait()
+        body = b'{"path":"%s"}' % path.encode()
+        if path.startswith("/big/"):
+            body = b"x" * int(path.removeprefix("/big/"))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _note(self, where: list[Any], what: Any) -> None:
+        with self.changed:
+            where.append(what)
+            self.changed.notify_all()
+
+    def wait_until(self, what: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, 5), (self.begun, self.hung_up, self.refused)
+
+    def let_go(self, *paths: str) -> None:
+        for path in paths:
+            self.loop.call_soon_threadsafe(self._gates[path].set)
+
+    @property
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+    async def _serve(self, listening: socket.socket, limits: WireLimits, keep_alive: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        config = uvicorn.Config(
+            self,
+            http=bounded(limits, lambda status: self._note(self.refused, status)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=1,
+        )
+        self.server = _Server(config)
+        self.ready.set()
+        await self.server.serve([listening])
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def bench(
+    limits: WireLimits = LIMITS, *, keep_alive: float = 0.3, send_buffer: int | None = None
+) -> Iterator[Bench]:
+    made = Bench()
+    listening = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    made.port = listening.getsockname()[1]
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(made._serve(listening, limits, keep_alive))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    made.ready.wait()
+    try:
+        yield made
+    finally:
+        made.let_go(*made._gates)
+        made.server.should_exit = True
+        thread.join()

@@ -1,0 +1,366 @@
+"""The real SDK against a node on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bittensor_core import Keypair, serialized_keypair_to_keyfile_data
+
+from miner.chain.base import PublishOutcome
+from miner.chain.errors import AxonAddressError, ChainUnavailable, IdentityMissing, NoSuchSubnet, WrongChain
+from miner.chain.sdk import GENESIS, SdkSource
+from miner.fiber import public_key
+from miner.identity import Identity
+from tests.doubles.chain import Subtensor, neurons
+from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
+from tests.doubles.chain_node import WATCH, ChainDouble, Fault
+
+__all__ = ["chain_spec", "node", "subtensor"]
+pytestmark = pytest.mark.integration
+
+METAGRAPH = "SubnetInfoRuntimeApi_get_metagraph"
+PUBLIC_IP = "8.8.4.4"
+
+
+def source(node: ChainDouble, **options: Any) -> SdkSource:
+    options = {"timeout": 5.0, "read_back": (0.0,)} | options
+    return SdkSource(NETUID, address=node.url, **options)
+
+
+def miner(uid: int = 20) -> Identity:
+    return Identity(Keypair.create_from_uri(f"//hot{uid}"))
+
+
+async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: ChainDouble) -> None:
+    subtensor.subnets[NETUID] = neurons(256)
+
+    graph = await source(node).metagraph()
+
+    assert (graph.netuid, graph.block, len(graph.nodes)) == (NETUID, 100, 256)
+    assert graph.genesis == subtensor.genesis
+    validator, member = graph.nodes[0], graph.nodes[20]
+    assert validator.validator_permit
+    assert validator.stake == 256_000.0
+    assert validator.address is None
+    assert (member.ip, member.port, member.stake) == ("198.51.100.20", 7020, 0.5)
+    assert (member.last_update, member.emission) == (20, 5.0)
+    assert member.incentive == pytest.approx(236 / 256, abs=1e-4)
+    assert graph.find(miner().public_key) == member
+
+
+async def test_ranks_come_from_incentive_because_the_chain_sends_none(node: ChainDouble) -> None:
+    graph = await source(node).metagraph()
+
+    assert graph.rank(miner(2).public_key) == 1
+    assert graph.rank(miner(31).public_key) == 30
+    assert graph.rank(miner(0).public_key) == 31
+
+
+async def test_reads_an_ipv6_axon(subtensor: Subtensor, node: ChainDouble) -> None:
+    subtensor.subnets[NETUID][5].ip = "2001:db8::5"
+
+    graph = await source(node).metagraph()
+
+    assert graph.nodes[5].ip == "2001:db8::5"
+    assert graph.nodes[5].address == "[2001:db8::5]:7005"
+
+
+async def test_a_subnet_that_does_not_exist_is_named(node: ChainDouble) -> None:
+    with pytest.raises(NoSuchSubnet, match="no subnet 57"):
+        await SdkSource(57, address=node.url).metagraph()
+
+
+async def test_an_unknown_network_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(WrongChain, match=r"'finey'.*finney.*SUBTENSOR_NETWORK"):
+        await SdkSource(NETUID, "finey").metagraph()
+
+
+async def test_a_node_of_another_chain_is_not_taken_for_finney(
+    node: ChainDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GENESIS, node.url, GENESIS["finney"])
+
+    with pytest.raises(WrongChain, match=f"not {GENESIS['finney']}"):
+        await SdkSource(NETUID, node.url).metagraph()
+
+
+async def test_publishes_the_axon_and_the_chain_shows_it(subtensor: Subtensor, node: ChainDouble) -> None:
+    me = miner()
+
+    result = await source(node, identity=me).publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.PUBLISHED
+    assert result.block_hash == subtensor.block_hash(101)
+    graph = await source(node).metagraph()
+    own = graph.find(me.public_key)
+    assert own is not None
+    assert own.address == f"{PUBLIC_IP}:7999"
+    # What the reference miner's fiber posts, too: validators look at these fields.
+    args = subtensor.submitted[0].args
+    assert (args["protocol"], args["ip_type"], args["netuid"]) == (4, 4, NETUID)
+
+
+async def test_an_address_that_is_published_already_is_not_published_again(
+    subtensor: Subtensor, node: ChainDouble
+) -> None:
+    mine = source(node, identity=miner())
+    await mine.publish_axon(PUBLIC_IP, 7999)
+
+    again = await mine.publish_axon(PUBLIC_IP, 7999)
+
+    assert again.outcome is PublishOutcome.UNCHANGED
+    assert len(subtensor.submitted) == 1
+
+
+async def test_an_unregistered_hotkey_is_told_so_without_bothering_the_chain(
+    subtensor: Subtensor, node: ChainDouble
+) -> None:
+    stranger = Identity(Keypair.create_from_uri("//stranger"))
+
+    result = await source(node, identity=stranger).publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.REFUSED
+    assert "btcli subnets register --netuid 56" in result.message
+    assert WATCH not in node.calls
+
+
+async def test_a_hotkey_that_is_deregistered_meanwhile_is_refused_by_the_chain(
+    subtensor: Subtensor, node: ChainDouble
+) -> None:
+    subtensor.before_submit = lambda: subtensor.subnets.update({NETUID: neurons(8)})
+
+    result = await source(node, identity=miner()).publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.REFUSED
+    assert "not registered" in result.message
+    assert not subtensor.submitted
+
+
+async def test_publishing_again_too_soon_is_refused_by_the_chain(
+    subtensor: Subtensor, node: ChainDouble
+) -> None:
+    mine = source(node, identity=miner())
+    await mine.publish_axon(PUBLIC_IP, 7999)
+
+    result = await mine.publish_axon(PUBLIC_IP, 8000)
+
+    assert result.outcome is PublishOutcome.REFUSED
+    assert "rate limit" in result.message
+
+
+async def test_the_node_checks_the_signature_for_real(subtensor: Subtensor, node: ChainDouble) -> None:
+    subtensor.before_submit = lambda: setattr(subtensor, "name", "another chain")
+
+    result = await source(node, identity=miner()).publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.REFUSED
+    assert "signature" in result.message
+    assert not subtensor.submitted
+
+
+@pytest.mark.parametrize("ip", ["10.0.0.4", "127.0.0.1", "0.0.0.0", "::1", "100.64.0.1"])
+async def test_an_address_that_validators_can_not_reach_never_gets_to_the_chain(
+    node: ChainDouble, ip: str
+) -> None:
+    with pytest.raises(AxonAddressError):
+        await source(node, identity=miner()).publish_axon(ip, 7999)
+
+    assert node.calls == []
+
+
+async def test_without_a_hotkey_nothing_is_published(node: ChainDouble) -> None:
+    with pytest.raises(IdentityMissing, match="WALLET_NAME"):
+        await source(node).publish_axon(PUBLIC_IP, 7999)
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_AFTER_INCLUSION, Fault.SILENT_AFTER_READY])
+async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
+    subtensor: Subtensor, node: ChainDouble, fault: Fault
+) -> None:
+    node.faults[WATCH] = fault
+    mine = source(node, identity=miner(), timeout=0.5, submit_timeout=0.5)
+
+    result = await mine.publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.PUBLISHED
+    assert "the chain shows it" in result.message
+    assert len(subtensor.submitted) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.CLOSE_1000])
+async def test_a_submission_whose_fate_is_unknown_says_so(node: ChainDouble, fault: Fault) -> None:
+    node.faults[WATCH] = fault
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    mine = source(node, identity=miner(), timeout=0.5, submit_timeout=0.5, read_back=(0.0, 13.0), pause=pause)
+
+    result = await mine.publish_axon(PUBLIC_IP, 7999)
+
+    assert result.outcome is PublishOutcome.UNKNOWN
+    assert "god-miner chain status" in result.message
+    assert pauses == [13.0]
+
+
+UNHEARD = [Fault.SILENT, Fault.CLOSE_1000, Fault.CLOSE_1001, Fault.CLOSE_1011, Fault.DROP, Fault.NOT_JSON]
+NONSENSE = [Fault.WRONG_TYPE, Fault.RANDOM_BYTES]
+
+
+TROUBLE = [(METAGRAPH, fault) for fault in (*UNHEARD, *NONSENSE)]
+TROUBLE += [
+    ("state_getRuntimeVersion", fault) for fault in (Fault.SILENT, Fault.CLOSE_1000, Fault.WRONG_TYPE)
+]
+
+
+@pytest.mark.parametrize(("on", "fault"), TROUBLE)
+async def test_a_node_in_trouble_costs_the_time_limit_at_most(
+    node: ChainDouble, fault: Fault, on: str
+) -> None:
+    node.faults[on] = fault
+    mine = source(node, timeout=0.4)
+    began = time.monotonic()
+
+    with pytest.raises(ChainUnavailable) as caught:
+        await mine.metagraph()
+
+    # The SDK alone would hang for ever or for five minutes; the rest of this is the worker's start.
+    assert time.monotonic() - began < 10
+    assert "127.0.0.1" in str(caught.value)
+
+
+async def test_a_closed_port_is_reported_at_once(node: ChainDouble) -> None:
+    mine = source(node)
+    node.stop()
+
+    with pytest.raises(ChainUnavailable, match=r"ws://127\.0\.0\.1"):
+        await mine.metagraph()
+
+
+async def test_a_node_that_was_killed_and_came_back_is_used_again(
+    subtensor: Subtensor, node: ChainDouble
+) -> None:
+    mine = source(node)
+    await mine.metagraph()
+    node.stop()
+    with pytest.raises(ChainUnavailable):
+        await mine.metagraph()
+
+    subtensor.block = 130
+    node.start()
+
+    assert (await mine.metagraph()).block == 130
+
+
+async def test_the_second_node_is_asked_when_the_first_is_gone(
+    node: ChainDouble, unused_tcp_port: int
+) -> None:
+    mine = SdkSource(NETUID, address=f"ws://127.0.0.1:{unused_tcp_port}", timeout=5.0, fallbacks=[node.url])
+
+    assert len((await mine.metagraph()).nodes) == 32
+
+
+async def test_a_worker_that_is_stuck_is_killed_and_reported() -> None:
+    mine = stuck_source()
+
+    with pytest.raises(ChainUnavailable, match=r"stuck and was killed after 0\.3 s"):
+        await mine.metagraph()
+
+    assert children() == []
+
+
+async def test_a_question_that_is_cancelled_takes_its_worker_along() -> None:
+    question = asyncio.create_task(stuck_source(start_timeout=60.0).metagraph())
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        if children():
+            break
+
+    question.cancel()
+    await asyncio.wait({question})
+
+    assert question.cancelled()
+    assert children() == []
+
+
+async def test_a_worker_that_dies_is_reported_with_its_last_words() -> None:
+    mine = SdkSource(NETUID, worker=[sys.executable, "-c", "raise SystemExit('out of memory')"])
+
+    with pytest.raises(ChainUnavailable, match="status 1 and no answer: out of memory"):
+        await mine.metagraph()
+
+
+async def test_a_worker_that_can_not_be_started_is_reported() -> None:
+    with pytest.raises(ChainUnavailable, match=r"can't be started: .*no-such-python"):
+        await SdkSource(NETUID, worker=["/no-such-python"]).metagraph()
+
+
+async def test_a_well_formed_answer_that_makes_no_sense_is_no_metagraph() -> None:
+    nodes = [{"hotkey": "not an address", "uid": 0}]
+    told = {"answer": {"genesis": "0x00", "metagraph": {"block": 1, "nodes": nodes}}}
+    mine = SdkSource(NETUID, worker=[sys.executable, "-c", f"print({json.dumps(json.dumps(told))})"])
+
+    with pytest.raises(ChainUnavailable, match=r"\[0\]\.hotkey.*not an ss58 address"):
+        await mine.metagraph()
+
+
+def stuck_source(start_timeout: float = 0.3) -> SdkSource:
+    stuck = [sys.executable, "-c", "import time; time.sleep(60)"]
+    return SdkSource(NETUID, timeout=0.0, start_timeout=start_timeout, worker=stuck)
+
+
+def children() -> list[str]:
+    """The processes that this one started and has not seen the end of."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+
+
+async def test_neither_the_private_key_nor_a_token_in_the_address_is_logged(
+    node: ChainDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    me = miner()
+    secret = Keypair.create_from_uri("//hot20")
+    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=0.5)
+    node.faults[METAGRAPH] = Fault.WRONG_TYPE
+    with pytest.raises(ChainUnavailable) as caught:
+        await mine.metagraph()
+    node.faults.clear()
+    await mine.publish_axon(PUBLIC_IP, 7999)
+
+    shown = f"{mine.name} {caught.value}" + "".join(
+        record.getMessage() for record in caplog.records if record.name.startswith("miner")
+    )
+    assert "t0ken" not in shown
+    assert "s3cret" not in shown
+    assert private_forms(secret, caplog.text) == []
+
+
+def private_forms(keypair: Any, text: str) -> Sequence[str]:
+    """Where a key's private half shows up in a text, as its keyfile would write it."""
+    stored = json.loads(bytes(serialized_keypair_to_keyfile_data(keypair)))
+    forms = [stored[name].removeprefix("0x") for name in ("privateKey", "secretSeed") if name in stored]
+    assert forms
+    return [form for form in forms if form in text]
+
+
+async def test_keys_are_compared_and_not_addresses(node: ChainDouble) -> None:
+    graph = await source(node).metagraph()
+    on_another_network = Keypair(
+        public_key=Keypair.create_from_uri("//hot20").public_key, ss58_format=0
+    ).ss58_address
+
+    key = public_key(on_another_network)
+
+    assert on_another_network != graph.nodes[20].hotkey
+    assert key is not None
+    assert graph.find(key) == graph.nodes[20]

@@ -1,0 +1,120 @@
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from miner.dev import stack
+from miner.dev.stack import ChildProcess, StackError
+
+#: A server in a few lines, told by its arguments how to behave.
+SERVER = """
+import http.server, json, os, signal, sys, time
+port, manner = int(sys.argv[1]), sys.argv[2]
+if manner == "die": print("out of luck"); sys.exit(9)
+if manner == "deaf": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else: signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if manner == "sick" else 200); self.end_headers()
+        self.wfile.write(json.dumps(dict(os.environ)).encode())
+    def log_message(self, *_): pass
+print("listening", flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def child(folder: Path, manner: str = "good", **settings: str) -> ChildProcess:
+    (port,) = stack.free_ports(1)
+    command = [sys.executable, "-c", SERVER, str(port), manner]
+    return ChildProcess(command, port, folder, folder / "log", settings)
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_child_answers_when_started_and_is_stopped_by_sigterm(tmp_path: Path) -> None:
+    server = child(tmp_path)
+    with server:
+        assert 0 < server.start_s < stack.START_LIMIT_S
+        assert server.log_tail() == "listening"
+        pid = server.pid
+        assert server.stop() == 7
+    assert is_gone(pid)
+
+
+def test_a_child_is_stopped_also_when_the_block_fails(tmp_path: Path) -> None:
+    server = child(tmp_path)
+    with pytest.raises(ZeroDivisionError), server:
+        _ = 1 // 0
+    assert is_gone(server.pid)
+
+
+def test_a_child_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
+    with child(tmp_path, "deaf") as server:
+        began = time.perf_counter()
+        assert server.stop(limit_s=0.2) == -signal.SIGKILL
+        assert time.perf_counter() - began < 5
+
+
+def test_stopping_twice_or_before_the_start_is_harmless(tmp_path: Path) -> None:
+    server = child(tmp_path)
+    assert server.stop() is None
+    with server:
+        assert server.stop() == server.stop() == 7
+
+
+def test_a_child_that_ends_early_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"ended with code 9(.|\n)*out of luck"):
+        child(tmp_path, "die").start()
+
+
+def test_a_child_that_never_gets_well_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "START_LIMIT_S", 0.3)
+    server = child(tmp_path, "sick")
+    with pytest.raises(StackError, match=r"did not answer within 0\.3 s"):
+        server.start()
+    assert is_gone(server.pid)
+
+
+def test_a_child_sees_its_settings_and_nothing_of_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALLET_PASSWORD", "the operator's own")
+    monkeypatch.setenv("DATA_DIR", "/the/operator's/own")
+    server = child(tmp_path, MAX_JOBS="3")
+    assert server.environment["MAX_JOBS"] == "3"
+    assert server.environment["HOME"] == str(tmp_path)
+    assert server.environment["PATH"] == os.environ["PATH"]
+    assert not {"WALLET_PASSWORD", "DATA_DIR"} & server.environment.keys()
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = stack.free_ports(5)
+    assert len(set(ports)) == 5
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_stack_keeps_everything_in_its_folder(tmp_path: Path) -> None:
+    prepared = stack.prepare(tmp_path / "made")
+    settings = prepared.settings()
+    paths = {settings[name] for name in ("DATA_DIR", "NODES_FILE", "WALLET_PATH")}
+    assert all(Path(path).is_relative_to(tmp_path) for path in paths)
+    assert settings["PUBLIC_HOST"] == settings["OPERATOR_HOST"] == "127.0.0.1"
+    assert prepared.url == f"http://127.0.0.1:{settings['PUBLIC_PORT']}"
+    assert prepared.operator_url == f"http://127.0.0.1:{settings['OPERATOR_PORT']}"
+    again = stack.prepare(tmp_path / "made")
+    assert again.keys.miner.ss58_address == prepared.keys.miner.ss58_address
+
+
+def test_the_daemon_gets_the_stacks_settings_and_the_callers_on_top(tmp_path: Path) -> None:
+    prepared = stack.prepare(tmp_path)
+    server = stack.daemon(prepared, {"MAX_JOBS": "2", "LOG_FORMAT": "console"})
+    assert server.port == prepared.public_port
+    assert server.environment["DATA_DIR"] == str(tmp_path / "data")
+    assert (server.environment["MAX_JOBS"], server.environment["LOG_FORMAT"]) == ("2", "console")

@@ -1,0 +1,91 @@
+"""Whatever a check does, the examination ends with findings that say what to do."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from miner.doctor import Check, Finding, Status, Surroundings, examine, is_healthy
+from miner.doctor.checks import ALL
+from miner.doctor.finding import fail, ok, skip, warn
+from miner.settings import load_settings
+
+HERE = Surroundings(load_settings(env={}, env_file=None))
+
+
+def test_findings_come_in_the_order_of_the_checks_whichever_ends_first() -> None:
+    second_is_over: Future[None] = Future()
+
+    def first(_: Surroundings) -> Iterator[Finding]:
+        second_is_over.result(timeout=5)
+        yield ok("first", "fine")
+
+    def second(_: Surroundings) -> Iterator[Finding]:
+        yield ok("second", "fine")
+        second_is_over.set_result(None)
+
+    found = examine(HERE, [Check("first", first), Check("second", second)])
+    assert [finding.what for finding in found] == ["first", "second"]
+
+
+def test_a_check_that_raises_becomes_a_finding_beside_what_it_had_found() -> None:
+    def broken(_: Surroundings) -> Iterator[Finding]:
+        yield ok("half", "fine")
+        raise KeyError("gpu")
+
+    good = Check("good", lambda _: [ok("good", "fine")])
+    half, failure, other = examine(HERE, [Check("broken", broken), good])
+    assert (half.status, failure.status, other.status) == (Status.OK, Status.FAIL, Status.OK)
+    assert "KeyError: 'gpu'" in failure.detail
+    assert failure.fix
+
+
+def test_a_check_that_hangs_becomes_a_finding_when_its_time_is_over() -> None:
+    never = threading.Event()
+
+    def hanging(_: Surroundings) -> Iterator[Finding]:
+        yield ok("half", "fine")
+        never.wait()
+
+    began = time.monotonic()
+    half, failure = examine(HERE, [Check("hanging", hanging, limit_seconds=0.05)])
+    assert time.monotonic() - began < 2
+    never.set()
+    assert half.status is Status.OK
+    assert failure.what == "hanging"
+    assert "0.05 s" in failure.detail
+    assert failure.fix
+
+
+def test_a_hanging_check_does_not_keep_the_program_from_ending() -> None:
+    never = threading.Event()
+    examine(HERE, [Check("hanging", lambda _: [ok("x", str(never.wait()))], limit_seconds=0.01)])
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "doctor-hanging"]
+    assert thread.daemon
+    never.set()
+    thread.join(timeout=5)
+
+
+def test_the_traceback_of_a_broken_check_is_there_for_who_asks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="miner.doctor")
+    examine(HERE, [Check("broken", lambda _: [ok("x", str(1 / 0))])])
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_warnings_and_things_skipped_are_no_reason_not_to_start() -> None:
+    assert is_healthy([ok("a", "b"), warn("a", "b", "c"), skip("a", "b")])
+    assert not is_healthy([ok("a", "b"), fail("a", "b", "c")])
+
+
+@pytest.mark.parametrize("status", [Status.WARN, Status.FAIL])
+def test_a_bad_finding_can_not_be_made_without_saying_how_to_fix_it(status: Status) -> None:
+    with pytest.raises(ValueError, match="how to fix it"):
+        Finding(status, "thing", "bad")
+
+
+def test_every_check_has_a_name_of_its_own_and_a_time_limit() -> None:
+    assert len({check.name for check in ALL}) == len(ALL)
+    assert all(0 < check.limit_seconds < 600 for check in ALL)

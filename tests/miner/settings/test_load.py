@@ -1,0 +1,304 @@
+"""Settings come from the environment and .env, and everything wrong with them is told at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import ConfigError, Problem
+from core.tasks import TaskType
+from miner.settings import SECRET_FIELDS, ChainKind, Settings, load_settings
+
+ALICE = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
+BOB = "5FHneW46xGXgs5mUiveU4sbTyGBzmstUspZC92UhjJM694ty"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+URL = "https://github.com/someone/something"
+
+
+def load(env_file: Path | None = None, **env: str) -> Settings:
+    return load_settings(env=env, env_file=env_file)
+
+
+def problems(env_file: Path | None = None, **env: str) -> dict[str, Problem]:
+    with pytest.raises(ConfigError) as caught:
+        load(env_file, **env)
+    return {problem.where: problem for problem in caught.value.problems}
+
+
+def test_without_anything_set_the_defaults_hold() -> None:
+    settings = load()
+    assert settings.chain is ChainKind.FILE
+    assert settings.nodes_file == settings.data_dir / "nodes.json"
+    assert settings.data_dir == Path.cwd() / ".god-miner"
+    assert settings.wallet_path == Path.home() / ".bittensor/wallets"
+    assert settings.max_body_bytes == 4 * 1024 * 1024
+    assert settings.task_types == tuple(TaskType)
+
+
+def test_the_environment_wins_over_the_file_and_overrides_win_over_both(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("NETUID=1\nPUBLIC_PORT=1001\nexport MAX_JOBS=11\n")
+    settings = load_settings(env={"NETUID": "2", "PUBLIC_PORT": "1002"}, env_file=file, netuid=3)
+    assert (settings.netuid, settings.public_port, settings.max_jobs) == (3, 1002, 11)
+    assert [settings.source_of(name) for name in ("netuid", "public_port", "max_jobs", "max_hours")] == [
+        "override",
+        "env",
+        ".env",
+        "default",
+    ]
+
+
+def test_an_empty_value_counts_as_not_set(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("PUBLIC_IP=\nMAX_HOURS=\n")
+    settings = load(file, NETUID="")
+    assert (settings.netuid, settings.public_ip, settings.max_hours) == (56, None, 12.0)
+    assert settings.source_of("max_hours") == "default"
+
+
+def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAX_JOBS", "7")
+    (tmp_path / ".env").write_text("\ufeffMAX_HOURS=3")
+    settings = load_settings()
+    assert (settings.max_jobs, settings.max_hours) == (7, 3.0)
+
+
+def test_building_settings_directly_reads_nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETUID", "7")
+    assert Settings().netuid == 56
+
+
+def test_all_problems_are_told_at_once_with_variable_value_and_rule() -> None:
+    found = problems(
+        NETUID="x",
+        PUBLIC_PORT="99999",
+        TASK_TYPES="chat,poetry",
+        OPERATOR_HOST="0.0.0.0",
+        MAX_CONNECTIONS="8",
+        TRAINING_REPO_TEXT_COMMIT="main",
+        TRAINING_REPO_IMAGE_URL=URL,
+        WALLET_PASSWORD="abc",
+    )
+    assert {name: problem.value for name, problem in found.items()} == {
+        "NETUID": "'x'",
+        "PUBLIC_PORT": "'99999'",
+        "TASK_TYPES": "'poetry'",
+        "TRAINING_REPO_TEXT_COMMIT": "'main'",
+        "WALLET_PASSWORD": "***",
+        "OPERATOR_TOKEN": "",
+        "MAX_CONCURRENT_REQUESTS": "",
+        "TRAINING_REPO_IMAGE_COMMIT": "",
+    }
+    assert "40 hexadecimal digits" in found["TRAINING_REPO_TEXT_COMMIT"].rule
+    assert "TRAINING_REPO_IMAGE_URL" in found["TRAINING_REPO_IMAGE_COMMIT"].rule
+    assert "65535" in found["PUBLIC_PORT"].rule
+
+
+def test_a_problem_says_that_the_value_came_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("NETUID=x")
+    assert set(problems(file)) == {"NETUID (in .env)"}
+
+
+def test_a_rule_between_settings_is_not_blamed_where_one_of_them_is_wrong_itself() -> None:
+    assert set(problems(MAX_CONNECTIONS="many", MAX_CONCURRENT_REQUESTS="5000")) == {"MAX_CONNECTIONS"}
+
+
+@pytest.mark.parametrize(
+    ("env", "wrong"),
+    [
+        ({"OPERATOR_PORT": "7999"}, "OPERATOR_PORT"),
+        ({"OPERATOR_HOST": "192.168.1.5"}, "OPERATOR_TOKEN"),
+        ({"OPERATOR_TOKEN": "short"}, "OPERATOR_TOKEN"),
+        ({"CHAIN": "bittensor", "PUBLIC_IP": "192.168.1.5"}, "PUBLIC_IP"),
+        ({"CHAIN": "bittensor", "PUBLIC_PORT": "0"}, "PUBLIC_PORT"),
+        ({"PUBLIC_IP": "0.0.0.0"}, "PUBLIC_IP"),
+        ({"PUBLIC_IP": "2001:db8::1"}, "PUBLIC_IP"),
+        ({"PUBLIC_IP": "my.host"}, "PUBLIC_IP"),
+        ({"PUBLIC_HOST": "http://0.0.0.0"}, "PUBLIC_HOST"),
+        ({"PUBLIC_HOST": "0.0.0.0:7999"}, "PUBLIC_HOST"),
+        ({"PUBLIC_HOST": "1.2.3"}, "PUBLIC_HOST"),
+        ({"ALLOW_HOTKEYS": ALICE, "DENY_HOTKEYS": f"{BOB} {ALICE}"}, "ALLOW_HOTKEYS"),
+        ({"ALLOW_HOTKEYS": ALICE[:-1]}, "ALLOW_HOTKEYS"),
+        ({"METAGRAPH_REFRESH_SECONDS": "9000"}, "METAGRAPH_STALE_SECONDS"),
+        ({"TRAINING_REPO_TEXT_COMMIT": COMMIT}, "TRAINING_REPO_TEXT_URL"),
+        ({"TRAINING_REPO_TEXT_TOKEN": "ghp_something"}, "TRAINING_REPO_TEXT_TOKEN"),
+        ({"TRAINING_REPO_TEXT_DATASETS": "a/b"}, "TRAINING_REPO_TEXT_DATASETS"),
+        ({"TRAINING_REPO_ENVIRONMENT_URL": "https://gitlab.com/a/b"}, "TRAINING_REPO_ENVIRONMENT_URL"),
+        ({"TRAINING_REPO_IMAGE_URL": "https://me:pw@github.com/a/b"}, "TRAINING_REPO_IMAGE_URL"),
+        ({"TRAINING_REPO_IMAGE_URL": "https://github.com/a/.."}, "TRAINING_REPO_IMAGE_URL"),
+        ({"TRAINING_REPO_IMAGE_DATASETS": "a/b,c/d,e/f"}, "TRAINING_REPO_IMAGE_DATASETS"),
+        ({"TRAINING_REPO_IMAGE_DATASETS": "https://hf.co/a"}, "TRAINING_REPO_IMAGE_DATASETS"),
+        ({"WALLET_NAME": "../other"}, "WALLET_NAME"),
+        ({"HOTKEY_NAME": "a/b"}, "HOTKEY_NAME"),
+        ({"SUBTENSOR_ADDRESS": "https://node"}, "SUBTENSOR_ADDRESS"),
+        ({"SUBTENSOR_ADDRESS": "ws://node:99999"}, "SUBTENSOR_ADDRESS"),
+        ({"SUBTENSOR_NETWORK": "finey"}, "SUBTENSOR_NETWORK"),
+        ({"MAX_HOURS": "nan"}, "MAX_HOURS"),
+        ({"MAX_HOURS": "inf"}, "MAX_HOURS"),
+        ({"MIN_STAKE_THRESHOLD": "-1"}, "MIN_STAKE_THRESHOLD"),
+        ({"MAX_BODY_BYTES": "4 parsecs"}, "MAX_BODY_BYTES"),
+        ({"LOG_LEVEL": "LOUD"}, "LOG_LEVEL"),
+        ({"HF_USERNAME": "@me"}, "HF_USERNAME"),
+        ({"REQUIRE_VALIDATOR_PERMIT": "perhaps"}, "REQUIRE_VALIDATOR_PERMIT"),
+        ({"DATA_DIR": "~nobody-of-that-name/x"}, "DATA_DIR"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(env: dict[str, str], wrong: str) -> None:
+    found = problems(**env)
+    assert wrong in found
+    assert "None" not in found[wrong].rule
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "value"),
+    [
+        ({"MAX_BODY_BYTES": "4MB"}, "max_body_bytes", 4_000_000),
+        ({"MAX_BODY_BYTES": "2 MiB"}, "max_body_bytes", 2 * 1024**2),
+        (
+            {"TASK_TYPES": "chat, DPOTask\timage,,"},
+            "task_types",
+            (TaskType.CHAT, TaskType.DPO, TaskType.IMAGE),
+        ),
+        ({"ALLOW_HOTKEYS": f"{ALICE},{BOB} {ALICE}"}, "allow_hotkeys", (ALICE, BOB)),
+        ({"LOG_LEVEL": "debug"}, "log_level", "DEBUG"),
+        ({"REQUIRE_VALIDATOR_PERMIT": "yes"}, "require_validator_permit", True),
+        ({"DATA_DIR": "/x/../y"}, "nodes_file", Path("/x/../y/nodes.json")),
+        ({"PUBLISHED_PORT": "40001"}, "axon_port", 40001),
+        ({"CHAIN": "bittensor", "PUBLIC_IP": "10.0.0.1", "ALLOW_PRIVATE_AXON": "1"}, "public_ip", "10.0.0.1"),
+        ({"OPERATOR_HOST": "::1"}, "operator_host", "::1"),
+        ({"netuid": "9"}, "netuid", 9),
+    ],
+)
+def test_values_are_read_as_people_write_them(env: dict[str, str], name: str, value: Any) -> None:
+    assert getattr(load(**env), name) == value
+
+
+def test_a_tournament_repository_is_given_whole_or_not_at_all() -> None:
+    settings = load(
+        TRAINING_REPO_TEXT_URL=URL + ".git",
+        TRAINING_REPO_TEXT_COMMIT=COMMIT.upper(),
+        TRAINING_REPO_TEXT_TOKEN="ghp_something",
+        TRAINING_REPO_TEXT_DATASETS="a/b c",
+    )
+    repo = settings.training_repo("text")
+    assert repo is not None
+    assert (repo.url, repo.commit, repo.datasets) == (URL, COMMIT, ("a/b", "c"))
+    assert repo.token is not None
+    assert settings.training_repo("image") is None
+    assert settings.training_repo("no such type") is None
+
+
+@pytest.mark.parametrize("slip", ["PUBLIC_PORT 7999", "just words", "'PUBLIC_PORT=7999"])
+def test_a_line_that_sets_nothing_is_a_problem_and_not_shown(tmp_path: Path, slip: str) -> None:
+    file = tmp_path / "my.env"
+    file.write_text(f"# fine\n\nNETUID=5\n{slip}\n")
+    with pytest.raises(ConfigError, match=r"my\.env line 4: is not of the form NAME=value") as caught:
+        load(file)
+    assert slip not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfeN\x00", None])
+def test_a_file_that_can_not_be_read_is_a_problem(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "some.env"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    assert set(problems(file)) == {str(file)}
+
+
+def test_a_named_file_that_is_missing_is_a_problem_but_a_missing_default_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(env={}).netuid == 56
+    assert "no such file" in problems(Path("other.env"))["other.env"].rule
+
+
+def test_near_misses_and_repeats_in_the_file_are_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("MIN_STAKE_TRESHOLD=0\nWANDB_PROJECT=x\nNETUID=1\nNETUID=2\n")
+    settings = load(file)
+    assert settings.netuid == 2
+    typo, repeat = settings.warnings
+    assert typo == "MIN_STAKE_TRESHOLD is not a setting; did you mean MIN_STAKE_THRESHOLD?"
+    assert repeat.startswith("NETUID is set twice")
+    assert "line 4" in repeat
+
+
+def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="NETUIDD has value 3: is not a setting; did you mean NETUID"):
+        load_settings(env={}, env_file=None, netuidd=3)
+
+
+def test_names_are_replaced_in_the_file_but_not_inside_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASE", "/srv")
+    file = tmp_path / ".env"
+    file.write_text("DATA_DIR=${BASE}/god-miner\nWALLET_PASSWORD='pa${BASE}ss'\n")
+    settings = load(file)
+    assert settings.data_dir == Path("/srv/god-miner")
+    assert list(settings.secrets()) == ["pa${BASE}ss"]
+
+
+def test_secrets_appear_in_no_print_of_the_settings_nor_in_an_error() -> None:
+    secrets = {
+        name.upper(): f"hush-hush-{number:02}-0123456789" for number, name in enumerate(sorted(SECRET_FIELDS))
+    }
+    address = "wss://me:hush-hush-pw@node.example.org/v1/hush-hush-path-key-0123?key=hush-hush-query-key-01"
+    repos = {
+        f"TRAINING_REPO_{kind}_{part}": value
+        for kind in ("TEXT", "IMAGE", "ENVIRONMENT")
+        for part, value in (("URL", URL), ("COMMIT", COMMIT))
+    }
+    settings = load(**secrets, **repos, SUBTENSOR_ADDRESS=address)
+    plain = set(settings.secrets())
+    assert plain >= {*secrets.values(), "hush-hush-pw", "hush-hush-path-key-0123", "hush-hush-query-key-01"}
+    assert settings.subtensor_address == address
+    shown = [settings.shown(name) for name in Settings.model_fields]
+    assert "hush-hush" not in f"{settings} {settings!r} {shown}"
+    wrong = problems(**secrets, SUBTENSOR_ADDRESS=address.replace("wss:", "http:"))
+    assert len(wrong) == 4
+    assert "hush-hush" not in str([str(problem) for problem in wrong.values()])
+
+
+def test_settings_can_not_be_changed_afterwards() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().netuid = 3  # type: ignore[misc]
+
+
+def test_a_value_of_enormous_length_is_not_repeated_whole() -> None:
+    assert len(problems(NETUID="9" * 10_000)["NETUID"].value) < 100
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([name.upper() for name in Settings.model_fields]),
+        st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
+        max_size=8,
+    )
+)
+def test_any_text_in_any_variable_gives_settings_or_a_named_problem(env: dict[str, str]) -> None:
+    found: list[Problem] = []
+    try:
+        load(**env)
+    except ConfigError as error:
+        found = error.problems
+        assert found
+    assert all(problem.where.lower() in Settings.model_fields and problem.rule for problem in found)
+
+
+HEAVY = ("fastapi", "sqlalchemy", "httpx", "bittensor", "rich", "typer")
+
+
+def test_importing_the_settings_loads_no_framework() -> None:
+    program = f"import sys, miner.settings; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
