@@ -1,4 +1,4 @@
-"""The memory model against torch's own bookkeeping: `python -m benchmarks.memory_model`.
+"""The memory model against torch's own bookkeeping.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON (torch, transformers, peft, trl); it runs
 `fake_memory.py` there, which measures the peak of a training step on pretended tensors. No GPU, no weights.
@@ -7,16 +7,15 @@ What the fake mode cannot see (CUDA's context, NCCL, fragmentation, DDP's bucket
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.report import Report
 from core.choices import Attention, Engine, Method, Optimizer, Parallelism
 from core.hardware import KINDS
 from core.model_facts import facts_from_name
@@ -26,6 +25,7 @@ from core.planning.setup import Loss, Setup
 from core.planning.shape import shape_of
 from core.tasks import TaskType
 
+VARIABLE = "GOD_MINER_TRAINING_PYTHON"
 UNSEEN = ("cuda", "fragmentation", "compile", "ddp buckets")
 MODELS = {
     "Llama 1B": "meta-llama/Llama-3.2-1B",
@@ -136,12 +136,8 @@ def predict(name: str, case: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def measure(asked: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
-    if not python:
-        sys.exit(
-            "set GOD_MINER_TRAINING_PYTHON to the training environment's Python (torch, transformers, peft)"
-        )
+def measure(asked: list[dict[str, Any]], python: str) -> Iterator[dict[str, Any]]:
+    """One process for all: importing torch and its kin costs more than a case."""
     script = Path(__file__).with_name("fake_memory.py")
     with subprocess.Popen(
         ["nice", "-n", "10", python, str(script)],
@@ -156,30 +152,56 @@ def measure(asked: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         child.stdin.close()
         for line in child.stdout:
             yield json.loads(line)
+    if child.returncode:
+        raise RuntimeError(f"{python} {script} ended with {child.returncode}")
 
 
-def rows(picked: list[tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+def compare(picked: list[tuple[str, dict[str, Any]]], python: str) -> list[Row]:
     asked = [complete(name, case) for name, case in picked]
-    for (name, _), found in zip(picked, measure(asked), strict=True):
-        case = found["case"]
-        seen = {key: value for key, value in found["peaks"].items() if key != "evaluation"}
-        yield Row(name, case, max(predict(name, case).values()), max(seen.values()))
+    found = []
+    for (name, _), one in zip(picked, measure(asked, python), strict=True):
+        seen = {key: value for key, value in one["peaks"].items() if key != "evaluation"}
+        found.append(Row(name, one["case"], max(predict(name, one["case"]).values()), max(seen.values())))
+    return found
 
 
-def show(row: Row) -> str:
+def run(quick: bool) -> Report:
+    """All cases take some ten minutes on two cores, a quick look one."""
+    report = Report(
+        "Peak memory of one GPU in GiB: torch's bookkeeping on pretended tensors, and the model",
+        ("model", "method", "batch", "checkpointed", "loss", "measured", "model", "error", ""),
+    )
+    python = os.environ.get(VARIABLE)
+    if not python:
+        report.notes.append(
+            f"Not measured: {VARIABLE} is not set (`make training` makes such an environment)."
+        )
+        return report
+    found = compare(list(cases())[:: 7 if quick else 1], python)
+    report.rows = [shown(row) for row in found]
+    report.notes.append(summary(found))
+    report.data["cases"] = [row._asdict() for row in found]
+    return report
+
+
+def shown(row: Row) -> tuple[str, ...]:
     case = row.case
-    how = case.get("task", "sft") if "task" in case else case["loss"]
     extra = [key for key in ("accumulate", "fp32_embeddings") if case.get(key)]
     extra += ["no dropout"] if not case["dropout"] else []
     extra += ["bf16 adapter"] if case.get("adapter_fp32") is False else []
     extra += ["foreach"] if case["optimizer"] == "foreach" else []
-    method = f"r{case['rank']}" if case["rank"] else "full"
-    batch = f"{case['micro']}x{case['length']}"
-    saved = "ckpt" if case["checkpointing"] else "-"
+    extra += [] if row.holds else ["TOO LITTLE"]
     return (
-        f"{row.name:<10} {method:<5} {batch:>8} {saved:<4} {how:<8} {row.measured / 2**30:8.2f} "
-        f"{row.predicted / 2**30:8.2f} {row.error:+7.1%}{'' if row.holds else ' <<<'} {', '.join(extra)}"
-    ).rstrip()
+        row.name,
+        f"rank {case['rank']}" if case["rank"] else "full",
+        f"{case['micro']}x{case['length']}",
+        "yes" if case["checkpointing"] else "no",
+        case.get("task", case["loss"]),
+        f"{row.measured / 2**30:.2f}",
+        f"{row.predicted / 2**30:.2f}",
+        f"{row.error:+.1%}",
+        ", ".join(extra),
+    )
 
 
 def summary(found: list[Row]) -> str:
@@ -190,30 +212,5 @@ def summary(found: list[Row]) -> str:
     return (
         f"{len(found)} cases: {held / len(found):.1%} within 10% or on the safe side, "
         f"{near / len(found):.1%} within 10% either way; mean absolute error {mean:.1%}, "
-        f"from {errors[0]:+.1%} to {errors[-1]:+.1%}"
+        f"from {errors[0]:+.1%} to {errors[-1]:+.1%}."
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="only every n-th case, for a quick look")
-    parser.add_argument("--raw", type=Path, help="also keep the measurements, as JSON lines")
-    options = parser.parse_args()
-    picked = list(cases())[:: options.every]
-    print(
-        f"{'model':<10} {'what':<5} {'batch':>8} {'':<4} {'loss':<8} "
-        f"{'measured':>8} {'model':>8} {'error':>7}  (GiB)"
-    )
-    found = []
-    for row in rows(picked):
-        found.append(row)
-        print(show(row), flush=True)
-    print(summary(found))
-    if options.raw:
-        options.raw.write_text("".join(json.dumps(row._asdict()) + "\n" for row in found))
-    if sum(row.holds for row in found) < 0.95 * len(found):
-        sys.exit("fewer than 95% of the cases are within 10% or on the safe side")
-
-
-if __name__ == "__main__":
-    main()

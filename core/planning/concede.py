@@ -11,7 +11,7 @@ from core.choices import Engine, GpuStrategy, Parallelism
 from core.planning.fit import Fit, Timed
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
-from core.planning.setup import Setup, replace
+from core.planning.setup import Setup, vary
 from core.planning.wishes import Wish, shards_by_wish
 from core.tasks import TaskType
 from core.units import show_bytes, show_seconds
@@ -72,7 +72,7 @@ def _sharding(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
         reason = f"generation would gather {show_bytes(gathered)} per step; the model fits one GPU"
         yield _gave("fsdp_above", above, None, reason)
     elif sharded and not by_wish and above is not None:
-        alone = replace(setup, parallelism=Parallelism.DDP)
+        alone = vary(setup, parallelism=Parallelism.DDP)
         yield _gave("fsdp_above", above, wish.model.params_total, f"unsharded {over(alone, budget, STATES)}")
     elif above is not None and setup.world == 1 and wish.model.params_total >= above:
         yield _gave("fsdp_above", above, None, "there is nothing to shard over on one GPU")
@@ -89,29 +89,27 @@ def _quality(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
     if wish.targets.fp32_master and setup.full and not setup.fp32_master:
         native = setup.engine is Engine.NATIVE
         why = (
-            over(replace(setup, fp32_master=True), budget)
-            if native
-            else "Axolotl trains bf16 weights in place"
+            over(vary(setup, fp32_master=True), budget) if native else "Axolotl trains bf16 weights in place"
         )
         yield _gave("fp32_master", True, False, why)
     if setup.length < wished.length:
-        longer = replace(setup, length=wished.length)
+        longer = vary(setup, length=wished.length)
         share = f"; {timed.seq.dropped_share:.1%} of the rows are longer" if timed.seq.dropped_share else ""
         yield _gave("sequence_len", wished.length, setup.length, over(longer, budget) + share)
     if not setup.full and setup.rank < wish.rank:
-        higher = replace(setup, rank=wish.rank)
+        higher = vary(setup, rank=wish.rank)
         yield _gave("lora_r", wish.rank, setup.rank, over(higher, budget, TRAINED))
 
 
 def _least(setup: Setup) -> Setup:
-    return replace(with_micro(setup, 1), checkpointing=True)
+    return vary(with_micro(setup, 1), checkpointing=True)
 
 
 def _optimizer(wish: Wish, timed: Timed, budget: int) -> str:
     setup, asked = timed.setup, wish.targets.optimizer
     if setup.optimizer is timed.wished.optimizer or (setup.sharded and asked is not timed.wished.optimizer):
         return "FSDP2 cannot shard its states"
-    return over(replace(setup, optimizer=asked), budget, ("optimizer",))
+    return over(vary(setup, optimizer=asked), budget, ("optimizer",))
 
 
 def _batch(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
@@ -149,13 +147,13 @@ def _micro(wish: Wish, timed: Timed, budget: int) -> str:
     larger = with_micro(timed.setup, timed.wished.micro)
     if peak_bytes(larger) > budget:
         return over(larger, budget)
-    plain = replace(larger, checkpointing=False)
+    plain = vary(larger, checkpointing=False)
     tokens = timed.setup.micro * timed.setup.length
     return f"{over(plain, budget)}; with checkpointing {max(tokens, BUSY_TOKENS):,} tokens keep the GPU busy"
 
 
 def _uncheckpointed(timed: Timed, budget: int) -> str:
-    plain = replace(timed.setup, checkpointing=False)
+    plain = vary(timed.setup, checkpointing=False)
     return over(plain if peak_bytes(plain) > budget else with_micro(plain, timed.wished.micro), budget)
 
 

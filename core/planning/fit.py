@@ -19,7 +19,7 @@ from core.planning.ladder import Fitted, fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
 from core.planning.schedule import Rates, Schedule, fit_schedule, rates
 from core.planning.sequences import Sequences
-from core.planning.setup import Setup, replace
+from core.planning.setup import Setup, vary
 from core.planning.speed import StepTime
 from core.planning.states import CONTEXT_BYTES
 from core.planning.wishes import Wish, start
@@ -160,7 +160,7 @@ def with_time(wish: Wish, fitted: Fitted, budget: int, site: Site) -> Timed:
     found = _timed(wish, fitted, setup, site)
     if setup.task is not TaskType.DPO or wish.targets.dpo_precompute_reference is not None:
         return found
-    other = replace(setup, reference_ready=not setup.reference_ready)
+    other = vary(setup, reference_ready=not setup.reference_ready)
     if setup.full and peak_bytes(other) > budget:
         return found
     return max(found, _timed(wish, fitted, other, site), key=lambda timed: (_trained(timed), -_busy(timed)))
@@ -198,7 +198,7 @@ def _with_master(wish: Wish, setup: Setup, budget: int) -> Setup:
     """fp32 master weights where they fit beside all the rest; Axolotl trains bf16 weights in place."""
     if not setup.full or wish.targets.fp32_master is False or setup.engine is not Engine.NATIVE:
         return setup
-    master = replace(setup, fp32_master=True)
+    master = vary(setup, fp32_master=True)
     return master if peak_bytes(master) <= budget else setup
 
 
@@ -207,9 +207,9 @@ def _evaluating(setup: Setup, budget: int) -> Setup:
     if setup.picture is not None:
         return setup
     micro = min(setup.micro, MOST_EVAL_MICRO)
-    while micro > 1 and not evaluation_fits(replace(setup, eval_micro=micro), budget):
+    while micro > 1 and not evaluation_fits(vary(setup, eval_micro=micro), budget):
         micro //= 2
-    return replace(setup, eval_micro=max(micro, 1))
+    return vary(setup, eval_micro=max(micro, 1))
 
 
 def _impossible(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit | None:

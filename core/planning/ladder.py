@@ -18,7 +18,7 @@ from functools import partial
 from core.choices import Engine, Method, Optimizer, Parallelism
 from core.planning import memory
 from core.planning.sequences import natural_length, shorter_lengths
-from core.planning.setup import Picture, Setup
+from core.planning.setup import Picture, Setup, vary
 from core.planning.wishes import SHARDABLE, Wish, can_shard, divisors, shards_by_wish, start
 from core.tasks import TaskType
 
@@ -43,7 +43,10 @@ class Fitted:
 def fit_memory(wish: Wish, world: int, budget: float, lossy: bool = True) -> Fitted | None:
     """The mildest variation of the wish that fits; None when none does."""
     wished, fits = start(wish, world), partial(memory.fits, budget=budget)
-    for cost, variation in enumerate(variations(wish, wished) if lossy else [wished]):
+    if not lossy:
+        found = lossless(wish, wished, fits)
+        return Fitted(wished, found, 0) if found else None
+    for cost, variation in enumerate(variations(wish, wished)):
         if not any(fits(least) for least in _least(wish, variation)):
             continue
         found = lossless(wish, variation, fits)
@@ -56,10 +59,10 @@ def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
     """What was given up on the way and turned out not to be in the way."""
     if found.full or found.picture is not None:
         return found
-    again = replace(found, optimizer=wished.optimizer)
+    again = vary(found, optimizer=wished.optimizer)
     found = again if found.parallelism is wished.parallelism and fits(again) else found
     for rank in (wish.rank, *_halves(wish.rank, found.rank + 1)):
-        if fits(higher := replace(found, rank=rank)):
+        if fits(higher := vary(found, rank=rank)):
             return higher
     return found
 
@@ -67,7 +70,7 @@ def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
 def _least(wish: Wish, base: Setup) -> Iterator[Setup]:
     """The variation at its smallest: what says at once whether looking closer is worth it."""
     for kind in reversed(_ways(wish, base)):
-        yield replace(with_micro(kind, 1), checkpointing=True)
+        yield vary(with_micro(kind, 1), checkpointing=True)
 
 
 def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
@@ -78,12 +81,12 @@ def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
         most = kind.micro if first else busy
         if not kind.checkpointing and (found := _largest(kind, busy, most, fits)):
             return found
-        again = replace(kind, checkpointing=True)
+        again = vary(kind, checkpointing=True)
         if found := _largest(again, busy, most if base.checkpointing else busy, fits):
             return found
     for micro in divisors(_per_gpu(base), busy_micro(base) - 1):
         for kind in _ways(wish, base):
-            small = replace(with_micro(kind, micro), checkpointing=True)
+            small = vary(with_micro(kind, micro), checkpointing=True)
             if fits(small):
                 return small
     return None
@@ -93,10 +96,10 @@ def _ways(wish: Wish, base: Setup) -> list[Setup]:
     """As wished first. Sharding is the second choice, and the last one for generation."""
     if not can_shard(wish, base.world):
         return [base]
-    plain = replace(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
+    plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
     if base.method is Method.QLORA and base.task is TaskType.DPO:
         return [plain]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
-    sharded = replace(
+    sharded = vary(
         base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
     )
     gathers_per_token = base.task is TaskType.GRPO and not base.vllm_share
@@ -137,7 +140,7 @@ def busy_micro(base: Setup) -> int:
 
 def with_micro(base: Setup, micro: int) -> Setup:
     """The same effective batch in passes of another size."""
-    return replace(base, micro=micro, accumulation=_per_gpu(base) // micro)
+    return vary(base, micro=micro, accumulation=_per_gpu(base) // micro)
 
 
 def _per_gpu(base: Setup) -> int:
@@ -151,8 +154,8 @@ def variations(wish: Wish, base: Setup) -> Iterator[Setup]:
         yield from _pictures(wish, base, base.picture)
         return
     if wish.method is Method.FULL:
-        yield replace(base, optimizer=eight_bit(base))
-        base = replace(base, method=Method.LORA, rank=wish.rank)
+        yield vary(base, optimizer=eight_bit(base))
+        base = vary(base, method=Method.LORA, rank=wish.rank)
         yield base
     if base.task is TaskType.GRPO:
         yield from _smaller_groups(wish, base)
@@ -163,18 +166,18 @@ def _adapters(wish: Wish, base: Setup) -> Iterator[Setup]:
     """Rows beyond the 99th percentile, then rank that data can hardly fill, then rows, then all the rest."""
     base = with_length(base, min(base.length, natural_length(wish.data, wish.targets, base.length)))
     yield base
-    base = replace(base, optimizer=eight_bit(base))
+    base = vary(base, optimizer=eight_bit(base))
     yield base
     least = max(wish.limits.min_lora_r, 1)
     for rank in _halves(base.rank, max(AMPLE_RANK, least)):
-        base = replace(base, rank=rank)
+        base = vary(base, rank=rank)
         yield base
     shorter = shorter_lengths(wish.data, base.length, wish.limits.min_sequence_len)
     yield from (with_length(base, length) for length in shorter)
-    quantised = replace(base, method=Method.QLORA) if _may_quantise(base) else base
+    quantised = vary(base, method=Method.QLORA) if _may_quantise(base) else base
     if quantised is not base:
         yield quantised
-    yield from (with_length(replace(quantised, rank=min(base.rank, least)), length) for length in shorter)
+    yield from (with_length(vary(quantised, rank=min(base.rank, least)), length) for length in shorter)
 
 
 def _halves(rank: int, least: int) -> Iterator[int]:
@@ -184,7 +187,7 @@ def _halves(rank: int, least: int) -> Iterator[int]:
 
 
 def with_length(base: Setup, length: int) -> Setup:
-    return replace(base, length=length, completion=min(base.completion, max(length - 64, 1)))
+    return vary(base, length=length, completion=min(base.completion, max(length - 64, 1)))
 
 
 def _smaller_groups(wish: Wish, base: Setup) -> Iterator[Setup]:
@@ -196,7 +199,7 @@ def _smaller_groups(wish: Wish, base: Setup) -> Iterator[Setup]:
         micro = min(base.micro, together)
         while together % micro:
             micro -= 1
-        yield replace(base, micro=micro, accumulation=together // micro)
+        yield vary(base, micro=micro, accumulation=together // micro)
 
 
 def _may_quantise(base: Setup) -> bool:
@@ -214,17 +217,17 @@ def eight_bit(base: Setup) -> Optimizer:
 def _pictures(wish: Wish, base: Setup, picture: Picture) -> Iterator[Setup]:
     """Smaller latent batches cost nothing but seconds; then an 8-bit base, ranks, resolutions."""
     picture = replace(picture, vae_batch=1)
-    yield replace(base, picture=picture)
+    yield vary(base, picture=picture)
     if base.engine is Engine.AI_TOOLKIT and wish.targets.quantize_base is None:
         picture = replace(picture, quantized=True)
-        yield replace(base, picture=picture)
+        yield vary(base, picture=picture)
     if not picture.text_put_away:
         picture = replace(picture, text_put_away=True, text_adapter=False)
-        yield replace(base, picture=picture)
-    base = replace(base, picture=picture)
+        yield vary(base, picture=picture)
+    base = vary(base, picture=picture)
     lowest = max(wish.limits.min_lora_r, 1)
-    yield from (replace(base, rank=rank) for rank in _halves(base.rank, lowest))
-    least = replace(base, rank=min(base.rank, lowest))
+    yield from (vary(base, rank=rank) for rank in _halves(base.rank, lowest))
+    least = vary(base, rank=min(base.rank, lowest))
     for resolution in RESOLUTIONS:
         if resolution < picture.resolution:
-            yield replace(least, picture=replace(picture, resolution=resolution))
+            yield vary(least, picture=replace(picture, resolution=resolution))

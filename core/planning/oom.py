@@ -17,7 +17,7 @@ from core.planning.ladder import RESOLUTIONS, with_length, with_micro
 from core.planning.memory import peak_bytes
 from core.planning.replan import OutOfMemory, Rung, replanned
 from core.planning.sequences import shorter_lengths
-from core.planning.setup import Setup, setup_of
+from core.planning.setup import Setup, setup_of, vary
 from core.planning.wishes import SHARDABLE, largest_divisor
 from core.tasks import TaskType
 
@@ -37,7 +37,7 @@ def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | N
 def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     if failure.moment == "evaluation" and setup.eval_micro > 1:
         half = setup.eval_micro // 2
-        return Rung(replace(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
+        return Rung(vary(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
     for step in (_smaller_batch, _checkpointing, _fewer_completions):
         if rung := step(plan, setup, failure):
             return rung
@@ -54,14 +54,14 @@ def _smaller_batch(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Ru
     if setup.micro == 1:
         return None
     micro = largest_divisor(setup.micro * setup.accumulation, setup.micro // 2)
-    smaller = replace(with_micro(setup, micro), eval_micro=min(setup.eval_micro, micro))
+    smaller = vary(with_micro(setup, micro), eval_micro=min(setup.eval_micro, micro))
     return Rung(smaller, "micro_batch_size", setup.micro, micro)
 
 
 def _checkpointing(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     if setup.checkpointing:
         return None
-    return Rung(replace(setup, checkpointing=True), "gradient_checkpointing", False, True)
+    return Rung(vary(setup, checkpointing=True), "gradient_checkpointing", False, True)
 
 
 def _fewer_completions(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
@@ -71,7 +71,7 @@ def _fewer_completions(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -
         return None
     half = together // 2 // least * least
     micro = largest_divisor(half, setup.micro)
-    smaller = replace(setup, micro=micro, accumulation=half // micro)
+    smaller = vary(setup, micro=micro, accumulation=half // micro)
     return Rung(smaller, "effective_batch_size", together * setup.world, half * setup.world)
 
 
@@ -93,7 +93,7 @@ def _smaller_pictures(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) ->
     if smaller is None:
         return None
     picture = replace(setup.picture, resolution=smaller, vae_batch=min(setup.picture.vae_batch, 4))
-    return Rung(replace(setup, picture=picture), "resolution", now, smaller)
+    return Rung(vary(setup, picture=picture), "resolution", now, smaller)
 
 
 def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
@@ -108,7 +108,7 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
     if setup.task is TaskType.GRPO:
         per_gpu = max(-(-per_gpu // setup.generations), count) * setup.generations
     micro = largest_divisor(per_gpu, setup.micro)
-    wider = replace(
+    wider = vary(
         setup,
         world=count,
         parallelism=Parallelism.FSDP,
