@@ -19,7 +19,7 @@ from core.plan_parts import (
     SequencePlan,
     StepsPlan,
 )
-from core.planning.concede import concessions
+from core.planning.concede import concessions, epochs_between_files
 from core.planning.fit import Fit, Timed, budget_of
 from core.planning.host import container_plan, host_concessions, launch_plan, loader_plan
 from core.planning.learning import (
@@ -34,7 +34,8 @@ from core.planning.learning import (
 from core.planning.memory import memory_of
 from core.planning.reasons import reasons_for
 from core.planning.setup import Setup
-from core.planning.wishes import VLLM_SHARE, Wish
+from core.planning.start import VLLM_SHARE
+from core.planning.wishes import Wish
 from core.profile.annotations import Case
 from core.profile.explain import annotate
 from core.tasks import TaskType
@@ -75,7 +76,7 @@ def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) ->
         plateau=plateau_plan(wish),
         dpo=_dpo(wish, setup),
         grpo=_grpo(wish),
-        image=_image(wish, setup),
+        image=_image(wish, timed),
         container=container_plan(wish, hardware, setup.world),
         env=wish.profile.env,
         launch=launch_plan(wish, setup.world),
@@ -206,8 +207,8 @@ def _grpo(wish: Wish) -> GrpoPlan | None:
     )
 
 
-def _image(wish: Wish, setup: Setup) -> ImagePlan | None:
-    picture, targets = setup.picture, wish.targets
+def _image(wish: Wish, timed: Timed) -> ImagePlan | None:
+    picture, targets = timed.setup.picture, wish.targets
     if picture is None:
         return None
     return ImagePlan(
@@ -225,7 +226,7 @@ def _image(wish: Wish, setup: Setup) -> ImagePlan | None:
         flow_shift=targets.flow_shift,
         cache_text=picture.text_put_away and targets.caption_dropout == 0,
         quantize_base=picture.quantized,
-        save_every_epochs=targets.save_every_epochs or 10,
+        save_every_epochs=epochs_between_files(timed),
         conv_rank=targets.conv_rank,
         conv_alpha=targets.conv_alpha,
     )

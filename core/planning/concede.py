@@ -12,7 +12,8 @@ from core.planning.fit import Fit, Timed
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.setup import Setup, vary
-from core.planning.wishes import Wish, shards_by_wish
+from core.planning.start import shards_by_wish
+from core.planning.wishes import Wish
 from core.tasks import TaskType
 from core.units import show_bytes, show_seconds
 
@@ -172,6 +173,10 @@ def _pictures(timed: Timed, budget: int) -> Iterator[Concession]:
         yield _gave("resolution", before.resolution, after.resolution, reason)
 
 
+def epochs_between_files(timed: Timed) -> int:
+    return max(timed.schedule.save_every // max(timed.schedule.per_epoch, 1), 1)
+
+
 def _time(wish: Wish, timed: Timed) -> Iterator[Concession]:
     schedule, targets = timed.schedule, wish.targets
     if not schedule.complete:
@@ -199,5 +204,9 @@ def _time(wish: Wish, timed: Timed) -> Iterator[Concession]:
         and schedule.total > targets.save_steps
     ):
         yield _gave("save_steps", targets.save_steps, schedule.save_every, "checkpoints fall on evaluations")
+    between = targets.save_every_epochs
+    if between and timed.setup.engine is Engine.KOHYA and epochs_between_files(timed) < between:
+        reason = f"{schedule.epochs:.3g} epochs in all, of which some are to leave a file"
+        yield _gave("save_every_epochs", between, epochs_between_files(timed), reason)
     if schedule.keep < schedule.wanted_keep:
-        yield _gave("save_total_limit", schedule.wanted_keep, schedule.keep, "limits.checkpoint_disk is full")
+        yield _gave("save_total_limit", schedule.wanted_keep, schedule.keep, "the disk holds no more of them")

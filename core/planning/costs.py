@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from core.budget import Phase
@@ -112,6 +113,14 @@ def checkpoint_bytes(s: Setup) -> int:
     fp32, bf16 = STATE_BYTES[s.optimizer]
     states = fp32 if s.trained_width == 4 else bf16
     return result_bytes(s) + (0 if s.picture is not None else round(s.trained_params * states))
+
+
+def checkpoint_room(s: Setup, model: ModelFacts, site: Site) -> float:
+    """Disk that checkpoints may fill: what is free, less the model still to come and the submission."""
+    free = site.hardware.disk_free_bytes
+    if free is None:
+        return math.inf
+    return float(max(free - result_bytes(s) - (0 if site.model_here else model.stored_bytes), 0))
 
 
 def save_seconds(s: Setup) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from core.budget import Phase, Refusal
 from core.choices import Engine
 from core.hardware import Device, Hardware
-from core.planning.costs import Site, opening, publishing
+from core.planning.costs import Site, checkpoint_room, opening, publishing
 from core.planning.gpus import Choice, choose_counts
 from core.planning.ladder import Fitted, fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
@@ -21,8 +21,9 @@ from core.planning.schedule import Rates, Schedule, fit_schedule, rates
 from core.planning.sequences import Sequences
 from core.planning.setup import Setup, vary
 from core.planning.speed import StepTime
+from core.planning.start import start
 from core.planning.states import CONTEXT_BYTES
-from core.planning.wishes import Wish, start
+from core.planning.wishes import Wish
 from core.profile.targets import Limits
 from core.tasks import TaskType
 from core.units import show_bytes, show_seconds
@@ -178,7 +179,8 @@ def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
     after = publishing(setup, site)
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
     rate, step = rates(setup, seq, wish.eval_rows, site.slowness)
-    schedule = fit_schedule(setup, seq, rate, wish.eval_rows, seconds, wish.targets, wish.limits)
+    disk = checkpoint_room(setup, wish.model, site)
+    schedule = fit_schedule(setup, seq, rate, wish.eval_rows, seconds, wish.targets, wish.limits, disk)
     return Timed(
         wished=fitted.wished,
         setup=setup,

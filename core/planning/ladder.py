@@ -19,7 +19,8 @@ from core.choices import Engine, Method, Optimizer, Parallelism
 from core.planning import memory
 from core.planning.sequences import natural_length, shorter_lengths
 from core.planning.setup import Picture, Setup, vary
-from core.planning.wishes import SHARDABLE, Wish, can_shard, divisors, shards_by_wish, start
+from core.planning.start import SHARDABLE, can_shard, divisors, shards_by_wish, start
+from core.planning.wishes import Wish
 from core.tasks import TaskType
 
 #: Below this many tokens per pass an H100 waits for Python; above twice as many nothing is gained.

@@ -20,7 +20,17 @@ from core.tasks import TaskType
 
 #: Reserved whatever happens; the rest comes and goes and fragments.
 _STILL = frozenset(
-    ("weights", "frozen parts", "fp32 embeddings", "adapter", "reference", "optimizer", "vllm", "cuda")
+    (
+        "weights",
+        "frozen parts",
+        "fp32 embeddings",
+        "adapter",
+        "reference",
+        "optimizer",
+        "average",
+        "vllm",
+        "cuda",
+    )
 )
 
 
@@ -89,6 +99,8 @@ def _held(s: Setup) -> list[Term]:
         found.append(states.adapter(s))
     if s.method is Method.QLORA:
         found.append(states.dequantised(s))
+    if s.ema:
+        found.append(states.average(s))
     if s.vllm_share:
         found.append(states.vllm(s))
     if s.compile_mode is not None:

@@ -18,7 +18,7 @@ from core.planning.memory import peak_bytes
 from core.planning.replan import OutOfMemory, Rung, replanned
 from core.planning.sequences import shorter_lengths
 from core.planning.setup import Setup, setup_of, vary
-from core.planning.wishes import SHARDABLE, largest_divisor
+from core.planning.start import SHARDABLE, largest_divisor
 from core.tasks import TaskType
 
 #: Sequences are not shortened below this: nearly every answer would be cut off.

@@ -8,8 +8,9 @@ then smaller. Nothing here grows when the hours shrink, so more hours never make
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from core.choices import Engine
 from core.planning.costs import checkpoint_bytes, save_seconds
 from core.planning.sequences import Sequences
 from core.planning.setup import Setup
@@ -23,6 +24,8 @@ EVALUATIONS = 10
 PICTURES = 2000
 #: GRPO evaluates by generating; more prompts than this cost more than they tell.
 GRPO_EVAL_ROWS = 64
+#: Files on the way at least where nothing evaluates.
+EARLY = 4
 #: Part of the training time that writing checkpoints may take.
 SAVE_SHARE = 0.1
 #: Below this many rows none can be spared.
@@ -106,8 +109,9 @@ def fit_schedule(
     seconds: float,
     targets: Targets,
     limits: Limits,
+    disk: float = math.inf,
 ) -> Schedule:
-    """The most steps, with their evaluations and checkpoints, that `seconds` hold."""
+    """The most steps, with their evaluations and checkpoints, that `seconds` and `disk` hold."""
     effective = s.micro * s.accumulation * s.world
     wanted, epochs = wanted_steps(seq, effective, targets, limits)
     per_epoch = steps_per_epoch(seq, effective)
@@ -118,12 +122,15 @@ def fit_schedule(
         rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         every_least = _least(eval_s, limits.eval_share, rate)
-    cadence = Cadence(targets.eval_steps, targets.save_steps, every_least, save_least, eval_s)
+    save_asked = saves_asked(s, targets, per_epoch)
+    cadence = Cadence(targets.eval_steps if rows else save_asked, save_asked, every_least, save_least, eval_s)
     total = most_steps(wanted, rate, cadence, seconds)
-    asked = targets.eval_steps if rows else targets.save_steps
-    eval_every = min(max(asked or math.ceil(total / EVALUATIONS), every_least, 1), max(total, 1))
+    if not rows:
+        cadence = _early(cadence, total)
+    asked = cadence.eval_asked or math.ceil(total / EVALUATIONS)
+    eval_every = min(max(asked, every_least, 1), max(total, 1))
     save_every = save_interval(cadence, eval_every, total)
-    keep = _keep(s, targets, limits)
+    keep = _keep(s, targets, min(disk, limits.checkpoint_disk if limits.checkpoint_disk else math.inf))
     return Schedule(
         total=total,
         per_epoch=per_epoch if seq.per_epoch else 0,
@@ -141,6 +148,20 @@ def fit_schedule(
         wanted_eval_every=targets.eval_steps or eval_every,
         wanted_keep=targets.save_total_limit,
     )
+
+
+def saves_asked(s: Setup, targets: Targets, per_epoch: int) -> int | None:
+    """sd-scripts' step files go unrecognised by validators: it saves by epochs."""
+    if s.engine is not Engine.KOHYA:
+        return targets.save_steps
+    return targets.save_every_epochs * per_epoch if targets.save_every_epochs else None
+
+
+def _early(cadence: Cadence, total: int) -> Cadence:
+    """Where nothing evaluates, files on the way are all there is to submit if the run is cut off."""
+    most = max(math.ceil(total / EARLY), 1)
+    asked = max(min(cadence.save_asked or most, most), cadence.save_least)
+    return replace(cadence, eval_asked=asked, save_asked=asked)
 
 
 def _least(seconds: float, share: float, rate: Rates) -> int:
@@ -185,7 +206,8 @@ def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
     else:
         saves = _at_most(total, None, cadence.save_least)
     # An interval longer than the run is cut to the last evaluation: that checkpoint and the end.
-    return (evaluations + 1) * cadence.eval_s + max(saves, 2) * rate.save_s
+    least = 2 if cadence.eval_s else EARLY + 1
+    return (evaluations + 1) * cadence.eval_s + max(saves, least) * rate.save_s
 
 
 def _at_most(total: int, asked: int | None, least: int) -> int:
@@ -201,8 +223,7 @@ def save_interval(cadence: Cadence, eval_every: int, total: int) -> int:
     return max(min(math.ceil(asked / eval_every), total // eval_every), 1) * eval_every
 
 
-def _keep(s: Setup, targets: Targets, limits: Limits) -> int:
-    if limits.checkpoint_disk is None:
-        return targets.save_total_limit
-    room = limits.checkpoint_disk // max(checkpoint_bytes(s), 1)
-    return max(min(targets.save_total_limit, room), 1)
+def _keep(s: Setup, targets: Targets, disk: float) -> int:
+    """One always: without a checkpoint there is nothing to submit."""
+    room = disk // max(checkpoint_bytes(s), 1)
+    return int(max(min(targets.save_total_limit, room), 1))

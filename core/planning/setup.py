@@ -79,6 +79,8 @@ class Setup:
     vllm_share: float
     generations: int
     kl: bool
+    #: An averaged copy of what is trained.
+    ema: bool
     picture: Picture | None
 
     @property
@@ -201,6 +203,7 @@ def setup_of(plan: TrainingPlan) -> Setup:
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
         generations=grpo.generations if grpo else 1,
         kl=bool(grpo and grpo.beta > 0) or plan.task.kl_coefficient is not None,
+        ema=plan.ema is not None,
         picture=_picture(plan) if image and plan.model.image else None,
     )
 

@@ -185,6 +185,12 @@ def test_a_full_fine_tune_takes_eight_bytes_per_parameter_and_sixteen_with_maste
     assert master == pytest.approx(16, rel=0.02)
 
 
+def test_a_moving_average_is_one_more_copy_of_what_is_trained() -> None:
+    plain, averaged = a_setup(rank=256), a_setup(rank=256, ema=True)
+    assert memory_of(averaged, 0)["average"] == 4 * plain.adapter_params
+    assert peak_bytes(averaged) == pytest.approx(peak_bytes(plain) + 4 * plain.adapter_params)
+
+
 def test_sdpa_keeps_embeddings_of_a_full_fine_tune_in_fp32() -> None:
     flash, sdpa = a_setup(**FULL), a_setup(**FULL, attention=Attention.SDPA)
     assert memory_of(sdpa, 0)["fp32 embeddings"] > 0

@@ -206,6 +206,17 @@ def test_the_host_bounds_loaders_and_container() -> None:
     assert _gave(found, "dataloader_num_workers") is not None
 
 
+def test_a_small_disk_keeps_fewer_checkpoints_but_always_one() -> None:
+    profile = resolved(save_total_limit=8, lora_r=256)
+    roomy = _plan(profile, hardware=host("1xH100", disk_free_bytes=10**12))
+    tight = _plan(profile, hardware=host("1xH100", disk_free_bytes=40 * 10**9))
+    none = _plan(profile, hardware=host("1xH100", disk_free_bytes=10**9))
+    assert roomy.steps.keep_checkpoints == 8
+    assert 1 <= tight.steps.keep_checkpoints < 8
+    assert none.steps.keep_checkpoints == 1
+    assert _gave(tight, "save_total_limit") is not None
+
+
 def test_a_validator_that_penalises_divergence_costs_a_reference_pass() -> None:
     plain, kl = _plan(resolved()), _plan(resolved(), kl=0.5)
     assert kl.time.throughput < plain.time.throughput
@@ -231,6 +242,16 @@ def test_every_image_type_is_planned_for_its_engine(kind: ImageModelType) -> Non
     assert found.image is not None
     if found.engine is Engine.AI_TOOLKIT:
         assert found.gpus.count == 1
+
+
+@pytest.mark.parametrize("kind", [ImageModelType.FLUX, ImageModelType.SDXL])
+def test_a_picture_training_leaves_files_on_the_way_however_short_it_is(kind: ImageModelType) -> None:
+    for hours in (0.5, 2):
+        found = _plan(load_profile("h100x4"), TaskType.IMAGE, "x", hours, rows=30, image_type=kind)
+        assert found.verdict.feasible
+        assert found.image is not None
+        assert found.image.save_every_epochs <= max(found.steps.epochs / 2, 1)
+        assert found.time.in_time
 
 
 def test_seed_000s_latent_batch_is_not_what_breaks_a_picture_task() -> None:
@@ -350,6 +371,20 @@ def test_old_cards_lose_what_they_cannot_do() -> None:
     assert not found.precision.bf16
     assert found.precision.fp16
     assert {"bf16", "fp8", "attention"} <= {one.field for one in found.concessions}
+
+
+@pytest.mark.parametrize(
+    ("engine", "task", "got"),
+    [
+        ("native", TaskType.GRPO, Engine.AXOLOTL),
+        ("native", TaskType.INSTRUCT, Engine.NATIVE),
+        ("kohya", TaskType.CHAT, Engine.AXOLOTL),
+    ],
+)
+def test_an_engine_that_cannot_do_the_task_gives_way(engine: str, task: TaskType, got: Engine) -> None:
+    found = _plan(resolved(engine=engine), task, "Qwen/Qwen2.5-0.5B")
+    assert found.engine is got
+    assert (_gave(found, "engine") is None) is (engine == got.value)
 
 
 def test_the_cpu_demo_profile_plans_on_a_cpu() -> None:
