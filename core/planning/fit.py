@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from core.budget import Phase, Refusal
 from core.choices import Engine
@@ -117,15 +118,16 @@ class _Search:
         smaller = (count for count in self.choice.counts if count < home)
         pool += self._all(count for count in smaller if best is None or _could_beat(best, count))
         if not self.choice.stays and all(one.cost for one in pool):
-            wider = (self.at(count, lossy=False) for count in larger)
-            pool += [one for one in wider if one][:1]
-        if not pool:
-            pool = [one for one in (self.at(count) for count in larger) if one][:1]
-        return _most_trained(pool)
+            pool += self._first(larger, lossy=False)
+        return _most_trained(pool or self._first(larger))
 
     def at(self, count: int, lossy: bool = True) -> Timed | None:
         fitted = fit_memory(self.wish, count, self.budget, lossy)
         return with_time(self.wish, fitted, self.budget, self.site) if fitted else None
+
+    def _first(self, counts: list[int], lossy: bool = True) -> list[Timed]:
+        found = (self.at(count, lossy) for count in counts)
+        return list(islice((one for one in found if one), 1))
 
     def _all(self, counts: Iterable[int]) -> list[Timed]:
         return [found for count in counts if (found := self.at(count))]

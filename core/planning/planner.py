@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from core.data import DatasetFacts
@@ -56,6 +57,11 @@ def plan(
     return plan_of(wish, found, hardware, explained)
 
 
+def usable_hours(hours: float) -> float:
+    """What is no number of hours is none at all, and refused as such."""
+    return max(hours, 0.0) if math.isfinite(hours) else 0.0
+
+
 def quick_plan(
     model_id: str,
     params_count: int | None,
@@ -71,8 +77,9 @@ def quick_plan(
 ) -> TrainingPlan:
     """From what an offer says; nothing is looked up. Notes and reasons are left out."""
     model = facts_from_name(model_id, params_count, image_type)
-    task = TaskSpec(task_type=task_type, hours=max(hours, 0.0), image_type=image_type)
-    data = assumed_facts(task_type, rows, hours, image_type)
+    hours = usable_hours(hours)
+    task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
+    data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)
     return plan(
         task,
         model,

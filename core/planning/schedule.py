@@ -58,7 +58,6 @@ class Schedule:
     #: Steps that were wished for before the clock had its say.
     wanted: int
     wanted_epochs: float
-    wanted_eval_every: int
     wanted_keep: int
 
     @property
@@ -145,7 +144,6 @@ def fit_schedule(
         save_s=count_of(total, save_every) * rate.save_s,
         wanted=wanted,
         wanted_epochs=epochs,
-        wanted_eval_every=targets.eval_steps or eval_every,
         wanted_keep=targets.save_total_limit,
     )
 

@@ -76,9 +76,10 @@ def _planned(
 ) -> TrainingPlan:
     from core.plan_parts import TaskSpec
     from core.planning.planner import plan as make
+    from core.planning.planner import usable_hours
     from core.units import parse_params
 
-    task = TaskSpec(task_type=kind, hours=max(hours, 0.0), image_type=image)
+    task = TaskSpec(task_type=kind, hours=usable_hours(hours), image_type=image)
     stated = parse_params(params) if params else None
     return make(task, facts, data, _hardware(gpus, loaded), loaded, stated_params=stated)
 
