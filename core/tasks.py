@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 #: What a start request carries at most. The largest seen have a handful of reward functions.
 MAX_REWARD_FUNCTIONS = 64
 MAX_REWARD_SOURCE = 200_000
+MAX_ENVIRONMENTS = 256
 
 
 class TaskType(StrEnum):
@@ -118,7 +119,7 @@ class GrpoDataset(_Dataset):
 
 class EnvironmentDataset(_Dataset):
     kind: Literal[DatasetKind.ENVIRONMENT] = Field(default=DatasetKind.ENVIRONMENT, exclude=True)
-    environment_names: list[str] = Field(min_length=1)
+    environment_names: list[str] = Field(min_length=1, max_length=MAX_ENVIRONMENTS)
 
 
 #: The keys that settle it, strongest first. `field_prompt` and `field_system` appear in several types

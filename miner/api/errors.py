@@ -64,6 +64,7 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     NoSubmission: HTTPStatus.NOT_FOUND,
     NotEntered: HTTPStatus.NOT_FOUND,
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    front.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
     InvalidParameter: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
