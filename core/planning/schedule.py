@@ -199,10 +199,8 @@ def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
     evaluations = _at_most(total, cadence.eval_asked, cadence.eval_least)
     if cadence.save_asked:
         saves = math.ceil(total / max(cadence.save_asked, cadence.save_least))
-    elif cadence.eval_s:
-        saves = min(evaluations, math.ceil(total / cadence.save_least))
     else:
-        saves = _at_most(total, None, cadence.save_least)
+        saves = min(evaluations, math.ceil(total / cadence.save_least))
     # An interval longer than the run is cut to the last evaluation: that checkpoint and the end.
     least = 2 if cadence.eval_s else EARLY + 1
     return (evaluations + 1) * cadence.eval_s + max(saves, least) * rate.save_s
