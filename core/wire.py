@@ -106,7 +106,7 @@ class TrainRequestText(_Start):
     @model_validator(mode="after")
     def dataset_is_where_its_format_says(self) -> TrainRequestText:
         if self.file_format is FileFormat.HF:
-            if not re.match(_MODEL_ID, self.dataset):
+            if not re.fullmatch(_MODEL_ID, self.dataset):
                 raise ValueError("with file_format 'hf' the dataset is named 'owner/name' or 'name'")
         else:
             _http_url(self.dataset)

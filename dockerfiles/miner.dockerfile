@@ -10,6 +10,7 @@ COPY pyproject.toml constraints.txt ./
 RUN python3 -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" > needed.txt \
     && /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -r needed.txt
 COPY README.md LICENSE ./
+COPY configs ./configs
 COPY core ./core
 COPY miner ./miner
 RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .

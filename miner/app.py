@@ -61,9 +61,10 @@ class Daemon:
     async def start(self) -> None:
         self.started_at = time.time()
         # The memory of what was used and promised comes back before anything can be asked of us.
-        self.nonces.load(self.started_at)
-        self.inbox.load()
-        self.books.writer.start(asyncio.get_running_loop())
+        with database.failures_told(self.books.path):
+            self.nonces.load(self.started_at)
+            self.inbox.load()
+            self.books.writer.start(asyncio.get_running_loop())
         await self.inbox.settle(self.started_at)
         await self.keeper.start()
         await self._first_metagraph()
@@ -104,11 +105,13 @@ class Daemon:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            now = time.time()
+            await self._keep_house_once(time.time())
+
+    async def _keep_house_once(self, now: float) -> None:
+        for step in (self.inbox.settle, self.nonces.sweep):
             try:
-                await self.inbox.settle(now)
-                await self.nonces.sweep(now)
-            except Exception:  # a full disk must not end the housekeeping for good
+                await step(now)
+            except Exception:  # a full disk must not end the housekeeping for good, nor one step the other
                 log.exception("housekeeping failed; the next round is in %g s", HOUSEKEEPING_SECONDS)
 
 

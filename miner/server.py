@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 import uvloop
@@ -32,13 +35,14 @@ from miner.app import Daemon, build, operator_app, public_app
 from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
 from miner.settings import Settings
-from miner.store.database import DataDirLock, DataDirLocked, SchemaTooNew, StoreCorrupt
+from miner.store.database import DataDirLock, DataDirLocked, DataDirUnusable, SchemaTooNew, StoreCorrupt
 
 log = logging.getLogger(__name__)
 
 #: Where a running daemon tells other commands its ports.
 RUN_FILE = "daemon.json"
 BACKLOG = 2048
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ExitCode(IntEnum):
@@ -69,10 +73,9 @@ def run(settings: Settings) -> ExitCode:
     lock = DataDirLock(settings.data_dir)
     try:
         with contextlib.ExitStack() as stack:
-            public = stack.enter_context(_bind(settings.public_host, settings.public_port, "PUBLIC_PORT"))
-            private = stack.enter_context(
-                _bind(settings.operator_host, settings.operator_port, "OPERATOR_PORT")
-            )
+            stack.enter_context(_dying_of_signals())
+            public = stack.enter_context(_listen(settings.public_host, settings.public_port, "PUBLIC"))
+            private = stack.enter_context(_listen(settings.operator_host, settings.operator_port, "OPERATOR"))
             lock.acquire()
             stack.callback(lock.release)
             # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
@@ -92,7 +95,7 @@ def run(settings: Settings) -> ExitCode:
 
 
 #: Errors that a restart can't cure, so that pm2 should not try.
-_MENDED_BY_HAND = (ConfigError, IdentityError, SchemaTooNew, StoreCorrupt)
+_MENDED_BY_HAND = (ConfigError, IdentityError, DataDirUnusable, SchemaTooNew, StoreCorrupt)
 
 
 async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
@@ -143,7 +146,7 @@ def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[st
         server_header=False,
         proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits go by the socket's address
         backlog=BACKLOG,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_seconds),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
     )
     return _Server(config)
 
@@ -154,7 +157,28 @@ def _wire_limits(settings: Settings) -> WireLimits:
         body_seconds=settings.body_timeout_seconds,
         max_body_bytes=int(settings.max_body_bytes),
         max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
     )
+
+
+@contextmanager
+def _dying_of_signals() -> Iterator[None]:
+    """While the daemon is not up: end at once, with a shell's code for it.
+
+    Not by an exception: it would come up anywhere, in a library that takes it for a failure of its own as
+    well. Nothing needs tidying, since a start copes with whatever `kill -9` leaves.
+    """
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        logging.shutdown()
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, on_signal) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -172,29 +196,36 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         stop()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             loop.remove_signal_handler(number)
 
 
-def _bind(host: str, port: int, setting: str) -> socket.socket:
+def _listen(host: str, port: int, name: str) -> socket.socket:
+    """A port that is ours from here on.
+
+    Listening is not left to uvloop: it passes over a port that another process took since `bind`, and stays
+    deaf (uvloop 0.23). Whoever calls during the start waits for its end.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
     except OSError as error:
-        bound.close()
-        raise PortInUse(
-            f"{host}:{port} can't be listened on ({error.strerror}); "
-            f"free the port, or set {setting} to another one"
-        ) from None
-    bound.setblocking(False)
-    return bound
+        listening.close()
+        way_out = {
+            errno.EADDRINUSE: f"free the port, or set {name}_PORT to another one",
+            errno.EACCES: f"set {name}_PORT to one from 1024 on",
+        }.get(error.errno or 0, f"set {name}_HOST to an address of this machine")
+        raise PortInUse(f"{host}:{port} can't be listened on ({error.strerror}); {way_out}") from None
+    listening.setblocking(False)
+    return listening
 
 
 def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
@@ -205,9 +236,16 @@ def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> 
     told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
     path = settings.data_dir / RUN_FILE
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(told) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(told) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        log.warning("other commands won't find this daemon: %s can't be written (%s)", path, error.strerror)
 
 
 def _forget(data_dir: Path) -> None:
-    (data_dir / RUN_FILE).unlink(missing_ok=True)
+    path = data_dir / RUN_FILE
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s is left behind (%s)", path, error.strerror)

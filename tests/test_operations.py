@@ -136,6 +136,16 @@ def test_all_that_the_image_copies_exists_and_reaches_the_build() -> None:
             assert name not in ignored
 
 
+def test_the_build_of_the_image_has_all_that_the_wheel_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = {
+        name for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
+    }
+    named = {project["project"]["readme"], *project["project"]["license-files"]}
+    assert named | set(wheel["packages"]) | set(wheel["force-include"]) <= copied
+
+
 @pytest.mark.parametrize("name", [".env", ".git", ".god-miner", ".venv", "node_modules"])
 def test_nothing_secret_or_made_here_reaches_an_image(name: str) -> None:
     assert name in (ROOT / ".dockerignore").read_text().split()

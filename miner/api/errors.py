@@ -63,6 +63,7 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     NoSubmission: HTTPStatus.NOT_FOUND,
     NotEntered: HTTPStatus.NOT_FOUND,
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    front.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
     InvalidRequest: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
@@ -102,7 +103,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(GodMinerError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(front.ClientGone, _on_gone)
     app.add_exception_handler(Exception, _on_unknown)
 
 
@@ -121,11 +121,6 @@ async def _on_http(_: Request, error: Exception) -> Response:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     return error_of(error.status_code, code, str(error.detail), headers).response()
-
-
-async def _on_gone(*_: object) -> Response:
-    """Nobody reads it, but without it FastAPI would take a hang-up for a failure of ours."""
-    return Response(status_code=front.CLIENT_GONE)
 
 
 async def _on_unknown(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ by the very function that the ASGI route calls, and written in one go. All else 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
@@ -103,6 +104,7 @@ def protocol(
     """The protocol class with an operator's limits; uvicorn makes the instances itself."""
     members = {
         "limits": limits,
+        "callers": Counter(),
         "note_refusal": staticmethod(on_refusal),
         "answers": {path.encode(): answer for path, answer in answers.items()},
     }

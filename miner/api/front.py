@@ -7,6 +7,7 @@ path without parameters the express lane (`express.py`); both end in the same ro
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -27,6 +28,12 @@ CLIENT_GONE = 499
 
 class Busy(GodMinerError):
     code = "busy"
+
+
+class Stopping(GodMinerError):
+    """The grace of a stop is over, and this request is not."""
+
+    code = "stopping"
 
 
 class ClientGone(Exception):
@@ -90,8 +97,11 @@ class Front:
                 await self._busy().send(noting)
             else:
                 await self._app(scope, receive_outside, noting)
-        except ClientGone:
-            pass
+        except asyncio.CancelledError:  # only uvicorn does that, and then says "Internal Server Error"
+            if status != CLIENT_GONE:
+                raise
+            late = Stopping("the miner is being stopped, and this request took too long; nothing is promised")
+            await self._on_error(late).send(noting)
         finally:
             self._running -= 1
             path = getattr(scope.get("route"), "path", "other")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -20,6 +21,9 @@ from typing import ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from miner.api.whole import WholeReplies
+from miner.limits import network_of
 
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
@@ -35,6 +39,7 @@ class WireLimits:
     body_seconds: float
     max_body_bytes: int
     max_connections: int
+    max_connections_per_address: int = 256
 
 
 class _Phase(Enum):
@@ -50,7 +55,10 @@ class _Stop(Exception):
 
 class BoundedProtocol(HttpToolsProtocol):
     limits: ClassVar[WireLimits]
+    #: Open connections by network address.
+    callers: ClassVar[Counter[str]] = Counter()
 
+    _network = ""
     #: The first request's time runs from the start of the connection.
     _phase = _Phase.HEADERS
     #: Requests begun and done with, and those whose replies are due.
@@ -69,14 +77,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._network = network_of(self.client[0]) if self.client else ""
+        self.callers[self._network] += 1
         if len(self.connections) > self.limits.max_connections:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
+        elif self.callers[self._network] > self.limits.max_connections_per_address:
+            # One address that opened all there are, and sent nothing, would shut every validator out.
+            text = f"{self.limits.max_connections_per_address} connections are open from this address already"
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_connections", text)
         else:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_unread_timer()
+        self.callers[self._network] -= 1
+        if not self.callers[self._network]:
+            del self.callers[self._network]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -134,6 +151,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _Stop
         if not self.begin_request(int(length or b"0")):
             super().on_headers_complete()
+            if self.scope["method"] != "HEAD":  # whose reply is a head that no body follows
+                self.cycle.transport = WholeReplies(self.transport)  # type: ignore[assignment]
         self._phase, self._body_bytes = _Phase.BODY, 0
         self._due += 1
 

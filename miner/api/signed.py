@@ -70,9 +70,13 @@ class SignedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As FastAPI's routing calls it."""
         state, headers = scope["app"].state, scope["headers"]
-        reply = await self.reply(
-            state, scope["method"], headers, lambda: _body(receive), _address(scope), scope["path_params"]
-        )
+        try:
+            reply = await self.reply(
+                state, scope["method"], headers, lambda: _body(receive), _address(scope), scope["path_params"]
+            )
+        except ClientGone:
+            # Ended here and not further out: Starlette would log it with its traceback, at a stranger's will.
+            return
         await reply.send(send)
 
     async def reply(

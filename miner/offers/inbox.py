@@ -138,7 +138,9 @@ class Inbox:
             request=raw,
         )
         started = await self._books.record_start(caller.hotkey, start, through=caller.ticket.submit)
-        if not started.state.is_over:
+        if started.state.is_over:
+            self.promises.holds.discard(request.task_id)  # or that place would be held for good
+        else:
             self.promises.start(request.task_id)
         self._metrics.starts.labels("repeated" if started.repeated else "new").inc()
         log.info(

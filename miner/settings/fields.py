@@ -36,7 +36,6 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
-_PUBLISHING: JsonDict = {"section": "Publishing"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _RUNNING: JsonDict = {"section": "Running"}
 
@@ -211,6 +210,13 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024, ge=1, le=1_000_000, description="Open connections at most.", json_schema_extra=_LIMITS
     )
+    max_connections_per_address: int = Field(
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Open connections from one address at most, so that none can take them all.",
+        json_schema_extra=_LIMITS,
+    )
     max_concurrent_requests: int = Field(
         default=256,
         ge=1,
@@ -250,7 +256,7 @@ class Settings(BaseSettings):
         default=500_000,
         ge=1000,
         le=100_000_000,
-        description="Nonces remembered at once; when full, new requests get 503 and none is forgotten early.",
+        description="Nonces remembered at once, a quarter of them of one hotkey; beyond, requests get 503.",
         json_schema_extra=_LIMITS,
     )
 
@@ -280,13 +286,6 @@ class Settings(BaseSettings):
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
-    )
-
-    # Publishing
-    hf_username: values.HubName | None = Field(
-        default=None,
-        description="The Hugging Face user or organisation under which models are published.",
-        json_schema_extra=_PUBLISHING,
     )
 
     # Tournament repositories

@@ -169,9 +169,6 @@ Datasets = Annotated[
     BeforeValidator(_split),
     AfterValidator(_at_most_two),
 ]
-HubName = Annotated[
-    str, AfterValidator(_matches(_HUB_NAME, "must be a Hugging Face user or organisation, without @ or URL"))
-]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]

@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -27,6 +27,12 @@ from miner.store.writer import Work, Writer
 T = TypeVar("T")
 
 _INSERT_NONCE = insert_into(schema.Nonce)
+#: Half a million expired nonces, as after a busy hour and a restart, would hold the event loop for a second.
+NONCES_DROPPED_AT_ONCE = 5000
+_DROP_NONCES = (
+    "DELETE FROM nonces WHERE (signer, nonce) IN "
+    "(SELECT signer, nonce FROM nonces WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)"
+)
 
 
 class Submit(Protocol):
@@ -71,7 +77,11 @@ class Freed:
 class Books:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.writer = Writer(lambda: database.connect(path))
+        self.writer = Writer(self._connect)
+
+    def _connect(self) -> sqlite3.Connection:
+        with database.failures_told(self.path):
+            return database.connect(self.path)
 
     # Nonces
 
@@ -79,8 +89,9 @@ class Books:
         return self.writer.submit(lambda connection: insert_nonce(connection, signer, nonce, expires_at))
 
     def drop_nonces(self, now: float) -> asyncio.Future[int]:
+        """The oldest of those that expired; how many they were."""
         return self.writer.submit(
-            lambda connection: connection.execute("DELETE FROM nonces WHERE expires_at <= ?", (now,)).rowcount
+            lambda connection: connection.execute(_DROP_NONCES, (now, NONCES_DROPPED_AT_ONCE)).rowcount
         )
 
     def live_nonces(self, now: float) -> list[tuple[bytes, str, float]]:
@@ -169,8 +180,8 @@ class Books:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        connection = database.connect_for_reading(self.path)
-        try:
+        with (
+            database.failures_told(self.path),
+            closing(database.connect_for_reading(self.path)) as connection,
+        ):
             yield connection
-        finally:
-            connection.close()

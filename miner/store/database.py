@@ -6,19 +6,27 @@ import fcntl
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sqlalchemy.exc import DBAPIError
+
 from core.errors import GodMinerError
+from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "god-miner.sqlite3"
 LOCK_NAME = "god-miner.lock"
+LOCK_WAIT_SECONDS = 10.0
 
 #: The newest migration. Held against the migrations folder by a test; known here so that a daemon whose
 #: file is up to date starts without importing Alembic (a quarter of a second).
 HEAD = "0001"
+
+#: How long the start waits for another program to let go of the file.
+SCHEMA_SECONDS = 5.0
 
 
 class SchemaTooNew(GodMinerError):
@@ -29,8 +37,30 @@ class DataDirLocked(GodMinerError):
     code = "data_dir_locked"
 
 
+class DataDirUnusable(GodMinerError):
+    """DATA_DIR or a file in it is not ours to write. It will not be in a minute either."""
+
+    code = "data_dir_unusable"
+
+
 class StoreCorrupt(GodMinerError):
     code = "store_corrupt"
+
+
+@contextmanager
+def failures_told(path: Path) -> Iterator[None]:
+    """What a disk can do to us, in words for the operator. All but damage may be over at the next start."""
+    try:
+        yield
+    except (OSError, sqlite3.Error, DBAPIError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise StoreCorrupt(
+                f"{path} is not a readable database ({cause}); restore a backup or move the file away"
+            ) from error
+        raise StoreUnavailable(
+            f"{path} can't be used ({cause}); free disk space, or look who else holds the file"
+        ) from error
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -51,31 +81,57 @@ def connect_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
+    connection = sqlite3.connect(
+        path, isolation_level=None, timeout=LOCK_WAIT_SECONDS, check_same_thread=False
+    )
     connection.row_factory = sqlite3.Row
     return connection
 
 
 def schema_version(path: Path) -> str | None:
-    """The file's migration, None for a file that has none yet."""
+    """The file's migration, None for a file with nothing in it.
+
+    Only a file that is known to be empty may count as new: new books take the place of what was there. So
+    whatever keeps it from being read is raised, a lock held by somebody else as well.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return None
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        except sqlite3.OperationalError:
+    with failures_told(path), closing(_open(path)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        if not tables:
             return None
-        except sqlite3.DatabaseError as error:
-            raise StoreCorrupt(
-                f"{path} is not a readable database ({error}); restore a backup or move the file away"
-            ) from None
-    return str(row[0]) if row else None
+        row = None
+        if "alembic_version" in tables:
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if row is None:
+        raise StoreCorrupt(f"{path} is a database, but not of god-miner; move it away, or set DATA_DIR")
+    return str(row[0])
+
+
+def make_folder(data_dir: Path) -> None:
+    """Make the folder, and see that what is in it can be written."""
+    advice = "change its owner or mode, or set DATA_DIR to another folder"
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise DataDirUnusable(f"{data_dir} can't be made a folder ({error.strerror}); {advice}") from None
+    if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise DataDirUnusable(f"{data_dir} can't be written by user {os.geteuid()}; {advice}")
+    for name in (LOCK_NAME, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"):
+        path = data_dir / name
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            raise DataDirUnusable(f"{path} can't be written by user {os.geteuid()}; {advice}")
 
 
 def prepare(data_dir: Path) -> Path:
     """Make the folder and the file ready for this version of the code; the path of the file."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(data_dir)
     path = data_dir / FILE_NAME
+    with failures_told(path):
+        return _prepare(path)
+
+
+def _prepare(path: Path) -> Path:
     found = schema_version(path)
     if found == HEAD:
         return path
@@ -119,6 +175,7 @@ def _migrate_beside(path: Path, *, fresh: bool) -> None:
 def _copy(path: Path, target: Path) -> None:
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
         source.backup(copy)
         # What lies in the write-ahead log goes into the file, so that dropping the log loses nothing.
@@ -134,7 +191,11 @@ class DataDirLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._path.parent)
+        with failures_told(self._path):
+            self._acquire()
+
+    def _acquire(self) -> None:
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,8 +31,8 @@ Work = Callable[[sqlite3.Connection], T]
 MAX_BATCH = 128
 #: Pieces waiting. Beyond this the disk can't follow and new requests are turned away.
 MAX_PENDING = 4096
-#: How long another process may hold the file's lock before its writes are refused.
-LOCK_SECONDS = 10.0
+#: How long another process may hold the file's lock before writes are refused: less than a validator waits.
+LOCK_SECONDS = 2.0
 
 
 class StoreUnavailable(GodMinerError):
@@ -109,7 +109,7 @@ class Writer:
         self._busy = True
         try:
             connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:  # another process has the lock: wait for it off the loop
+        except sqlite3.Error:  # mostly another process has the lock: wait for it off the loop
             self._in_thread(lambda: _wait_for_lock(connection), lambda error: self._run(connection, error))
         else:
             self._run(connection, None)
@@ -195,12 +195,17 @@ def _run_together(connection: sqlite3.Connection, batch: list[_Piece]) -> list[A
     """The usual case: nothing fails, and no piece needs a savepoint of its own."""
     try:
         return [work(connection) for work, _ in batch]
-    except sqlite3.OperationalError:
-        raise  # disk full, I/O error: SQLite may have rolled all back, so the batch fails as one
-    except Exception:  # noqa: BLE001 - told to its own caller in the second run
+    except Exception as error:  # told to its own caller in the second run
+        if _is_of_the_file(error):
+            raise  # SQLite may have rolled all back, so the batch fails as one
         connection.execute("ROLLBACK")
         connection.execute("BEGIN IMMEDIATE")
         return None
+
+
+def _is_of_the_file(error: Exception) -> bool:
+    """Disk full, I/O error, malformed: no piece's own fault, as a broken constraint is."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
 def _run_one_by_one(connection: sqlite3.Connection, batch: list[_Piece]) -> list[Any]:
@@ -210,9 +215,9 @@ def _run_one_by_one(connection: sqlite3.Connection, batch: list[_Piece]) -> list
         connection.execute("SAVEPOINT piece")
         try:
             results.append(work(connection))
-        except sqlite3.OperationalError:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the caller, who logs it with its traceback
+        except Exception as error:  # handed to the caller, who logs it with its traceback
+            if _is_of_the_file(error):
+                raise
             results.append(error)
             connection.execute("ROLLBACK TO piece")
         connection.execute("RELEASE piece")

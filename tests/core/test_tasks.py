@@ -70,5 +70,11 @@ def test_reward_functions_are_bounded() -> None:
         GrpoDataset.model_validate({"reward_functions": [{**reward, "reward_func": "x" * 200_001}]})
 
 
+def test_a_long_list_of_wrong_elements_is_one_problem_and_not_as_many() -> None:
+    with pytest.raises(ValidationError) as error:
+        ADAPTER.validate_json(b'{"environment_names": [' + b"1," * 50_000 + b"1]}")
+    assert error.value.error_count() < 300
+
+
 def test_every_kind_but_environments_has_a_task_type() -> None:
     assert set(DatasetKind) - set(TASK_TYPE_OF) == {DatasetKind.ENVIRONMENT}

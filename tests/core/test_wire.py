@@ -137,6 +137,8 @@ def test_a_hub_dataset_is_named_like_a_model() -> None:
     assert ok.dataset == "owner/data"
     with pytest.raises(ValidationError):
         TrainRequestText.model_validate({**START, "file_format": "hf", "dataset": "../data"})
+    with pytest.raises(ValidationError, match="is named 'owner/name'"):
+        TrainRequestText.model_validate({**START, "file_format": "hf", "dataset": "owner/data\n"})
 
 
 def test_an_image_start_without_a_model_type_means_sdxl() -> None:

@@ -15,6 +15,7 @@ RESTORE = "stop the daemon and restore a backup: docs/operations.md, Backups"
 
 def run(surroundings: Surroundings) -> Iterator[Finding]:
     from miner.store.database import FILE_NAME, HEAD, StoreCorrupt, schema_version
+    from miner.store.writer import StoreUnavailable
 
     path = surroundings.settings.data_dir / FILE_NAME
     if not path.exists():
@@ -26,6 +27,9 @@ def run(surroundings: Surroundings) -> Iterator[Finding]:
     except StoreCorrupt as error:
         yield fail("database", str(error), RESTORE)
         return
+    except StoreUnavailable as error:
+        yield fail("database", str(error), "end what else has it open; `df` and the kernel log tell of disks")
+        return
     except sqlite3.Error as error:
         yield fail("database", f"{path} can not be read: {error}", RESTORE)
         return
@@ -35,7 +39,7 @@ def run(surroundings: Surroundings) -> Iterator[Finding]:
         newer = f"{path} was written by a newer version (schema {found}, this one knows {HEAD})"
         yield fail("database", newer, "run the newer version, or restore the backup made before the upgrade")
     else:
-        yield ok("database", f"{path} is whole (schema {found or 'none yet'})")
+        yield ok("database", f"{path} is whole (schema {found or 'none yet: it is empty'})")
 
 
 def _damage(path: Path) -> str:

@@ -151,7 +151,6 @@ def test_a_rule_between_settings_is_not_blamed_where_one_of_them_is_wrong_itself
         ({"MIN_STAKE_THRESHOLD": "-1"}, "MIN_STAKE_THRESHOLD"),
         ({"MAX_BODY_BYTES": "4 parsecs"}, "MAX_BODY_BYTES"),
         ({"LOG_LEVEL": "LOUD"}, "LOG_LEVEL"),
-        ({"HF_USERNAME": "@me"}, "HF_USERNAME"),
         ({"REQUIRE_VALIDATOR_PERMIT": "perhaps"}, "REQUIRE_VALIDATOR_PERMIT"),
         ({"DATA_DIR": "~nobody-of-that-name/x"}, "DATA_DIR"),
     ],

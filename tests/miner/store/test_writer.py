@@ -126,3 +126,31 @@ async def test_closing_finishes_what_was_submitted(writer: Writer) -> None:
 async def test_a_file_that_can_not_be_opened_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError):
         Writer(lambda: connect(tmp_path / "no" / "such.sqlite3")).start(asyncio.get_running_loop())
+
+
+class Failing(sqlite3.Connection):
+    """Says that the file is broken whenever it is to do `what`."""
+
+    what = ""
+
+    def execute(self, sql: str, *more: object) -> sqlite3.Cursor:
+        if self.what and sql.startswith(self.what):
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        return super().execute(sql, *more)
+
+
+@pytest.mark.parametrize("what", ["BEGIN", "INSERT", "COMMIT"])
+async def test_a_file_that_breaks_while_in_use_is_told_and_nobody_waits_for_ever(
+    tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "x.sqlite3"
+    connect(path).execute("CREATE TABLE t (a INTEGER PRIMARY KEY)").connection.close()
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Failing)
+    made = Writer(lambda: connection)
+    made.start(asyncio.get_running_loop())
+    connection.what = what
+    with pytest.raises(StoreUnavailable, match="malformed"):
+        await asyncio.wait_for(made.submit(insert(1)), 5)
+    connection.what = ""
+    assert await asyncio.wait_for(made.submit(insert(2)), 5) == 2
+    await made.close()

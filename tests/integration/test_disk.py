@@ -1,0 +1,189 @@
+"""A disk that is full or can't be written: told in plain words, survived, and over when it is over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from miner.dev.stack import ChildProcess, Stack, daemon
+from miner.server import ExitCode
+from miner.store.database import FILE_NAME
+from tests.integration import raw
+from tests.integration.conftest import Ended
+from tests.integration.disks import Disk, bound_by_permissions, closed, size_limit, small_disk
+from tests.integration.raw import Answer
+from tests.integration.traffic import (
+    GENEROUS,
+    Sent,
+    Validator,
+    assert_kept,
+    assert_whole,
+    books,
+    say_all,
+    used_nonces,
+)
+
+pytestmark = pytest.mark.integration
+
+Running = Callable[..., ChildProcess]
+Ending = Callable[..., Ended]
+
+
+@pytest.fixture(params=["limited", "mounted"])
+def disk(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Disk]:
+    """Full in two ways: files that may not grow, which every machine has, and a real file system."""
+    if request.param == "limited":
+        yield size_limit(stack.data_dir)
+        return
+    with small_disk(stack.data_dir) as made:
+        if made is None:
+            pytest.skip("no file system can be mounted here; the limit on file sizes has been tried instead")
+        yield made
+
+
+async def said(validator: Validator, one: Sent) -> Answer:
+    (one.answer,) = await say_all(validator.stack.public_port, [one.request])
+    return one.answer
+
+
+async def until_refused(validator: Validator) -> list[Sent]:
+    """Offers up to the first that can't be written. The log may have some room left that is used again."""
+    sent: list[Sent] = []
+    while not sent or sent[-1].acknowledged:
+        sent.append(validator.offer(validator.task()))
+        await said(validator, sent[-1])
+        assert len(sent) < 5000, "the disk does not fill up"
+    return sent
+
+
+async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
+    validator: Validator, disk: Disk, running: Running
+) -> None:
+    child = running(**GENEROUS)
+    sent = [validator.offer(validator.task())]
+    assert (await said(validator, sent[0])).status == 200
+
+    disk.fill(child.pid)
+    sent += await until_refused(validator)
+    refused = [sent[-1], validator.offer(validator.task()), validator.start(validator.task())]
+    for one in refused:
+        answer = await said(validator, one)
+        if one is not sent[-1]:
+            assert answer.status == 503
+            assert answer.json["error"] == "store_unavailable"
+            assert "free disk space" in answer.json["message"]
+    (health,) = await say_all(validator.stack.public_port, [raw.request("GET", "/healthz", {})])
+    assert health.status == 200
+
+    disk.free(child.pid)
+    after = [validator.offer(validator.task()), validator.start(validator.task())]
+    for one in after:
+        assert (await said(validator, one)).status == 200
+    assert child.stop() == ExitCode.OK
+    with books(validator.stack) as connection:
+        assert_whole(connection)
+        assert_kept(connection, [*sent, *refused[1:], *after])
+        assert not {one.nonce for one in refused} & used_nonces(connection)
+
+
+async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
+    validator: Validator, disk: Disk, running: Running, ended: Ending
+) -> None:
+    child = running(**GENEROUS)
+    disk.fill(child.pid)
+    sent = await until_refused(validator)
+    assert child.stop() == ExitCode.OK
+    assert "Traceback" not in child.log_tail(5)
+    disk.free(os.getpid())
+    again = running(**GENEROUS)
+    with books(validator.stack) as connection:
+        assert_whole(connection)
+        assert_kept(connection, sent)
+    assert again.stop() == ExitCode.OK
+
+
+def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
+    stack: Stack, disk: Disk, running: Running
+) -> None:
+    child = daemon(stack)
+    process = subprocess.Popen(
+        child.command,
+        cwd=child.folder,
+        env=child.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # At once for the process, whichever kind of disk it is.
+        preexec_fn=lambda: disk.fill(os.getpid()),
+    )
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.FAILED  # not one that pm2 gives up on
+    assert str(stack.data_dir) in told
+    assert "free disk space" in told
+    assert "Traceback" not in told
+    disk.free(os.getpid())
+    assert running().stop() == ExitCode.OK
+
+
+def run_bound(stack: Stack, **settings: str) -> Ended:
+    child = bound_by_permissions(daemon(stack, settings))
+    return subprocess.run(
+        child.command,
+        cwd=child.folder,
+        env=child.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_a_folder_that_can_not_be_written_is_named(used_before: bool, stack: Stack, running: Running) -> None:
+    stack.data_dir.mkdir()
+    if used_before:
+        assert running().stop() == ExitCode.OK
+    with closed(stack.data_dir):
+        done = run_bound(stack)
+    assert done.returncode == ExitCode.CONFIG
+    assert str(stack.data_dir) in done.stderr
+    assert "DATA_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert running().stop() == ExitCode.OK
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, "god-miner.lock"])
+def test_a_file_of_somebody_else_in_the_folder_is_named(name: str, stack: Stack, running: Running) -> None:
+    assert running().stop() == ExitCode.OK
+    path = stack.data_dir / name
+    before = path.read_bytes()
+    path.chmod(0o000)
+    done = run_bound(stack)
+    path.chmod(0o600)
+    assert done.returncode == ExitCode.CONFIG
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_data_folder_that_is_a_file_is_named(stack: Stack, ended: Ending) -> None:
+    stack.data_dir.write_text("not a folder\n")
+    done = ended()
+    assert done.returncode == ExitCode.CONFIG
+    assert str(stack.data_dir) in done.stderr
+    assert "DATA_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validator, stack: Stack) -> None:
+    with bound_by_permissions(daemon(stack, GENEROUS)) as child, closed(stack.data_dir):
+        sent = [validator.offer(validator.task()), validator.start(validator.task())]
+        for one in sent:
+            assert (await said(validator, one)).status == 200
+        assert child.stop() == ExitCode.OK
+        assert "Traceback" not in child.log_file.read_text()
+    with books(stack) as connection:
+        assert_whole(connection)
+        assert_kept(connection, sent)

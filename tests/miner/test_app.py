@@ -1,0 +1,99 @@
+"""The daemon's parts put together, without a socket."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner import fiber
+from miner.app import Daemon, build, public_app
+from miner.dev.throwaway import Throwaway, keys_of
+from miner.settings import load_settings
+
+TASK = {"task_id": "t1", "model": "a/b", "hours_to_complete": 1}
+OFFER = {**TASK, "task_type": "InstructTextTask"}
+START = {**TASK, "dataset": "a/b", "file_format": "hf", "dataset_type": {"field_instruction": "a"}}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Throwaway:
+    return keys_of(tmp_path)
+
+
+@pytest.fixture
+async def daemon(keys: Throwaway, tmp_path: Path) -> AsyncIterator[Daemon]:
+    settings = load_settings(env={**keys.settings(), "DATA_DIR": str(tmp_path / "data")}, env_file=None)
+    made = build(settings, keys.miner.ss58_address)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def call(daemon: Daemon, keys: Throwaway, path: str, *pieces: bytes) -> list[Any]:
+    """What was sent in answer to a signed POST whose body comes in pieces; b"" is the client hanging up."""
+    headers = fiber.sign_headers(keys.validator, keys.miner.ss58_address, b"".join(pieces))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("192.0.2.7", 1),
+    }
+    coming = [
+        {"type": "http.request", "body": piece, "more_body": piece != pieces[-1]}
+        if piece
+        else {"type": "http.disconnect"}
+        for piece in pieces
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return coming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await public_app(daemon).asgi(scope, receive, send)
+    return sent
+
+
+async def post(daemon: Daemon, keys: Throwaway, path: str, payload: dict[str, Any]) -> Any:
+    _, body = await call(daemon, keys, path, json.dumps(payload).encode())
+    return json.loads(body["body"])
+
+
+async def test_a_caller_that_hangs_up_leaves_no_line_in_the_log(
+    daemon: Daemon, keys: Throwaway, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert await call(daemon, keys, "/task_offer/", b"abc", b"") == []
+    assert caplog.records == []
+
+
+async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, keys: Throwaway) -> None:
+    over = {**START, "hours_to_complete": 0}
+    await post(daemon, keys, "/start_training/", over)
+    await daemon.inbox.settle(daemon.started_at + 1e6)
+    assert (await post(daemon, keys, "/task_offer/", OFFER))["accepted"] is True
+    assert daemon.inbox.promises.holds == {"t1"}
+    await post(daemon, keys, "/start_training/", over)
+    assert daemon.inbox.promises.holds == set()
+
+
+async def test_nonces_are_swept_also_when_another_part_of_the_housekeeping_fails(
+    daemon: Daemon, keys: Throwaway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(_now: float) -> None:
+        raise RuntimeError("a bug")
+
+    await post(daemon, keys, "/task_offer/", OFFER)
+    assert len(daemon.nonces) == 1
+    monkeypatch.setattr(daemon.inbox, "settle", fails)
+    await daemon._keep_house_once(daemon.started_at + 1000)
+    assert len(daemon.nonces) == 0
+    assert "housekeeping failed" in caplog.text
