@@ -131,6 +131,8 @@ class StepsPlan(Record):
     per_epoch: int = Field(ge=0)
     #: Optimizer steps of the whole training; the engines stop here.
     total: int = Field(ge=0)
+    #: Steps of the whole wish; more than `total` when the clock cut them. None: the same.
+    wanted: int | None = Field(default=None, ge=0)
     #: Every so many steps; a multiple of each other: saves fall on evaluations.
     eval_every: int = Field(ge=1)
     save_every: int = Field(ge=1)
@@ -243,6 +245,8 @@ class LaunchPlan(Record):
     machines: int = Field(default=1, ge=1)
     machine_rank: int = Field(default=0, ge=0)
     port: int | None = Field(default=None, ge=1, le=65535)
+    #: No other job may share these GPUs: one ran out of memory beside a neighbour.
+    exclusive: bool = False
 
 
 class Reason(Record):

@@ -10,6 +10,7 @@ import typer
 from core.errors import GodMinerError
 from miner import __version__
 from miner.commands import chain, config, dev, doctor, profile
+from miner.commands.plan import plan
 from miner.commands.run import run
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(run)
+app.command()(plan)
 app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")

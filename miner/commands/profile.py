@@ -221,11 +221,12 @@ def _subject(task: str | None, model: str | None) -> Subject:
 
 def _findings(name: str, directories: list[Path] | None) -> list[Finding]:
     from core.errors import ConfigError
+    from core.planning.check import plan_check
     from core.profile.explain import Finding, Level
     from core.profile.explain import check as check_profile
 
     try:
-        return check_profile(_load(name, directories))
+        return check_profile(_load(name, directories), plan_check)
     except ConfigError as error:
         return [
             Finding(Level.ERROR, problem.where, f"{problem.value} {problem.rule}".strip())

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -169,11 +169,9 @@ class ChildProcess:
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=2)
-        with suppress(OSError, http.client.HTTPException):
+        with suppress(OSError, http.client.HTTPException), closing(connection):
             connection.request("GET", "/healthz")
-            answered = connection.getresponse().status == 200
-            connection.close()
-            return answered
+            return connection.getresponse().status == 200
         return False
 
     def log_tail(self, lines: int = 15) -> str:

@@ -91,8 +91,8 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     with capsys.disabled():
         print(
             f"\n  pm2 restart took {taken:.1f} s under {CONCURRENT} connections: whole replies {replies}, "
-            f"torn 0, ended before the first byte {stream.unanswered}, refused {stream.refused} (each tried again "
-            f"after 50 ms), accepted {len(promised)}, all known afterwards"
+            f"torn 0, ended before the first byte {stream.unanswered}, refused {stream.refused} (all tried "
+            f"again after 50 ms), accepted {len(promised)}, all known afterwards"
         )
 
 

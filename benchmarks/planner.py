@@ -1,0 +1,95 @@
+"""How long a plan takes: at an offer (nothing known but name, size and hours) and for a task that starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count, product
+from statistics import median, quantiles
+
+from benchmarks.report import Report
+from core.data_facts import assumed_facts
+from core.hardware import Hardware, parse_gpus
+from core.model_facts import facts_from_name
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.planner import plan, quick_plan
+from core.profile import LoadedProfile, load_profile
+from core.tasks import ImageModelType, TaskType
+
+PROFILES = {"h100x4": "4xH100", "h100x4-strategy": "4xH100", "h100x8": "8xH100", "steady": "4xH100"}
+SIZES = ("1b", "3b", "8b", "14b", "32b", "70b")
+HOURS = (1.0, 3.0, 6.0)
+TASKS = tuple(TaskType)
+#: What is to hold, in ms.
+BARS = {"quick": 2.0, "final": 20.0}
+
+Planned = Callable[[], TrainingPlan]
+
+
+def run(quick: bool) -> Report:
+    rounds = 3 if quick else 20
+    report = Report(
+        "Planning: every task type at six sizes and three deadlines, model names never seen before",
+        ("profile", "plan", "median ms", "p95 ms", "p99 ms", "worst ms", "feasible"),
+    )
+    everything: dict[str, list[float]] = {"quick": [], "final": []}
+    for name, gpus in PROFILES.items():
+        profile, hardware = load_profile(name), Hardware(gpus=parse_gpus(gpus))
+        for kind, calls in (("quick", _quick(profile, hardware)), ("final", _final(profile, hardware))):
+            taken, promised = _measure(calls, rounds)
+            everything[kind] += taken
+            report.rows.append((name, kind, *_figures(taken), f"{promised:.0%}"))
+            report.data[f"{name}/{kind}"] = taken
+    for kind, taken in everything.items():
+        report.rows.append(("all", kind, *_figures(taken), ""))
+        report.notes.append(f"{kind} plan: median {median(taken):.2f} ms, the bar is {BARS[kind]:g} ms.")
+    report.notes.append(
+        "A final plan carries its explanations: reasons, notes, memory and time term by term."
+    )
+    return report
+
+
+def _figures(taken: list[float]) -> tuple[str, ...]:
+    cuts = quantiles(taken, n=100)
+    return f"{median(taken):.2f}", f"{cuts[94]:.2f}", f"{cuts[98]:.2f}", f"{max(taken):.1f}"
+
+
+def _measure(calls: list[Callable[[int], Planned]], rounds: int) -> tuple[list[float], float]:
+    """Each call gets a number of its own, so that no cache has seen its model."""
+    numbers = count()
+    taken, promised = [], []
+    for _ in range(rounds):
+        for make in calls:
+            call = make(next(numbers))
+            began = time.perf_counter()
+            found = call()
+            taken.append((time.perf_counter() - began) * 1e3)
+            promised.append(found.verdict.feasible)
+    return taken, sum(promised) / len(promised)
+
+
+def _quick(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], Planned]]:
+    def make(task: TaskType, size: str, hours: float) -> Callable[[int], Planned]:
+        image = ImageModelType.FLUX if task is TaskType.IMAGE else None
+
+        def numbered(number: int) -> Planned:
+            name = f"someone/model-v{number}x-{size}"
+            return lambda: quick_plan(name, None, hours, task, hardware, profile, image_type=image)
+
+        return numbered
+
+    return [make(*case) for case in product(TASKS, SIZES, HOURS)]
+
+
+def _final(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], Planned]]:
+    """Facts are there already: reading config.json and counting tokens is the job's business."""
+
+    def make(task: TaskType, size: str, hours: float) -> Callable[[int], Planned]:
+        image = ImageModelType.SDXL if task is TaskType.IMAGE else None
+        model = facts_from_name(f"llama-{size}", None, image)
+        data = assumed_facts(task, 30 if image else 20_000, image_type=image)
+        spec = TaskSpec(task_type=task, hours=hours, image_type=image)
+        return lambda _: lambda: plan(spec, model, data, hardware, profile)
+
+    return [make(*case) for case in product(TASKS, SIZES, HOURS)]

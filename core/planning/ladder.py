@@ -1,0 +1,234 @@
+"""Making a wish fit into the memory of one GPU, by steps in a fixed order.
+
+First what changes nothing about the result: checkpointing, a smaller micro batch with more accumulation, FSDP
+instead of DDP. Then what does, mildest first: an 8-bit optimizer, LoRA instead of a full fine-tune, shorter
+sequences, a lower rank, a 4-bit base. `docs/planning.md` lists the order with its reasons.
+
+A smaller micro batch is taken before checkpointing as long as a pass still holds `BUSY_TOKENS`: recomputing
+costs a third more time, a smaller pass nothing until launching kernels becomes the bottleneck. For the same
+reason a micro batch that had to be checkpointed is not made larger than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from core.choices import Engine, Method, Optimizer, Parallelism
+from core.planning import memory
+from core.planning.sequences import natural_length, shorter_lengths
+from core.planning.setup import Picture, Setup, vary
+from core.planning.start import SHARDABLE, can_shard, divisors, shards_by_wish, start
+from core.planning.wishes import Wish
+from core.tasks import TaskType
+
+#: Below this many tokens per pass an H100 waits for Python; above twice as many nothing is gained.
+BUSY_TOKENS = 4096
+#: A rank that holds what nearly every task's data can teach: halving down to it costs little.
+AMPLE_RANK = 64
+#: Resolutions that pictures may fall back to.
+RESOLUTIONS = (768, 512)
+Fits = Callable[[Setup], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A setup that fits, and how much of the wish's quality it cost: 0 for none."""
+
+    wished: Setup
+    setup: Setup
+    cost: int
+
+
+def fit_memory(wish: Wish, world: int, budget: float, lossy: bool = True) -> Fitted | None:
+    """The mildest variation of the wish that fits; None when none does."""
+    wished, fits = start(wish, world), partial(memory.fits, budget=budget)
+    if not lossy:
+        found = lossless(wish, wished, fits)
+        return Fitted(wished, found, 0) if found else None
+    for cost, variation in enumerate(variations(wish, wished)):
+        if not any(fits(least) for least in _least(wish, variation)):
+            continue
+        found = lossless(wish, variation, fits)
+        if found is not None:
+            return Fitted(wished, _restored(wish, wished, found, fits) if cost else found, cost)
+    return None
+
+
+def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
+    """What was given up on the way and turned out not to be in the way."""
+    if found.full or found.picture is not None:
+        return found
+    again = vary(found, optimizer=wished.optimizer)
+    found = again if found.parallelism is wished.parallelism and fits(again) else found
+    for rank in (wish.rank, *_halves(wish.rank, found.rank + 1)):
+        if fits(higher := vary(found, rank=rank)):
+            return higher
+    return found
+
+
+def _least(wish: Wish, base: Setup) -> Iterator[Setup]:
+    """The variation at its smallest: what says at once whether looking closer is worth it."""
+    for kind in reversed(_ways(wish, base)):
+        yield vary(with_micro(kind, 1), checkpointing=True)
+
+
+def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
+    """Batch, accumulation, checkpointing and sharding; what is learned stays the same."""
+    for kind in _ways(wish, base):
+        busy = busy_micro(kind)
+        first = kind.parallelism is base.parallelism
+        most = kind.micro if first else busy
+        if not kind.checkpointing and (found := _largest(kind, busy, most, fits)):
+            return found
+        again = vary(kind, checkpointing=True)
+        if found := _largest(again, busy, most if base.checkpointing else busy, fits):
+            return found
+    for micro in divisors(_per_gpu(base), busy_micro(base) - 1):
+        for kind in _ways(wish, base):
+            small = vary(with_micro(kind, micro), checkpointing=True)
+            if fits(small):
+                return small
+    return None
+
+
+def _ways(wish: Wish, base: Setup) -> list[Setup]:
+    """As wished first. Sharding is the second choice, and the last one for generation."""
+    if not can_shard(wish, base.world):
+        return [base]
+    plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
+    if base.method is Method.QLORA and base.task is TaskType.DPO:
+        return [plain]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
+    sharded = vary(
+        base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
+    )
+    gathers_per_token = base.task is TaskType.GRPO and not base.vllm_share
+    if shards_by_wish(wish, base.world) and not gathers_per_token:
+        return [sharded]
+    return [plain, sharded]
+
+
+def _own(wish: Wish, base: Setup) -> Optimizer:
+    """The profile's optimizer again where sharding had replaced it."""
+    asked = wish.targets.optimizer
+    return asked if base.optimizer is SHARDABLE.get(asked, asked) else base.optimizer
+
+
+def _largest(base: Setup, least: int, most: int, fits: Fits) -> Setup | None:
+    """The largest micro batch from `least` to `most` that fits; memory never falls with it."""
+    choices = [micro for micro in divisors(_per_gpu(base), most) if micro >= least]
+    if not choices or not fits(with_micro(base, choices[-1])):
+        return None
+    low, high = 0, len(choices) - 1  # choices[high] fits
+    while low < high:
+        middle = (low + high) // 2
+        if fits(with_micro(base, choices[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return with_micro(base, choices[high])
+
+
+def busy_micro(base: Setup) -> int:
+    """The smallest micro batch that keeps the GPU at work, at most the wished one."""
+    if base.picture is not None:
+        return 1
+    sides = 2 if base.task is TaskType.DPO else 1
+    enough = [m for m in divisors(_per_gpu(base), base.micro) if m * sides * base.length >= BUSY_TOKENS]
+    return enough[-1] if enough else base.micro
+
+
+def with_micro(base: Setup, micro: int) -> Setup:
+    """The same effective batch in passes of another size."""
+    return vary(base, micro=micro, accumulation=_per_gpu(base) // micro)
+
+
+def _per_gpu(base: Setup) -> int:
+    return base.micro * base.accumulation
+
+
+def variations(wish: Wish, base: Setup) -> Iterator[Setup]:
+    """The wish itself, then what costs quality, mildest first."""
+    yield base
+    if base.picture is not None:
+        yield from _pictures(wish, base, base.picture)
+        return
+    if wish.method is Method.FULL:
+        yield vary(base, optimizer=eight_bit(base))
+        base = vary(base, method=Method.LORA, rank=wish.rank)
+        yield base
+    if base.task is TaskType.GRPO:
+        yield from _smaller_groups(wish, base)
+    yield from _adapters(wish, base)
+
+
+def _adapters(wish: Wish, base: Setup) -> Iterator[Setup]:
+    """Rows beyond the 99th percentile, then rank that data can hardly fill, then rows, then all the rest."""
+    base = with_length(base, min(base.length, natural_length(wish.data, wish.targets, base.length)))
+    yield base
+    base = vary(base, optimizer=eight_bit(base))
+    yield base
+    least = max(wish.limits.min_lora_r, 1)
+    for rank in _halves(base.rank, max(AMPLE_RANK, least)):
+        base = vary(base, rank=rank)
+        yield base
+    shorter = shorter_lengths(wish.data, base.length, wish.limits.min_sequence_len)
+    yield from (with_length(base, length) for length in shorter)
+    quantised = vary(base, method=Method.QLORA) if _may_quantise(base) else base
+    if quantised is not base:
+        yield quantised
+    yield from (with_length(vary(quantised, rank=min(base.rank, least)), length) for length in shorter)
+
+
+def _halves(rank: int, least: int) -> Iterator[int]:
+    while rank // 2 >= least:
+        rank //= 2
+        yield rank
+
+
+def with_length(base: Setup, length: int) -> Setup:
+    return vary(base, length=length, completion=min(base.completion, max(length - 64, 1)))
+
+
+def _smaller_groups(wish: Wish, base: Setup) -> Iterator[Setup]:
+    """GRPO generates a whole step at once: fewer completions per step, down to what Axolotl accepts."""
+    least = wish.targets.grpo_generations * base.world
+    together = _per_gpu(base)
+    while together > least:
+        together = max(together // 2 // least, 1) * least
+        micro = min(base.micro, together)
+        while together % micro:
+            micro -= 1
+        yield vary(base, micro=micro, accumulation=together // micro)
+
+
+def _may_quantise(base: Setup) -> bool:
+    """On a CPU a 4-bit base crawls."""
+    return base.engine is Engine.AXOLOTL and base.kind.compute_capability > (0, 0)
+
+
+def eight_bit(base: Setup) -> Optimizer:
+    if base.parallelism is Parallelism.FSDP:
+        return Optimizer.ADAMW_TORCH_8BIT
+    already = (Optimizer.ADAFACTOR, Optimizer.LION_8BIT, Optimizer.PAGED_ADAMW_8BIT)
+    return base.optimizer if base.optimizer in already else Optimizer.ADAMW_BNB_8BIT
+
+
+def _pictures(wish: Wish, base: Setup, picture: Picture) -> Iterator[Setup]:
+    """Smaller latent batches cost nothing but seconds; then an 8-bit base, ranks, resolutions."""
+    picture = replace(picture, vae_batch=1)
+    yield vary(base, picture=picture)
+    if base.engine is Engine.AI_TOOLKIT and wish.targets.quantize_base is None:
+        picture = replace(picture, quantized=True)
+        yield vary(base, picture=picture)
+    if not picture.text_put_away:
+        picture = replace(picture, text_put_away=True, text_adapter=False)
+        yield vary(base, picture=picture)
+    base = vary(base, picture=picture)
+    lowest = max(wish.limits.min_lora_r, 1)
+    yield from (vary(base, rank=rank) for rank in _halves(base.rank, lowest))
+    least = vary(base, rank=min(base.rank, lowest))
+    for resolution in RESOLUTIONS:
+        if resolution < picture.resolution:
+            yield vary(least, picture=replace(picture, resolution=resolution))

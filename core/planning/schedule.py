@@ -1,0 +1,225 @@
+"""The largest training that ends in time: steps, evaluations and checkpoints from the clock.
+
+The wish is a number of epochs (the profile's, or its upper limit); the clock says how many steps fit between
+the first step and the reserve. Evaluations get at most their share of the time: first they become rarer,
+then smaller. Nothing here grows when the hours shrink, so more hours never make the training smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from core.choices import Engine
+from core.planning.costs import checkpoint_bytes, save_seconds
+from core.planning.sequences import Sequences
+from core.planning.setup import Setup
+from core.planning.speed import StepTime, evaluation_seconds, step_time
+from core.profile.targets import Limits, Targets
+from core.tasks import TaskType
+
+#: Evaluations of a run whose profile does not say how often.
+EVALUATIONS = 10
+#: Pictures to see where the profile gives neither epochs nor steps.
+PICTURES = 2000
+#: GRPO evaluates by generating; more prompts than this cost more than they tell.
+GRPO_EVAL_ROWS = 64
+#: Files on the way at least where nothing evaluates.
+EARLY = 4
+#: Part of the training time that writing checkpoints may take.
+SAVE_SHARE = 0.1
+#: Below this many rows none can be spared.
+FEW_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds of the things that repeat."""
+
+    step_s: float
+    eval_s: float
+    save_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What fits, and what it was cut down from."""
+
+    total: int
+    per_epoch: int
+    epochs: float
+    eval_every: int
+    save_every: int
+    eval_rows: int
+    keep: int
+    train_s: float
+    eval_s: float
+    save_s: float
+    #: Steps that were wished for before the clock had its say.
+    wanted: int
+    wanted_epochs: float
+    wanted_keep: int
+
+    @property
+    def complete(self) -> bool:
+        return self.total >= self.wanted
+
+
+def held_out(task: TaskType, rows: int, targets: Targets) -> int:
+    """Rows that evaluate instead of training; validators hold out their own pictures."""
+    if task is TaskType.IMAGE or rows < FEW_ROWS:
+        return 0
+    most = min(targets.val_rows_max, GRPO_EVAL_ROWS) if task is TaskType.GRPO else targets.val_rows_max
+    return min(round(rows * targets.val_set_size), most)
+
+
+def wanted_steps(seq: Sequences, effective: int, targets: Targets, limits: Limits) -> tuple[int, float]:
+    """Steps and epochs of the whole wish, the clock aside."""
+    per_epoch = steps_per_epoch(seq, effective)
+    caps = [steps for steps in (targets.max_steps, limits.max_steps) if steps is not None]
+    if targets.num_epochs is not None:
+        steps = targets.num_epochs * per_epoch
+    elif seq.pictures:
+        # An epoch of pictures is a moment: they are counted in steps.
+        steps = math.inf if caps else max(limits.max_epochs * per_epoch, PICTURES / effective)
+    else:
+        steps = limits.max_epochs * per_epoch
+    whole = max(round(min([steps, *caps])), 1)
+    return whole, whole / per_epoch
+
+
+def steps_per_epoch(seq: Sequences, effective: int) -> int:
+    """The last batch of an epoch may be smaller, but it is a step."""
+    return max(math.ceil(seq.per_epoch / effective), 1)
+
+
+def rates(s: Setup, seq: Sequences, eval_rows: int, slowness: float = 1.0) -> tuple[Rates, StepTime]:
+    """`slowness`: what earlier runs of this shape took, relative to the prior."""
+    step = step_time(s, seq.work(s.micro))
+    one_eval = evaluation_seconds(s, eval_rows, seq.work(s.micro), seq.row_tokens * seq.sides)
+    return Rates(step.seconds * slowness, one_eval * slowness, save_seconds(s)), step
+
+
+def fit_schedule(
+    s: Setup,
+    seq: Sequences,
+    rate: Rates,
+    eval_rows: int,
+    seconds: float,
+    targets: Targets,
+    limits: Limits,
+    disk: float = math.inf,
+) -> Schedule:
+    """The most steps, with their evaluations and checkpoints, that `seconds` and `disk` hold."""
+    effective = s.micro * s.accumulation * s.world
+    wanted, epochs = wanted_steps(seq, effective, targets, limits)
+    per_epoch = steps_per_epoch(seq, effective)
+    eval_s, rows = (rate.eval_s, eval_rows) if eval_rows else (0.0, 0)
+    every_least = _least(eval_s, limits.eval_share, rate)
+    save_least = _least(rate.save_s, SAVE_SHARE, rate)
+    if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
+        rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
+        eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
+        every_least = _least(eval_s, limits.eval_share, rate)
+    save_asked = saves_asked(s, targets, per_epoch)
+    cadence = Cadence(targets.eval_steps if rows else save_asked, save_asked, every_least, save_least, eval_s)
+    total = most_steps(wanted, rate, cadence, seconds)
+    if not rows:
+        cadence = _early(cadence, total)
+    asked = cadence.eval_asked or math.ceil(total / EVALUATIONS)
+    eval_every = min(max(asked, every_least, 1), max(total, 1))
+    save_every = save_interval(cadence, eval_every, total)
+    keep = _keep(s, targets, min(disk, limits.checkpoint_disk if limits.checkpoint_disk else math.inf))
+    return Schedule(
+        total=total,
+        per_epoch=per_epoch if seq.per_epoch else 0,
+        epochs=total / per_epoch if seq.per_epoch else 0.0,
+        eval_every=eval_every,
+        save_every=save_every,
+        eval_rows=rows,
+        keep=keep,
+        train_s=total * rate.step_s,
+        # Axolotl evaluates once before the first step too.
+        eval_s=(count_of(total, eval_every) + 1) * eval_s if total else 0.0,
+        save_s=count_of(total, save_every) * rate.save_s,
+        wanted=wanted,
+        wanted_epochs=epochs,
+        wanted_keep=targets.save_total_limit,
+    )
+
+
+def saves_asked(s: Setup, targets: Targets, per_epoch: int) -> int | None:
+    """sd-scripts' step files go unrecognised by validators: it saves by epochs."""
+    if s.engine is not Engine.KOHYA:
+        return targets.save_steps
+    return targets.save_every_epochs * per_epoch if targets.save_every_epochs else None
+
+
+def _early(cadence: Cadence, total: int) -> Cadence:
+    """Where nothing evaluates, files on the way are all there is to submit if the run is cut off."""
+    most = max(math.ceil(total / EARLY), 1)
+    asked = max(min(cadence.save_asked or most, most), cadence.save_least)
+    return replace(cadence, eval_asked=asked, save_asked=asked)
+
+
+def _least(seconds: float, share: float, rate: Rates) -> int:
+    """Steps apart at least, for something that may take this share of the time."""
+    return max(math.ceil(seconds / (share * rate.step_s)), 1)
+
+
+def count_of(total: int, every: int) -> int:
+    """On the way, and the last one at the end."""
+    return math.ceil(total / every) if total > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often evaluations and checkpoints are asked for, and how far apart they must be at least."""
+
+    eval_asked: int | None
+    save_asked: int | None
+    eval_least: int
+    save_least: int
+    eval_s: float
+
+
+def most_steps(wanted: int, rate: Rates, cadence: Cadence, seconds: float) -> int:
+    """By bisection over the steps; the overhead is an upper bound that never falls with more of them."""
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle * rate.step_s + _overhead(middle, rate, cadence) <= seconds:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
+    evaluations = _at_most(total, cadence.eval_asked, cadence.eval_least)
+    if cadence.save_asked:
+        saves = math.ceil(total / max(cadence.save_asked, cadence.save_least))
+    else:
+        saves = min(evaluations, math.ceil(total / cadence.save_least))
+    # An interval longer than the run is cut to the last evaluation: that checkpoint and the end.
+    least = 2 if cadence.eval_s else EARLY + 1
+    return (evaluations + 1) * cadence.eval_s + max(saves, least) * rate.save_s
+
+
+def _at_most(total: int, asked: int | None, least: int) -> int:
+    """An upper bound on how often something comes in so many steps."""
+    if asked:
+        return math.ceil(total / max(asked, least))
+    return min(EVALUATIONS, math.ceil(total / least))
+
+
+def save_interval(cadence: Cadence, eval_every: int, total: int) -> int:
+    """A multiple of the evaluations: the best checkpoint is chosen among those that were evaluated."""
+    asked = max(cadence.save_asked or eval_every, cadence.save_least)
+    return max(min(math.ceil(asked / eval_every), total // eval_every), 1) * eval_every
+
+
+def _keep(s: Setup, targets: Targets, disk: float) -> int:
+    """One always: without a checkpoint there is nothing to submit."""
+    room = disk // max(checkpoint_bytes(s), 1)
+    return int(max(min(targets.save_total_limit, room), 1))

@@ -1,0 +1,189 @@
+"""Seconds per optimizer step, from the card's peaks: a prior until the run has measured itself.
+
+Matrix products run at a share of the peak, everything between them at the speed of memory, and small batches
+at the speed at which Python launches kernels. The shares were fitted to a per-operation roofline of Hugging
+Face and PEFT in eager mode, which lay 3 % off torchtune's published A100 figure; no H100 run stands behind
+them. `DERATE` then takes off what published end-to-end numbers fall short of such a roofline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.choices import Attention
+from core.hardware import Device, Link
+from core.planning.flops import forward_flops, picture_flops, training_flops
+from core.planning.setup import Setup, image_type, tokens_of_picture
+from core.planning.states import STATE_BYTES
+from core.tasks import ImageModelType, TaskType
+
+GEMM_SHARE = 0.65
+#: Attention kernels reach less of the peak than plain products; weights their part in `_gemm_share`.
+EAGER_SHARE = 0.45
+BANDWIDTH_SHARE = 0.85
+DERATE = 0.75
+#: Bytes moved between the products, per token, layer and element of width: (plain, with checkpointing).
+LORA_MOVES, FULL_MOVES = (975.0, 1280.0), (700.0, 800.0)
+#: Kernels that one layer launches in a step, and what launching one costs.
+LORA_KERNELS, FULL_KERNELS, PICTURE_KERNELS = 370.0, 190.0, 250.0
+LAUNCH_S = 7e-6
+#: What of the nominal link bandwidth collectives reach, and what part of the work can hide them.
+LINK_SHARE, HIDES = 0.65, 0.6
+#: Most of SDXL's blocks see a quarter of the tokens; its convolutions make up for half of that.
+SDXL_TOKENS = 0.57
+#: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
+COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
+#: Hugging Face's generate: seconds per layer and token step, however small the batch.
+GENERATE_LAYER_S, VLLM_LAYER_S = 1.0e-3, 1.5e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one forward pass works on, on average."""
+
+    #: Tokens on one GPU in one pass, padding included; pictures for image tasks.
+    tokens: float
+    #: Tokens that attention sees on average.
+    row_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    compute_s: float
+    exchange_s: float
+    optimizer_s: float
+    generate_s: float
+    #: Floating-point operations of the step on one GPU.
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_s + self.exchange_s + self.optimizer_s + self.generate_s
+
+
+def step_time(s: Setup, work: Work) -> StepTime:
+    """One optimizer step: every accumulated pass, the exchange of gradients, the update."""
+    flops = work.tokens * _per_token(s, work)
+    one_pass = _pass_seconds(s, flops, work.tokens)
+    exchange = _exchange_seconds(s, one_pass)
+    return StepTime(
+        compute_s=s.accumulation * one_pass,
+        exchange_s=exchange,
+        optimizer_s=_optimizer_seconds(s),
+        generate_s=_generate_seconds(s),
+        flops=s.accumulation * flops,
+    )
+
+
+def _per_token(s: Setup, work: Work) -> float:
+    return picture_flops(s) if s.picture is not None else training_flops(s, work.row_tokens)
+
+
+def _pass_seconds(s: Setup, flops: float, tokens: float) -> float:
+    products = flops / (s.kind.bf16_flops * _gemm_share(s) * _precision(s))
+    moved = products_free_bytes(s) * (tokens * _picture_tokens(s))
+    busy = (products + moved / (s.kind.bandwidth * BANDWIDTH_SHARE)) / DERATE
+    launch = _kernels(s) * LAUNCH_S
+    # Neither adds nor hides wholly: at 512 tokens the roofline with 7 µs per launch gave 0.117 s for 0.067
+    # of work and 0.083 of launching.
+    return float((busy**1.5 + launch**1.5) ** (1 / 1.5))
+
+
+def _gemm_share(s: Setup) -> float:
+    return EAGER_SHARE if s.attention is Attention.EAGER and s.kind.device is Device.CUDA else GEMM_SHARE
+
+
+def _precision(s: Setup) -> float:
+    """Relative to the bf16 peak. Without bf16 there is TF32 at half of it; fp8 pays only where it is measured
+    to: full fine-tunes, compiled, not recomputed."""
+    if s.fp8 and s.kind.has_fp8 and s.full and s.compile_mode and not s.checkpointing:
+        return 1 / FP8_PRODUCTS
+    return 1.0 if s.width == 2 else 0.5
+
+
+def _picture_tokens(s: Setup) -> float:
+    return tokens_of_picture(s.picture.facts, s.picture.resolution) if s.picture is not None else 1.0
+
+
+def products_free_bytes(s: Setup) -> float:
+    """Per token, over all layers: casts, norms, activations, the loss."""
+    moves = (FULL_MOVES if s.full else LORA_MOVES)[1 if s.checkpointing else 0]
+    width = s.shape.layers * (s.shape.hidden + s.shape.mlp) / 4.5
+    if image_type(s) is ImageModelType.SDXL:
+        width *= SDXL_TOKENS
+    gain = COMPILED_MOVES if s.compile_mode is not None else 1.0
+    head = 0.0 if s.picture is not None else 20.0 * s.shape.vocab
+    return (moves * width * gain + head) * (s.width / 2)
+
+
+def _kernels(s: Setup) -> float:
+    if s.kind.device is Device.CPU:
+        return 0.0
+    per = PICTURE_KERNELS if s.picture is not None else FULL_KERNELS if s.full else LORA_KERNELS
+    return per * s.shape.layers * (0.3 if s.compile_mode is not None else 1.0)
+
+
+def _exchange_seconds(s: Setup, one_pass: float) -> float:
+    """What of the communication the computation does not hide."""
+    if s.world == 1:
+        return 0.0
+    rate, part = link_rate(s), (s.world - 1) / s.world
+    gradients = s.trained_params * s.trained_width
+    if not s.sharded:
+        # Sent once per step, while the last pass runs backward.
+        return max(2 * part * gradients / rate - HIDES * one_pass, 0.1 * 2 * part * gradients / rate)
+    gathers = 2 if s.reshard else 1
+    moved = part * (gathers * s.shape.params * 2 + gradients) / rate
+    return s.accumulation * max(moved - HIDES * one_pass, 0.1 * moved)
+
+
+def link_rate(s: Setup) -> float:
+    """Bridges join pairs; a ring over more than two cards goes through PCIe."""
+    rate = s.kind.link_bandwidth
+    if s.kind.link is Link.NVLINK_PAIR and s.world > 2:
+        rate = min(rate, 28e9)
+    return rate * LINK_SHARE
+
+
+def _optimizer_seconds(s: Setup) -> float:
+    """Read and write weights and states, read gradients: bound by memory."""
+    fp32, bf16 = STATE_BYTES[s.optimizer]
+    states = fp32 if s.trained_width == 4 else bf16
+    moved = s.trained_params / s.shards * (3 * s.trained_width + 2 * states)
+    return 0.01 + moved / (s.kind.bandwidth * 0.6)
+
+
+def _generate_seconds(s: Setup) -> float:
+    """GRPO: one token after the other, all completions of the step together; bound by memory and launches."""
+    if s.task is not TaskType.GRPO:
+        return 0.0
+    together = s.micro * s.accumulation
+    prompts = together * max(s.length - s.completion, 1)
+    prefill = prompts * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
+    cache = together * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
+    read = (s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7)
+    layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
+    if s.kind.device is Device.CPU:
+        layer = 2e-4
+    token = max(read, s.shape.layers * layer)
+    if s.sharded and not s.vllm_share:
+        # Every layer is gathered anew for every token.
+        token += s.shape.params * 2 / link_rate(s)
+    return prefill + s.completion * token
+
+
+def evaluation_seconds(s: Setup, rows: int, work: Work, row_tokens: float) -> float:
+    """One evaluation of all held-out rows, split over the GPUs; small batches, nothing recomputed."""
+    if rows <= 0 or s.picture is not None:
+        return 0.0
+    batches = -(-rows // (s.eval_micro * s.world))
+    passes = 2 if (s.task is TaskType.DPO and not s.reference_ready) or s.kl else 1
+    tokens = s.eval_micro * row_tokens
+    products = tokens * forward_flops(s, work.row_tokens) / (s.kind.bf16_flops * GEMM_SHARE)
+    moved = tokens * products_free_bytes(s) * 0.3 / (s.kind.bandwidth * BANDWIDTH_SHARE)
+    launch = _kernels(s) * LAUNCH_S * 0.3
+    one = passes * max((products + moved) / DERATE, launch)
+    if s.sharded:
+        one += passes * s.shape.params * 2 / link_rate(s)
+    generate = _generate_seconds(s) if s.task is TaskType.GRPO else 0.0
+    return 2.0 + batches * one + (generate * batches if generate else 0.0)

@@ -1,0 +1,189 @@
+"""A plan on the terminal: GPUs, memory term by term, the timeline, what gave way, the configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from core.choices import Engine
+from core.errors import ConfigError
+from core.plan import TrainingPlan
+from core.units import show_bytes, show_params, show_seconds
+from miner.plan_files import changes, rendered
+
+#: Cells of a bar on a terminal of ordinary width.
+BAR = 40
+Page = Text | Table
+
+
+def pages(plan: TrainingPlan, width: int = 100) -> Iterator[Page]:
+    """Top to bottom."""
+    yield _heading(plan)
+    yield _numbers(plan)
+    yield Text(f"\nMemory of one GPU, at its worst: {plan.memory.phase}", style="bold")
+    yield _memory(plan)
+    yield Text("\nTimeline", style="bold")
+    yield _timeline(plan)
+    if plan.concessions:
+        yield Text("\nGave way", style="bold")
+        yield Text("\n".join(f"  {one}" for one in plan.concessions))
+    if plan.notes:
+        yield Text("\nNotes", style="bold")
+        yield Text("\n".join(f"  {note}" for note in plan.notes))
+    if plan.verdict.feasible:
+        yield from _configuration(plan)
+
+
+def _heading(plan: TrainingPlan) -> Text:
+    task = plan.task.task_type.value + (f" ({plan.task.image_type.value})" if plan.task.image_type else "")
+    first = (
+        f"{task}, {plan.model.model_id}, {show_params(plan.model.params_total)} parameters, "
+        f"{plan.task.hours:g} h, {plan.data.rows:,} rows, profile {plan.profile}\n"
+    )
+    verdict = plan.verdict
+    if verdict.feasible:
+        answer = Text("feasible", style="green bold")
+        answer.append(f": {plan.gpus} of {plan.available}, ends {show_seconds(plan.time.slack_s)} early", "")
+    else:
+        answer = Text(f"refused ({verdict.code})", style="red bold")
+        answer.append(f": {verdict.reason}", "")
+    return Text(first).append_text(answer).append("\n")
+
+
+def _numbers(plan: TrainingPlan) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for column in ("what", "value", "why"):
+        table.add_column(column, overflow="fold", style="dim" if column == "why" else None)
+    for path, value in _main_numbers(plan):
+        table.add_row(path, value, _why(plan, path))
+    return table
+
+
+def _why(plan: TrainingPlan, path: str) -> str:
+    """The planner's own reasoning needs no source, a line of a profile does."""
+    reason = plan.reasons.get(path)
+    if reason is None:
+        return ""
+    return reason.text if reason.source in ("planner", "default") else f"{reason.text}, {reason.source}"
+
+
+def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    batch, steps, precision = plan.batch, plan.steps, plan.precision
+    yield "gpus", str(plan.gpus)
+    yield "parallelism", plan.parallelism.value
+    yield "engine", plan.engine.value
+    yield "method", plan.method.value
+    if plan.adapter:
+        yield "adapter.rank", f"{plan.adapter.rank} ({show_params(plan.adapter.params)} parameters)"
+        yield "adapter.alpha", f"{plan.adapter.alpha:g}"
+    yield "batch.micro", str(batch.micro)
+    yield "batch.accumulation", f"{batch.accumulation} (effective {batch.effective})"
+    if plan.image is None:
+        packed = "packed" if plan.sequence.packing else "not packed"
+        yield "sequence.length", f"{plan.sequence.length} ({packed})"
+    else:
+        yield "image.resolution", str(plan.image.resolution)
+    yield "optimizer.name", plan.optimizer.name.value
+    yield "optimizer.learning_rate", f"{plan.optimizer.learning_rate:g}"
+    yield "optimizer.schedule", plan.optimizer.schedule.value
+    yield "optimizer.warmup_steps", str(plan.optimizer.warmup_steps)
+    yield "steps.epochs", f"{steps.epochs:.3g}"
+    yield "steps.total", f"{steps.total:,}"
+    yield "steps.eval_every", f"{steps.eval_every} ({steps.eval_rows} rows)"
+    yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"
+    yield "precision.gradient_checkpointing", "on" if precision.gradient_checkpointing else "off"
+    yield "precision.attention", precision.attention.value
+
+
+def _memory(plan: TrainingPlan) -> Table:
+    """Bars against the budget."""
+    memory = plan.memory
+    table = _table("term", "GB", "", "how")
+    for term in sorted(memory.terms, key=lambda one: -one.bytes):
+        table.add_row(f"  {term.name}", _gb(term.bytes), _bar(term.bytes, memory.budget_bytes), term.why)
+    table.add_row("  total", _gb(memory.total_bytes), _bar(memory.total_bytes, memory.budget_bytes), "")
+    table.add_row("  budget", _gb(memory.budget_bytes), "", f"of {_gb(memory.capacity_bytes)} GB on the card")
+    others = ", ".join(f"{peak.phase} {_gb(peak.bytes)}" for peak in memory.other_peaks)
+    if others:
+        table.add_row("  other moments", "", "", others)
+    return table
+
+
+def _timeline(plan: TrainingPlan) -> Table:
+    """From now to the deadline: when each stretch begins, how long it is, where it lies."""
+    time, at = plan.time, 0.0
+    table = _table("phase", "from", "for", "", "how")
+    for phase in time.phases:
+        table.add_row(
+            f"  {phase.name}",
+            show_seconds(at),
+            show_seconds(phase.seconds),
+            _span(at, phase.seconds, time.deadline_s),
+            phase.why,
+        )
+        at += phase.seconds
+    table.add_row("  free", show_seconds(at), show_seconds(time.slack_s), "", "")
+    reserve = time.deadline_s - time.reserve_s
+    table.add_row("  reserve", show_seconds(reserve), show_seconds(time.reserve_s), "", "kept free")
+    table.add_row("  deadline", show_seconds(time.deadline_s), "", "", _speed(plan))
+    return table
+
+
+def _speed(plan: TrainingPlan) -> str:
+    what = "pictures/s" if plan.image else "tokens/s"
+    source = "measured" if plan.time.measured else "a prior"
+    return f"{plan.time.throughput:,.0f} {what}, {plan.time.utilisation:.0%} of peak ({source})"
+
+
+def _configuration(plan: TrainingPlan) -> Iterator[Page]:
+    """What the engine gets, against its template."""
+    if plan.engine is Engine.NATIVE:
+        yield Text("\nThe native trainer reads the plan itself", style="bold")
+        return
+    try:
+        made = rendered(plan)
+    except ConfigError as error:
+        yield Text(f"\nThe configuration would not run: {error}", style="red bold")
+        return
+    yield Text(f"\n{plan.engine.value} configuration, against the template", style="bold")
+    table = _table("key", "template", "plan")
+    for key, there, here in changes(made):
+        table.add_row(f"  {key}", _value(there), _value(here))
+    yield table
+    if made.notes:
+        yield Text("\n".join(f"  {note}" for note in made.notes), style="dim")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        right = column in ("GB", "from", "for")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _gb(count: float) -> str:
+    return show_bytes(count) if count < 5e7 else f"{count / 1e9:.1f}"
+
+
+def _bar(part: float, whole: float) -> str:
+    cells = min(round(part / whole * BAR), BAR) if whole else 0
+    return "█" * cells or "▏"
+
+
+def _span(start: float, length: float, whole: float) -> str:
+    if whole <= 0:
+        return ""
+    before = min(round(start / whole * BAR), BAR - 1)
+    cells = max(min(round(length / whole * BAR), BAR - before), 1)
+    return " " * before + "█" * cells

@@ -1,0 +1,89 @@
+"""Setups and profiles for the planner's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.choices import Attention, Engine, Method, Optimizer, Parallelism
+from core.hardware import KINDS, Hardware, parse_gpus
+from core.model_facts import facts_from_name
+from core.models import ModelFacts
+from core.planning.memory import moments
+from core.planning.setup import Loss, Setup
+from core.planning.shape import shape_of
+from core.profile import ContainerTargets, EngineConfigs, Limits, ResolvedProfile, Targets
+from core.tasks import TaskType
+
+GIB = 2**30
+#: What published figures ("memory active") and fake tensors leave out.
+UNSEEN = ("cuda", "fragmentation", "ddp buckets")
+
+
+def a_setup(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: Any) -> Setup:
+    """LoRA of rank 16 on one H100: fp32 adapters, flash attention, plain cross-entropy, no dropout."""
+    facts = facts_from_name(model) if isinstance(model, str) else model
+    fields: dict[str, Any] = {
+        "task": TaskType.INSTRUCT,
+        "engine": Engine.AXOLOTL,
+        "method": Method.LORA,
+        "shape": shape_of(facts),
+        "kind": KINDS["H100-SXM"],
+        "world": 1,
+        "parallelism": Parallelism.SINGLE,
+        "micro": 1,
+        "accumulation": 1,
+        "eval_micro": 1,
+        "length": 1024,
+        "completion": 0,
+        "rank": 16,
+        "adapter_fp32": True,
+        "dropout": False,
+        "optimizer": Optimizer.ADAMW_TORCH_FUSED,
+        "fp32_master": False,
+        "width": 2,
+        "checkpointing": True,
+        "offload": False,
+        "attention": Attention.FLASH_2,
+        "loss": Loss.FULL,
+        "reshard": True,
+        "compile_mode": None,
+        "fp8": False,
+        "reference_ready": False,
+        "vllm_share": 0.0,
+        "generations": 8,
+        "kl": False,
+        "ema": False,
+        "picture": None,
+    }
+    return Setup(**{**fields, **changes})
+
+
+def active_gib(setup: Setup) -> float:
+    """The worst moment of training, without what published figures leave out."""
+    found = {
+        phase: sum(term.bytes for term in terms if term.name not in UNSEEN)
+        for phase, terms in moments(setup)
+        if phase not in ("evaluation", "generation")
+    }
+    return max(found.values()) / GIB
+
+
+def resolved(limits: dict[str, Any] | None = None, **targets: Any) -> ResolvedProfile:
+    """A profile of these targets alone, everything else at its default."""
+    return ResolvedProfile(
+        name="test",
+        digest="",
+        hardware=None,
+        targets=Targets(**targets),
+        limits=Limits.model_construct(**{**Limits().model_dump(), **(limits or {})}),
+        container=ContainerTargets(),
+        env={},
+        engine_config=EngineConfigs(),
+        sections=(),
+        origins={},
+        before_scale={},
+    )
+
+
+def host(gpus: str = "4xH100", **changes: Any) -> Hardware:
+    return Hardware(gpus=parse_gpus(gpus), **changes)

@@ -1,0 +1,159 @@
+"""Hundreds of combinations: every plan holds or says why not, and every promise renders for its engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import pytest
+
+from core.choices import Engine
+from core.data_facts import assumed_facts
+from core.hardware import Hardware, parse_gpus
+from core.model_facts import facts_from_name
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.planner import plan
+from core.profile import load_profile, resolve
+from core.recipes.examples import example_inputs
+from core.recipes.render import render
+from core.recipes.validate import Pretended, validate_with_engine
+from core.tasks import ImageModelType, TaskType
+
+MODELS = (
+    "facebook/opt-125m",
+    "meta-llama/Llama-3.2-1B",
+    "Qwen/Qwen2.5-3B",
+    "meta-llama/Llama-3.1-8B",
+    "google/gemma-2-9b",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen2.5-32B",
+    "meta-llama/Llama-3.1-70B",
+)
+HARDWARE = ("1xRTX-4090", "1xH100", "4xH100", "8xH100", "4xA100-SXM-40GB")
+PROFILES = ("h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady")
+HOURS = (1.0, 4.5)
+TEXT = tuple(task for task in TaskType if task.is_text)
+
+
+class Entry(NamedTuple):
+    profile: str
+    hardware: str
+    task: TaskType
+    model: str
+    hours: float
+    plan: TrainingPlan
+
+
+def _entries() -> Iterator[Entry]:
+    """Every task, model, profile and machine; hours and machines take turns so that the grid stays small."""
+    machines = itertools.cycle(HARDWARE)
+    for profile, task, model, hours in itertools.product(PROFILES, TEXT, MODELS, HOURS):
+        yield _entry(profile, next(machines), task, model, hours, None)
+    for profile, kind, hours in itertools.product(PROFILES, ImageModelType, (1.0, 2.0)):
+        yield _entry(profile, next(machines), TaskType.IMAGE, kind.value, hours, kind)
+
+
+def _entry(
+    profile: str, hardware: str, task: TaskType, model: str, hours: float, image: ImageModelType | None
+) -> Entry:
+    facts = facts_from_name(model, None, image)
+    spec = TaskSpec(task_type=task, hours=hours, image_type=image)
+    data = assumed_facts(task, None if image else 20_000, image_type=image)
+    gpus = Hardware(gpus=parse_gpus(hardware))
+    return Entry(profile, hardware, task, model, hours, plan(spec, facts, data, gpus, load_profile(profile)))
+
+
+@lru_cache(maxsize=1)
+def grid() -> tuple[Entry, ...]:
+    return tuple(_entries())
+
+
+def _promised() -> list[Entry]:
+    return [entry for entry in grid() if entry.plan.verdict.feasible]
+
+
+def test_the_grid_is_large_and_mostly_feasible() -> None:
+    assert len(grid()) >= 300
+    assert len(_promised()) > 0.6 * len(grid())
+
+
+def test_a_refusal_names_its_code_and_its_number() -> None:
+    for entry in grid():
+        if not entry.plan.verdict.feasible:
+            assert entry.plan.verdict.code is not None
+            assert any(letter.isdigit() for letter in entry.plan.verdict.reason), entry
+
+
+def test_no_promise_exceeds_the_memory_budget() -> None:
+    for entry in _promised():
+        assert entry.plan.memory.fits, entry[:5]
+        assert entry.plan.memory.budget_bytes <= entry.plan.gpus.memory_bytes
+
+
+def test_no_promise_runs_into_the_reserve() -> None:
+    for entry in _promised():
+        assert entry.plan.time.slack_s >= 0, entry[:5]
+
+
+def test_the_effective_batch_is_kept_or_its_change_is_said() -> None:
+    for entry in _promised():
+        found = entry.plan
+        targets = resolve(load_profile(entry.profile), entry.task, found.model).targets
+        asked = targets.effective_batch_size or (
+            targets.micro_batch_size * targets.gradient_accumulation_steps * found.batch.world_size
+        )
+        said = any(one.field == "effective_batch_size" for one in found.concessions)
+        assert found.batch.effective == asked or said, entry[:5]
+
+
+def test_every_difference_from_the_profile_is_a_concession() -> None:
+    for entry in _promised():
+        found = entry.plan
+        targets = resolve(load_profile(entry.profile), entry.task, found.model).targets
+        said = {one.field for one in found.concessions}
+        if found.adapter is not None and found.adapter.rank != targets.lora_r:
+            assert "lora_r" in said, entry[:5]
+        if found.optimizer.name is not targets.optimizer:
+            assert "optimizer" in said, entry[:5]
+        if targets.gradient_checkpointing is False and found.precision.gradient_checkpointing:
+            assert "gradient_checkpointing" in said, entry[:5]
+        if targets.method is not None and found.method is not targets.method:
+            assert "method" in said, entry[:5]
+        if found.steps.wanted is not None and found.steps.total < found.steps.wanted:
+            assert {"num_epochs", "max_steps"} & said, entry[:5]
+
+
+def test_every_promise_renders_and_is_valid_for_its_engine() -> None:
+    for entry in _promised():
+        made = render(entry.plan, example_inputs(entry.task))
+        assert made.command, entry[:5]
+
+
+def test_plans_survive_json() -> None:
+    for entry in grid()[::7]:
+        assert TrainingPlan.from_json(entry.plan.to_json()) == entry.plan
+
+
+def _card(found: TrainingPlan) -> Pretended:
+    """The engine is told of the cards that the plan was made for."""
+    major, minor = found.gpus.kind.compute_capability
+    return Pretended(
+        gpus=found.gpus.count,
+        compute_capability=f"sm_{major}{minor}",
+        bf16=found.gpus.kind.has_bf16,
+        tf32=(major, minor) >= (8, 0),
+        fp8=found.gpus.kind.has_fp8,
+    )
+
+
+@pytest.mark.integration
+def test_axolotl_itself_accepts_every_rendered_configuration(training_python: str) -> None:
+    chosen = [entry for entry in _promised() if entry.plan.engine is Engine.AXOLOTL]
+    asked = [(render(one.plan, example_inputs(one.task)).config, _card(one.plan)) for one in chosen]
+    found = validate_with_engine(training_python, asked)
+    wrong = [(entry[:5], one) for entry, one in zip(chosen, found, strict=True) if not one.ok]
+    assert len(chosen) >= 150
+    assert not wrong, wrong[:3]

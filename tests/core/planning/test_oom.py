@@ -1,0 +1,133 @@
+"""After an attempt that ran out of memory: one rung down, the batch kept, the time counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.choices import Parallelism
+from core.data_facts import assumed_facts
+from core.model_facts import facts_from_name
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.planner import plan
+from core.profile import load_profile
+from core.tasks import ImageModelType, TaskType
+from tests.core.planning.setups import host, resolved
+
+
+def _plan(task: TaskType = TaskType.INSTRUCT, gpus: str = "1xH100", **targets: object) -> TrainingPlan:
+    image = ImageModelType.FLUX if task is TaskType.IMAGE else None
+    model = facts_from_name("meta-llama/Llama-3.2-3B", None, image)
+    spec = TaskSpec(task_type=task, hours=4, image_type=image)
+    data = assumed_facts(task, 20_000 if image is None else 30, image_type=image)
+    return plan(spec, model, data, host(gpus), resolved(**{"micro_batch_size": 4, **targets}))
+
+
+def _ladder(first: TrainingPlan, **failure: object) -> list[TrainingPlan]:
+    found = [first]
+    while len(found) < 40:
+        following = next_after_oom(found[-1], OutOfMemory.model_validate(failure))
+        if following is None:
+            return found
+        found.append(following)
+    raise AssertionError("the ladder has no end")
+
+
+def test_first_the_micro_batch_is_halved_and_the_accumulation_doubled() -> None:
+    first = _plan()
+    second = next_after_oom(first, OutOfMemory())
+    assert second is not None
+    assert (second.batch.micro, second.batch.accumulation) == (2, 2 * first.batch.accumulation)
+    assert second.oom_steps == ("micro_batch_size 4 → 2",)
+    assert str(second.concessions[-1]) == "micro_batch_size 4 → 2: out of memory in train"
+
+
+def test_the_rungs_come_in_their_order_and_the_effective_batch_stays() -> None:
+    found = _ladder(_plan(gradient_checkpointing=None), neighbours=True, available=4)
+    fields = [one.oom_steps[-1].split()[0] for one in found[1:]]
+    order = ["micro_batch_size", "gradient_checkpointing", "sequence_len", "exclusive", "gpus"]
+    positions = [order.index(field) for field in fields]
+    widened = positions.index(4)
+    assert positions[:widened] == sorted(positions[:widened])
+    assert set(fields) == set(order)
+    assert {one.batch.effective for one in found} == {found[0].batch.effective}
+
+
+def test_every_rung_needs_no_more_memory_than_the_one_above() -> None:
+    found = _ladder(_plan(), available=4)
+    peaks = [one.memory.total_bytes for one in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0]
+
+
+def test_more_gpus_come_with_sharding() -> None:
+    last = _ladder(_plan(), available=4)[-1]
+    assert last.gpus.count == 4
+    assert last.parallelism is Parallelism.FSDP
+    assert last.launch.processes == last.batch.world_size == 4
+
+
+def test_an_evaluation_that_ran_out_evaluates_fewer_rows_at_once() -> None:
+    first = _plan()
+    assert first.batch.eval_micro > 1
+    second = next_after_oom(first, OutOfMemory(moment="evaluation"))
+    assert second is not None
+    assert second.batch.eval_micro == first.batch.eval_micro // 2
+    assert second.batch.micro == first.batch.micro
+
+
+def test_neighbours_are_asked_to_leave_before_other_gpus_are_taken() -> None:
+    found = _ladder(_plan(), neighbours=True)
+    assert found[-1].launch.exclusive
+    assert not found[0].launch.exclusive
+
+
+def test_cutting_sequences_is_spared_where_states_fill_the_card() -> None:
+    profile = load_profile("steady")
+    model = facts_from_name("meta-llama/Llama-3.1-8B")
+    spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=4)
+    full = plan(spec, model, assumed_facts(TaskType.INSTRUCT, 20_000), host("1xH100"), profile)
+    assert full.adapter is None
+    lengths = {one.sequence.length for one in _ladder(full)}
+    assert lengths == {full.sequence.length}
+
+
+def test_grpo_keeps_whole_groups_on_every_rung() -> None:
+    for one in _ladder(_plan(TaskType.GRPO, "2xH100"), moment="generation", available=8):
+        batch = one.batch
+        assert one.grpo is not None
+        assert batch.micro * batch.accumulation % one.grpo.generations == 0
+        assert batch.micro * batch.accumulation >= one.grpo.generations * batch.world_size
+
+
+def test_pictures_lose_pixels_at_last() -> None:
+    last = _ladder(_plan(TaskType.IMAGE))[-1]
+    assert last.image is not None
+    assert last.image.resolution < 1024
+    assert last.batch.micro == 1
+
+
+def test_lost_time_shortens_what_is_left() -> None:
+    first = _plan(num_epochs=50)
+    early = next_after_oom(first, OutOfMemory(elapsed_s=100))
+    late = next_after_oom(first, OutOfMemory(elapsed_s=7200))
+    assert early is not None
+    assert late is not None
+    assert late.steps.total < early.steps.total
+    assert late.time.in_time
+    assert late.time["download"] == 0
+    assert late.time["so far"] == 7200
+
+
+def test_too_late_is_said_and_not_planned() -> None:
+    late = next_after_oom(_plan(), OutOfMemory(elapsed_s=4 * 3600 - 700))
+    assert late is not None
+    assert not late.verdict.feasible
+    assert late.steps.total == 0
+
+
+@pytest.mark.parametrize("task", list(TaskType))
+def test_every_rung_is_a_plan_like_any_other(task: TaskType) -> None:
+    for one in _ladder(_plan(task), available=4, elapsed_s=300):
+        assert TrainingPlan.from_json(one.to_json()) == one

@@ -1,0 +1,397 @@
+"""Whole plans: what is honoured, what gives way and why, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.budget import Concession, Refusal
+from core.choices import Engine, Method, Optimizer, Parallelism
+from core.data_facts import assumed_facts, facts_from_lengths
+from core.hardware import KINDS, GpuSet, Hardware
+from core.model_facts import facts_from_config, facts_from_name
+from core.models import ModelFacts
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.costs import Site
+from core.planning.planner import plan, quick_plan
+from core.profile import LoadedProfile, ResolvedProfile, load_profile
+from core.tasks import ImageModelType, TaskType
+from tests.core.planning.setups import host, resolved
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def _plan(
+    profile: ResolvedProfile | LoadedProfile,
+    task: TaskType = TaskType.INSTRUCT,
+    model: ModelFacts | str = LLAMA,
+    hours: float = 3,
+    gpus: str = "4xH100",
+    rows: int = 20_000,
+    **given: Any,
+) -> TrainingPlan:
+    image = given.pop("image_type", None)
+    facts = facts_from_name(model, None, image) if isinstance(model, str) else model
+    data = given.pop("data", None) or assumed_facts(task, rows, image_type=image)
+    spec = TaskSpec(task_type=task, hours=hours, image_type=image, kl_coefficient=given.pop("kl", None))
+    return plan(spec, facts, data, given.pop("hardware", None) or host(gpus), profile, **given)
+
+
+def _gave(found: TrainingPlan, field: str) -> Concession | None:
+    return next((one for one in found.concessions if one.field == field), None)
+
+
+def test_targets_that_fit_are_taken_as_they_are() -> None:
+    profile = resolved(lora_r=32, lora_alpha=64, micro_batch_size=4, num_epochs=1, sequence_len=1024)
+    found = _plan(profile, gpus="1xH100")
+    assert found.verdict.feasible
+    assert (found.adapter.rank, found.adapter.alpha) == (32, 64)  # type: ignore[union-attr]
+    assert (found.batch.micro, found.batch.accumulation) == (4, 1)
+    assert found.sequence.length == 1024
+    assert found.steps.epochs == pytest.approx(1)
+    assert not found.concessions
+
+
+def test_a_micro_batch_that_does_not_fit_gives_way_with_the_number_that_forced_it() -> None:
+    found = _plan(load_profile("h100x4"))
+    gave = _gave(found, "micro_batch_size")
+    assert gave is not None
+    assert gave.wanted == 32
+    assert gave.got == found.batch.micro
+    assert "over the 75.0 GB budget" in gave.reason
+    assert "activations" in gave.reason
+    assert found.batch.effective == 32 * 4
+    assert str(gave).startswith(f"micro_batch_size 32 → {found.batch.micro}: ")
+
+
+def test_the_seed_000_profile_trains_its_rank_on_four_sharded_cards_without_checkpointing() -> None:
+    found = _plan(load_profile("h100x4"))
+    assert found.verdict.feasible
+    assert found.gpus.count == 4
+    assert found.parallelism is Parallelism.FSDP
+    assert found.adapter is not None
+    assert (found.adapter.rank, found.adapter.alpha) == (512, 1024)
+    assert not found.precision.gradient_checkpointing
+    assert found.optimizer.learning_rate == 8e-4
+    assert found.memory.budget_bytes == 75_000_000_000
+    assert found.env["NCCL_BUFFSIZE"] == "8388608"
+
+
+def test_checkpointing_is_switched_on_only_where_memory_asks_for_it() -> None:
+    small = _plan(resolved(), model="Qwen/Qwen2.5-0.5B", gpus="1xH100")
+    large = _plan(resolved(), gpus="1xRTX-4090")
+    assert not small.precision.gradient_checkpointing
+    assert large.precision.gradient_checkpointing
+    forced = _plan(resolved(gradient_checkpointing=False), gpus="1xRTX-4090")
+    gave = _gave(forced, "gradient_checkpointing")
+    assert gave is not None
+    assert (gave.wanted, gave.got) == (False, True)
+
+
+def test_checkpointing_that_is_asked_for_stays_on_and_the_batch_with_it() -> None:
+    found = _plan(
+        resolved(gradient_checkpointing=True, micro_batch_size=16, sample_packing=False), gpus="1xH100"
+    )
+    assert found.precision.gradient_checkpointing
+    assert found.batch.micro == 16
+
+
+def test_a_model_beyond_one_card_is_sharded() -> None:
+    found = _plan(resolved(), model="meta-llama/Llama-3.1-70B", gpus="8xH100")
+    assert found.verdict.feasible
+    assert found.parallelism is Parallelism.FSDP
+    assert found.fsdp is not None
+
+
+def test_quality_gives_way_in_the_documented_order() -> None:
+    """A rank that data can hardly fill before rows, rows before four bits."""
+    profile = resolved(lora_r=2048, micro_batch_size=1)
+    found = _plan(profile, model="Qwen/Qwen2.5-14B", gpus="1xH100")
+    assert found.verdict.feasible
+    assert found.method is Method.LORA
+    assert _gave(found, "lora_r") is not None
+    assert _gave(found, "sequence_len") is None
+    tight = _plan(profile, model="Qwen/Qwen2.5-32B", gpus="1xA6000", hours=8)
+    assert tight.method is Method.QLORA
+    assert tight.verdict.feasible
+
+
+def test_a_full_fine_tune_that_cannot_be_held_becomes_a_lora_at_its_own_rate() -> None:
+    profile = resolved(method=Method.FULL, learning_rate=1e-5)
+    found = _plan(profile, gpus="1xRTX-4090")
+    assert found.method is Method.LORA
+    assert found.optimizer.learning_rate == pytest.approx(1e-4)
+    assert _gave(found, "method") is not None
+
+
+def test_an_eight_bit_optimizer_saves_a_full_fine_tune() -> None:
+    found = _plan(resolved(method=Method.FULL), model="Qwen/Qwen2.5-7B", gpus="1xH100")
+    assert found.method is Method.FULL
+    gave = _gave(found, "optimizer")
+    assert gave is None or gave.got == Optimizer.ADAMW_BNB_8BIT.value
+
+
+def test_fsdp_takes_an_optimizer_that_it_can_shard() -> None:
+    found = _plan(resolved(optimizer=Optimizer.ADAMW_BNB_8BIT, fsdp_above="1B", gpu_strategy="all"))
+    assert found.optimizer.name is Optimizer.ADAMW_TORCH_8BIT
+    assert "FSDP2" in _gave(found, "optimizer").reason  # type: ignore[union-attr]
+
+
+def test_generation_is_not_sharded_when_the_model_fits_one_card() -> None:
+    found = _plan(load_profile("h100x4"), TaskType.GRPO, "Qwen/Qwen2.5-3B", hours=6)
+    assert found.parallelism is Parallelism.DDP
+    assert "generation" in _gave(found, "fsdp_above").reason  # type: ignore[union-attr]
+
+
+def test_grpo_batches_are_what_axolotl_accepts() -> None:
+    for gpus in (1, 2, 3, 4, 8):
+        found = _plan(load_profile("steady"), TaskType.GRPO, "Qwen/Qwen2.5-3B", gpus=f"{gpus}xH100", hours=6)
+        batch, generations = found.batch, found.grpo.generations  # type: ignore[union-attr]
+        per_gpu = batch.micro * batch.accumulation
+        assert per_gpu % generations == 0
+        assert per_gpu >= generations * batch.world_size
+        if batch.effective != 32:
+            assert "groups" in _gave(found, "effective_batch_size").reason  # type: ignore[union-attr]
+
+
+def test_the_clock_decides_the_epochs_and_says_so() -> None:
+    long, short = _plan(resolved(num_epochs=3), hours=8), _plan(resolved(num_epochs=3), hours=1, rows=100_000)
+    assert long.steps.epochs == pytest.approx(3)
+    assert short.steps.epochs < 3
+    assert short.steps.wanted == pytest.approx(short.steps.per_epoch * 3, abs=1)
+    gave = _gave(short, "num_epochs")
+    assert gave is not None
+    assert "left for training" in gave.reason
+
+
+def test_a_time_limit_is_kept_with_its_reserve() -> None:
+    found = _plan(resolved({"reserve": 1200.0}, num_epochs=50), hours=1)
+    assert found.time.reserve_s == 1200
+    assert 0 <= found.time.slack_s < 120
+
+
+def test_a_model_in_the_cache_and_a_validator_who_uploads_leave_more_time() -> None:
+    profile = resolved(num_epochs=50)
+    plain = _plan(profile, hours=1)
+    tournament = _plan(profile, hours=1, site=Site(host(), model_here=True, publishes=False))
+    assert tournament.steps.total > plain.steps.total
+    assert tournament.time["download"] == tournament.time["publish"] == 0
+
+
+def test_alpha_times_rate_is_guarded_where_the_profile_says_so() -> None:
+    found = _plan(resolved({"max_alpha_lr": 0.03}, lora_alpha=1024, learning_rate=8e-4))
+    assert found.optimizer.learning_rate == pytest.approx(0.03 / 1024, rel=1e-4)
+    assert _gave(found, "learning_rate") is not None
+
+
+def test_the_rate_grows_with_the_gpus_as_seed_001_says() -> None:
+    profile = resolved(lr_gpu_scale={2: 1.2, 4: 1.5}, learning_rate=2e-4, gpu_strategy="all")
+    rates = [_plan(profile, gpus=f"{n}xH100").optimizer.learning_rate for n in (1, 2, 3, 4)]
+    assert rates == pytest.approx([2e-4, 2.4e-4, 2.4e-4, 3e-4])
+
+
+def test_warmup_never_eats_the_run() -> None:
+    found = _plan(resolved(warmup_steps=300, max_steps=100))
+    assert found.optimizer.warmup_steps == 25
+    assert _gave(found, "warmup_steps") is not None
+
+
+def test_the_host_bounds_loaders_and_container() -> None:
+    found = _plan(load_profile("h100x4"), hardware=host("4xH100", cpu_cores=24, memory_bytes=200 * 10**9))
+    assert found.loader.workers == 6
+    assert found.container.cpus == "0-23"
+    assert (found.container.memory_bytes or 0) <= 200 * 10**9
+    assert _gave(found, "dataloader_num_workers") is not None
+
+
+def test_a_small_disk_keeps_fewer_checkpoints_but_always_one() -> None:
+    profile = resolved(save_total_limit=8, lora_r=256)
+    roomy = _plan(profile, hardware=host("1xH100", disk_free_bytes=10**12))
+    tight = _plan(profile, hardware=host("1xH100", disk_free_bytes=40 * 10**9))
+    none = _plan(profile, hardware=host("1xH100", disk_free_bytes=10**9))
+    assert roomy.steps.keep_checkpoints == 8
+    assert 1 <= tight.steps.keep_checkpoints < 8
+    assert none.steps.keep_checkpoints == 1
+    assert _gave(tight, "save_total_limit") is not None
+
+
+def test_a_validator_that_penalises_divergence_costs_a_reference_pass() -> None:
+    plain, kl = _plan(resolved()), _plan(resolved(), kl=0.5)
+    assert kl.time.throughput < plain.time.throughput
+    assert kl.memory["logits"] > plain.memory["logits"] or kl.batch.micro < plain.batch.micro
+
+
+def test_the_references_pass_comes_first_only_where_that_saves_time() -> None:
+    many = _plan(resolved(num_epochs=3), TaskType.DPO, hours=12)
+    few = _plan(resolved(num_epochs=3), TaskType.DPO, hours=1, rows=200_000)
+    assert many.dpo is not None
+    assert few.dpo is not None
+    assert many.dpo.precompute_reference
+    assert not few.dpo.precompute_reference
+
+
+@pytest.mark.parametrize("kind", list(ImageModelType))
+def test_every_image_type_is_planned_for_its_engine(kind: ImageModelType) -> None:
+    found = _plan(load_profile("steady"), TaskType.IMAGE, "x", hours=1, rows=30, image_type=kind)
+    assert found.verdict.feasible
+    assert found.engine is (
+        Engine.KOHYA if kind in (ImageModelType.SDXL, ImageModelType.FLUX) else Engine.AI_TOOLKIT
+    )
+    assert found.image is not None
+    if found.engine is Engine.AI_TOOLKIT:
+        assert found.gpus.count == 1
+
+
+@pytest.mark.parametrize("kind", [ImageModelType.FLUX, ImageModelType.SDXL])
+def test_a_picture_training_leaves_files_on_the_way_however_short_it_is(kind: ImageModelType) -> None:
+    for hours in (0.5, 2):
+        found = _plan(load_profile("h100x4"), TaskType.IMAGE, "x", hours, rows=30, image_type=kind)
+        assert found.verdict.feasible
+        assert found.image is not None
+        assert found.image.save_every_epochs <= max(found.steps.epochs / 2, 1)
+        assert found.time.in_time
+
+
+def test_seed_000s_latent_batch_is_not_what_breaks_a_picture_task() -> None:
+    found = _plan(
+        load_profile("h100x4"), TaskType.IMAGE, "x", hours=1, rows=30, image_type=ImageModelType.SDXL
+    )
+    assert found.verdict.feasible
+    assert found.memory.fits
+
+
+def test_a_config_json_is_believed_over_the_name() -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    }
+    found = _plan(resolved(), model=facts_from_config(config, "anonymous-70b"))
+    assert found.model.params_total < 2e9
+    assert found.verdict.feasible
+
+
+def test_a_plan_is_equal_after_json_and_its_digest_ignores_explanations() -> None:
+    found = _plan(load_profile("h100x4"))
+    bare = _plan(load_profile("h100x4"), explained=False)
+    assert TrainingPlan.from_json(found.to_json()) == found
+    assert found.digest == bare.digest
+    assert found.reasons
+    assert not bare.reasons
+
+
+def test_every_number_shown_has_a_reason() -> None:
+    found = _plan(load_profile("h100x4"))
+    assert found.reasons["adapter.rank"].source == "h100x4.yaml:11"
+    assert "budget" in found.reasons["batch.micro"].text
+    assert all(reason.text for reason in found.reasons.values())
+
+
+def _quick(name: str = "x-8b", count: int | None = None, hours: float = 3, **given: Any) -> TrainingPlan:
+    profile = given.pop("profile", "steady")
+    task = given.pop("task", TaskType.INSTRUCT)
+    return quick_plan(name, count, hours, task, host(), load_profile(profile), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"name": "who/knows"}, Refusal.UNKNOWN_SIZE),
+        ({"name": "who/knows", "count": 0}, Refusal.UNKNOWN_SIZE),
+        ({"count": 10**15}, Refusal.ABSURD_SIZE),
+        ({"hours": 0}, Refusal.NO_TIME),
+        ({"hours": -3}, Refusal.NO_TIME),
+        ({"hours": float("nan")}, Refusal.NO_TIME),
+        ({"hours": float("inf")}, Refusal.NO_TIME),
+        ({"rows": -1}, Refusal.EMPTY_DATASET),
+        ({"hours": 0.05}, Refusal.NO_TIME),
+        ({"hours": 0.25, "profile": "h100x4"}, Refusal.NO_TIME),
+        ({"rows": 0}, Refusal.EMPTY_DATASET),
+        ({"name": "x-405b", "profile": "h100x4"}, Refusal.NO_MEMORY),
+        ({"name": "x-70b", "hours": 1, "task": TaskType.DPO, "rows": 200_000}, Refusal.TOO_SLOW),
+    ],
+)
+def test_bad_input_is_refused_with_its_reason(given: dict[str, Any], code: Refusal) -> None:
+    found = _quick(**given)
+    assert found.verdict.code is code
+    assert len(found.verdict.reason) > 20
+    assert TrainingPlan.from_json(found.to_json()) == found
+
+
+def test_a_quarter_of_an_hour_is_enough_for_a_small_model() -> None:
+    assert _quick("x-0.5b", hours=0.25, rows=2000).verdict.feasible
+
+
+def test_one_row_of_two_hundred_thousand_tokens_leaves_nothing_to_train() -> None:
+    data = facts_from_lengths(TaskType.INSTRUCT, [100_000], [100_000])
+    found = _plan(resolved(), data=data)
+    assert found.verdict.code is Refusal.ROWS_TOO_LONG
+    assert "200,000" in found.verdict.reason
+
+
+def test_a_single_usable_row_is_trained_on() -> None:
+    assert _plan(resolved(), rows=1).verdict.feasible
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"gpu_memory": 10**9}, Refusal.IMPOSSIBLE_LIMIT),
+        ({"gpu_memory_share": 0.001}, Refusal.IMPOSSIBLE_LIMIT),
+        ({"min_gpus": 8}, Refusal.NO_GPU),
+        ({"min_gpus": 4, "max_gpus": 2}, Refusal.IMPOSSIBLE_LIMIT),
+        ({"reserve": 20_000.0}, Refusal.NO_TIME),
+    ],
+)
+def test_limits_that_leave_nothing_are_named(limits: dict[str, Any], code: Refusal) -> None:
+    found = _plan(resolved(limits))
+    assert found.verdict.code is code
+    assert found.verdict.reason
+
+
+def test_a_refused_plan_still_shows_the_numbers_that_were_tried() -> None:
+    found = _quick("x-405b", profile="h100x4")
+    assert found.memory.total_bytes > found.memory.budget_bytes
+    assert "GB" in found.verdict.reason
+
+
+def test_old_cards_lose_what_they_cannot_do() -> None:
+    turing = KINDS["RTX-3090"].model_copy(
+        update={"name": "T4", "compute_capability": (7, 5), "memory_bytes": 15 * 10**9}
+    )
+    hardware = Hardware(gpus=GpuSet(kind=turing, count=1))
+    profile = resolved(fp8=True, attention="flash_attention_3")
+    found = _plan(profile, model="Qwen/Qwen2.5-0.5B", hardware=hardware, hours=8)
+    assert found.verdict.feasible
+    assert not found.precision.bf16
+    assert found.precision.fp16
+    assert {"bf16", "fp8", "attention"} <= {one.field for one in found.concessions}
+
+
+@pytest.mark.parametrize(
+    ("engine", "task", "got"),
+    [
+        ("native", TaskType.GRPO, Engine.AXOLOTL),
+        ("native", TaskType.INSTRUCT, Engine.NATIVE),
+        ("kohya", TaskType.CHAT, Engine.AXOLOTL),
+    ],
+)
+def test_an_engine_that_cannot_do_the_task_gives_way(engine: str, task: TaskType, got: Engine) -> None:
+    found = _plan(resolved(engine=engine), task, "Qwen/Qwen2.5-0.5B")
+    assert found.engine is got
+    assert (_gave(found, "engine") is None) is (engine == got.value)
+
+
+def test_the_cpu_demo_profile_plans_on_a_cpu() -> None:
+    found = _plan(load_profile("cpu-demo"), model="tiny-10m", gpus="cpu", hours=0.5, rows=100)
+    assert found.verdict.feasible
+    assert found.memory["cuda"] == 0
+    assert not found.precision.bf16

@@ -1,0 +1,123 @@
+"""What must hold for every task, model, card and profile."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.data_facts import assumed_facts
+from core.hardware import KINDS, GpuKind, GpuSet, Hardware
+from core.model_facts import facts_from_name
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.planner import plan
+from core.profile import load_profile, resolve
+from core.tasks import ImageModelType, TaskType
+
+PROFILES = {name: load_profile(name) for name in ("h100x4", "h100x4-strategy", "h100x8", "steady")}
+#: More hours may cost a checkpoint another place in the run: a step of thousands.
+TOLERANCE = 1e-3
+
+
+class Case:
+    def __init__(self, task: TaskType, image: ImageModelType | None, params: int, rows: int) -> None:
+        self.task, self.image, self.params, self.rows = task, image, params, rows
+
+    def plan(self, profile: str, kind: GpuKind, count: int, hours: float) -> TrainingPlan:
+        model = facts_from_name("a-llama", self.params, self.image)
+        spec = TaskSpec(task_type=self.task, hours=hours, image_type=self.image)
+        resolved = resolve(PROFILES[profile], self.task, model)
+        free = resolved.limits.model_copy(update={"gpu_memory": None})
+        return plan(
+            spec,
+            model,
+            assumed_facts(self.task, self.rows, image_type=self.image),
+            Hardware(gpus=GpuSet(kind=kind, count=count)),
+            resolved.model_copy(update={"limits": free}),
+            explained=False,
+        )
+
+    def __repr__(self) -> str:
+        return f"Case({self.task.name}, {self.image}, {self.params / 1e9:.2f}B, {self.rows} rows)"
+
+
+texts = st.builds(
+    Case,
+    st.sampled_from([task for task in TaskType if task.is_text]),
+    st.none(),
+    st.floats(min_value=8, max_value=10.95).map(lambda exponent: int(10**exponent)),
+    st.sampled_from([30, 800, 8_000, 60_000, 170_000]),
+)
+pictures = st.builds(
+    Case, st.just(TaskType.IMAGE), st.sampled_from(list(ImageModelType)), st.just(10**9), st.integers(5, 50)
+)
+cases = texts | pictures
+profiles = st.sampled_from(list(PROFILES))
+kinds = st.sampled_from(list(KINDS.values()))
+counts = st.integers(1, 8)
+hours = st.floats(min_value=0.3, max_value=12)
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(cases, profiles, kinds, counts, hours)
+def test_a_promise_holds_in_memory_and_in_time_and_a_refusal_has_its_reason(
+    case: Case, profile: str, kind: GpuKind, count: int, time: float
+) -> None:
+    found = case.plan(profile, kind, count, time)
+    if found.verdict.feasible:
+        assert found.memory.fits
+        assert found.time.in_time
+        assert found.steps.total >= 1
+    else:
+        assert found.verdict.reason
+    assert found.batch.world_size <= count
+    assert found.steps.save_every % found.steps.eval_every == 0
+
+
+@quick
+@given(cases, profiles, kinds, counts, hours, st.floats(min_value=1.0, max_value=4.0))
+def test_more_hours_never_shrink_the_training(
+    case: Case, profile: str, kind: GpuKind, count: int, time: float, longer: float
+) -> None:
+    short, long = case.plan(profile, kind, count, time), case.plan(profile, kind, count, time * longer)
+    if short.verdict.feasible:
+        assert long.verdict.feasible
+        assert long.steps.epochs >= short.steps.epochs * (1 - TOLERANCE)
+
+
+@quick
+@given(cases, profiles, kinds, st.integers(1, 7), hours)
+def test_one_more_gpu_never_makes_a_task_infeasible(
+    case: Case, profile: str, kind: GpuKind, count: int, time: float
+) -> None:
+    if case.plan(profile, kind, count, time).verdict.feasible:
+        assert case.plan(profile, kind, count + 1, time).verdict.feasible
+
+
+def _learned_alike(one: TrainingPlan, two: TrainingPlan) -> bool:
+    """The same training apart from how it is cut into passes."""
+    rank = (one.adapter and one.adapter.rank) == (two.adapter and two.adapter.rank)
+    machinery = (one.method, one.optimizer.name, one.gpus.count) == (
+        two.method,
+        two.optimizer.name,
+        two.gpus.count,
+    )
+    size = (one.image and one.image.resolution) == (two.image and two.image.resolution)
+    return rank and machinery and size and one.sequence.length == two.sequence.length
+
+
+@quick
+@given(cases, profiles, kinds, counts, hours, st.floats(min_value=1.0, max_value=3.0))
+def test_more_memory_never_shrinks_the_batch(
+    case: Case, profile: str, kind: GpuKind, count: int, time: float, larger: float
+) -> None:
+    roomy = kind.model_copy(update={"memory_bytes": int(kind.memory_bytes * larger)})
+    tight, wide = case.plan(profile, kind, count, time), case.plan(profile, roomy, count, time)
+    if not tight.verdict.feasible or not wide.verdict.feasible:
+        return
+    if tight.gpus.count == wide.gpus.count:
+        assert wide.batch.effective >= tight.batch.effective
+    if _learned_alike(tight, wide):
+        assert wide.batch.micro >= tight.batch.micro
+        assert tight.precision.gradient_checkpointing or not wide.precision.gradient_checkpointing

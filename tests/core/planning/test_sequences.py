@@ -1,0 +1,125 @@
+"""Rows into sequences: lengths, dropping, packing, padding."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.data import DatasetFacts, LengthStats
+from core.data_facts import assumed_facts, facts_from_lengths
+from core.model_facts import facts_from_name
+from core.planning.sequences import (
+    How,
+    how_of,
+    longest,
+    natural_length,
+    picture_sequences,
+    shorter_lengths,
+    text_sequences,
+)
+from core.profile import Limits, Targets
+from core.tasks import ImageModelType, TaskType
+from tests.core.builders import instruct_data, llama_8b
+
+PLAIN = How(packing=False, grouped=False, generations=8, completion=256)
+
+
+def test_the_natural_length_is_the_99th_percentile_rounded_up() -> None:
+    data = assumed_facts(TaskType.INSTRUCT, 1000)
+    length = natural_length(data, Targets(), 8192)
+    assert data.total.p99 <= length < data.total.p99 + 64
+    assert length % 64 == 0
+
+
+def test_rows_of_like_length_keep_even_the_longest() -> None:
+    data = instruct_data()  # 70 to 669 tokens, evenly
+    assert natural_length(data, Targets(), 8192) >= data.total.max
+
+
+def test_no_length_exceeds_the_models_window_or_the_limit() -> None:
+    data = assumed_facts(TaskType.CHAT, 1000)
+    assert longest(data, llama_8b(max_position=1024), Limits()) == 1024
+    assert longest(data, llama_8b(), Limits(max_sequence_len=2048)) == 2048
+    assert natural_length(data, Targets(), 1024) == 1024
+
+
+def test_grpo_takes_prompt_and_completion_as_validators_cut_them() -> None:
+    data = assumed_facts(TaskType.GRPO, 1000)
+    seq = text_sequences(data, PLAIN, natural_length(data, Targets(), 8192), 1000, 8, 64)
+    assert (seq.prompt_limit, seq.completion_limit) == (512, 256)
+    assert seq.length == 768
+    assert seq.per_epoch == 8000
+    assert seq.dropped_share == 0
+
+
+def test_longer_rows_are_dropped_and_counted() -> None:
+    data = instruct_data(rows=1000)
+    seq = text_sequences(data, PLAIN, 320, 1000, 4, 32)
+    assert seq.dropped_share == pytest.approx(1 - (320 - 70) / 600, abs=0.02)
+    assert seq.per_epoch == round(1000 * (1 - seq.dropped_share))
+    assert seq.row_tokens < 320
+
+
+def test_one_row_beyond_every_limit_leaves_nothing() -> None:
+    data = facts_from_lengths(TaskType.INSTRUCT, [100_000], [100_000])
+    assert text_sequences(data, PLAIN, 8192, 1, 1, 32).per_epoch == 0
+
+
+def test_a_single_short_row_is_a_sequence() -> None:
+    data = assumed_facts(TaskType.INSTRUCT, 1)
+    assert text_sequences(data, PLAIN, 2240, 1, 1, 32).per_epoch == 1
+
+
+def test_packing_is_chosen_where_padding_is_dear_and_steps_are_many() -> None:
+    uneven = assumed_facts(TaskType.INSTRUCT, 50_000)
+    how = how_of(Targets())
+    assert text_sequences(uneven, how, 2240, 50_000, 8, 32).packing
+    assert not text_sequences(uneven, how, 2240, 500, 8, 32).packing, "too few steps would be left"
+    even = facts_from_lengths(TaskType.INSTRUCT, [100] * 1000, [900 + n % 20 for n in range(1000)])
+    assert not text_sequences(even, how, 1024, 50_000, 8, 32).packing, "nothing to save"
+
+
+def test_a_packed_epoch_holds_the_same_tokens_in_fewer_sequences() -> None:
+    data = assumed_facts(TaskType.INSTRUCT, 50_000)
+    packed = text_sequences(data, How(True, False, 8, 256), 2240, 50_000, 8, 32)
+    plain = text_sequences(data, PLAIN, 2240, 50_000, 8, 32)
+    assert packed.per_epoch * packed.trained == pytest.approx(plain.per_epoch * plain.trained, rel=0.01)
+    assert packed.per_epoch * packed.padded < 0.7 * plain.per_epoch * plain.padded
+
+
+def test_larger_batches_pad_more_and_grouping_spares_it() -> None:
+    data = assumed_facts(TaskType.INSTRUCT, 5000)
+    padded = [text_sequences(data, PLAIN, 2240, 5000, micro, 32).padded for micro in (1, 4, 16)]
+    assert padded == sorted(padded)
+    assert padded[-1] > padded[0]
+    grouped = text_sequences(data, How(False, True, 8, 256), 2240, 5000, 16, 32)
+    assert grouped.padded < padded[0] * 1.1
+
+
+def test_a_pair_is_two_sequences() -> None:
+    data = assumed_facts(TaskType.DPO, 1000)
+    seq = text_sequences(data, PLAIN, 1856, 1000, 4, 32)
+    assert seq.sides == 2
+    assert seq.padded > seq.row_tokens * 1.9
+    assert not seq.packing
+
+
+def test_fallback_lengths_fall_and_end_at_the_least() -> None:
+    data: DatasetFacts = assumed_facts(TaskType.INSTRUCT, 1000)
+    found = shorter_lengths(data, 4096, 512)
+    assert found == sorted(found, reverse=True)
+    assert all(512 <= length < 4096 for length in found)
+    assert shorter_lengths(data, 512, 512) == []
+
+
+def test_pictures_count_with_their_repeats() -> None:
+    model = facts_from_name("x", None, ImageModelType.SDXL)
+    data = assumed_facts(TaskType.IMAGE, 20, image_type=ImageModelType.SDXL)
+    seq = picture_sequences(data, model, 1024, data.image_repeats)
+    assert seq.per_epoch == 200
+    assert seq.pictures
+
+
+def test_an_empty_sample_makes_no_sequences() -> None:
+    nothing = LengthStats.from_lengths([])
+    data = instruct_data(rows=0).model_copy(update={"total": nothing})
+    assert text_sequences(data, PLAIN, 128, 0, 4, 32).per_epoch == 0
