@@ -103,7 +103,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(GodMinerError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(front.ClientGone, _on_gone)
     app.add_exception_handler(Exception, _on_unknown)
 
 
@@ -122,11 +121,6 @@ async def _on_http(_: Request, error: Exception) -> Response:
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     return error_of(error.status_code, code, str(error.detail), headers).response()
-
-
-async def _on_gone(*_: object) -> Response:
-    """Nobody reads it, but without it FastAPI would take a hang-up for a failure of ours."""
-    return Response(status_code=front.CLIENT_GONE)
 
 
 async def _on_unknown(request: Request, error: Exception) -> Response:
