@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from miner.api.protocol import MAX_QUEUED
-from tests.miner.api.bench import Bench, bench
+from tests.miner.api.bench import LIMITS, Bench, bench
 from tests.miner.api.raw import Raw, chunk, request
 
 
@@ -145,6 +145,16 @@ def test_headers_that_begin_where_a_body_ends_have_their_time_limit(server: Benc
     raw.send("67890POST /body/four HTTP/1.1\r\n")
     assert raw.reply().json() == {"path": "/body/three"}
     assert raw.last_reply().error == "headers_too_slow"
+
+
+def test_a_body_that_we_keep_waiting_has_time_enough(server: Bench, raw: Raw) -> None:
+    raw.send(request("/wait/busy"), "POST /body/patient HTTP/1.1\r\ncontent-length: 10\r\n\r\n")
+    begun(server, "/wait/busy")
+    raw.send("1234567890")
+    assert raw.silent(3 * LIMITS.body_seconds)  # nothing is read while the first is being answered
+    server.let_go("/wait/busy")
+    assert raw.reply().json() == {"path": "/wait/busy"}
+    assert raw.reply().json() == {"path": "/body/patient"}
 
 
 def test_whoever_waits_for_a_body_is_told_that_it_will_not_come(server: Bench, raw: Raw) -> None:
