@@ -64,6 +64,7 @@ docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, .en
 	$(BIN)/god-miner config env > .env.example
 	$(BIN)/god-miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
+	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
 lock: ## rewrite constraints.txt from what the resolver picks today
 	sh scripts/lock.sh $(PYTHON)

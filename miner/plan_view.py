@@ -13,6 +13,7 @@ from core.choices import Engine
 from core.errors import ConfigError
 from core.plan import TrainingPlan
 from core.units import show_bytes, show_params, show_seconds
+from miner.plan_compare import differences
 from miner.plan_files import changes, rendered
 
 #: Cells of a bar on a terminal of ordinary width.
@@ -36,6 +37,23 @@ def pages(plan: TrainingPlan, width: int = 100) -> Iterator[Page]:
         yield Text("\n".join(f"  {note}" for note in plan.notes))
     if plan.verdict.feasible:
         yield from _configuration(plan)
+
+
+def comparison(before: TrainingPlan, after: TrainingPlan) -> Iterator[Page]:
+    """What changes from one plan to another, and nothing else."""
+    yield _heading(after)
+    changed = differences(before, after)
+    if not changed:
+        yield Text(f"nothing changes against profile {before.profile}")
+        return
+    shown = {"configuration": _value, "memory": lambda count: f"{_gb(count)} GB", "time": show_seconds}
+    table = _table("", "what", f"before ({before.profile})", f"now ({after.profile})")
+    for part, what, there, here in changed:
+        table.add_row(part, what, shown[part](there), shown[part](here))
+    yield table
+    for verdict in (before.verdict, after.verdict):
+        if not verdict.feasible:
+            yield Text(f"refused ({verdict.code}): {verdict.reason}", style="red")
 
 
 def _heading(plan: TrainingPlan) -> Text:

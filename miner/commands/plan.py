@@ -38,6 +38,10 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Show only what differs from this: a profile, or a plan.json written before."),
+    ] = None,
     directories: Annotated[
         list[Path] | None,
         typer.Option("--dir", help="Look here for profiles first.", envvar="GOD_MINER_PROFILE_DIR"),
@@ -49,13 +53,17 @@ def plan(
     """
     from core.profile.load import load_profile
 
-    loaded = load_profile(profile, directories or ())
     kind, image = _task(task_type, model, image_type)
     facts = _model(model, params, image)
-    found = _planned(
-        kind, image, hours, facts, _data(kind, image, rows, dataset, hours), gpus, loaded, params
-    )
-    if as_json:
+    data = _data(kind, image, rows, dataset, hours)
+
+    def planned(name: str) -> TrainingPlan:
+        return _planned(kind, image, hours, facts, data, gpus, load_profile(name, directories or ()), params)
+
+    found = planned(profile)
+    if against is not None:
+        _compare(_read_plan(Path(against)) if against.endswith(".json") else planned(against), found, as_json)
+    elif as_json:
         typer.echo(found.to_json())
     else:
         _show(found)
@@ -149,6 +157,36 @@ def _show(found: TrainingPlan) -> None:
     console = Console(markup=False, highlight=False)
     for page in pages(found, console.width):
         console.print(page)
+
+
+def _compare(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
+    from miner.plan_compare import differences
+    from miner.plan_view import comparison
+
+    if as_json:
+        typer.echo(json.dumps([one._asdict() for one in differences(before, after)], indent=2))
+        return
+    console = Console(markup=False, highlight=False)
+    for page in comparison(before, after):
+        console.print(page)
+
+
+def _read_plan(path: Path) -> TrainingPlan:
+    from core.errors import ConfigError, Problem
+    from core.plan import TrainingPlan
+
+    try:
+        return TrainingPlan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        rule = f"can't be read ({error.strerror}); give a plan.json that `plan --write` made, or a profile"
+        raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
+    except ValueError as error:
+        rule = f"is no plan of this version: {str(error).splitlines()[0]}"
+        raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
 
 
 def _write(found: TrainingPlan, folder: Path) -> None:

@@ -140,7 +140,10 @@ class Settings(BaseSettings):
         json_schema_extra=_CALLERS,
     )
     require_validator_permit: bool = Field(
-        default=False, description="Refuse callers without a validator permit.", json_schema_extra=_CALLERS
+        default=True,
+        description="Refuse callers without a validator permit: stake alone is cheap, and whoever is let in "
+        "may start tasks and read TRAINING_REPO_*_TOKEN.",
+        json_schema_extra=_CALLERS,
     )
     allow_hotkeys: values.Hotkeys = Field(
         default=(),

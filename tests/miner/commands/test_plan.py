@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,43 @@ def test_the_command_starts_without_loading_the_planner() -> None:
     heavy = "{'core.planning.planner', 'rich.table'} & set(sys.modules)"
     code = f"import sys, miner.commands.plan; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_against_another_profile_only_what_differs_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: h100x4\ntargets: {lora_r: 64}\n", encoding="utf-8")
+    mine = (*TASK, "--dir", str(tmp_path), "--profile", "mine")
+    shown = _run(*mine, "--against", "h100x4").output
+    for words in (
+        r"configuration\s+lora_r\s+512\s+64",
+        r"memory\s+optimizer",
+        r"memory\s+total",
+        r"time\s+train",
+    ):
+        assert re.search(words, shown), words
+    assert "learning_rate" not in shown
+    changed = json.loads(_run(*mine, "--against", "h100x4", "--json").stdout)
+    assert {"part": "configuration", "what": "lora_r", "before": 512, "after": 64} in changed
+    assert {one["part"] for one in changed} == {"configuration", "memory", "time"}
+
+
+def test_against_an_earlier_plan_an_edited_profile_shows_its_effect(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    mine = (*TASK, "--profile", str(profile))
+    profile.write_text("extends: h100x4\n", encoding="utf-8")
+    _run(*mine, "--write", str(tmp_path / "before"))
+    same = _run(*mine, "--against", str(tmp_path / "before" / "plan.json"))
+    assert "nothing changes" in same.output
+    profile.write_text("extends: h100x4\ntargets: {num_epochs: 2}\n", encoding="utf-8")
+    shown = _run(*mine, "--against", str(tmp_path / "before" / "plan.json")).output
+    assert re.search(r"configuration\s+num_epochs\s+8.0\s+2.0", shown)
+    assert re.search(r"time\s+train", shown)
+
+
+@pytest.mark.parametrize("content", [None, "{}", "nonsense"])
+def test_against_a_file_that_is_no_plan_is_told(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    found = _run(*TASK, "--against", str(path))
+    assert isinstance(found.exception, ConfigError)
+    assert "--against" in str(found.exception)

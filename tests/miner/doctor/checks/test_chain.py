@@ -60,7 +60,7 @@ def look(
 def test_a_registered_hotkey_with_the_right_address_is_good(
     tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = graph(node(3, own, ip="8.8.4.4", port=7999), node(4, BOB, stake=5000))
+    nodes = graph(node(3, own, ip="8.8.4.4", port=7999), node(4, BOB, stake=5000, validator_permit=True))
     found, source = look(monkeypatch, nodes, settings(tmp_path))
     assert {name: finding.status for name, finding in found.items()} == {
         "chain": Status.OK,
@@ -112,9 +112,9 @@ def test_the_published_address_is_compared_with_the_settings(
     ("given", "count"),
     [
         ({}, 1),
-        ({"min_stake_threshold": 0}, 2),
-        ({"min_stake_threshold": 0, "require_validator_permit": True}, 1),
-        ({"min_stake_threshold": 0, "deny_hotkeys": BOB}, 1),
+        ({"min_stake_threshold": 0}, 1),
+        ({"min_stake_threshold": 0, "require_validator_permit": False}, 2),
+        ({"min_stake_threshold": 0, "require_validator_permit": False, "deny_hotkeys": BOB}, 1),
         ({"min_stake_threshold": 0, "allow_hotkeys": BOB}, 1),
         ({"allow_hotkeys": ALICE}, 0),
     ],
@@ -159,7 +159,7 @@ def test_a_chain_that_does_not_answer_is_not_waited_for(
 def test_without_a_hotkey_the_rest_of_the_chain_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = look(monkeypatch, graph(node(4, BOB, stake=5000)), settings(tmp_path))
+    found, _ = look(monkeypatch, graph(node(4, BOB, stake=5000, validator_permit=True)), settings(tmp_path))
     assert found["callers"].status is Status.OK
     assert found["registration"].status is Status.SKIP
 

@@ -1,0 +1,39 @@
+"""Writes docs/commands.md from the command line itself (make docs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer.main
+
+from miner.cli import app
+
+
+def commands(group: typer.core.TyperGroup, prefix: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    for name, command in group.commands.items():
+        path = f"{prefix} {name}"
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, path)
+            if command.invoke_without_command:
+                yield path, command
+        else:
+            yield path, command
+
+
+def page() -> str:
+    root = typer.main.get_command(app)
+    lines = [
+        "# Commands",
+        "",
+        "Every command, as `god-miner --help` tells it. Options are in each one's own `--help`; those that",
+        "print facts take `--json`.",
+        "",
+    ]
+    for path, command in commands(root, "god-miner"):
+        text = " ".join((command.help or command.short_help or "").split("\n\n")[0].split())
+        lines.append(f"- `{path}`: {text}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")  # noqa: T201

@@ -1,0 +1,145 @@
+"""The daemon as a process: how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from miner.dev.stack import LOOPBACK, ChildProcess
+from miner.server import RUN_FILE, ExitCode
+from tests.integration import raw
+from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, books, say_all
+
+pytestmark = pytest.mark.integration
+
+Running = Callable[..., ChildProcess]
+
+
+async def begun(port: int, one: Sent) -> raw.Connection:
+    """A request of which all but the last byte has been sent; the daemon has read that much of it."""
+    connection = await raw.connect(port)
+    connection.send(one.request[:-1])
+    return connection
+
+
+async def gone(port: int, limit_s: float = 10.0) -> None:
+    """Returns when nobody listens there any more."""
+    async with asyncio.timeout(limit_s):
+        while raw.listens(port):  # noqa: ASYNC110 - the event is in another process
+            await asyncio.sleep(0.01)
+
+
+async def exit_code(child: ChildProcess, limit_s: float = 20.0) -> int:
+    assert child.process is not None
+    return await asyncio.to_thread(child.process.wait, limit_s)
+
+
+def operator_answers(port: int) -> bool:
+    with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=5)) as connection:
+        connection.request("GET", "/status")
+        return connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_requests_in_flight_be_answered_whole(
+    number: signal.Signals, validator: Validator, running: Running
+) -> None:
+    child = running(MAX_JOBS="100")
+    port = validator.stack.public_port
+    offers = [validator.offer(validator.task()) for _ in range(20)]
+    connections = [await begun(port, one) for one in offers]
+    assert await raw.ask(port, raw.request("GET", "/healthz", {})) is not None  # all before it was read
+
+    os.kill(child.pid, number)
+    await gone(port)
+    assert await asyncio.to_thread(operator_answers, validator.stack.operator_port)
+    for connection, one in zip(connections, offers, strict=True):
+        connection.send(one.request[-1:])
+    for connection, one in zip(connections, offers, strict=True):
+        one.answer = await connection.answer()
+        assert one.answer is not None
+        assert (one.answer.status, one.answer.json["accepted"]) == (200, True)
+        assert not one.answer.keeps_alive
+        connection.transport.abort()
+
+    assert await exit_code(child) == ExitCode.OK
+    with books(validator.stack) as connection:
+        assert_whole(connection)
+        assert_kept(connection, offers)
+    assert not (validator.stack.data_dir / RUN_FILE).exists()
+
+
+async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, running: Running) -> None:
+    child = running()
+    idle = [await raw.connect(validator.stack.public_port) for _ in range(5)]
+    spoken = await raw.connect(validator.stack.public_port)
+    spoken.send(raw.request("GET", "/healthz", {}))
+    assert await spoken.answer() is not None
+    began = time.perf_counter()
+    os.kill(child.pid, signal.SIGTERM)
+    assert await exit_code(child) == ExitCode.OK
+    assert time.perf_counter() - began < 5
+    for connection in [*idle, spoken]:
+        assert await connection.answer() is None
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
+    second: signal.Signals, validator: Validator, running: Running
+) -> None:
+    child = running(SHUTDOWN_GRACE_SECONDS="60", BODY_TIMEOUT_SECONDS="60")
+    kept = validator.offer(validator.task())
+    kept.answer = (await say_all(validator.stack.public_port, [kept.request]))[0]
+    hanging = await begun(validator.stack.public_port, validator.offer(validator.task()))
+    assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+    os.kill(child.pid, signal.SIGTERM)
+    await gone(validator.stack.public_port)
+    os.kill(child.pid, second)
+    assert await exit_code(child, 2) == ExitCode.FORCED
+    assert await hanging.answer() is None
+    assert "second signal" in child.log_tail()
+
+    with books(validator.stack) as connection:
+        assert_whole(connection)
+        assert_kept(connection, [kept])
+
+
+@pytest.mark.parametrize("padding", [0, 20_000])
+async def test_what_does_not_end_within_the_grace_gets_no_promise(
+    padding: int, validator: Validator, running: Running
+) -> None:
+    child = running(SHUTDOWN_GRACE_SECONDS="1", BODY_TIMEOUT_SECONDS="60")
+    one = validator.offer(validator.task(), padding=padding)
+    hanging = await begun(validator.stack.public_port, one)
+    assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+    os.kill(child.pid, signal.SIGTERM)
+    answer = await hanging.answer()
+    # A request that had not arrived is hung up on; one that was being worked on is told.
+    assert answer is None or (answer.status, answer.json["error"]) == (503, "stopping")
+    assert (answer is None) == (padding == 0)
+    assert await exit_code(child) == ExitCode.OK
+    assert "Traceback" not in child.log_file.read_text()
+    with books(validator.stack) as connection:
+        assert_kept(connection, [one])
+
+
+async def test_a_grace_of_less_than_a_second_is_a_grace(validator: Validator, running: Running) -> None:
+    child = running(SHUTDOWN_GRACE_SECONDS="0.9")
+    one = validator.offer(validator.task())
+    connection = await begun(validator.stack.public_port, one)
+    assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+    os.kill(child.pid, signal.SIGTERM)
+    await gone(validator.stack.public_port)
+    await asyncio.sleep(0.2)  # past uvicorn's own pause, after which nothing would be waited for
+    connection.send(one.request[-1:])
+    answer = await connection.answer()
+    assert answer is not None
+    assert answer.status == 200
+    assert await exit_code(child) == ExitCode.OK
