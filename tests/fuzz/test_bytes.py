@@ -23,7 +23,7 @@ POSTS = [path for method, path, _ in ROUTES if method == "POST"]
 PATHS = [*POSTS, "/get_latest_model_submission/x", "/training_repo/text", "/healthz"]
 
 many = settings(
-    max_examples=300, suppress_health_check=list(HealthCheck), derandomize=True, database=None, deadline=None
+    max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True, database=None, deadline=None
 )
 
 anything = st.recursive(
