@@ -1,0 +1,1 @@
+"""What runs an attempt: containers, local processes, later a cluster."""

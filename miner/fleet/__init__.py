@@ -1,0 +1,1 @@
+"""Which GPUs there are, and who holds which until when."""
