@@ -45,14 +45,17 @@ class Wanted:
     task_type: TaskType
     #: The hub's name of the base model.
     model: str
-    #: A presigned URL of the rows or of the zip; with FileFormat.HF a dataset's name on the hub.
-    data: str
+    #: A presigned URL of the rows or of the zip; with FileFormat.HF a dataset's name on the hub. A `Path` is
+    #: the operator's own file (`god-miner run --task`), never from a request: copied or linked, then checked.
+    data: str | Path
     file_format: FileFormat
     #: The job's own folder of inputs, which may not exist yet: files lie in it under names of ours.
     folder: Path
     dataset: DatasetType | None = None
     image_type: ImageModelType | None = None
-    #: Of the checks (a model's parameters that the offer stated); None where nobody said.
+    #: The operator's own copy of the model, never from a request: used where it lies.
+    model_folder: Path | None = None
+    #: The parameters that the offer stated; None where nobody said.
     stated_params: int | None = None
 
 
