@@ -41,7 +41,7 @@ class RunSpec(Record):
     image_type: ImageModelType | None = None
     trigger_word: str | None = None
     expected_repo_name: str | None = None
-    #: Whose evaluation the data and the scores are made for: those of a tournament's command line, or of offers.
+    #: Whose evaluation data and scores are made for: offers', or tournaments' (by their command line).
     era: Era = Era.OFFERS
     #: Tournament tasks with a KL term: what a nat costs. None: no such term.
     kl_coefficient: float | None = None

@@ -11,5 +11,5 @@ MODULE = "task_rewards"
 
 
 def write_rewards(dataset: GrpoDataset, folder: Path) -> Path:
-    """Writes `task_rewards.py` with `reward_0 …`; returns the folder for PYTHONPATH. `BadReward` if none works."""
+    """Writes `task_rewards.py` with `reward_0 …`; returns the folder for PYTHONPATH."""
     raise NotImplementedError

@@ -1,7 +1,7 @@
 """A text task from its file to what the engine reads: the one door to the adapters.
 
-    task = read_task(spec, tokenizer)            # the rows in tokens, and the facts that a plan needs
-    files = write_task(task, plan, folder)       # training and held-out rows, for Axolotl and for the scores
+task = read_task(spec, tokenizer)            # the rows in tokens, and the facts that a plan needs
+files = write_task(task, plan, folder)       # training and held-out rows, for Axolotl and for the scores
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class HeldOut:
     def score(self, model: Any, *, reference: Any = None, rank: int = 0, world: int = 1) -> Measured:
         """The model's score on rows rank, rank + world, …
 
-        `reference` is the base model for DPO, GRPO's KL and tasks with a KL term; None: the model's own adapter
-        switched off, or what `remember_base` kept.
+        `reference` is the base model for DPO, GRPO's KL and tasks with a KL term; None: the model's own
+        adapter switched off, or what `remember_base` kept.
         """
         raise NotImplementedError
 
