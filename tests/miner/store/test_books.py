@@ -46,7 +46,7 @@ async def test_an_offer_is_kept_raw_with_its_decision_and_its_hold(books: Books)
     assert recorded == type(recorded)(YES, repeated=False, holds=True)
     (kept,) = rows(books, "SELECT * FROM offers JOIN decisions ON offer_id = offers.id")
     assert kept["raw"] == b'{"new_field": 1}'
-    assert json.loads(kept["reasons"]) == [["room", True, "0 of 1"]]
+    assert json.loads(kept["reasons"]) == [["room", True, "0 of 1", ""]]
     assert [hold.task_id for hold in books.commitments().holds] == ["t1"]
 
 
