@@ -99,6 +99,25 @@ def _dataset(value: str) -> str:
     return value
 
 
+def _site_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and plain
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must be the address of a site, such as https://huggingface.co, without a user in it")
+    return value.rstrip("/")
+
+
+def _network(value: Any) -> Any:
+    try:
+        return ipaddress.ip_network(value)
+    except (ValueError, TypeError):
+        raise ValueError("must be a network, such as 10.0.0.0/8 or fd00::/8, without host bits") from None
+
+
 def _websocket(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -169,6 +188,9 @@ Datasets = Annotated[
     BeforeValidator(_split),
     AfterValidator(_at_most_two),
 ]
+Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
+SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]
