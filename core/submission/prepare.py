@@ -38,7 +38,7 @@ class Prepared:
 def prepare(
     folder: Path, base: Base, task_type: TaskType | None = None, *, keep_card: bool = False
 ) -> Prepared:
-    """What of `folder` is to be published; nothing in it is changed. `BadSubmission` where it is no folder."""
+    """What of `folder` is to be published; nothing in it is changed. `BadSubmission` for what is none."""
     seen = listing(folder)
     chosen = select(seen.names(), kind_of(seen.names(), task_type))
     items: dict[str, Item] = {name: folder / path for name, path in chosen.files.items()}

@@ -103,4 +103,4 @@ def _stray(name: str, kind: SubmissionKind) -> Fault:
     if name.endswith(_PICKLES):
         rule = "is a pickle, which runs code when it is loaded; save as safetensors"
         return Fault(FaultKind.PICKLE, name, "", rule)
-    return Fault(FaultKind.STRAY, name, "", f"is no part of a {kind} submission; move it elsewhere")
+    return Fault(FaultKind.STRAY, name, "", f"is no part of the {kind} submission; move it elsewhere")
