@@ -1,4 +1,4 @@
-"""All jobs of this daemon: a worker for each that needs one, and the doors for whoever wants something of them."""
+"""All jobs of this daemon: a worker for each that needs one, and doors for whoever wants something of it."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ class Jobs:
             if row.state.is_over:
                 raise NotNow(f"job {job_id} is over already ({row.state}); there is nothing to cancel")
             try:
-                row = await self.parts.book.move(
-                    row, JobState.CANCELLED, EndReason.CANCELLED, "by the operator"
-                )
+                row = await self.parts.book.move(row, JobState.CANCELLED, EndReason.CANCELLED)
             except Stale:
                 continue
             await self._restart(row)

@@ -80,6 +80,7 @@ async def _outgoing(desk: Desk, model: Candidate) -> Outgoing:
         repo_name=repo_name(row),
         image_type=task.image_type,
         earlier=row.submission,
+        finish_by=row.deadline_at,
     )
 
 
@@ -89,7 +90,7 @@ async def rename(desk: Desk) -> None:
 
     async def move() -> MinerSubmission:
         assert desk.row.submission is not None
-        return await desk.parts.publisher.move(desk.row.submission, name)
+        return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
 
     made = await desk.persist("move", move, lambda: desk.row.deadline_at)
     desk.row = await desk.parts.book.submitted(desk.row, made)

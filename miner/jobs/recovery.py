@@ -1,7 +1,7 @@
 """After a restart: the books say what should be, the engine what is, and nothing is launched twice.
 
-What runs is adopted, and holds its GPUs, before any waiting job may ask for some. What ended meanwhile, what is
-complete, what vanished: each worker finds that out for itself, by entering its job's state anew.
+What runs is adopted, and holds its GPUs, before any waiting job may ask for some. What ended meanwhile, is
+complete or has vanished, each worker finds out for itself, by entering its job's state anew.
 """
 
 from __future__ import annotations

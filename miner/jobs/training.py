@@ -159,10 +159,10 @@ class Training:
         why, text = self._why_end(now, status)
         if self.asked is None and why is not None:
             await self._ask(why, text, now)
-        if self.asked is not None and self.forced_at is None and now >= self._force_at():
-            if await self._stop(force=True) or now >= self.kill_at:
-                self.forced_at = now
-                self.desk.note("killed", f"the training did not end in time ({self.asked}) and is killed")
+        overdue = self.asked is not None and self.forced_at is None and now >= self._force_at()
+        if overdue and (await self._stop(force=True) or now >= self.kill_at):
+            self.forced_at = now
+            self.desk.note("killed", f"the training did not end in time ({self.asked}) and is killed")
 
     def _why_end(self, now: float, status: Status | None) -> tuple[EndReason | None, str]:
         if self.desk.gpu_lost is not None:
