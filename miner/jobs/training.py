@@ -41,7 +41,8 @@ class Training:
         self.course = Course(attempt.row.started_at)
         self.tail = Tail(attempt.folder.progress)
         self.early = EarlyPublisher(desk, attempt.row.number)
-        self.asked: EndReason | None = None
+        #: Why it was told to end.
+        self.asked: Verdict | None = None
         self.asked_at = 0.0
         self.forced_at: float | None = None
         self.warned = False
@@ -156,36 +157,37 @@ class Training:
         if now >= self._times.end_by and not self.warned:
             self.warned = True
             self.desk.note("reserve", "the training is into its reserve; it should have ended by itself")
-        why, text = self._why_end(now, status)
+        why = self._why_end(now, status)
         if self.asked is None and why is not None:
-            await self._ask(why, text, now)
+            await self._ask(why, now)
         overdue = self.asked is not None and self.forced_at is None and now >= self._force_at()
         if overdue and (await self._stop(force=True) or now >= self.kill_at):
             self.forced_at = now
-            self.desk.note("killed", f"the training did not end in time ({self.asked}) and is killed")
+            self.desk.note("killed", "the training did not end by itself and is killed")
 
-    def _why_end(self, now: float, status: Status | None) -> tuple[EndReason | None, str]:
+    def _why_end(self, now: float, status: Status | None) -> Verdict | None:
         if self.desk.gpu_lost is not None:
-            return EndReason.GPU_LOST, self.desk.gpu_lost
+            return Verdict(EndReason.GPU_LOST, self.desk.gpu_lost)
         if now >= self.stop_at:
-            return EndReason.DEADLINE, "its time is up"
+            return Verdict(EndReason.DEADLINE, "its time is up")
         if status is not None and status.phase is Phase.QUEUED:
-            return None, ""
+            return None
         idle = self.desk.parts.gpus_idle(self.attempt.row.gpus)
         hung = stalled(self.course, now, self.pace, idle)
-        return (EndReason.HUNG, hung) if hung else (None, "")
+        return Verdict(EndReason.HUNG, hung) if hung else None
 
     def _force_at(self) -> float:
-        if self.asked is EndReason.DEADLINE:
+        assert self.asked is not None
+        if self.asked.reason is EndReason.DEADLINE:
             return self.kill_at
-        wait = self.pace.dump_s if self.asked is EndReason.HUNG else self.pace.grace_s
+        wait = self.pace.dump_s if self.asked.reason is EndReason.HUNG else self.pace.grace_s
         return min(self.asked_at + wait, max(self.kill_at, self.asked_at))
 
-    async def _ask(self, why: EndReason, text: str, now: float) -> None:
+    async def _ask(self, why: Verdict, now: float) -> None:
         self.asked, self.asked_at = why, now
-        self.desk.note("stopping", f"asked to end: {text}")
-        if why is EndReason.HUNG:
-            self.desk.parts.alert("job_hung", f"job {self.desk.row.id}: {text}")
+        self.desk.note("stopping", f"asked to end: {why.detail}")
+        if why.reason is EndReason.HUNG:
+            self.desk.parts.alert("job_hung", f"job {self.desk.row.id}: {why.detail}")
             await self._dump()
             return
         await asyncio.to_thread(files.touch, self.attempt.folder.stop)

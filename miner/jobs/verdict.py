@@ -24,14 +24,14 @@ def verdict(
     result: RunResult | None,
     course: Course,
     *,
-    asked: EndReason | None,
+    asked: Verdict | None,
     has_model: bool,
 ) -> Verdict:
     """`asked`: why we told it to end, if we did. `has_model`: a submission lies in its place."""
-    if asked is EndReason.DEADLINE:
+    if asked is not None and asked.reason is EndReason.DEADLINE:
         return _at_the_deadline(status, result, has_model=has_model)
     if asked is not None:
-        return Verdict(asked, _words(status, result, course))
+        return asked
     if result is not None:
         return _told(status, result, course, has_model=has_model)
     return _untold(status, course)
