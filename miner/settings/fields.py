@@ -37,12 +37,24 @@ _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
+_TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
 
 
 class ChainKind(StrEnum):
     FILE = "file"
     BITTENSOR = "bittensor"
+
+
+class EngineKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PROCESS = "process"
+
+
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class LogFormat(StrEnum):
@@ -291,6 +303,65 @@ class Settings(BaseSettings):
         json_schema_extra=_OFFERS,
     )
 
+    # Training engine
+    engine: EngineKind = Field(
+        default=EngineKind.AUTO,
+        description="What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
+        "answers and has the image, else processes.",
+        json_schema_extra=_TRAINING,
+    )
+    docker_host: values.DockerHost = Field(
+        default="unix:///var/run/docker.sock",
+        description="The socket of the Docker Engine. It must be on this machine: it is given our folders.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_text_image: values.ImageName = Field(
+        default="god-miner/text-trainer:latest",
+        description="The image for text tasks.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_image_image: values.ImageName = Field(
+        default="god-miner/image-trainer:latest",
+        description="The image for image tasks trained by kohya's scripts.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_toolkit_image: values.ImageName = Field(
+        default="god-miner/toolkit-trainer:latest",
+        description="The image for image tasks trained by ai-toolkit.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_python: values.AbsolutePath | None = Field(
+        default=None,
+        description="The python that local processes train with.",
+        json_schema_extra={**_TRAINING, "default_text": "what `make training` made, or the daemon's own"},
+    )
+    trainer_sandbox: SandboxKind = Field(
+        default=SandboxKind.AUTO,
+        description="Local processes run in a sandbox where bubblewrap can make one. `off`: never, and tasks "
+        "with reward functions are refused.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_uid: int = Field(
+        default=10002,
+        ge=1,
+        le=2**31 - 2,
+        description="The user and group number that training runs as when the daemon is root; else it is the "
+        "daemon's own.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_ulimits: values.Ulimits = Field(
+        default=("core=0", "memlock=-1", "stack=67108864"),
+        description="Limits of the training's processes, as `ulimit` knows them, in bytes; -1: none.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_processes: int = Field(
+        default=16_384,
+        ge=16,
+        le=4_000_000,
+        description="Processes and threads of one training at most.",
+        json_schema_extra=_TRAINING,
+    )
+
     # Tournament repositories
     training_repo_text_url: values.GithubUrl | None = Field(
         default=None,
@@ -396,6 +467,10 @@ class Settings(BaseSettings):
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""
         return self._sources.get(name, "default")
+
+    def ulimits(self) -> dict[str, int]:
+        """TRAINER_ULIMITS by name."""
+        return {name: int(value) for name, _, value in (one.partition("=") for one in self.trainer_ulimits)}
 
     def training_repo(self, task_type: str) -> TrainingRepo | None:
         """What was entered for a tournament type (`text`, `image` or `environment`), if anything."""
