@@ -14,6 +14,8 @@ import sys
 
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, PR_SET_NO_NEW_PRIVS = 24, 47, 4, 38
 LAST_CAPABILITY = 63
+#: As shells have it.
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
 
 def main() -> None:
@@ -28,7 +30,11 @@ def main() -> None:
     _give_up(options.uid)
     # As that user: root without its capabilities may not even enter what belongs to another.
     os.chdir(options.dir)
-    os.execvp(options.command[0], options.command)  # noqa: S606 - what we are for
+    try:
+        os.execvp(options.command[0], options.command)  # noqa: S606 - what we are for
+    except OSError as error:
+        sys.stderr.write(f"{options.command[0]} can not be started: {error}\n")
+        sys.exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
 
 
 def _give_up(uid: int | None) -> None:

@@ -332,8 +332,9 @@ class Settings(BaseSettings):
     )
     trainer_python: values.AbsolutePath | None = Field(
         default=None,
-        description="The python that local processes train with.",
-        json_schema_extra={**_TRAINING, "default_text": "what `make training` made, or the daemon's own"},
+        description="The python that local processes train with; else the one of `make training`, or the "
+        "daemon's own where that has torch.",
+        json_schema_extra=_TRAINING,
     )
     trainer_sandbox: SandboxKind = Field(
         default=SandboxKind.AUTO,

@@ -49,7 +49,7 @@ class Dockerd:
         self.folder = folder
         self.live_restore = live_restore
         self.nvml = nvml
-        self.name = f"god-miner-{folder.name}"
+        self.name = f"god-miner-{folder.parent.name}"
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -88,7 +88,6 @@ class Sandbox:
     def _binds(self, spec: EngineSpec) -> Iterator[str]:
         ours = [Mount(path) for path in (Path(inside.__file__), *self.interpreter.needs, *self.shown)]
         mounts = (*ours, *mounts_of(spec))
-        # The way there is made by bubblewrap, which would keep it to root.
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
             yield from ("--perms", "0755", "--dir", str(folder))
         for mount in mounts:
@@ -149,6 +148,9 @@ def _system() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
+    # Ways that bubblewrap makes by itself are root's alone.
+    for folder in ("/etc", "/etc/ssl"):
+        yield from ("--perms", "0755", "--dir", folder)
     for file in _SYSTEM_FILES:
         yield from ("--ro-bind-try", file, file)
 
