@@ -39,12 +39,24 @@ _OFFERS: JsonDict = {"section": "Offers"}
 _HUB: JsonDict = {"section": "Hub"}
 _INPUTS: JsonDict = {"section": "Inputs"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
+_TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
 
 
 class ChainKind(StrEnum):
     FILE = "file"
     BITTENSOR = "bittensor"
+
+
+class EngineKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PROCESS = "process"
+
+
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class LogFormat(StrEnum):
@@ -293,6 +305,7 @@ class Settings(BaseSettings):
         json_schema_extra=_OFFERS,
     )
 
+<<<<<<< HEAD
     # Hub
     hub: values.Hub = Field(
         default_factory=lambda data: (
@@ -350,6 +363,66 @@ class Settings(BaseSettings):
         description="Networks that a dataset's URL may lead to although they are not of the internet, such as "
         "10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
         json_schema_extra=_INPUTS,
+=======
+    # Training engine
+    engine: EngineKind = Field(
+        default=EngineKind.AUTO,
+        description="What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
+        "answers and has the image, else processes.",
+        json_schema_extra=_TRAINING,
+    )
+    docker_host: values.DockerHost = Field(
+        default="unix:///var/run/docker.sock",
+        description="The socket of the Docker Engine. It must be on this machine: it is given our folders.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_text_image: values.ImageName = Field(
+        default="god-miner/text-trainer:latest",
+        description="The image for text tasks.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_image_image: values.ImageName = Field(
+        default="god-miner/image-trainer:latest",
+        description="The image for image tasks trained by kohya's scripts.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_toolkit_image: values.ImageName = Field(
+        default="god-miner/toolkit-trainer:latest",
+        description="The image for image tasks trained by ai-toolkit.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_python: values.AbsolutePath | None = Field(
+        default=None,
+        description="The python that local processes train with; else the one of `make training`, or the "
+        "daemon's own where that has torch.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_sandbox: SandboxKind = Field(
+        default=SandboxKind.AUTO,
+        description="Local processes run in a sandbox where bubblewrap can make one. `off`: never, and tasks "
+        "with reward functions are refused.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_uid: int = Field(
+        default=10002,
+        ge=1,
+        le=2**31 - 2,
+        description="The user and group number that training runs as when the daemon is root; else it is the "
+        "daemon's own.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_ulimits: values.Ulimits = Field(
+        default=("core=0", "memlock=-1", "stack=67108864"),
+        description="Limits of the training's processes, as `ulimit` knows them, in bytes; -1: none.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_processes: int = Field(
+        default=16_384,
+        ge=16,
+        le=4_000_000,
+        description="Processes and threads of one training at most.",
+        json_schema_extra=_TRAINING,
+>>>>>>> engines
     )
 
     # Tournament repositories
@@ -457,6 +530,10 @@ class Settings(BaseSettings):
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""
         return self._sources.get(name, "default")
+
+    def ulimits(self) -> dict[str, int]:
+        """TRAINER_ULIMITS by name."""
+        return {name: int(value) for name, _, value in (one.partition("=") for one in self.trainer_ulimits)}
 
     def training_repo(self, task_type: str) -> TrainingRepo | None:
         """What was entered for a tournament type (`text`, `image` or `environment`), if anything."""
