@@ -55,9 +55,10 @@ def _task(ask: Ask, terms: Scoring) -> tuple[float, str]:
 
 
 def _time(ask: Ask, policy: Policy) -> tuple[float, str]:
-    limit = hours_for(policy.rules, ask.kinds)
-    if limit is None:
+    found = hours_for(policy.rules, ask.kinds)
+    if found is None:
         return 1.0, f"{ask.hours:g} h, no limit"
+    _, limit = found
     return min(max(1 - ask.hours / limit.hours, 0.0), 1.0), f"{ask.hours:g} of {limit} h"
 
 
