@@ -71,10 +71,10 @@ def _denied(ask: Ask, rules: Rules) -> Reason:
 
 
 def _size(ask: Ask, rules: Rules) -> Reason:
-    size = ask.model.params_total
+    size = ask.params
     shown = show_params(size)
-    if ask.doubt:
-        stated, named = map(show_params, ask.doubt)
+    if ask.size.doubt:
+        stated, named = map(show_params, ask.size.doubt)
         shown += f" (the offer says {stated}, the name {named}; the larger one is planned for)"
     if rules.size is None or ask.model.is_image or size in rules.size:
         return Reason("size", True, f"{shown} parameters are taken")

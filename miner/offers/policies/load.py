@@ -1,7 +1,8 @@
 """From files to a checked policy: its layers laid over one another, and whatever is set on top of them.
 
-Mappings are merged key by key, everything else is replaced (tables by size as a whole too: bands of two files
-would overlap), and `null` takes back what an extended policy has set. What is set on top (`--set`, the settings TASK_TYPES, MAX_HOURS and MAX_JOBS) counts as the newest layer.
+Mappings are merged key by key; everything else is replaced, tables by size as a whole too since bands of two
+files would overlap; and `null` takes back what an extended policy has set. What is set on top (`--set`, the
+settings TASK_TYPES, MAX_HOURS and MAX_JOBS) counts as the newest layer.
 """
 
 from __future__ import annotations

@@ -64,6 +64,11 @@ class Rules(Record):
         default=None,
         description="The least expected value of an hour of one GPU, in the validators' points. Unset: any.",
     )
+    min_value_full: float | None = Field(
+        default=None,
+        description="The same for a task that takes the last GPU; in between it rises with the share of GPUs "
+        "that are held. Unset: `min_value` throughout.",
+    )
     experience: dict[str, Experience] = Field(
         default_factory=dict, description="What must have been published before, by a name of your choice."
     )
