@@ -66,10 +66,8 @@ def understand(offer: MinerTaskOffer, image_type: ImageModelType | None = None) 
     """`image_type`: as a start names it; an offer does not, so it is told by the model's name."""
     if offer.task_type is TaskType.IMAGE:
         image_type = image_type or image_type_from_name(offer.model)
-        kinds, model = (
-            kinds_of(offer.task_type, image_type, offer.model),
-            image_model(offer.model, image_type),
-        )
+        kinds = kinds_of(offer.task_type, image_type, offer.model)
+        model = image_model(offer.model, image_type)
         return Ask(offer, image_type, kinds, model, Size(model.params_total))
     size = size_of(offer.model, offer.model_params_count)
     kinds = kinds_of(offer.task_type, None, offer.model)
