@@ -115,7 +115,7 @@ class _Tries:
         ask = self.ask
         return quick_plan(
             ask.offer.model,
-            ask.params,
+            ask.planned_params,
             usable_hours(ask.hours - wait_s / 3600),
             ask.task_type,
             self.hardware.model_copy(update={"gpus": self.hardware.gpus.take(gpus)}),
