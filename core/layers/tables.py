@@ -9,6 +9,8 @@ from pydantic.fields import FieldInfo
 
 from core.units import parse_seconds
 
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
+
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """For editors."""
@@ -87,7 +89,8 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_duration(field):
-        return f"`{value / 60:g}m`"
+        unit, seconds = next((u for u in _UNITS if value and value % u[1] == 0), _UNITS[-1])
+        return f"`{value / seconds:g}{unit}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

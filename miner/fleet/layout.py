@@ -42,8 +42,13 @@ class Layout:
         row = [name for group in groups for _, name in group]
         self._row = row
         self._place = {name: place for place, name in enumerate(row)}
-        linked = {name: links for name, _, links in cards}
-        self._links = [self._mask(linked[name]) for name in row]
+        self._links = [0] * len(row)
+        for name, _, links in cards:
+            for other in (
+                links & self._place.keys()
+            ):  # each way: a card that is out may not know of the others
+                self._links[self._place[name]] |= 1 << self._place[other]
+                self._links[self._place[other]] |= 1 << self._place[name]
         every = (1 << len(row)) - 1
         self._all_linked = all(links | 1 << place == every for place, links in enumerate(self._links))
         self._none_linked = not any(self._links)
@@ -69,9 +74,6 @@ class Layout:
         blocks = [block for block, _ in self._blocks if (block & _mask_of(free)).bit_count() >= count]
         within = [[place for place in free if block >> place & 1] for block in blocks]
         return [tuple(places[:count]) for places in (*within, free)]
-
-    def _mask(self, names: Iterable[str]) -> int:
-        return sum(1 << self._place[name] for name in names if name in self._place)
 
     def _scorer(self, free: Sequence[int], gaps: Sequence[float]) -> Callable[[Places], Score]:
         whole = _mask_of(free)

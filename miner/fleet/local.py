@@ -54,6 +54,7 @@ class LocalFleet:
         self._clock = clock
         self._waiting: dict[TaskKey, asyncio.Future[Grant]] = {}
         self._listeners: list[Lost] = []
+        self._on_release: list[Callable[[], None]] = []
         self._told: set[tuple[TaskKey, str]] = set()
         if stock is not None:
             self.update(stock)
@@ -80,6 +81,13 @@ class LocalFleet:
 
     def on_lost(self, told: Lost) -> None:
         self._listeners.append(told)
+
+    def on_release(self, told: Callable[[], None]) -> None:
+        """Call `told()` when a job has given cards back that somebody should look at."""
+        self._on_release.append(told)
+
+    def is_in_use(self, gpu: str) -> bool:
+        return self.ledger.running_on(gpu) is not None
 
     # Promises
 
@@ -156,6 +164,8 @@ class LocalFleet:
             # Its processes may take a while to end: the next job gets the cards when a look finds them empty.
             self.ledger.unclean.update(claim.gpus)
             self.released_at.update(dict.fromkeys(claim.gpus, self._clock()))
+            for told in self._on_release:
+                told()
         self.ledger.release(key)
         self._told = {entry for entry in self._told if entry[0] != key}
         waiting = self._waiting.pop(key, None)

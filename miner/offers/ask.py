@@ -17,16 +17,22 @@ _LIE = 2.0
 _LEAST_BILLIONS, _MOST_BILLIONS, _MOST_NAMED = 1, 40, 8
 
 
+class Size(NamedTuple):
+    """How large a text model is taken to be."""
+
+    #: The count that was stated, else the name's; None: neither says.
+    params: int | None
+    #: The two where they contradict each other: (stated, named). The larger one is planned for.
+    doubt: tuple[int, int] | None = None
+
+
 class Ask(NamedTuple):
     offer: MinerTaskOffer
     image_type: ImageModelType | None
     #: What it is called in a policy, the most exact word first.
     kinds: tuple[str, ...]
     model: ModelFacts
-    #: What to plan for: the count that was stated, or the larger one where the name says another.
-    params: int | None
-    #: The two sizes where name and count contradict each other: (stated, named).
-    doubt: tuple[int, int] | None = None
+    size: Size
 
     @property
     def task_type(self) -> TaskType:
@@ -35,6 +41,15 @@ class Ask(NamedTuple):
     @property
     def hours(self) -> float:
         return self.offer.hours_to_complete
+
+    @property
+    def params(self) -> int:
+        return self.size.params or self.model.params_total
+
+    @property
+    def planned_params(self) -> int | None:
+        """The planner's count: as stated, absurd ones too, unless the name says more."""
+        return self.size.params if self.size.doubt else self.offer.model_params_count
 
     @property
     def billions(self) -> int:
@@ -52,11 +67,20 @@ def understand(offer: MinerTaskOffer, image_type: ImageModelType | None = None) 
     if offer.task_type is TaskType.IMAGE:
         image_type = image_type or image_type_from_name(offer.model)
         kinds = kinds_of(offer.task_type, image_type, offer.model)
-        return Ask(offer, image_type, kinds, facts_from_name(offer.model, None, image_type), None)
+        model = image_model(offer.model, image_type)
+        return Ask(offer, image_type, kinds, model, Size(model.params_total))
+    size = size_of(offer.model, offer.model_params_count)
     kinds = kinds_of(offer.task_type, None, offer.model)
-    stated, named = usable_count(offer.model_params_count), params_from_name(offer.model)
-    doubt = None
+    return Ask(offer, None, kinds, facts_from_name(offer.model, size.params), size)
+
+
+def image_model(model_id: str, image_type: ImageModelType) -> ModelFacts:
+    return facts_from_name(model_id, None, image_type)
+
+
+def size_of(model_id: str, params_count: int | None) -> Size:
+    """Names lie, and counts of quantised files do too; planning for the smaller would cost a missed task."""
+    stated, named = usable_count(params_count), params_from_name(model_id)
     if stated and named and not 1 / _LIE <= stated / named <= _LIE:
-        doubt = (stated, named)
-    params = max(doubt) if doubt else offer.model_params_count
-    return Ask(offer, None, kinds, facts_from_name(offer.model, params), params, doubt)
+        return Size(max(stated, named), (stated, named))
+    return Size(stated or named)

@@ -58,7 +58,7 @@ def decide(
     """`fleet` without what this task holds itself; `image_type` as a start names it."""
     terms = policy.terms
     ask = understand(offer, image_type)
-    chances = history.chances(ask.kinds, ask.model.family, ask.model.params_total, terms.success, now)
+    chances = history.chances(ask.kinds, ask.model.family, ask.params, terms.success, now)
     fit = fit_in(ask, now, fleet, terms.fitting, profile)
     value = expected_value(ask, terms.value, chances, fit.brief, _gpu_hours(ask, fit))
     factors = factors_of(ask, terms, chances, fit.brief, value)
@@ -67,7 +67,7 @@ def decide(
         *rules_of_offer(ask, terms.rules),
         *rules_of_moment(ask, terms.rules, profile, fleet, history, chances, _window(ask, now, fit)),
         *fit.reasons,
-        _worth(terms, value),
+        _worth(terms, value, _held_share(fleet, fit)),
         _enough(terms, score),
     )
     failed = [reason for reason in reasons if not reason.passed]
@@ -104,8 +104,23 @@ def _window(ask: Ask, now: float, fit: Fit) -> tuple[float, float]:
     return now, now + max(ask.hours, 0.0) * 3600
 
 
-def _worth(terms: Policy, value: ExpectedValue) -> Reason:
-    found, least = value.per_gpu_hour, terms.rules.min_value
+def _held_share(fleet: FleetSnapshot, fit: Fit) -> float:
+    """Of the usable GPUs, once this task has its own."""
+    usable = {gpu.id for gpu in fleet.usable}
+    held = {gpu for hold in fleet.holds for gpu in hold.gpus}
+    held |= set(fit.placement.gpus) if fit.placement else usable
+    return len(held & usable) / len(usable) if usable else 1.0
+
+
+def _least_value(terms: Policy, held: float) -> float | None:
+    low, high = terms.rules.min_value, terms.rules.min_value_full
+    if high is None:
+        return low
+    return (low or 0.0) + (high - (low or 0.0)) * held
+
+
+def _worth(terms: Policy, value: ExpectedValue, held: float) -> Reason:
+    found, least = value.per_gpu_hour, _least_value(terms, held)
     text = (
         f"{value.points:.2f} points expected (work {value.work:.2f}, success {value.success:.0%}, "
         f"win {value.win:.0%}) for {value.gpu_hours:.1f} GPU-hours: {found:.3f} each"

@@ -39,6 +39,7 @@ class Factor(NamedTuple):
     contribution: float
     #: Where the value comes from.
     text: str = ""
+    weight: float = 0.0
 
 
 class ExpectedValue(NamedTuple):

@@ -21,8 +21,8 @@ from core.profile.resolve import resolve
 from core.profile.schema import ResolvedProfile
 from core.tasks import TaskType
 from core.units import show_seconds
-from miner.fleet.base import FleetSnapshot, Placement
-from miner.fleet.placing import NamedLane, place
+from miner.fleet.base import FleetSnapshot, NamedLane, Placement
+from miner.fleet.placing import place
 from miner.offers.ask import Ask
 from miner.offers.decision import PlanBrief, Reason
 from miner.offers.policies.schema import Fitting
@@ -115,7 +115,7 @@ class _Tries:
         ask = self.ask
         return quick_plan(
             ask.offer.model,
-            ask.params,
+            ask.planned_params,
             usable_hours(ask.hours - wait_s / 3600),
             ask.task_type,
             self.hardware.model_copy(update={"gpus": self.hardware.gpus.take(gpus)}),

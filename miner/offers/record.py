@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from miner.fleet.base import Placement
 from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason
+
+
+class Row(Protocol):
+    """A row by column names, SQLite's or a dictionary."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 class Texts(NamedTuple):
@@ -40,7 +45,7 @@ def details_of(decision: Decision) -> str:
     return json.dumps({key: value for key, value in kept.items() if value is not None})
 
 
-def decision_from(row: Mapping[str, Any], details: str = "{}") -> Decision:
+def decision_from(row: Row, details: str = "{}") -> Decision:
     """From a row of `decisions`; `details` of an older file is empty."""
     known: dict[str, Any] = json.loads(details or "{}")
     placement, value, plan = (known.get(key) for key in ("placement", "value", "plan"))

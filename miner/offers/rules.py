@@ -71,10 +71,10 @@ def _denied(ask: Ask, rules: Rules) -> Reason:
 
 
 def _size(ask: Ask, rules: Rules) -> Reason:
-    size = ask.model.params_total
+    size = ask.params
     shown = show_params(size)
-    if ask.doubt:
-        stated, named = map(show_params, ask.doubt)
+    if ask.size.doubt:
+        stated, named = map(show_params, ask.size.doubt)
         shown += f" (the offer says {stated}, the name {named}; the larger one is planned for)"
     if rules.size is None or ask.model.is_image or size in rules.size:
         return Reason("size", True, f"{shown} parameters are taken")
@@ -82,14 +82,14 @@ def _size(ask: Ask, rules: Rules) -> Reason:
 
 
 def _hours(ask: Ask, rules: Rules) -> Reason:
-    limit = hours_for(rules, ask.kinds)
-    if limit is None:
+    found = hours_for(rules, ask.kinds)
+    if found is None:
         return Reason("hours", True, f"{ask.hours:g} h; {ask.kinds[0]} has no limit")
+    key, limit = found
     if limit.allows(ask.hours):
         return Reason("hours", True, f"{ask.hours:g} h are within {limit} for {ask.kinds[0]}")
-    kind = next(kind for kind in ask.kinds if kind in rules.hours)
     text = f"{ask.hours:g} h are over the limit of {limit} for {ask.kinds[0]}"
-    return Reason("hours", False, text, f"rules.hours.{kind} of {ask.hours:g}")
+    return Reason("hours", False, text, f"{key} of {ask.hours:g}")
 
 
 def _least_hours(ask: Ask, rules: Rules) -> Reason:

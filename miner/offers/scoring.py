@@ -43,7 +43,10 @@ def factors_of(
         "hardware": _hardware(brief),
         "value": _value(terms, value),
     }
-    return {name: Factor(part, part * getattr(weights, name), text) for name, (part, text) in rows.items()}
+    return {
+        name: Factor(part, part * getattr(weights, name), text, getattr(weights, name))
+        for name, (part, text) in rows.items()
+    }
 
 
 def total(factors: dict[str, Factor]) -> float:
@@ -55,14 +58,15 @@ def _task(ask: Ask, terms: Scoring) -> tuple[float, str]:
 
 
 def _time(ask: Ask, policy: Policy) -> tuple[float, str]:
-    limit = hours_for(policy.rules, ask.kinds)
-    if limit is None:
+    found = hours_for(policy.rules, ask.kinds)
+    if found is None:
         return 1.0, f"{ask.hours:g} h, no limit"
+    _, limit = found
     return min(max(1 - ask.hours / limit.hours, 0.0), 1.0), f"{ask.hours:g} of {limit} h"
 
 
 def _size(ask: Ask, terms: Scoring) -> tuple[float, str]:
-    size = ask.model.params_total
+    size = ask.params
     band = next((band for band in terms.size if size in band), None)
     if band is None:
         return 0.0, f"{show_params(size)} is in no band of score.size"

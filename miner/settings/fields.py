@@ -19,7 +19,6 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from core.tasks import TaskType
 from miner.redact import HIDDEN
 from miner.settings import rules, values
 
@@ -27,6 +26,9 @@ Source = Literal["default", "env", ".env", "override"]
 
 #: A part of a chain node's path that is at least this long is taken for an access key.
 MIN_KEY_LENGTH = 16
+
+#: POLICY and PROFILE that nobody chose: by the GPUs that there are.
+AUTO = "auto"
 
 _FILES: JsonDict = {"section": "Files"}
 _CHAIN: JsonDict = {"section": "Chain"}
@@ -278,25 +280,50 @@ class Settings(BaseSettings):
     )
 
     # Offers
-    task_types: values.TaskTypes = Field(
-        default=tuple(TaskType),
+    policy: str = Field(
+        default=AUTO,
         min_length=1,
-        description="The task types to accept; also written instruct, chat, dpo, grpo, image.",
+        description="What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
+        "from 8 GPUs on, h100x4 below, everything-feasible without one.",
         json_schema_extra=_OFFERS,
     )
-    max_hours: float = Field(
-        default=12.0,
+    policy_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "policies",
+        description="Where policies of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/policies"},
+    )
+    profile: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
+        "h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
+        json_schema_extra=_OFFERS,
+    )
+    profile_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "profiles",
+        description="Where profiles of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/profiles"},
+    )
+    task_types: values.TaskTypes | None = Field(
+        default=None,
+        min_length=1,
+        description="Take only these task types, whatever the policy says; also written instruct, chat, dpo, "
+        "grpo, image.",
+        json_schema_extra=_OFFERS,
+    )
+    max_hours: float | None = Field(
+        default=None,
         gt=0,
         le=10_000,
         allow_inf_nan=False,
-        description="Offers of more hours than this are refused.",
+        description="Refuse offers of more hours than this, whatever the policy says.",
         json_schema_extra=_OFFERS,
     )
-    max_jobs: int = Field(
-        default=1,
+    max_jobs: int | None = Field(
+        default=None,
         ge=0,
         le=10_000,
-        description="Jobs at once; further offers are refused. 0 refuses all.",
+        description="Jobs and held offers at once, whatever the policy says. 0 refuses all offers.",
         json_schema_extra=_OFFERS,
     )
     offer_hold_seconds: values.Seconds = Field(

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from core.facts import Record
+from core.layers.files import FileModel
 from core.models import Family
 from core.profile.schema import When
 from core.profile.words import Band, OneOrMany
@@ -46,6 +47,7 @@ class Rules(Record):
         description='Hours at most, by task type or image model: `8`, or `"<20"`. '
         "The most exact word counts; `sd` is Stable Diffusion 1 and 2, told by name.",
     )
+    max_hours: Hours | None = Field(default=None, description="Hours at most, whatever the kind of task.")
     min_hours: float = Field(default=0.25, ge=0, description="Offers of fewer hours are refused.")
     max_jobs: int | None = Field(
         default=None, ge=0, description="Jobs and held offers at once. Unset: as many as there are GPUs for."
@@ -61,6 +63,11 @@ class Rules(Record):
     min_value: float | None = Field(
         default=None,
         description="The least expected value of an hour of one GPU, in the validators' points. Unset: any.",
+    )
+    min_value_full: float | None = Field(
+        default=None,
+        description="The same for a task that takes the last GPU; in between it rises with the share of GPUs "
+        "that are held. Unset: `min_value` throughout.",
     )
     experience: dict[str, Experience] = Field(
         default_factory=dict, description="What must have been published before, by a name of your choice."
@@ -161,7 +168,7 @@ class Value(Record):
     )
 
 
-class Policy(Record):
+class Policy(FileModel):
     """One policy file."""
 
     description: str = Field(default="", description="One line for `policy list`.")
@@ -181,5 +188,9 @@ def by_kind(table: Mapping[str, float], kinds: tuple[str, ...], otherwise: float
     return next((table[kind] for kind in kinds if kind in table), otherwise)
 
 
-def hours_for(rules: Rules, kinds: tuple[str, ...]) -> HoursLimit | None:
-    return next((rules.hours[kind] for kind in kinds if kind in rules.hours), None)
+def hours_for(rules: Rules, kinds: tuple[str, ...]) -> tuple[str, HoursLimit] | None:
+    """The limit that binds, and its key."""
+    known = [(f"rules.hours.{kind}", rules.hours[kind]) for kind in kinds if kind in rules.hours][:1]
+    if rules.max_hours is not None:
+        known.append(("rules.max_hours", rules.max_hours))
+    return min(known, key=lambda one: (one[1].hours, not one[1].below), default=None)

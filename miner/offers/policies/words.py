@@ -27,6 +27,11 @@ def task_word(value: Any) -> Any:
     return _BY_VALIDATORS.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
+def operators_word(key: Any) -> Any:
+    """The same for keys, of which most are no task types and left as they are."""
+    return _BY_VALIDATORS.get(key.lower(), key) if isinstance(key, str) else key
+
+
 def _kind(value: Any) -> Any:
     word = task_word(value)
     if word in KINDS:
