@@ -332,7 +332,6 @@ class Settings(BaseSettings):
         json_schema_extra=_OFFERS,
     )
 
-<<<<<<< HEAD
     # Hub
     hub: values.Hub = Field(
         default_factory=lambda data: (
@@ -390,7 +389,8 @@ class Settings(BaseSettings):
         description="Networks that a dataset's URL may lead to although they are not of the internet, such as "
         "10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
         json_schema_extra=_INPUTS,
-=======
+    )
+
     # Training engine
     engine: EngineKind = Field(
         default=EngineKind.AUTO,
@@ -449,7 +449,6 @@ class Settings(BaseSettings):
         le=4_000_000,
         description="Processes and threads of one training at most.",
         json_schema_extra=_TRAINING,
->>>>>>> engines
     )
 
     # Tournament repositories
