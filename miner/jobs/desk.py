@@ -135,6 +135,17 @@ class Desk:
             pass
         self.poked.clear()
 
+    def take_back(self, gpus: tuple[str, ...]) -> None:
+        """After a restart: what a run goes on with is its own. While the fleet can't see its cards that is
+        not known, and asked again: a card that is not seen yet is no lost one."""
+        if self.grant is not None or self.gpu_lost is not None:
+            return
+        fleet = self.parts.fleet
+        self.grant = fleet.adopt(self.key, gpus, until=self.row.deadline_at)
+        seen = fleet.snapshot(self.now())
+        if self.grant is None and seen.gpus and seen.trouble is None:
+            self.gpu_lost = f"of {', '.join(gpus)} not all can be used any more"
+
     def release_gpus(self) -> None:
         self.parts.fleet.release(self.key)
         self.parts.ports.pop(self.row.id, None)

@@ -35,7 +35,7 @@ async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
     for row in rows:
         desk = Desk(parts, row)
         if (attempt := running.get(row.id)) is not None:
-            desk.grant = parts.fleet.adopt(desk.key, attempt.gpus, until=row.deadline_at)
+            desk.take_back(attempt.gpus)
         desks.append((row, desk))
     if rows:
         log.info("taking up %d jobs, %d of them with a run", len(rows), len(running))

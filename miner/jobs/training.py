@@ -55,8 +55,10 @@ class Training:
         """How it ended; None when it may be running still and there is no time to wait for it."""
         self.desk.live.attempt = self.attempt.row.number
         try:
+            self.desk.take_back(self.attempt.row.gpus)
             await self._launch()
             while True:
+                self.desk.take_back(self.attempt.row.gpus)
                 await self._look()
                 status = await self._status()
                 if status is not None and status.phase in (Phase.ENDED, Phase.LOST):

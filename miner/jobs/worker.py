@@ -92,7 +92,8 @@ class Worker:
         desk = self.desk
         task = task_of(desk.row)
         desk.parts.inputs.hold(wanted_of(desk.row, task, desk.folder))
-        self._take_back(attempt)
+        if attempt.plan.launch.port is not None:
+            desk.parts.ports[desk.row.id] = attempt.plan.launch.port
         training = Training(desk, attempt, task)
         try:
             ended = await training.run()
@@ -102,16 +103,6 @@ class Worker:
         if ended is not None:
             await self._close(attempt, ended, training.measured_step_s)
         return ended
-
-    def _take_back(self, attempt: Attempt) -> None:
-        """After a restart: the GPUs and the port of what runs are not free, whatever the fleet believes."""
-        desk, row = self.desk, attempt.row
-        if attempt.plan.launch.port is not None:
-            desk.parts.ports[desk.row.id] = attempt.plan.launch.port
-        if desk.grant is None:
-            desk.grant = desk.parts.fleet.adopt(desk.key, row.gpus, until=desk.row.deadline_at)
-            if desk.grant is None:
-                desk.gpu_lost = desk.gpu_lost or f"of {', '.join(row.gpus)} not all can be used any more"
 
     async def _close(self, attempt: Attempt, ended: Verdict, measured_step_s: float | None) -> None:
         """The end goes into the books first: what is done after it can be done again."""

@@ -40,6 +40,7 @@ _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
 _HUB: JsonDict = {"section": "Hub"}
 _INPUTS: JsonDict = {"section": "Inputs"}
+_JOBS: JsonDict = {"section": "Jobs"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
@@ -449,6 +450,70 @@ class Settings(BaseSettings):
         le=4_000_000,
         description="Processes and threads of one training at most.",
         json_schema_extra=_TRAINING,
+    )
+
+    # Jobs
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Attempts at one job. Those that ran out of GPU memory or disk do not count.",
+        json_schema_extra=_JOBS,
+    )
+    publish_margin_seconds: values.Seconds = Field(
+        default=180,
+        description="How long before the deadline a submission is complete; a quarter of a job's time at "
+        "most.",
+        json_schema_extra=_JOBS,
+    )
+    publish_early: bool = Field(
+        default=True,
+        description="Publish the first model as soon as there is one, and better ones as they come.",
+        json_schema_extra=_JOBS,
+    )
+    stop_grace_seconds: values.Seconds = Field(
+        default=90,
+        description="How long a training may take to save and end after it was asked to; then it is killed.",
+        json_schema_extra=_JOBS,
+    )
+    stall_factor: float = Field(
+        default=20,
+        ge=2,
+        le=10_000,
+        description="A training without a step for this many times its usual step counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    stall_min_seconds: values.Seconds = Field(
+        default=600,
+        description="But not before this long without a step.",
+        json_schema_extra=_JOBS,
+    )
+    silence_limit_seconds: values.Seconds = Field(
+        default=3600,
+        description="Nothing heard for this long while loading, evaluating or saving counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    job_poll_seconds: values.Seconds = Field(
+        default=1,
+        description="How often a training's progress is looked at.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_seconds: values.Seconds = Field(
+        default=5,
+        description="The first pause before something that failed is tried again; it doubles, with jitter.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_max_seconds: values.Seconds = Field(
+        default=120, description="The longest such pause.", json_schema_extra=_JOBS
+    )
+    keep_finished_hours: float = Field(
+        default=24,
+        ge=0,
+        le=24 * 365,
+        allow_inf_nan=False,
+        description="How long inputs, models and checkpoints of a finished job are kept; its plans, logs and "
+        "results stay. When the disk is full they go at once.",
+        json_schema_extra=_JOBS,
     )
 
     # Tournament repositories
