@@ -107,7 +107,9 @@ def _site_url(value: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise ValueError("must be the address of a site, such as https://huggingface.co, without a user in it")
+        raise ValueError(
+            "must be the address of a site, such as https://huggingface.co, without a user in it"
+        )
     return value.rstrip("/")
 
 
