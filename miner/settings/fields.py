@@ -294,6 +294,20 @@ class Settings(BaseSettings):
     )
 
     # Hub
+    hub: values.Hub = Field(
+        default_factory=lambda data: (
+            values.HUGGINGFACE
+            if data["chain"] is ChainKind.BITTENSOR
+            else f"local:{data['data_dir'] / 'hub'}"
+        ),
+        description="Where submissions are published: `huggingface`, or `local:DIR` for a folder (no network).",
+        json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
+    )
+    hf_user: values.HubUser | None = Field(
+        default=None,
+        description="The user or organisation that submissions are published as; may HF_TOKEN write there?",
+        json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
+    )
     hf_endpoint: values.SiteUrl = Field(
         default="https://huggingface.co",
         description="Where models come from and submissions go: the Hugging Face hub, or what speaks like it.",

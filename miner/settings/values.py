@@ -22,6 +22,7 @@ MAX_REQUESTED_DATASETS = 2
 #: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
+HUGGINGFACE = "huggingface"
 
 _FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
@@ -96,6 +97,21 @@ def _dataset(value: str) -> str:
     parts = value.split("/")
     if len(parts) > 2 or not all(_HUB_NAME.fullmatch(part) for part in parts):
         raise ValueError("must be a Hugging Face dataset, written owner/name")
+    return value
+
+
+def _hub(value: str) -> str:
+    kind, colon, folder = value.partition(":")
+    if value.lower() == HUGGINGFACE:
+        return HUGGINGFACE
+    if kind.lower() != "local" or not colon or not folder:
+        raise ValueError(f"must be {HUGGINGFACE}, or local: and a folder, such as local:/srv/hub")
+    return f"local:{_absolute(Path(folder))}"
+
+
+def _hub_user(value: str) -> str:
+    if not _HUB_NAME.fullmatch(value) or "--" in value or ".." in value:
+        raise ValueError("must be the name of a Hugging Face user or organisation, without a slash")
     return value
 
 
@@ -192,6 +208,8 @@ Datasets = Annotated[
 ]
 Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
+Hub = Annotated[str, AfterValidator(_hub)]
+HubUser = Annotated[str, AfterValidator(_hub_user)]
 SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]

@@ -50,6 +50,10 @@ class Fault:
     #: The byte at this place of the whole file is another one.
     corrupt_at: int | None = None
     ignore_range: bool = False
+    #: After so many bytes of the request's body the connection is reset, and nothing is done.
+    cut_request_after: int | None = None
+    #: Bytes per second at which the request's body is taken.
+    request_rate: float | None = None
     #: The request is carried out, and the connection reset before a reply: was it done or not?
     no_reply: bool = False
 
@@ -86,6 +90,8 @@ class FlakyServer:
         self.requests: list[Request] = []
         #: Bytes of bodies that left for each "METHOD /path".
         self.sent: dict[str, int] = {}
+        #: Bytes of bodies that came for each "METHOD /path", whether or not anything was made of them.
+        self.taken: dict[str, int] = {}
         self.lock = threading.RLock()
         self.over = threading.Event()
         self._servers = [_Server(("127.0.0.1", 0), _handler_of(self)) for _ in range(doors)]
@@ -120,6 +126,10 @@ class FlakyServer:
     def bytes_sent(self, match: str = "") -> int:
         with self.lock:
             return sum(count for line, count in self.sent.items() if re.search(match, line))
+
+    def bytes_taken(self, match: str = "") -> int:
+        with self.lock:
+            return sum(count for line, count in self.taken.items() if re.search(match, line))
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -179,10 +189,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         owner = self.server_of_tests
-        request = self._read()
+        fault = owner.take_fault(f"{self.command} {self.path}") or Fault()
+        request = self._read(fault)
         with owner.lock:
             owner.requests.append(request)
-        fault = owner.take_fault(f"{self.command} {self.path}") or Fault()
+        if fault.cut_request_after is not None and len(request.body) >= fault.cut_request_after:
+            self._hang_up("reset")
+            return
         if fault.delay:
             owner.over.wait(fault.delay)
         reply = owner.answer(request) if fault.status is None else Reply(fault.status, body=fault.body)
@@ -194,15 +207,32 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 
-    def _read(self) -> Request:
+    def _read(self, fault: Fault) -> Request:
         parts = urlsplit(self.path)
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            body = b"".join(self._chunks())
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunked = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        pieces = self._chunks() if chunked else self._plain(int(self.headers.get("Content-Length") or 0))
+        body = self._taken(pieces, fault)
         headers = {name.lower(): value for name, value in self.headers.items()}
         query = parse_qs(parts.query, keep_blank_values=True)
         return Request(self.command, parts.path, query, headers, body)
+
+    def _taken(self, pieces: Iterator[bytes], fault: Fault) -> bytes:
+        body, began, owner = bytearray(), time.monotonic(), self.server_of_tests
+        for piece in pieces:
+            body += piece
+            with owner.lock:
+                line = f"{self.command} {urlsplit(self.path).path}"
+                owner.taken[line] = owner.taken.get(line, 0) + len(piece)
+            if fault.cut_request_after is not None and len(body) >= fault.cut_request_after:
+                break
+            if fault.request_rate is not None:
+                owner.over.wait(max(began + len(body) / fault.request_rate - time.monotonic(), 0))
+        return bytes(body)
+
+    def _plain(self, length: int) -> Iterator[bytes]:
+        while length > 0 and (piece := self.rfile.read(min(length, _CHUNK))):
+            length -= len(piece)
+            yield piece
 
     def _chunks(self) -> Iterator[bytes]:
         while size := int(self.rfile.readline().split(b";")[0], 16):

@@ -45,6 +45,16 @@ class Hub(FlakyServer):
         self.blobs: dict[str, Blob] = {}
         #: Token → user.
         self.tokens: dict[str, str] = {"hf_" + "t" * 34: "tester"}
+        #: User → what whoami says of the token, where it may not simply write.
+        self.roles: dict[str, dict[str, Any]] = {}
+        #: Organisations of every user.
+        self.orgs: dict[str, dict[str, Any]] = {}
+        #: Above this many bytes a large file is taken in parts of that size.
+        self.part_size = 1_000_000
+        #: A folder in which the deduplicating client stores; None where only plain transfers are offered.
+        self.deduplicated: Path | None = None
+        #: Of uploads in parts: (sha256, number) → bytes.
+        self.parts: dict[tuple[str, int], bytes] = {}
 
     @property
     def store_url(self) -> str:
@@ -117,8 +127,10 @@ def _whoami(hub: Hub, request: Request, _: re.Match[str]) -> Reply:
     user = hub.user(request)
     if user is None:
         return problem(401, "Invalid credentials in Authorization header")
-    access = {"accessToken": {"displayName": "tests", "role": "write"}}
-    return reply_json({"type": "user", "name": user, "fullname": user, "orgs": [], "auth": access})
+    role = hub.roles.get(user, {"role": "write"})
+    access = {"accessToken": {"displayName": "tests", **role}}
+    orgs = [{"type": "org", "name": name, **about} for name, about in hub.orgs.items()]
+    return reply_json({"type": "user", "name": user, "fullname": user, "orgs": orgs, "auth": access})
 
 
 @route("GET", rf"/api/(?P<kind>models|datasets)/{_ID}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?")
