@@ -23,7 +23,7 @@ class Retries:
     tries: int = 6
     first: float = 1.0
     most: float = 20.0
-    pause: Callable[[float], None] = time.sleep
+    pause: Callable[[float], object] = time.sleep
     jitter: Callable[[], float] = random.random
     _failed: int = field(default=0, init=False)
 
