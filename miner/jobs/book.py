@@ -20,6 +20,7 @@ from miner.jobs.states import EndReason, JobState
 from miner.store import jobs as starts
 from miner.store import work
 from miner.store.books import Books
+from miner.store.jobs import Start, Started
 from miner.store.work import AttemptRow, JobRow
 
 T = TypeVar("T")
@@ -50,6 +51,9 @@ class JobBook:
             return query(connection)
 
     # Writing
+
+    async def record_start(self, validator: str, start: Start) -> Started:
+        return await self._books.record_start(validator, start)
 
     async def move(
         self, row: JobRow, state: JobState, reason: EndReason | None = None, detail: str = ""

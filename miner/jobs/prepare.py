@@ -126,7 +126,7 @@ async def _acquire(desk: Desk, draft: Draft) -> Grant:
             desk.key,
             draft.counts,
             until=desk.row.deadline_at,
-            priority=0.0,
+            priority=_priority(desk),
             exclusive=exclusive,
             lane=draft.lane,
         )
@@ -134,6 +134,12 @@ async def _acquire(desk: Desk, draft: Draft) -> Grant:
     desk.grant = await desk.persist("gpus", wait, lambda: useful_until(desk))
     desk.show()
     return desk.grant
+
+
+def _priority(desk: Desk) -> float:
+    """What its offer was worth, as the fleet has it."""
+    holds = desk.parts.fleet.snapshot(desk.now()).holds
+    return next((one.priority for one in holds if one.key == desk.key), 0.0)
 
 
 async def _set_up(

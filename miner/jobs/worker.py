@@ -118,7 +118,7 @@ class Worker:
         await self._forget(attempt.row)
 
     async def _forget(self, row: AttemptRow) -> None:
-        engine = self.desk.parts.engine
+        engine = self.desk.parts.engine_of(row)
         try:
             ref = row.ref or await engine.find(row.key)
             if ref is not None:
@@ -156,6 +156,8 @@ class Worker:
         desk = self.desk
         if desk.gpu_lost is not None or reason in (EndReason.GPU_LOST, EndReason.DISK_FULL):
             desk.release_gpus()
+        if reason is EndReason.DISK_FULL:
+            await desk.parts.make_room()
         if reason in (EndReason.OOM, EndReason.NAN):
             return
         alike = 0
@@ -238,7 +240,8 @@ class Worker:
 
     async def _end_run(self, attempt: AttemptRow) -> bool:
         """End a run whose job is over: asked, then killed. True when it is gone."""
-        desk, engine, pace = self.desk, self.desk.parts.engine, self.desk.parts.pace
+        desk, pace = self.desk, self.desk.parts.pace
+        engine = desk.parts.engine_of(attempt)
         folder = AttemptFolder(Path(attempt.folder))
         asked_at, force = desk.now(), False
         try:
