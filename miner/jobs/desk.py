@@ -176,18 +176,19 @@ class Desk:
         attempt: int | None = None,
     ) -> T:
         """One step, tried again as its reason allows, until a moment that may move. `StepFailed`."""
-        failures = 0
+        failures, last = 0, ""
         while True:
             try:
                 return await self._once(name, action, until(), attempt)
             except StepFailed as failed:
+                if failed.reason is EndReason.DEADLINE:
+                    raise StepFailed(failed.reason, f"{failed}{last}") from None
                 if MEANING[failed.reason].retry is not Retry.WAIT:
                     raise
-                failures += 1
+                failures, last = failures + 1, f"; the last try: {failed}"
                 pause = max(self.parts.pace.pause(failures, self.parts.random), failed.retry_after or 0.0)
                 if self.now() + pause >= until():
-                    text = f"{name} was not over in time; the last try: {failed}"
-                    raise StepFailed(EndReason.DEADLINE, text) from None
+                    raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time{last}") from None
                 if failed.reason is EndReason.DISK_FULL:
                     await self.parts.make_room()
                 await self._wait(name, failed, failures, pause)
