@@ -25,7 +25,6 @@ from miner.api.reply import error as error_of
 from miner.nonces import NoncesFull
 from miner.offers.inbox import NoSubmission, NotEntered
 from miner.store.books import NonceUsed
-from miner.store.jobs import ForeignJob
 from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     NonceUsed: HTTPStatus.UNAUTHORIZED,
     NoncesFull: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    ForeignJob: HTTPStatus.CONFLICT,
     NoSubmission: HTTPStatus.NOT_FOUND,
     NotEntered: HTTPStatus.NOT_FOUND,
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -83,6 +83,7 @@ def decide(
         profile_hash=profile.digest[:HASH_DIGITS],
         threshold=terms.score.threshold,
         placement=fit.placement,
+        refusal=fit.code,
         value=value,
         plan=fit.brief,
     )

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from core.wire import MinerTaskOffer
+from core.budget import Refusal
 from miner.fleet.base import Placement
 
 
@@ -90,6 +90,8 @@ class Decision:
     threshold: float | None = None
     #: The GPUs and the window that it would take; also of a refused offer, where it would have fitted.
     placement: Placement | None = None
+    #: Why there is no plan, where there is none.
+    refusal: Refusal | None = None
     value: ExpectedValue | None = None
     plan: PlanBrief | None = None
 
@@ -101,16 +103,3 @@ class Decision:
     @property
     def failed(self) -> tuple[Reason, ...]:
         return tuple(reason for reason in self.reasons if not reason.passed)
-
-
-class Load(NamedTuple):
-    """How much this miner has promised already, the offer at hand left out."""
-
-    open_jobs: int
-    held_offers: int
-
-
-class Policy(Protocol):
-    """Decides within microseconds from what is in memory: no network, no disk."""
-
-    def decide(self, offer: MinerTaskOffer, load: Load) -> Decision: ...
