@@ -51,7 +51,9 @@ class ExpectedValue(NamedTuple):
     success: float
     #: That it is the best one, once it is published.
     win: float
-    #: work × (points of a win × success × win − penalty × (1 − success)).
+    #: That it is among the worst ones, which lose points as if it were none.
+    punished: float
+    #: work × (points of a win × success × win − penalty × (failure, or success × punished)).
     points: float
     gpu_hours: float
 

@@ -26,7 +26,7 @@ def expected_value(
     punished = by_kind(terms.punished, ask.kinds, 0.0)
     lost = 1 - success + success * punished
     points = work * (terms.win_points * success * win - terms.penalty * lost)
-    return ExpectedValue(work, success, win, points, gpu_hours)
+    return ExpectedValue(work, success, win, punished, points, gpu_hours)
 
 
 def factors_of(

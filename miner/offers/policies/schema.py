@@ -175,6 +175,14 @@ class Policy(FileModel):
     extends: str | None = Field(
         default=None, description="Name of a policy, or path of a file, that this one is laid over."
     )
+    hardware: str | None = Field(
+        default=None,
+        description="What it is made for, like 4xH100: the default of `policy check` and `backtest`.",
+    )
+    profile: str | None = Field(
+        default=None,
+        description="The tuning profile that it goes with: the daemon's, where PROFILE is `auto`.",
+    )
     notes: list[str] = Field(default_factory=list, description="What of the source is not set here, and why.")
     rules: Rules = Field(default=Rules(), description="Hard rules.")
     fitting: Fitting = Field(default=Fitting(), description="How tasks are fitted onto the GPUs.")
