@@ -121,15 +121,17 @@ def _least_value(terms: Policy, held: float) -> float | None:
 
 def _worth(terms: Policy, value: ExpectedValue, held: float) -> Reason:
     found, least = value.per_gpu_hour, _least_value(terms, held)
-    text = (
-        f"{value.points:.2f} points expected (work {value.work:.2f}, success {value.success:.0%}, "
-        f"win {value.win:.0%}) for {value.gpu_hours:.1f} GPU-hours: {found:.3f} each"
-    )
+    text = f"{found:.3f} points expected of a GPU's hour"
     if least is None:
         return Reason("value", True, text)
+    if terms.rules.min_value_full is None:
+        asked, way = f"{least:g}", f"rules.min_value of {found:.3f}"
+    else:
+        asked = f"{least:.3f} with {held:.0%} of the GPUs held"
+        way = f"min_value and min_value_full that come to {found:.3f}, or fewer GPUs held"
     if found >= least:
-        return Reason("value", True, f"{text}, at least {least:g}")
-    return Reason("value", False, f"{text}, less than {least:g}", f"rules.min_value of {found:.3f}")
+        return Reason("value", True, f"{text}, at least {asked}")
+    return Reason("value", False, f"{text}, less than {asked}", way)
 
 
 def _enough(terms: Policy, score: float) -> Reason:

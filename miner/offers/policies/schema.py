@@ -146,6 +146,10 @@ class Success(Record):
     )
 
 
+#: What a cut training loses, where a policy does not say.
+TRAINING_EXPONENT = 0.3
+
+
 class Value(Record):
     """What a task is worth: the validators' scoring, and how good one believes to be."""
 
@@ -160,11 +164,10 @@ class Value(Record):
         default_factory=dict,
         description="The chance that a published model is among the worst, which lose points: images only.",
     )
-    training_exponent: float = Field(
-        default=0.3,
-        ge=0,
-        le=2,
-        description="A training cut to a share s of the profile's wish wins s to this power as often.",
+    training_exponent: dict[Kind, Annotated[float, Field(ge=0, le=2)]] = Field(
+        default_factory=dict,
+        description="A training cut to a share s of the profile's wish wins s to this power as often; 0.3 "
+        "where it is not listed.",
     )
 
 
