@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -12,9 +13,10 @@ from rich.text import Text
 from core.units import show_params, show_seconds
 from core.wire import MinerTaskOffer
 from miner.offers.decision import Decision
-from miner.offers.policies.words import WORD_OF
 
 Page = Text | Table
+#: What a rule says would let an offer pass: `rules.hours.instruct of 12`.
+_SETTING = re.compile(r"\b((?:rules|score|fitting)(?:\.[a-z0-9_-]+)+) of (-?\d+(?:\.\d+)?[a-z]?)")
 
 
 def pages(offer: MinerTaskOffer, decision: Decision) -> Iterator[Page]:
@@ -103,17 +105,9 @@ def _ways(offer: MinerTaskOffer, decision: Decision) -> Text:
 
 def _try(offer: MinerTaskOffer, decision: Decision) -> str:
     """The command that answers "what if?" for this one."""
-    keys = {
-        "hours": f"hours.{WORD_OF[offer.task_type]}={offer.hours_to_complete:g}",
-        "min_hours": f"min_hours={offer.hours_to_complete:g}",
-        "score": "score.threshold=null",
-        "value": "min_value=null --set min_value_full=null",
-        "gpus": "max_wait=2h",
-        "jobs": "max_jobs=null",
-    }
-    changes = [f"--set {keys[one.rule]}" for one in decision.failed if one.rule in keys]
-    words = " ".join([*changes, f"--offer {offer.task_id}"])
-    return f"Try: god-miner policy backtest {words}\n"
+    found = [_SETTING.findall(reason.way) for reason in decision.failed]
+    changes = [f"--set {key}={value}" for each in found for key, value in each]
+    return f"Try: god-miner policy backtest {' '.join([*changes, f'--offer {offer.task_id}'])}\n"
 
 
 def _when(at: float) -> str:

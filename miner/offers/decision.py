@@ -12,6 +12,7 @@ the fleet's queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -20,13 +21,18 @@ from core.wire import MinerTaskOffer
 from miner.fleet.base import Placement
 
 
+def below(value: float) -> float:
+    """A limit that lets this value pass, with few digits."""
+    return (math.ceil(value * 1000) - 1) / 1000
+
+
 class Reason(NamedTuple):
     """One rule's verdict, in words that an operator can argue with."""
 
     rule: str
     passed: bool
     text: str
-    #: For one that failed: what would have to change.
+    #: For one that failed: what would have to change; where a policy's value would do, "KEY of VALUE".
     way: str = ""
 
 
