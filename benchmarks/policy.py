@@ -304,17 +304,19 @@ def _outcomes(draw: Random) -> Iterator[Outcome]:
 
 
 _NOTES = (
-    "Value is a model, not income: points = work × (3 × success × win − penalty), work = max(1, 2·√(hours·B)) "
-    "as validators weigh tasks (docs/acceptance.md). Chances of success and of winning are the shipped policy's "
-    "priors, for both sides alike; a training cut short wins less often (share of the profile's wish to the "
-    "power of 0.3, GRPO 0.1). Who really wins, and how validators multiply a miner's sum by its average, is "
-    "left out.",
-    "Both sides train with the same profile and planner, on the dataset's true size, which a decision does not "
-    "know. The stand-in takes text tasks with llama in the model's name under 13 hours, one at a time, gives "
-    "each all GPUs, and plans nothing before it accepts.",
-    "Types, sizes, hours and rows are drawn as the validators' scheduler draws them; how often one miner is "
-    "asked is not known, so there are three rates. Every acceptance is followed by a start at once.",
-    f"The bar is {BAR:g} × the reference at 60 offers a day. 'Not finished': the planner has no training that "
-    "ends in the window with the true rows. 'Too little data seen': fewer epochs than the profile's "
-    "min_epochs, where the dataset is much larger than its hours let expect; still a valid submission.",
+    "Value is a model, not income: points = work × (3 × success × win − penalty), work = max(1, "
+    "2·√(hours·B)) as validators weigh tasks (docs/acceptance.md). Chances of success and of winning "
+    "are the shipped policy's priors, for both sides alike; a training cut short wins less often (share "
+    "of the profile's wish to the power of 0.3, GRPO 0.1). Who really wins, and how validators multiply "
+    "a miner's sum by its average, is left out.",
+    "Both sides train with the same profile and planner, on the dataset's true size, which a decision "
+    "does not know. The stand-in takes text tasks with llama in the model's name under 13 hours, one at "
+    "a time, gives each all GPUs, and plans nothing before it accepts.",
+    "Types, sizes, hours and rows are drawn as the validators' scheduler draws them; how often one "
+    "miner is asked is not known, so there are three rates. Every acceptance is followed by a start at "
+    "once.",
+    f"The bar is {BAR:g} × the reference at 60 offers a day. 'Not finished': the planner has no training "
+    "that ends in the window with the true rows. 'Too little data seen': fewer epochs than the "
+    "profile's min_epochs, where the dataset is much larger than its hours let expect; still a valid "
+    "submission.",
 )
