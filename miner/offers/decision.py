@@ -12,6 +12,7 @@ the fleet's queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,13 +21,18 @@ from core.budget import Refusal
 from miner.fleet.base import Placement
 
 
+def below(value: float) -> float:
+    """A limit that lets this value pass, with few digits."""
+    return (math.ceil(value * 1000) - 1) / 1000
+
+
 class Reason(NamedTuple):
     """One rule's verdict, in words that an operator can argue with."""
 
     rule: str
     passed: bool
     text: str
-    #: For one that failed: what would have to change.
+    #: For one that failed: what would have to change; where a policy's value would do, "KEY of VALUE".
     way: str = ""
 
 
@@ -51,7 +57,9 @@ class ExpectedValue(NamedTuple):
     success: float
     #: That it is the best one, once it is published.
     win: float
-    #: work × (points of a win × success × win − penalty × (1 − success)).
+    #: That it is among the worst ones, which lose points as if it were none.
+    punished: float
+    #: work × (points of a win × success × win − penalty × (failure, or success × punished)).
     points: float
     gpu_hours: float
 
