@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from core.errors import GodMinerError
-from core.profile.live import LiveProfile
 from core.profile.load import LoadedProfile
 from miner.engines import choose
 from miner.engines.base import Engine, EngineSpec, Found, Status, Unreachable
@@ -19,7 +19,6 @@ from miner.jobs.inputs.fetch import JobInputs
 from miner.jobs.manager import Jobs
 from miner.jobs.room import Room
 from miner.jobs.times import Pace
-from miner.offers.policies.choice import profile_name
 from miner.publish import HubPublisher, PublishTo
 from miner.redact import Redactor
 from miner.settings import Settings
@@ -34,27 +33,6 @@ Alert = Callable[[str, str], None]
 LOOK_AGAIN_SECONDS = 30.0
 #: How long a restart waits for the fleet to see its cards, before it takes up what runs on them.
 CARDS_SECONDS = 30.0
-
-
-class Profiles:
-    """The profile in force, followed as its files change. `auto` goes by the GPUs that there are."""
-
-    def __init__(self, settings: Settings, fleet: Fleet, alert: Alert) -> None:
-        self._settings, self._fleet, self._alert = settings, fleet, alert
-        self._live: dict[str, LiveProfile] = {}
-        self._told: set[str] = set()
-
-    def current(self) -> LoadedProfile:
-        hardware = self._fleet.snapshot(0.0).hardware
-        name = profile_name(self._settings, hardware)
-        live = self._live.get(name)
-        if live is None:
-            live = self._live[name] = LiveProfile(name, (self._settings.profile_dir,))
-        found = live.current()
-        if live.problem is not None and str(live.problem) not in self._told:
-            self._told.add(str(live.problem))
-            self._alert("bad_profile", f"the profile as it was is kept: {live.problem}")
-        return found
 
 
 class AbsentEngine:
@@ -124,12 +102,15 @@ async def build_jobs(
     settings: Settings,
     books: Books,
     fleet: Fleet,
+    profile: Callable[[], LoadedProfile],
     *,
     alert: Alert,
+    clock: Callable[[], float] = time.time,
+    on_taken: Callable[[TaskKey], None] = lambda _key: None,
     on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> Jobs:
     """Everything but started. Waits for an engine, and for the fleet to see its cards."""
-    book = JobBook(books)
+    book = JobBook(books, clock=clock)
     engine = await find_engine(settings, alert)
     await _see_cards(fleet, book)
     room = Room(settings.data_dir, book, keep_s=settings.keep_finished_hours * 3600)
@@ -141,12 +122,13 @@ async def build_jobs(
         fleet=fleet,
         inputs=JobInputs(settings, Redactor(settings.secrets())),
         publisher=HubPublisher(PublishTo.of(settings)),
-        profile=Profiles(settings, fleet, alert).current,
+        profile=profile,
         pace=Pace.of(settings),
+        clock=clock,
         alert=alert,
         make_room=room.make,
     )
-    return Jobs(parts, room=room, on_over=on_over)
+    return Jobs(parts, room=room, on_taken=on_taken, on_over=on_over)
 
 
 async def _see_cards(fleet: Fleet, book: JobBook) -> None:

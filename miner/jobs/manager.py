@@ -29,16 +29,24 @@ class NotNow(GodMinerError):
     code = "job_state"
 
 
+class NoJobsYet(GodMinerError):
+    """Nothing can be done for jobs before there is an engine."""
+
+    code = "no_jobs_yet"
+
+
 class Jobs:
     def __init__(
         self,
         parts: Parts,
         *,
         room: Room | None = None,
+        on_taken: Callable[[TaskKey], None] = lambda _key: None,
         on_over: Callable[[TaskKey], None] = lambda _key: None,
     ) -> None:
         self.parts = parts
         self.room = room
+        self._on_taken = on_taken
         self._on_over = on_over
         self._desks: dict[int, Desk] = {}
         self._workers: dict[int, asyncio.Task[None]] = {}
@@ -70,6 +78,7 @@ class Jobs:
 
     async def take(self, start: Start, validator: str) -> Started:
         """A start that came in by another door than the validators'."""
+        self._on_taken(TaskKey(validator, start.task_id))
         started = await self.parts.book.record_start(validator, start)
         await self.started(started.job_id)
         return started

@@ -6,6 +6,7 @@ made again for the hours that are left then. Where too few are free, it is made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     planned = _planned(whole)
     best = try_out.best(whole)
     if best is None:
-        free = _none_free(whole, fleet, terms, try_out.lane)
+        free = _none_free(whole, try_out)
         return Fit((inventory, planned, free), None, whole)
     plan, placement = best
     wait = max(placement.starts_at - now, 0.0)
@@ -158,6 +159,11 @@ class _Tries:
                     return
             count //= 2
 
+    def wait_for(self, plan: TrainingPlan) -> float | None:
+        """Until so many GPUs are free, where that is before the task's deadline."""
+        found = self._placed(plan, self.now + self.ask.hours * 3600)
+        return None if found is None else max(found.starts_at - self.now, 0.0)
+
     def _placed(self, plan: TrainingPlan, latest_start: float) -> Placement | None:
         return self._room(plan.gpus.count, self._seconds(plan, 0.0), latest_start)
 
@@ -207,11 +213,15 @@ def _planned(plan: TrainingPlan) -> Reason:
     return Reason("plan", True, text)
 
 
-def _none_free(plan: TrainingPlan, fleet: FleetSnapshot, terms: Fitting, lane: NamedLane | None) -> Reason:
-    where = f" of lane {lane[0]}" if lane else ""
-    held = len({gpu for hold in fleet.holds for gpu in hold.gpus})
+def _none_free(plan: TrainingPlan, tries: _Tries) -> Reason:
+    held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
+    where = f" of lane {tries.lane[0]}" if tries.lane else ""
     text = (
         f"{plan.gpus.count} GPUs{where} for {show_seconds(plan.time.total_s)} are not free within "
-        f"{show_seconds(terms.max_wait)}, nor would fewer do; {held} of {len(fleet.usable)} are held"
+        f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"
     )
-    return Reason("gpus", False, text, "a larger fitting.max_wait, or GPUs that are free earlier")
+    wait = tries.wait_for(plan)
+    if wait is None:
+        return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
+    way = f"fitting.max_wait of {math.ceil(wait / 60)}m, if the time after it is enough, or free GPUs"
+    return Reason("gpus", False, f"{text}; free in {show_seconds(wait)}", way)

@@ -14,9 +14,8 @@ from core.wire import MinerTaskOffer
 from miner.jobs.states import JobState, ReservationState
 from miner.offers.decision import Decision
 from miner.offers.history import Outcome
+from miner.offers.offered import Known, Offered
 from miner.offers.record import decision_from
-from miner.offers.replay import Known
-from miner.offers.stream import Offered
 from miner.store import database
 from miner.store.outcomes import outcomes
 
@@ -40,7 +39,7 @@ class StoredOffer(NamedTuple):
 
     @property
     def offered(self) -> Offered:
-        return Offered(self.received_at, self.offer)
+        return Offered(self.received_at, self.offer, None, self.known)
 
 
 #: How a job is told apart by the validator who named the task.

@@ -41,6 +41,8 @@ _OFFERS: JsonDict = {"section": "Offers"}
 _HUB: JsonDict = {"section": "Hub"}
 _INPUTS: JsonDict = {"section": "Inputs"}
 _JOBS: JsonDict = {"section": "Jobs"}
+_GPUS: JsonDict = {"section": "GPUs"}
+_HISTORY: JsonDict = {"section": "History"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
@@ -297,7 +299,7 @@ class Settings(BaseSettings):
         default=AUTO,
         min_length=1,
         description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
-        "h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
+        "what the policy names, else h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
         json_schema_extra=_OFFERS,
     )
     profile_dir: values.AbsolutePath = Field(
@@ -331,6 +333,46 @@ class Settings(BaseSettings):
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
+    )
+    refusal_seconds: values.Seconds = Field(
+        default=600,
+        description="How long a refusal is repeated to whoever asks again; later the offer is decided anew.",
+        json_schema_extra=_OFFERS,
+    )
+    queue_patience_seconds: values.Seconds = Field(
+        default=3600,
+        description="A job that waits longer than this for GPUs goes before those that are worth more.",
+        json_schema_extra=_OFFERS,
+    )
+
+    # GPUs
+    gpus: values.Gpus = Field(
+        default=AUTO,
+        description="The cards to train on: `nvml` (as the driver says), `4xH100` and the like (nobody "
+        "looks), `cpu` (a pretend card), or `auto`: as the driver says, a pretend card without a driver.",
+        json_schema_extra=_GPUS,
+    )
+    fleet_file: values.AbsolutePath | None = Field(
+        default=None,
+        description="A YAML file with what you know of this host's cards; followed while the daemon runs.",
+        json_schema_extra=_GPUS,
+    )
+    gpu_refresh_seconds: values.Seconds = Field(
+        default=5, description="How often the cards are looked at.", json_schema_extra=_GPUS
+    )
+    gpu_return_seconds: values.Seconds = Field(
+        default=300,
+        description="How long a card that failed or was in others' use must be fine before it is used again.",
+        json_schema_extra=_GPUS,
+    )
+
+    # History
+    history_days: int = Field(
+        default=90,
+        ge=1,
+        le=36_500,
+        description="How long offers without a job, their decisions and events are kept. Jobs are kept.",
+        json_schema_extra=_HISTORY,
     )
 
     # Hub
