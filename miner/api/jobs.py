@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from miner.api.operator import operator_only
 from miner.jobs import shown
-from miner.jobs.logs import read_log
+from miner.jobs.logs import attempt_of, read_piece
 from miner.jobs.manager import Jobs
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.store import work
@@ -86,13 +86,13 @@ async def job_log(
     job: str,
     jobs: TheJobs,
     attempt: Annotated[int | None, Query(ge=1)] = None,
-    start: Annotated[int, Query(alias="from", ge=0)] = 0,
+    start: Annotated[str, Query(alias="from", max_length=60)] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LOG)] = 65_536,
 ) -> dict[str, Any]:
     """A part of an attempt's log, the newest one's unless said otherwise; go on from `next`."""
     job_id = await _id_of(jobs, job)
     attempts = await jobs.parts.book.attempts(job_id)
-    piece = await asyncio.to_thread(read_log, attempts, attempt, start, limit)
+    piece = await asyncio.to_thread(read_piece, attempt_of(attempts, attempt), start, limit)
     return piece.as_dict()
 
 

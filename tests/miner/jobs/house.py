@@ -334,7 +334,7 @@ class House:
             started_at=time.time(),
             request=json.dumps(wanted).encode(),
         )
-        started = await self.books.record_start(VALIDATOR, begun)
+        started = await self.books.record_start(VALIDATOR, begun, now=time.time())
         await self.jobs.started(started.job_id)
         return started.job_id
 
