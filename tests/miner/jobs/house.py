@@ -375,7 +375,7 @@ class House:
 def fleet_of(gpus: str = "4xH100") -> LocalFleet:
     kinds = parse_gpus(gpus)
     cards = tuple(
-        Gpu(f"GPU-{index}", index, kinds.kind, frozenset(f"GPU-{other}" for other in range(kinds.count)))
+        Gpu(str(index), index, kinds.kind, frozenset(map(str, range(kinds.count))))
         for index in range(kinds.count)
     )
     hardware = Hardware(gpus=kinds, cpu_cores=16, memory_bytes=64 * 10**9)
