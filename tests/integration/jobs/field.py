@@ -22,8 +22,9 @@ from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.inputs.fetch import JobInputs
 from miner.jobs.manager import Jobs
-from miner.jobs.ports import Inputs, Publisher
+from miner.jobs.ports import Fetched, Inputs, Publisher, StepFailed, Told, Wanted
 from miner.jobs.room import Room
+from miner.jobs.states import EndReason
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.times import Pace
 from miner.publish import HubPublisher, PublishTo
@@ -32,7 +33,7 @@ from miner.store.books import Books
 from miner.store.work import AttemptRow, JobRow
 from tests.core.submission import folders
 from tests.doubles.flaky import FlakyServer, Reply, Request
-from tests.miner.jobs.house import books_in, fleet_of
+from tests.miner.jobs.house import MemoryHub, MemoryInputs, books_in, fleet_of
 
 PAYLOAD = Path(__file__).with_name("payload.py").read_text()
 TRAINER = ("python", "-c", PAYLOAD)
@@ -83,6 +84,24 @@ def base_model(folder: Path) -> Path:
     folders.base(folder)
     (folder / "model.safetensors").write_bytes(folders.safetensors(files))
     return folder
+
+
+class LightInputs(MemoryInputs):
+    """What the file server has, without asking it: where the network is not what is tried, two processes for
+    each fetch are not worth their second."""
+
+    def __init__(self, model: Path, files: Files) -> None:
+        super().__init__(model)
+        self.files = files
+
+    async def fetch(self, wanted: Wanted, told: Told) -> Fetched:
+        found = await super().fetch(wanted, told)
+        name = str(wanted.data).rsplit("/", 1)[-1]
+        try:
+            found.data_path.write_bytes(self.files.datasets[name])
+        except OSError as error:
+            raise StepFailed(EndReason.DISK_FULL, str(error)) from None
+        return found
 
 
 @dataclass
@@ -197,27 +216,38 @@ class Field:
         """Whether all of it lies in the hub's folder."""
         if made is None:
             return False
+        if isinstance(self.publisher, MemoryHub):
+            return "adapter_model.safetensors" in self.publisher.repos[made.repo]
         return (self.hub / made.repo / "adapter_model.safetensors").is_file()
 
+    @property
+    def light_hub(self) -> MemoryHub:
+        assert isinstance(self.publisher, MemoryHub)
+        return self.publisher
+
     async def orphans(self) -> list[str]:
-        return [one.key for one in await self.engine.ours()]
+        """What the engine still has of jobs that are over."""
+        over = [await self.row(int(one.key.partition("-")[0])) for one in await self.engine.ours()]
+        return [row.task_id for row in over if row.state.is_over]
 
 
 @asynccontextmanager
 async def field_of(
-    engine: Engine, settings: Settings, files: Files, *, pace: Pace = QUICK, **more: Any
+    engine: Engine, settings: Settings, files: Files, *, light: bool, pace: Pace = QUICK, **more: Any
 ) -> AsyncIterator[Field]:
+    """`light`: fetched and published within this process."""
     books = books_in(settings.data_dir)
     books.writer.start(asyncio.get_running_loop())
+    model = base_model(settings.data_dir / "base")
     made = Field(
         settings.data_dir,
         settings,
         books,
         engine,
-        JobInputs(settings),
-        HubPublisher(PublishTo.of(settings)),
+        LightInputs(model, files) if light else JobInputs(settings),
+        MemoryHub() if light else HubPublisher(PublishTo.of(settings)),
         files,
-        base_model(settings.data_dir / "base"),
+        model,
         pace,
         **more,
     )
@@ -246,5 +276,3 @@ def field_settings(data_dir: Path, **more: Any) -> Settings:
         **more,
     }
     return load_settings(env={}, env_file=None, **given)
-
-

@@ -81,7 +81,9 @@ class Torch:
         return float(loss)
 
     def weights(self):
-        return [[struct.pack("<f", one) for one in part.detach().flatten().tolist()] for part in (self.a, self.b)]
+        return [
+            [struct.pack("<f", one) for one in part.detach().flatten().tolist()] for part in (self.a, self.b)
+        ]
 
 
 def save(trained, step, value):
