@@ -112,6 +112,9 @@ def environment(cache: Path, *, deduplicate: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HOME": str(cache),
         "HF_XET_CACHE": str(cache / "xet"),
+        # Each piece of 64 MB that was stored is remembered at once; by default an upload that is killed
+        # forgets its last 20 s.
+        "HF_XET_SESSION_XORB_METADATA_FLUSH_MAX_COUNT": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "DO_NOT_TRACK": "1",

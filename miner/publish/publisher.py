@@ -144,6 +144,8 @@ class HubPublisher:
                 self._noted(outgoing.task_id, self._redact(event.text))
 
         done = await self._until_done(order, heard, outgoing.finish_by)
+        sizes = f"{done.files} files, {done.size:,} bytes, {done.sent:,} of them sent in the last try"
+        self._noted(outgoing.task_id, f"published {done.repo}: {sizes}")
         return MinerSubmission(repo=done.repo, model_hash=done.model_hash)
 
     async def move(

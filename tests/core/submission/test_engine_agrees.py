@@ -62,14 +62,18 @@ def is_read(path: Path) -> bool:
 
 
 def test_what_the_library_can_not_load_is_never_called_good(training_python: str, tmp_path: Path) -> None:
-    good = safetensors({"a": bf16(4, 2), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"})
+    good = safetensors(
+        {"a": bf16(4, 2), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"}
+    )
     (tmp_path / "good.safetensors").write_bytes(good)
     chance = random.Random(7)
     for number in range(400):
         content = bytearray(good)
         for _ in range(chance.randint(1, 3)):
             content[chance.randrange(len(content))] = chance.choice(b'0123456789[]{},:" \0abF')
-        (tmp_path / f"{number}.safetensors").write_bytes(content[: len(content) - chance.choice([0, 0, 0, 1])])
+        (tmp_path / f"{number}.safetensors").write_bytes(
+            content[: len(content) - chance.choice([0, 0, 0, 1])]
+        )
     theirs = asked(training_python, _LOAD, tmp_path)
     ours = {name: is_read(tmp_path / name) for name in theirs}
     assert ours["good.safetensors"]
