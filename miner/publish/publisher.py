@@ -128,7 +128,7 @@ class HubPublisher:
             folder=str(outgoing.folder),
             task_type=outgoing.task_type,
             model=outgoing.model or None,
-            base=str(outgoing.model_path) if outgoing.model_path else None,
+            base=None if outgoing.model_path == Path() else str(outgoing.model_path),
             keep_card=keep_card,
             earlier=outgoing.earlier.repo if outgoing.earlier else None,
             memory=str(self._to.folder / f"{outgoing.job_id}.json"),

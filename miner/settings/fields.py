@@ -300,7 +300,7 @@ class Settings(BaseSettings):
             if data["chain"] is ChainKind.BITTENSOR
             else f"local:{data['data_dir'] / 'hub'}"
         ),
-        description="Where submissions are published: `huggingface`, or `local:DIR` for a folder (no network).",
+        description="Where submissions are published: `huggingface`, or `local:DIR`, a folder (no network).",
         json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
     )
     hf_user: values.HubUser | None = Field(
