@@ -109,7 +109,7 @@ def _show(judged: Judged) -> None:
     lines += [("left out", "dim", fault) for fault in judged.prepared.left_out if fault not in judged.faults]
     lines += [("fault", "bold red", fault) for fault in judged.faults]
     for word, style, fault in lines:
-        console.print(Text(f"{word:9}", style).append(str(fault), "default"), soft_wrap=True)
+        console.print(Text(f"{word:10}", style).append(str(fault), "default"), soft_wrap=True)
     report = judged.report
     console.print(f"kind       {report.kind}, {report.parameters:,} numbers", soft_wrap=True)
     console.print(f"model_hash {report.model_hash or 'none'}", soft_wrap=True)
