@@ -36,19 +36,22 @@ def run(quick: bool) -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for dtype in ("BF16", "F16", "F32"):
-            model = _model(folder / dtype, dtype, size)
-            weights = model / "model.safetensors"
-            if dtype == "BF16":
-                _row(report, "SHA-256 alone", size, rounds, lambda: _hashed(weights))
-            _row(report, f"{dtype}: SHA-256 and every number finite", size, rounds, lambda: weigh(weights))
-            _row(report, f"{dtype}: the whole check", size, rounds, lambda: _judged(model))
-            if dtype == "BF16":
-                _row(report, "published to a folder: check, copy, verify", size, 1, lambda: _published(model))
-                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
-                report.notes.append(f"The publishing process took {peak:.0f} MB at its peak.")
-            weights.unlink()
+            _measure(report, _model(folder / dtype, dtype, size), dtype, size, rounds)
     report.notes.append("Searching and hashing share two cores; with one they take turns.")
     return report
+
+
+def _measure(report: Report, model: Path, dtype: str, size: int, rounds: int) -> None:
+    weights = model / "model.safetensors"
+    if dtype == "BF16":
+        _row(report, "SHA-256 alone", size, rounds, lambda: _hashed(weights))
+    _row(report, f"{dtype}: SHA-256 and every number finite", size, rounds, lambda: weigh(weights))
+    _row(report, f"{dtype}: the whole check", size, rounds, lambda: _judged(model))
+    if dtype == "BF16":
+        _row(report, "published to a folder: check, copy, verify", size, 1, lambda: _published(model))
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+        report.notes.append(f"The publishing process took {peak:.0f} MB at its peak.")
+    weights.unlink()
 
 
 def _row(report: Report, what: str, size: int, rounds: int, work: Callable[[], object]) -> None:

@@ -305,7 +305,7 @@ class Settings(BaseSettings):
     )
     hf_user: values.HubUser | None = Field(
         default=None,
-        description="The user or organisation that submissions are published as; HF_TOKEN must be allowed to.",
+        description="The user or organisation to publish as; HF_TOKEN must be allowed to write there.",
         json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
     )
     hf_endpoint: values.SiteUrl = Field(
