@@ -111,7 +111,7 @@ def workers(parent: int | None = None) -> list[int]:
     return found
 
 
-def until(happened: Callable[[], object], seconds: float = 20.0) -> bool:
+def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
     """Wait for something that other threads or processes do."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

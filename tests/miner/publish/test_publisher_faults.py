@@ -105,8 +105,10 @@ async def test_a_store_that_fails_again_and_again_is_gone_around(bench: Bench, t
     assert bench.hub.lines("PUT /upload")
 
 
-@pytest.mark.parametrize("status", [500, 503])
-@pytest.mark.parametrize("where", ["POST /api/repos/create", "GET /api/models/.*/tree", "POST .*/commit"])
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [("POST /api/repos/create", 500), ("GET /api/models/.*/tree", 503), ("POST .*/commit", 502)],
+)
 async def test_a_hub_in_trouble_is_asked_again(bench: Bench, where: str, status: int) -> None:
     bench.hub.fail(where, status=status)
     assert (await bench.publish()).model_hash == bench.hash_of()
