@@ -50,7 +50,7 @@ class Worker:
             except Stale:
                 await self.desk.reload()
             except StoreUnavailable as error:
-                log.warning("job %d waits for the store: %s", self.desk.row.id, error, extra=self.desk.log)
+                log.warning("job %d waits for the store: %s", self.desk.row.id, str(error), extra=self.desk.log)
                 await self.desk.pause(self.desk.parts.pace.pause(1, self.desk.parts.random))
             except StepFailed as failed:
                 await self._failed(failed)
@@ -124,7 +124,7 @@ class Worker:
             if ref is not None:
                 await engine.remove(ref)
         except Unreachable as error:  # recovery sweeps it up
-            log.warning("attempt %s is left in the engine: %s", row.key, error, extra=self.desk.log)
+            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.desk.log)
 
     async def _decide(self, attempts: list[AttemptRow]) -> None:
         desk, row = self.desk, self.desk.row
@@ -258,7 +258,7 @@ class Worker:
                     await engine.stop(ref)
                 await desk.pause(pace.poll_s)
         except Unreachable as error:
-            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, error, extra=desk.log)
+            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
             await desk.pause(pace.pause(3, desk.parts.random))
             return False
         reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED

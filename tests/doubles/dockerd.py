@@ -78,6 +78,7 @@ class Dockerd:
     def start(self) -> None:
         # After SIGKILL the pid file names a process that may be somebody else's by now.
         (self.folder / "pid").unlink(missing_ok=True)
+        self._forget_the_dead()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(),
@@ -92,6 +93,14 @@ class Dockerd:
             if self.process.poll() is not None or time.monotonic() > ends:
                 raise RuntimeError(f"dockerd did not start:\n{self.log_tail()}")
             time.sleep(0.05)
+
+    def _forget_the_dead(self) -> None:
+        """Its containerd died with it. Until somebody reaps that, dockerd takes it for running and waits."""
+        note = self.folder / "exec" / "containerd" / "containerd.pid"
+        with suppress(OSError, ValueError):
+            state = Path(f"/proc/{int(note.read_text())}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                note.unlink()
 
     def kill(self) -> None:
         """As a crash: its containerd dies with it or not, containers go on."""
