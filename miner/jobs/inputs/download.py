@@ -74,7 +74,7 @@ class Download:
         return found
 
     def _headers(self, part: PartFile) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner", "Connection": "close"}
+        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner"}
         condition = part.about.get("etag") or part.about.get("modified")
         if part.size and condition:
             headers |= {"Range": f"bytes={part.size}-", "If-Range": condition}
