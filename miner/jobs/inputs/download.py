@@ -52,9 +52,7 @@ class Download:
                 except StepFailed as failure:
                     if time.monotonic() > until:
                         raise
-                    if part.size > before:
-                        retries.progressed()
-                    retries.wait(failure)
+                    retries.wait(failure, part.size - before)
 
     def _try(self, part: PartFile, until: float) -> Downloaded | None:
         response = self.opener.open(self.url, self._headers(part))

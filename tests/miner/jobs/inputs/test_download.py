@@ -93,6 +93,12 @@ def test_many_cuts_in_a_row_are_no_end_as_long_as_something_comes(store: FileSto
     assert len(store.requests) == 10
 
 
+def test_a_trickle_is_no_progress(store: FileStore, target: Path) -> None:
+    store.fail(cut_after=100, how="close", times=None)
+    failure(store.add("a", DATA), target)
+    assert len(store.requests) == 4
+
+
 def test_a_later_process_goes_on_where_an_earlier_one_stopped(store: FileStore, target: Path) -> None:
     url = store.add("a", DATA)
     store.fail(cut_after=500_000, how="close")

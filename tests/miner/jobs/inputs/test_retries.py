@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miner.jobs.inputs.retries import Retries
+from miner.jobs.inputs.retries import PROGRESS, Retries
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 
@@ -58,10 +58,11 @@ def test_something_gone_is_looked_for_three_times() -> None:
     assert pauses([StepFailed(EndReason.DATA_GONE, "x")] * 5)[0] == [1, 2]
 
 
-def test_progress_begins_the_count_anew() -> None:
+def test_progress_worth_the_name_begins_the_count_anew() -> None:
     found: list[float] = []
     retries = Retries(tries=2, pause=found.append, jitter=lambda: 1.0)
     for _ in range(5):
-        retries.wait(network())
-        retries.progressed()
+        retries.wait(network(), PROGRESS)
+    with pytest.raises(StepFailed):
+        retries.wait(network(), PROGRESS - 1)
     assert found == [1] * 5
