@@ -382,17 +382,17 @@ class Settings(BaseSettings):
             if data["chain"] is ChainKind.BITTENSOR
             else f"local:{data['data_dir'] / 'hub'}"
         ),
-        description="Where submissions are published: `huggingface`, or `local:DIR` for a folder (no network).",
+        description="Where submissions are published: `huggingface`, or `local:DIR`, a folder (no network).",
         json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
     )
     hf_user: values.HubUser | None = Field(
         default=None,
-        description="The user or organisation that submissions are published as; may HF_TOKEN write there?",
+        description="The user or organisation to publish as; HF_TOKEN must be allowed to write there.",
         json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
     )
     hf_endpoint: values.SiteUrl = Field(
         default="https://huggingface.co",
-        description="Where models come from and submissions go: the Hugging Face hub, or what speaks like it.",
+        description="Where models come from and submissions go: the Hugging Face hub or what speaks like it.",
         json_schema_extra=_HUB,
     )
     hf_token: values.Secret | None = Field(
@@ -424,13 +424,13 @@ class Settings(BaseSettings):
     )
     dataset_timeout_seconds: values.Seconds = Field(
         default=1800,
-        description="The longest that one try to fetch a dataset may take; the next goes on where it stopped.",
+        description="The longest that one try to fetch a dataset may take; the next goes on from there.",
         json_schema_extra=_INPUTS,
     )
     allow_private_networks: values.Networks = Field(
         default=(),
-        description="Networks that a dataset's URL may lead to although they are not of the internet, such as "
-        "10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        description="Networks that a dataset's URL may lead to although they are not of the internet, such "
+        "as 10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
         json_schema_extra=_INPUTS,
     )
 
