@@ -31,7 +31,8 @@ class Judge:
         self.history = History()
         self._settings = settings
         self._alert = alert
-        self._names: tuple[str, str] | None = None
+        #: What is loaded: a policy may name another profile when it is edited.
+        self._names: dict[str, str] = {}
         self._live_policy: LivePolicy
         self._live_profile: LiveProfile
         self.policy: LoadedPolicy
@@ -40,11 +41,19 @@ class Judge:
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited. `ConfigError` when a policy or a profile that is new to us can't be used;
         one that is in force already stays in force."""
-        names = (policy_name(self._settings, hardware), profile_name(self._settings, hardware))
-        if names != self._names:
-            self._load(*names)
-            self._names = names
-        self.policy, self.profile = self._live_policy.current(), self._live_profile.current()
+        settings = self._settings
+        name = policy_name(settings, hardware)
+        if self._is_new("policy", name):
+            self._live_policy = LivePolicy(
+                name, [settings.policy_dir], self._told("policy"), on_top(settings)
+            )
+            self._loaded("policy", name)
+        self.policy = self._live_policy.current()
+        name = profile_name(settings, self.policy, hardware)
+        if self._is_new("profile", name):
+            self._live_profile = LiveProfile(name, [settings.profile_dir], self._told("profile"))
+            self._loaded("profile", name)
+        self.profile = self._live_profile.current()
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -60,12 +69,12 @@ class Judge:
         """`fleet` without what this task holds itself."""
         return decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
 
-    def _load(self, policy: str, profile: str) -> None:
-        settings = self._settings
-        policies, profiles = [settings.policy_dir], [settings.profile_dir]
-        self._live_policy = LivePolicy(policy, policies, self._told("policy"), on_top(settings))
-        self._live_profile = LiveProfile(profile, profiles, self._told("profile"))
-        log.info("offers are judged by policy %s and profile %s", policy, profile)
+    def _is_new(self, word: str, name: str) -> bool:
+        return self._names.get(word) != name
+
+    def _loaded(self, word: str, name: str) -> None:
+        self._names[word] = name
+        log.info("offers are judged by %s %s", word, name)
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""
