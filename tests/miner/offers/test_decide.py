@@ -143,7 +143,9 @@ def test_a_card_that_is_out_is_not_given_and_is_named() -> None:
 
 def test_a_profile_that_contradicts_itself_refuses_with_its_reason(tmp_path: Path) -> None:
     file = tmp_path / "odd.yaml"
-    file.write_text("limits: {min_lora_r: 64}\nsections:\n  a: {when: {task: dpo}, limits: {max_lora_r: 8}}\n")
+    file.write_text(
+        "limits: {min_lora_r: 64}\nsections:\n  a: {when: {task: dpo}, limits: {max_lora_r: 8}}\n"
+    )
     odd = load_profile(str(file))
     assert decide(offer(), NOON, fleet(), History(), policy(), odd).accepted
     found = decide(offer(task_type=TaskType.DPO), NOON, fleet(), History(), policy(), odd)
@@ -153,9 +155,7 @@ def test_a_profile_that_contradicts_itself_refuses_with_its_reason(tmp_path: Pat
 
 def test_the_image_type_of_a_start_is_what_is_planned() -> None:
     asked = picture_offer(model="someone/a-model")
-    found = decide(
-        asked, NOON, fleet(), History(), policy(), profile(), image_type=ImageModelType.QWEN_IMAGE
-    )
+    found = decide(asked, NOON, fleet(), History(), policy(), profile(), image_type=ImageModelType.QWEN_IMAGE)
     assert found.factors["family"].text.startswith("qwen-image")
 
 

@@ -167,9 +167,7 @@ def test_one_more_success_never_lowers_score_or_value(asked: MinerTaskOffer, end
 
 @settings(max_examples=30)
 @given(SENSIBLE, fleets(), POLICIES)
-def test_the_same_question_gets_the_same_answer(
-    asked: MinerTaskOffer, on: FleetSnapshot, name: str
-) -> None:
+def test_the_same_question_gets_the_same_answer(asked: MinerTaskOffer, on: FleetSnapshot, name: str) -> None:
     assert decided(asked, policy(name), on) == decided(asked, policy(name), on)
 
 
