@@ -75,7 +75,7 @@ def test_a_stray_key_is_told_with_its_line_and_what_was_meant(text: str, line: i
     ],
 )
 def test_a_wrong_value_is_told_in_words(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="mine.yaml") as caught:
+    with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
         parse_policy(text, "mine.yaml")
     assert said in str(caught.value)
 
@@ -203,7 +203,7 @@ def test_a_policy_of_the_shipped_one_s_name_may_extend_it(tmp_path: Path) -> Non
 def test_a_circle_and_a_missing_file_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="circle"):
         load(tmp_path, "extends: up", up="extends: mine")
-    with pytest.raises(ConfigError, match="no such policy; known by name: .*h100x4"):
+    with pytest.raises(ConfigError, match=r"no such policy; known by name: .*h100x4"):
         load_policy("nope", [tmp_path])
 
 
