@@ -31,7 +31,7 @@ class Judge:
         self.history = History()
         self._settings = settings
         self._alert = alert
-        self._names: tuple[str, str] | None = None
+        self._policy_name = self._profile_name = ""
         self._live_policy: LivePolicy
         self._live_profile: LiveProfile
         self.policy: LoadedPolicy
@@ -39,12 +39,25 @@ class Judge:
 
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited. `ConfigError` when a policy or a profile that is new to us can't be used;
-        one that is in force already stays in force."""
-        names = (policy_name(self._settings, hardware), profile_name(self._settings, hardware))
-        if names != self._names:
-            self._load(*names)
-            self._names = names
+        one that is in force already stays in force. `hardware` is all that there is, also what is out for a
+        while: None while nobody knows, and then what is in force stays so."""
+        if hardware is not None or not self._policy_name:
+            self._choose(hardware)
         self.policy, self.profile = self._live_policy.current(), self._live_profile.current()
+
+    def _choose(self, hardware: Hardware | None) -> None:
+        settings = self._settings
+        name = policy_name(settings, hardware)
+        if name != self._policy_name:
+            folders = [settings.policy_dir]
+            self._live_policy = LivePolicy(name, folders, self._told("policy"), on_top(settings))
+            self._policy_name = name
+            log.info("offers are judged by policy %s", name)
+        name = profile_name(settings, self._live_policy.current(), hardware)
+        if name != self._profile_name:
+            self._live_profile = LiveProfile(name, [settings.profile_dir], self._told("profile"))
+            self._profile_name = name
+            log.info("trainings are planned by profile %s", name)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -59,13 +72,6 @@ class Judge:
     ) -> Decision:
         """`fleet` without what this task holds itself."""
         return decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
-
-    def _load(self, policy: str, profile: str) -> None:
-        settings = self._settings
-        policies, profiles = [settings.policy_dir], [settings.profile_dir]
-        self._live_policy = LivePolicy(policy, policies, self._told("policy"), on_top(settings))
-        self._live_profile = LiveProfile(profile, profiles, self._told("profile"))
-        log.info("offers are judged by policy %s and profile %s", policy, profile)
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""

@@ -46,7 +46,7 @@ class StoredOffer(NamedTuple):
 _SELECT = """
 SELECT offers.*, decisions.*, reservations.state AS held, jobs.state AS job
 FROM offers
-JOIN decisions ON decisions.offer_id = offers.id
+JOIN decisions ON decisions.id = offers.decision_id
 LEFT JOIN reservations ON reservations.offer_id = offers.id
 LEFT JOIN jobs ON jobs.task_id = offers.task_id AND jobs.validator = offers.validator
 """
