@@ -31,8 +31,7 @@ class Judge:
         self.history = History()
         self._settings = settings
         self._alert = alert
-        #: What is loaded: a policy may name another profile when it is edited.
-        self._names: dict[str, str] = {}
+        self._policy_name = self._profile_name = ""
         self._live_policy: LivePolicy
         self._live_profile: LiveProfile
         self.policy: LoadedPolicy
@@ -40,20 +39,25 @@ class Judge:
 
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited. `ConfigError` when a policy or a profile that is new to us can't be used;
-        one that is in force already stays in force."""
+        one that is in force already stays in force. `hardware` is all that there is, also what is out for a
+        while: None while nobody knows, and then what is in force stays so."""
+        if hardware is not None or not self._policy_name:
+            self._choose(hardware)
+        self.policy, self.profile = self._live_policy.current(), self._live_profile.current()
+
+    def _choose(self, hardware: Hardware | None) -> None:
         settings = self._settings
         name = policy_name(settings, hardware)
-        if self._is_new("policy", name):
-            self._live_policy = LivePolicy(
-                name, [settings.policy_dir], self._told("policy"), on_top(settings)
-            )
-            self._loaded("policy", name)
-        self.policy = self._live_policy.current()
-        name = profile_name(settings, self.policy, hardware)
-        if self._is_new("profile", name):
+        if name != self._policy_name:
+            folders = [settings.policy_dir]
+            self._live_policy = LivePolicy(name, folders, self._told("policy"), on_top(settings))
+            self._policy_name = name
+            log.info("offers are judged by policy %s", name)
+        name = profile_name(settings, self._live_policy.current(), hardware)
+        if name != self._profile_name:
             self._live_profile = LiveProfile(name, [settings.profile_dir], self._told("profile"))
-            self._loaded("profile", name)
-        self.profile = self._live_profile.current()
+            self._profile_name = name
+            log.info("trainings are planned by profile %s", name)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -68,13 +72,6 @@ class Judge:
     ) -> Decision:
         """`fleet` without what this task holds itself."""
         return decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
-
-    def _is_new(self, word: str, name: str) -> bool:
-        return self._names.get(word) != name
-
-    def _loaded(self, word: str, name: str) -> None:
-        self._names[word] = name
-        log.info("offers are judged by %s %s", word, name)
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""
