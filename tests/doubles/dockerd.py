@@ -76,8 +76,10 @@ class Dockerd:
         self.end()
 
     def start(self) -> None:
-        # After SIGKILL the pid file names a process that may be somebody else's by now.
-        (self.folder / "pid").unlink(missing_ok=True)
+        # After SIGKILL these name processes that may be somebody else's by now, or that nobody collected:
+        # where the machine has no init to do it, Docker would take its dead containerd for a living one.
+        for name in ("pid", "exec/containerd/containerd.pid"):
+            (self.folder / name).unlink(missing_ok=True)
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(),

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from miner.engines import remains
 from miner.engines.aside import aside
 from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unreachable
 from miner.engines.checks import check, mounts_of
 from miner.engines.handover import hand_over
 from miner.engines.outcome import ended
-from miner.engines.process import launch, remains
+from miner.engines.process import launch
 from miner.engines.process.book import ERRORS, Book
 from miner.engines.process.cgroups import Cgroups
 from miner.engines.process.interpreter import Interpreter
@@ -251,7 +252,7 @@ class ProcessEngine:
             self._children.discard(pid)
 
     def _mark(self, key: str) -> str:
-        return f"{self._data_id}/{key}"
+        return remains.mark(self._data_id, key)
 
 
 def _started(pid: int) -> int | None:
