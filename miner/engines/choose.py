@@ -97,7 +97,7 @@ def process_engine(settings: Settings) -> ProcessEngine:
     interpreter = training_interpreter(settings)
     own = data_id(settings.data_dir)
     sandbox = sandbox_of(settings, interpreter)
-    cgroups = detect_cgroups(f"god-miner-{own}") if sys.platform == "linux" else "not Linux"
+    cgroups = detect_cgroups(f"god-miner-{own}-probe") if sys.platform == "linux" else "not Linux"
     return ProcessEngine(
         Book(_folder(settings) / "runs"),
         own,
@@ -105,7 +105,7 @@ def process_engine(settings: Settings) -> ProcessEngine:
         code=_code(settings),
         sandbox=sandbox if isinstance(sandbox, Sandbox) else None,
         why_no_sandbox=sandbox if isinstance(sandbox, str) else "",
-        cgroups=None if isinstance(cgroups, str) else cgroups,
+        limits=None if isinstance(cgroups, str) else cgroups,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         ulimits={"nofile": 1 << 20, **settings.ulimits()},

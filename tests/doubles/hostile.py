@@ -56,7 +56,7 @@ got['interfaces'] = [name for _, name in socket.if_nameindex()]
     )
 
 
-def files(secrets: list[str], closed: list[str], needle: str) -> str:
+def files(secrets: list[str], closed: list[str], needle: str, top: str = "/") -> str:
     """Reads what it should not see, writes where it should not, and searches all it can open for a needle."""
     return _program(
         """
@@ -65,8 +65,8 @@ for path in known['secrets']:
 for path in known['closed']:
     attempt(f'write {path}', lambda: put(os.path.join(path, 'left-here'), 'x'))
 found = []
-for top, folders, names in os.walk('/'):
-    folders[:] = [name for name in folders if os.path.join(top, name) not in ('/proc', '/sys', '/usr', '/dev')]
+for top, folders, names in os.walk(known['top']):
+    folders[:] = [one for one in folders if os.path.join(top, one) not in ('/proc', '/sys', '/usr', '/dev')]
     for name in names:
         try:
             if needle in open(os.path.join(top, name), 'rb').read(1 << 20):
@@ -78,6 +78,7 @@ got['needle'] = found
         secrets=secrets,
         closed=closed,
         needle=needle[::-1],
+        top=top,
     )
 
 
@@ -87,7 +88,8 @@ def processes(pids: list[int], needle: str) -> str:
         """
 libc = ctypes.CDLL(None, use_errno=True)
 def traced(pid):
-    if libc.ptrace(16, pid, 0, 0):
+    # Seized and not attached to: that would stop it.
+    if libc.ptrace(0x4206, pid, 0, 0):
         raise OSError(ctypes.get_errno())
     return 'attached'
 for pid in known['pids']:
@@ -111,7 +113,7 @@ got['others'] = len([name for name in os.listdir('/proc') if name.isdigit()])
 
 
 def privileges() -> str:
-    """What the kernel should not let it do."""
+    """What the kernel should not let it do. Never run this where it may: it does it."""
     return _program(
         """
 libc = ctypes.CDLL(None, use_errno=True)
@@ -128,6 +130,13 @@ attempt('chroot', lambda: os.chroot('/tmp'))
 attempt('hostname', lambda: socket.sethostname('mine'))
 attempt('core pattern', lambda: put('/proc/sys/kernel/core_pattern', '|/tmp/x'))
 attempt('sysrq', lambda: put('/proc/sysrq-trigger', 'h'))
+attempt('user namespace', lambda: call(libc.unshare, 0x10000000))
+attempt('any namespace', lambda: call(libc.unshare, 0x00020000))
+if os.uname().machine == 'x86_64':
+    attempt('keyctl', lambda: call(lambda: min(0, libc.syscall(250, 0, -3, 0))))
+    attempt('bpf', lambda: call(lambda: min(0, libc.syscall(321, 0, None, 0))))
+    attempt('perf', lambda: call(lambda: min(0, libc.syscall(298, None, 0, -1, -1, 0))))
+    attempt('clone', lambda: call(lambda: min(0, libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0))))
 attempt('nice', lambda: os.nice(-10))
 attempt('oom', lambda: put('/proc/self/oom_score_adj', '-1000'))
 attempt('limits', lambda: __import__('resource').setrlimit(6, (1 << 20, 1 << 20)))
@@ -135,10 +144,12 @@ for path in glob.glob('/sys/fs/cgroup/**/pids.max', recursive=True):
     attempt(f'cgroup {path}', lambda: put(path, 'max'))
 attempt('kernel log', lambda: open('/dev/kmsg').read(1))
 status = open('/proc/self/status').read()
-got['capabilities'] = [line.split()[1].strip('0') for line in status.splitlines() if line.startswith(('CapEff', 'CapPrm'))]
+lines = [line for line in status.splitlines() if line.startswith(('CapEff', 'CapPrm'))]
+got['capabilities'] = [line.split()[1].strip('0') for line in lines]
 got['no new privileges'] = 'NoNewPrivs:\\t1' in status
 got['uid'] = os.getuid()
-got['suid'] = subprocess.run(['sh', '-c', 'id -u; su -c id 2>/dev/null; true'], capture_output=True, text=True).stdout
+shell = ['sh', '-c', 'id -u; su -c id 2>/dev/null; true']
+got['suid'] = subprocess.run(shell, capture_output=True, text=True).stdout
 """
     )
 

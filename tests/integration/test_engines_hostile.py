@@ -38,6 +38,14 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await made.clear()
 
 
+@pytest_asyncio.fixture
+async def open_bench(tmp_path: Path) -> AsyncIterator[EngineBench]:
+    """Local processes as they are without a sandbox."""
+    made = process_bench(tmp_path / "data", sandbox=False)
+    yield made
+    await made.clear()
+
+
 @pytest.fixture
 def needle(monkeypatch: pytest.MonkeyPatch) -> str:
     """A token of the operator, where real ones are: in the daemon's environment, wallet and settings file."""
@@ -138,6 +146,32 @@ async def test_it_may_nothing_that_only_root_may(bench: EngineBench) -> None:
     assert found["suid"].strip() == str(found["uid"])
 
 
+async def test_the_attempts_are_real(
+    open_bench: EngineBench, tmp_path: Path, listeners: tuple[int, str, str], needle: str
+) -> None:
+    """Where nothing holds them they get through: what is shown above is the sandbox, and not a slip."""
+    port, abstract, path = listeners
+    wallet, daemon = tmp_path / "wallet", os.getpid()
+    wallet.write_text(needle)
+    found: dict[str, Any] = {}
+    for text in (
+        hostile.network([["127.0.0.1", port]], abstract, [path]),
+        hostile.files([str(wallet)], [str(open_bench.data_dir)], needle, top=str(tmp_path)),
+        hostile.processes([daemon], needle),
+    ):
+        run, status = await open_bench.play(text)
+        assert status.why is Why.OK, run.log
+        found |= json.loads(run.log)
+        if "left-here" not in text:
+            continue
+        assert found["needle"] == [str(wallet)]
+    through = set(succeeded(found))
+    assert {f"tcp ['127.0.0.1', {port}]", "abstract", f"unix {path}"} <= through
+    assert {f"read {wallet}", f"write {open_bench.data_dir}"} <= through
+    assert {f"environment {daemon}", f"kill {daemon}", f"root {daemon}"} <= through
+    assert found["others"] > 10
+
+
 async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(hostile.FORK_BOMB, hostile=True))
     await bench.said(run, "refused")
@@ -164,9 +198,8 @@ async def test_memory_ends_it_and_not_the_machine(bench: EngineBench) -> None:
 async def test_memory_file_systems_count_as_memory(bench: EngineBench) -> None:
     if bench.kind != "docker" and bench.engine._cgroups is None:  # type: ignore[attr-defined]
         pytest.skip("no cgroups with limits can be made here")
-    text = "open('/tmp/big', 'wb').write(bytes([7]) * (40 << 20))\n" * 1
-    filling = f"import itertools\nfor n in itertools.count():\n    open(f'/tmp/{{n}}', 'wb').write(bytes([7]) * (8 << 20))\n{text}"
-    run = await bench.submit(bench.code(filling, hostile=True, memory_bytes=96 << 20))
+    text = "for n in range(1 << 20): open(f'/tmp/{n}', 'wb').write(bytes([7]) * (8 << 20))"
+    run = await bench.submit(bench.code(text, hostile=True, memory_bytes=96 << 20))
     assert (await bench.end_of(run)).why is Why.OOM_KILLED
 
 
@@ -223,12 +256,11 @@ time.sleep(1)
     assert not marked(bench, run)
 
 
-async def test_without_a_sandbox_it_does_not_start(tmp_path: Path) -> None:
-    bench = process_bench(tmp_path / "data", sandbox=False)
-    assert not bench.engine.can_sandbox
-    spec = bench.code("open('ran', 'w').write('x')", hostile=True)
+async def test_without_a_sandbox_it_does_not_start(open_bench: EngineBench) -> None:
+    assert not open_bench.engine.can_sandbox
+    spec = open_bench.code("open('ran', 'w').write('x')", hostile=True)
     with pytest.raises(Rejected, match="no sandbox: TRAINER_SANDBOX=off"):
-        await bench.submit(spec)
+        await open_bench.submit(spec)
     await asyncio.sleep(0.1)
     assert not (spec.run_dir / "ran").exists()
 
