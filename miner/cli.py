@@ -9,7 +9,7 @@ import typer
 
 from core.errors import GodMinerError
 from miner import __version__
-from miner.commands import chain, config, dev, doctor, profile
+from miner.commands import chain, config, dev, doctor, images, profile
 from miner.commands.plan import plan
 from miner.commands.run import run
 
@@ -26,6 +26,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
 app.add_typer(profile.app, name="profile")
+app.add_typer(images.app, name="images")
 app.add_typer(dev.app, name="dev")
 
 

@@ -73,7 +73,16 @@ async def build(settings: Settings, kind: str) -> Engine:
     raise NoEngine(f"there is no engine {kind!r}; those there are: docker, process")
 
 
-def docker_engine(settings: Settings) -> DockerEngine:
+async def trial_engine(settings: Settings, kind: str, folder: Path) -> Engine:
+    """As `build`, but with everything that it keeps in a throwaway folder, and the real images."""
+    images = Images(settings)
+    apart = settings.model_copy(update={"data_dir": folder})
+    if kind == EngineKind.DOCKER:
+        return await asyncio.to_thread(docker_engine, apart, images)
+    return await build(apart, kind)
+
+
+def docker_engine(settings: Settings, images: Images | None = None) -> DockerEngine:
     uid = settings.trainer_uid if os.geteuid() == 0 else None
     user = f"{uid}:{uid}" if uid is not None else f"{os.geteuid()}:{os.getegid()}"
     house = House(
@@ -86,7 +95,7 @@ def docker_engine(settings: Settings) -> DockerEngine:
     return DockerEngine(
         Client(settings.docker_host),
         house,
-        image_of=Images(settings).reference,
+        image_of=(images or Images(settings)).reference,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         training_uid=uid,

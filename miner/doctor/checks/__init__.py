@@ -1,6 +1,6 @@
 """All checks. A new one is a `Check` in a module here and a line in `ALL`."""
 
-from miner.doctor.checks import chain, clock, data_dir, environment, host, pm2, ports, store, wallet
+from miner.doctor.checks import chain, clock, data_dir, engine, environment, host, pm2, ports, store, wallet
 from miner.doctor.examine import Check
 
 ALL: tuple[Check, ...] = (
@@ -12,5 +12,6 @@ ALL: tuple[Check, ...] = (
     chain.CHECK,
     clock.CHECK,
     ports.CHECK,
+    engine.CHECK,
     pm2.CHECK,
 )
