@@ -17,8 +17,9 @@ from trainer.inputs.chat import chat_rows
 from trainer.inputs.rows import IGNORED
 
 TEMPLATES = (
-    "chatml", "llama3", "gemma", "gemma3", "phi_3", "phi_35", "phi_4", "qwen_25", "qwen3", "mistral_v3_tekken",
-    "mistral_v7_tekken", "alpaca", "deepseek_v2", "deepseek_v3", "cohere", "exaone", "llama4", "metharme", "jamba",
+    "chatml", "llama3", "gemma", "gemma3", "phi_3", "phi_35", "phi_4", "qwen_25", "qwen3", "alpaca",
+    "mistral_v3_tekken", "mistral_v7_tekken", "deepseek_v2", "deepseek_v3", "cohere", "exaone", "llama4",
+    "metharme", "jamba",
 )  # fmt: skip
 
 
