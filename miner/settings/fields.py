@@ -36,6 +36,8 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
+_HUB: JsonDict = {"section": "Hub"}
+_INPUTS: JsonDict = {"section": "Inputs"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _RUNNING: JsonDict = {"section": "Running"}
 
@@ -289,6 +291,65 @@ class Settings(BaseSettings):
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
+    )
+
+    # Hub
+    hub: values.Hub = Field(
+        default_factory=lambda data: (
+            values.HUGGINGFACE
+            if data["chain"] is ChainKind.BITTENSOR
+            else f"local:{data['data_dir'] / 'hub'}"
+        ),
+        description="Where submissions are published: `huggingface`, or `local:DIR` for a folder (no network).",
+        json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
+    )
+    hf_user: values.HubUser | None = Field(
+        default=None,
+        description="The user or organisation that submissions are published as; may HF_TOKEN write there?",
+        json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
+    )
+    hf_endpoint: values.SiteUrl = Field(
+        default="https://huggingface.co",
+        description="Where models come from and submissions go: the Hugging Face hub, or what speaks like it.",
+        json_schema_extra=_HUB,
+    )
+    hf_token: values.Secret | None = Field(
+        default=None,
+        description="The account's token: for gated models, higher limits, and to publish.",
+        json_schema_extra=_HUB,
+    )
+
+    # Inputs
+    model_cache_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "models",
+        description="Where base models are kept for all jobs; another disk is fine.",
+        json_schema_extra={**_INPUTS, "default_text": "DATA_DIR/models"},
+    )
+    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = Field(
+        default=ByteSize(500 * 10**9),
+        description="What the models may take in all. The least recently used that no job needs goes first.",
+        json_schema_extra={**_INPUTS, "default_text": "500GB"},
+    )
+    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=ByteSize(20 * 10**9),
+        description="Fetching leaves this much of a disk free: a training needs room for its checkpoints.",
+        json_schema_extra={**_INPUTS, "default_text": "20GB"},
+    )
+    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = Field(
+        default=ByteSize(2 * 1024**3),
+        description="The largest dataset that is fetched. Validators send at most 2GiB.",
+        json_schema_extra={**_INPUTS, "default_text": "2GiB"},
+    )
+    dataset_timeout_seconds: values.Seconds = Field(
+        default=1800,
+        description="The longest that one try to fetch a dataset may take; the next goes on where it stopped.",
+        json_schema_extra=_INPUTS,
+    )
+    allow_private_networks: values.Networks = Field(
+        default=(),
+        description="Networks that a dataset's URL may lead to although they are not of the internet, such as "
+        "10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        json_schema_extra=_INPUTS,
     )
 
     # Tournament repositories
