@@ -30,6 +30,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
+_IMAGE_NAME = re.compile(r"(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
+_ULIMITS = ("core", "data", "fsize", "memlock", "nofile", "rtprio", "sigpending", "stack")
+
 #: What an operator may write for a task type, besides the validator's spelling.
 _TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
 
@@ -167,6 +170,26 @@ def _axon_ip(value: str) -> str:
     return str(address)
 
 
+def _docker_host(value: str) -> str:
+    if not re.fullmatch(r"unix:///[^\s\0]+", value):
+        raise ValueError("must be a socket on this machine, such as unix:///var/run/docker.sock")
+    return value
+
+
+def _image_name(value: str) -> str:
+    if len(value) > 400 or not _IMAGE_NAME.fullmatch(value):
+        raise ValueError("must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id")
+    return value
+
+
+def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
+    for one in value:
+        name, _, number = one.partition("=")
+        if name not in _ULIMITS or not re.fullmatch(r"-1|\d{1,18}", number):
+            raise ValueError(f"must be written like memlock=-1, and the name be among {', '.join(_ULIMITS)}")
+    return value
+
+
 def _file_name(value: str) -> str:
     return _matches(_FILE_NAME, "must be a plain file name: letters, digits and . _ @ + -, no slash")(value)
 
@@ -214,6 +237,9 @@ SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]
+DockerHost = Annotated[str, AfterValidator(_docker_host)]
+ImageName = Annotated[str, AfterValidator(_image_name)]
+Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Port = Annotated[int, Field(ge=0, le=65535)]
