@@ -10,6 +10,8 @@ import typer
 from core.errors import GodMinerError
 from miner import __version__
 from miner.commands import chain, config, dev, doctor, images, offers, policy, profile, submission
+from miner.commands import chain, config, dev, doctor, profile
+from miner.commands.eval import evaluate
 from miner.commands.plan import plan
 from miner.commands.publish import publish
 from miner.commands.run import run
@@ -24,6 +26,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(publish)
+app.command(name="eval")(evaluate)
 app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
