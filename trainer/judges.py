@@ -107,6 +107,7 @@ def files_of(prepared: Prepared) -> PreparedText:
         eval_path=Path(prepared.eval_path) if prepared.eval_path else None,
         train_rows=prepared.train_rows,
         eval_rows=prepared.eval_rows,
+        dropped=prepared.dropped,
         digest=prepared.digest,
         rewards_dir=Path(prepared.rewards_dir) if prepared.rewards_dir else None,
     )

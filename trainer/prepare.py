@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from core.model_facts import facts_from_config
 from core.models import ModelFacts
@@ -23,6 +22,7 @@ from core.run_files import RunSpec
 from trainer.callbacks.failures import failure_of
 from trainer.errors import BadModel
 from trainer.inputs.text import TextTask, read_task, write_task
+from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
 from trainer.machine import machine
 from trainer.sheet import Ask, Prepared, write_whole
 
@@ -44,7 +44,7 @@ def main(path: str) -> int:
 
 
 def prepare(ask: Ask) -> Prepared:
-    tokenizer = load_tokenizer(Path(ask.run.model_path))
+    tokenizer = load_tokenizer(ask.run.model_path)
     task = read_task(ask.run, tokenizer)
     if ask.plan_path is not None:
         plan = TrainingPlan.from_json(Path(ask.plan_path).read_bytes())
@@ -57,20 +57,11 @@ def prepare(ask: Ask) -> Prepared:
         eval_path=str(files.eval_path) if files.eval_path else None,
         train_rows=files.train_rows,
         eval_rows=files.eval_rows,
+        dropped=dict(files.dropped),
         digest=files.digest,
         rewards_dir=str(files.rewards_dir) if files.rewards_dir else None,
-        pad_token=task.pad_token,
+        pad_token=pad_token_for_engine(tokenizer),
     )
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The base model's own, which is what evaluators use."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizer files fail in every way that parsers can
-        raise BadModel(f"{folder} has no tokenizer that can be loaded: {error}") from error
 
 
 def model_facts(folder: Path, model_id: str) -> ModelFacts:

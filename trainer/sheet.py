@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Self, TypeVar
 
+from pydantic import Field
+
 from core.facts import Record
 from core.run_files import RunEnd, RunSpec, Score
 
@@ -23,6 +25,8 @@ class Prepared(Record):
     eval_path: str | None = None
     train_rows: int
     eval_rows: int
+    #: Why rows are missing, and how many for each reason.
+    dropped: dict[str, int] = Field(default_factory=dict)
     digest: str = ""
     rewards_dir: str | None = None
     #: The token to pad with, where the tokenizer has none.
