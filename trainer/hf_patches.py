@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -35,7 +36,7 @@ def count_tokens(trainer: Any, meter: Meter) -> None:
 
 def tokens_in(inputs: Any) -> int:
     """Padding included: it is computed like everything else."""
-    if not isinstance(inputs, dict):
+    if not isinstance(inputs, Mapping):
         return 0
     return sum(value.numel() for key, value in inputs.items() if key.endswith("input_ids"))
 

@@ -135,10 +135,13 @@ class Session:
         """A tenth of the share for evaluations: about ten are to follow."""
         return max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
 
-    def stepped(self, seconds: float) -> Orders:
-        """After an optimizer step: what follows. The step's own duration, without evaluations."""
-        self.step += 1
+    def moved(self) -> None:
+        """The optimizer has moved the weights: from here on `rate` is the next step's."""
         self.pace.advance()
+
+    def stepped(self, seconds: float) -> Orders:
+        """After a step: what follows. The step's own duration, without evaluations."""
+        self.step += 1
         self.clock.stepped(seconds)
         if self.step < self._agree_at:
             return Orders(total=self.clock.total)
