@@ -105,7 +105,7 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
             here = int(counts.sum())
             ids[at, start:end] = row.ids
             # The last token of a document predicts nothing, least of all the next document's first.
-            targets[at, start : end - 1] = np.where(counts, row.ids[1:], IGNORED)
+            targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
             positions[at, start:end] = np.arange(end - start)
             documents[at, start:end] = number
             weights[at, start:end] = 1 / max(here, 1)

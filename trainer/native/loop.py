@@ -6,8 +6,8 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -97,11 +97,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.place = Place(0, 0, self.shape)
-        self.masters = optimizing.build(self.net, self.plan, self.ranks.device)
+        # Sharding replaces the parameters, so the optimizer comes after it.
         self.spread = ranks.spread(self.net, self.plan, self.ranks)
-        if self.spread is self.net and self.ranks.world > 1:
-            # Sharding replaced the parameters, so the optimizer holds what nobody computes with.
-            self.masters = optimizing.build(self.net, self.plan, self.ranks.device)
+        self.masters = optimizing.build(self.net, self.plan, self.ranks.device)
         self._saver = saving.Saver(self.folder, self.ranks, self.plan.steps.keep_checkpoints)
         self._weights = [weight for weight in self.net.parameters() if weight.requires_grad]
 
@@ -125,9 +123,8 @@ class Loop:
             stack.callback(loader.close)
             alive = stack.enter_context(ranks.watched())
             return self._steps(loader, alive)
-        raise AssertionError("not reached")
 
-    def _steps(self, loader: Loader, alive: object) -> RunEnd:
+    def _steps(self, loader: Loader, alive: Callable[[], None]) -> RunEnd:
         planned = self.plan.steps.total
         times: deque[float] = deque(maxlen=_TIMED_STEPS)
         total, done = planned, self.place.step
@@ -135,7 +132,7 @@ class Loop:
             if done >= total:
                 break
             waited, began = loader.waited_s, time.perf_counter()
-            alive()  # type: ignore[operator]
+            alive()
             loss, norm, tokens = self._step(batches, self._rate(done, total))
             done += 1
             seconds = time.perf_counter() - began
@@ -194,13 +191,7 @@ class Loop:
 
     def _clipped(self) -> float:
         most = self.plan.optimizer.max_grad_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self._trained(), most, foreach=True)
-        return float(ranks.whole(norm))
-
-    def _trained(self) -> list[Tensor]:
-        if self._weights and self._weights[0].grad is None:
-            self._weights = [weight for weight in self.net.parameters() if weight.requires_grad]
-        return self._weights
+        return float(ranks.whole(torch.nn.utils.clip_grad_norm_(self._weights, most, foreach=True)))
 
     def _rate(self, done: int, total: int) -> float:
         plan = self.plan.optimizer
@@ -230,14 +221,12 @@ class Loop:
 
 @torch.no_grad()
 def evaluate(net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> float:
-    """The mean loss of rows or pairs; each rank takes its part, long ones first, so that memory tells early."""
-    was_training = net.training
-    net.eval()
+    """The mean loss of rows or pairs, each rank's part added up."""
     summed, count = 0.0, 0.0
-    for batch in _batches(rows, ranks, micro):
-        summed += float(net(batch.to(ranks.device)))
-        count += batch.count
-    net.train(was_training)
+    with _evaluating(net):
+        for _, batch in _batches(rows, ranks, micro):
+            loss = float(net(batch.to(ranks.device)))
+            summed, count = summed + loss * bool(batch.count), count + batch.count
     summed, count = ranks.total(summed, count)
     return summed / max(count, 1.0)
 
@@ -245,12 +234,11 @@ def evaluate(net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> float:
 @torch.no_grad()
 def preferences(net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> Tensor:
     """How much the model prefers what was chosen, pair by pair, as it is now."""
-    was_training = net.training
-    net.eval()
     found = torch.zeros(len(rows.tokens) // 2, dtype=torch.float64)
-    for pairs, batch in _numbered(rows, ranks, micro):
-        found[list(pairs)] = net.preferred(batch.to(ranks.device)).double().cpu()  # type: ignore[operator]
-    net.train(was_training)
+    with _evaluating(net):
+        for pairs, batch in _batches(rows, ranks, micro):
+            values = net.preferred(batch.to(ranks.device)).double().cpu()  # type: ignore[operator]
+            found[list(pairs)] = values * bool(batch.count)
     if ranks.world > 1:
         everywhere = found.to(ranks.device)
         torch.distributed.all_reduce(everywhere)
@@ -258,18 +246,29 @@ def preferences(net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> Tensor:
     return found.float()
 
 
-def _batches(rows: Rows, ranks: Ranks, micro: int) -> Iterator[Batch]:
-    for _, batch in _numbered(rows, ranks, micro):
-        yield batch
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    was_training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(was_training)
 
 
-def _numbered(rows: Rows, ranks: Ranks, micro: int) -> Iterator[tuple[tuple[int, ...], Batch]]:
+def _batches(rows: Rows, ranks: Ranks, micro: int) -> Iterator[tuple[tuple[int, ...], Batch]]:
+    """This rank's part, long ones first, so that memory tells early. A sharded model is computed by all ranks
+    together, so each has as many batches as the others: one that has fewer computes its first again, for
+    nothing."""
     lengths = rows.tokens.lengths
     if rows.layout.pairs:
         lengths = lengths.reshape(-1, 2).max(axis=1)
-    mine = (-lengths).argsort(kind="stable")[ranks.rank :: ranks.world].tolist()
+    longest_first = (-lengths).argsort(kind="stable").tolist()
+    mine = longest_first[ranks.rank :: ranks.world]
+    most = -(-len(longest_first) // ranks.world)
     layout = replace(rows.layout, packed=False, length=None)
-    for start in range(0, len(mine), micro):
+    for start in range(0, most, micro):
         some = tuple(mine[start : start + micro])
-        single: Micro = tuple((row,) for row in some)
-        yield some, collate(rows.tokens, single, layout, rows.reference)
+        single: Micro = tuple((row,) for row in some or longest_first[:1])
+        batch = collate(rows.tokens, single, layout, rows.reference)
+        yield some, batch if some else replace(batch, count=0.0)

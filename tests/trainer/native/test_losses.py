@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-
-from trainer.native import losses  # noqa: E402
+from trainer.native import losses
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-np = pytest.importorskip("numpy")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from trainer.native.order import Order  # noqa: E402
+from trainer.native.order import Order
 
 
 def order(

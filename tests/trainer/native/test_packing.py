@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-np = pytest.importorskip("numpy")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from trainer.native.packing import fill_rate, pack  # noqa: E402
+from trainer.native.packing import fill_rate, pack
 
 
 @given(st.lists(st.integers(0, 70), max_size=200), st.integers(1, 64))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-np = pytest.importorskip("numpy")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from trainer.native.tokens import BadTokens, TokenFile, TokenWriter, write_rows  # noqa: E402
+from trainer.native.tokens import BadTokens, TokenFile, TokenWriter, write_rows
 
 ROWS = [([1, 2, 3], [False, True, True]), ([], []), ([4], [True])]
 
