@@ -162,20 +162,21 @@ def trained_weights(net: nn.Module) -> dict[str, Tensor]:
 
 def export(net: nn.Module, folder: Path, ranks: Ranks, *, weights: dict[str, Tensor] | None = None) -> None:
     """The model as transformers and PEFT load it: an adapter, or the whole. Every rank calls this."""
-    weights = weights or trained_weights(net)
+    trained = {
+        name.removeprefix("model."): value for name, value in (weights or trained_weights(net)).items()
+    }
+    model: Any = net.model
+    if not hasattr(model, "peft_config"):
+        # Frozen weights and tied ones, which are listed twice here, come from the model itself.
+        for name, value in plain(model).state_dict().items():
+            trained.setdefault(name, whole(value).cpu())
     if not ranks.first:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    model: Any = net.model
-    state = {name.removeprefix("model."): weight for name, weight in weights.items()}
-    if hasattr(model, "peft_config"):
-        model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        return
-    base: Any = plain(model)
-    # Tied weights are listed once; frozen ones, where there are any, come from the model itself.
-    full = {name: state.get(name, whole(value).cpu()) for name, value in base.state_dict().items()}
-    dtype = base.dtype
-    base.save_pretrained(folder, state_dict={name: value.to(dtype) for name, value in full.items()})
+    dtype = plain(model).dtype
+    if not hasattr(model, "peft_config"):
+        trained = {name: value.to(dtype) for name, value in trained.items()}
+    model.save_pretrained(folder, state_dict=trained)
 
 
 def sync_folder(folder: Path) -> None:
