@@ -116,7 +116,9 @@ class Clock:
     def eval_s(self) -> float:
         if not self.plan.steps.eval_rows:
             return 0.0
-        planned = self.plan.time["evaluate"] / (count_of(self.plan.steps.total, self.plan.steps.eval_every) + 1)
+        planned = self.plan.time["evaluate"] / (
+            count_of(self.plan.steps.total, self.plan.steps.eval_every) + 1
+        )
         return _latest(self._evaluations, planned)
 
     @property

@@ -118,7 +118,9 @@ class Session:
             self.report.say(EvalEvent(t=time.time(), score=self.best.base, best=False, seconds=seconds))
         self._last_judged = self.step
         self.moment = "train"
-        self.report.stage("train", f"{self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left")
+        self.report.stage(
+            "train", f"{self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left"
+        )
 
     def _base_budget(self) -> float:
         """A twentieth of the share for evaluations: ten more are to follow."""

@@ -1,34 +1,31 @@
-"""The training itself: steps, evaluations, saves, and the reasons to stop."""
+"""The training itself: steps, and between them whatever the session orders."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from core.plan import TrainingPlan
+from core.progress import CheckpointEvent, StepEvent
 from core.run_files import RunEnd
+from trainer.callbacks.ema import MovingAverage
+from trainer.callbacks.meter import Meter
+from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
 from trainer.native import optimizing, ranks, saving
 from trainer.native.batches import Batch, Layout, Loader, collate
 from trainer.native.order import Micro, Order
 from trainer.native.ranks import Ranks
 from trainer.native.saving import Place
-from trainer.native.schedules import factor
 from trainer.native.tokens import TokenFile
-
-#: Steps whose time is looked at to tell how many more there will be.
-_TIMED_STEPS = 20
-#: Norms beyond this are not clipped but left out: one such batch would fill Adam's moments for long.
-_SKIPPED_NORM = 1e4
+from trainer.sheet import Outcome
 
 
 @dataclass(frozen=True)
@@ -45,40 +42,62 @@ class Rows:
 class Step:
     """What one optimizer step was."""
 
-    number: int
-    total: int
     loss: float
-    rate: float
     norm: float
+    rate: float
+    #: Of all ranks.
     tokens: int
-    seconds: float
-    #: Of `seconds`, waiting for data.
-    waited_s: float
 
 
-class Coach(Protocol):
-    """What the clock, the submission and the operator want of a run; the same for every engine."""
+class HeldOutLoss(Judge):
+    """The validators' loss on the held-out rows: each row, or pair, counts the same."""
 
-    def total_steps(self, planned: int, done: int, step_s: float) -> int:
-        """How many steps there will be in all, given what one takes."""
+    metric = "eval_loss"
+    lower_is_better = True
 
-    def stepped(self, step: Step) -> None: ...
+    def __init__(self, net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> None:
+        self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro
+        self._share = 1.0
 
-    def rate_factor(self) -> float:
-        """A factor on the learning rate, beside its schedule."""
+    def begin(self, budget_s: float, untouched: bool) -> float:
+        """A few rows tell what one costs, and so how many can be afforded each time."""
+        self._share = self._least()
+        began = time.monotonic()
+        value = self.judge()
+        per_share = (time.monotonic() - began) / self._share
+        affordable = self._ranks.from_first([budget_s / max(per_share, 1e-9)])[0]
+        if affordable > self._share and self._share < 1:
+            self._share = min(affordable, 1.0)
+            value = self.judge()
+        return value
 
-    def wants_evaluation(self, done: int, total: int) -> bool: ...
+    def judge(self) -> float:
+        return evaluate(self._net, self._rows, self._ranks, self._micro, self._share)
 
-    def evaluated(self, loss: float, done: int, seconds: float) -> bool:
-        """Whether this is the best so far, to be handed in."""
+    def _least(self) -> float:
+        return min(8 * self._ranks.world * self._micro / max(len(self._rows.tokens), 1), 1.0)
 
-    def submit(self, net: nn.Module, done: int) -> None:
-        """Every rank calls this."""
 
-    def saved(self, folder: Path, done: int) -> None: ...
+class Hands:
+    """What the session needs of this engine."""
 
-    def verdict(self) -> RunEnd | None:
-        """A reason to stop now."""
+    def __init__(
+        self, net: nn.Module, ranks: Ranks, judge: Judge | None, average: MovingAverage | None
+    ) -> None:
+        self._net, self._ranks = net, ranks
+        self.judge, self.average = judge, average
+
+    def write(self, folder: Path | None) -> None:
+        saving.export(self._net, folder, self._ranks)
+
+    def averaged(self) -> AbstractContextManager[bool]:
+        return self._with_average() if self.average is not None else nullcontext(False)
+
+    @contextmanager
+    def _with_average(self) -> Iterator[bool]:
+        assert self.average is not None
+        with self.average.applied():
+            yield True
 
 
 @dataclass
@@ -87,89 +106,87 @@ class Loop:
     plan: TrainingPlan
     ranks: Ranks
     train: Rows
-    held_out: Rows | None
     order: Order
-    coach: Coach
+    session: Session
+    hands: Hands
+    #: Where states are saved.
     folder: Path
     #: Of the run's shape: a state goes on only in a run like its own.
     shape: str
     place: Place = field(init=False)
 
     def __post_init__(self) -> None:
-        self.place = Place(0, 0, self.shape)
+        self.place = Place(0, self.shape)
         # Sharding replaces the parameters, so the optimizer comes after it.
         self.spread = ranks.spread(self.net, self.plan, self.ranks)
         self.masters = optimizing.build(self.net, self.plan, self.ranks.device)
+        if self.plan.ema is not None:
+            trained = {name: weight for name, weight in self.net.named_parameters() if weight.requires_grad}
+            self.hands.average = MovingAverage(trained, self.plan.ema.decay, self.plan.ema.every)
+        self.meter = Meter(self.plan)
         self._saver = saving.Saver(self.folder, self.ranks, self.plan.steps.keep_checkpoints)
         self._weights = [weight for weight in self.net.parameters() if weight.requires_grad]
 
     def resume(self, folder: Path) -> None:
-        self.place = saving.load(folder, self.net, self.masters, self.ranks, self.shape)
-
-    def run(self) -> RunEnd:
-        """Until the last step or a reason to stop. Whatever is the best so far has been handed in then."""
-        loader = Loader(
-            self.train.tokens,
-            self.order,
-            self.train.layout,
-            rank=self.ranks.rank,
-            done=self.place.step,
-            pin=self.plan.loader.pin_memory and self.ranks.device.type == "cuda",
-            reference=self.train.reference,
-            ahead=max(self.plan.loader.prefetch_factor or 2, 2),
+        self.place = saving.load(
+            folder, self.net, self.masters, self.ranks, self.shape, average=self.hands.average
         )
+        self.session.restore(self.place.session)
+
+    def run(self) -> Outcome:
+        """Until the last step or a reason to stop; the best is handed in by then."""
         with ExitStack() as stack:
-            stack.callback(self._saver.wait)
-            stack.callback(loader.close)
             alive = stack.enter_context(ranks.watched())
-            return self._steps(loader, alive)
-
-    def _steps(self, loader: Loader, alive: Callable[[], None]) -> RunEnd:
-        planned = self.plan.steps.total
-        times: deque[float] = deque(maxlen=_TIMED_STEPS)
-        total, done = planned, self.place.step
-        for batches in loader:
-            if done >= total:
-                break
-            waited, began = loader.waited_s, time.perf_counter()
-            alive()
-            loss, norm, tokens = self._step(batches, self._rate(done, total))
-            done += 1
-            seconds = time.perf_counter() - began
-            times.append(seconds)
-            self.place = replace(
-                self.place, step=done, tokens=self.place.tokens + tokens, seconds=self.place.seconds + seconds
+            self.session.begin()
+            loader = Loader(
+                self.train.tokens,
+                self.order,
+                self.train.layout,
+                rank=self.ranks.rank,
+                done=self.place.step,
+                pin=self.plan.loader.pin_memory and self.ranks.device.type == "cuda",
+                reference=self.train.reference,
+                ahead=max(self.plan.loader.prefetch_factor or 2, 2),
             )
-            if not math.isfinite(loss):
-                return RunEnd.NAN
-            rate = self._rate(done - 1, total)
-            self.coach.stepped(Step(done, total, loss, rate, norm, tokens, seconds, loader.waited_s - waited))
-            # Every rank must come to the same number, so the slowest one's time counts.
-            slowest = self.ranks.most(statistics.median(times))
-            total = int(-self.ranks.most(-self.coach.total_steps(planned, done, slowest)))
-            if self._pause(done, total):
-                break
-        return self._ended(done, total)
+            stack.callback(loader.close)
+            self.meter.read()
+            began = time.monotonic()
+            for batches in loader:
+                alive()
+                step = self._step(batches)
+                self.place = replace(self.place, step=self.place.step + 1)
+                if self.hands.average is not None:
+                    self.hands.average.stepped(self.place.step)
+                self.meter.tokens += sum(batch.tokens for batch in batches)
+                self.meter.waited, loader.waited_s = self.meter.waited + loader.waited_s, 0.0
+                self._log(step)
+                began = self._between(time.monotonic() - began)
+                if self.session.stop is not None:
+                    break
+        return self._finished()
 
-    def _pause(self, done: int, total: int) -> bool:
-        """Evaluate and save where it is time to; whether to stop."""
-        last = done >= total
-        stop = self.ranks.any(self.coach.verdict() is not None)
-        if last or stop or self.ranks.any(self.coach.wants_evaluation(done, total)):
-            self._evaluate(done)
-        if not last and done % self.plan.steps.save_every == 0:
-            self._save(done)
-        return last or stop or self.ranks.any(self.coach.verdict() is not None)
+    def _between(self, seconds: float) -> float:
+        """Evaluations and saves, as ordered; when the next step begins."""
+        began = time.monotonic()
+        orders = self.session.stepped(seconds)
+        if orders.save and self.session.stop is None:
+            self._save()
+        ended = time.monotonic()
+        self.meter.paused += ended - began
+        return ended
 
-    def _ended(self, done: int, total: int) -> RunEnd:
-        verdict = self.coach.verdict()
-        if verdict is not None:
-            return verdict
-        return RunEnd.FINISHED if done >= self.plan.steps.total else RunEnd.CLOCK
+    def _finished(self) -> Outcome:
+        outcome = self.session.finish()
+        clock = self.session.clock
+        room = float(clock.save_s <= min(STOP_GRACE_S, clock.left))
+        if outcome.end is RunEnd.STOPPED and self.ranks.from_first([room])[0]:
+            self._save()
+        self._saver.wait()
+        return outcome
 
-    def _step(self, batches: list[Batch], rate: float) -> tuple[float, float, int]:
-        """The mean loss, the gradient's norm and the tokens of one optimizer step over all ranks."""
-        device = self.ranks.device
+    def _step(self, batches: list[Batch]) -> Step:
+        """One optimizer step over all ranks."""
+        device, rate = self.ranks.device, self.plan.optimizer.learning_rate * self.session.rate
         count, tokens = self.ranks.total(
             sum(batch.count for batch in batches), sum(batch.tokens for batch in batches)
         )
@@ -182,49 +199,57 @@ class Loop:
                 (loss * scale).backward()
                 summed += loss.detach()
         norm = self._clipped()
-        if math.isfinite(norm) and norm < _SKIPPED_NORM:
+        if math.isfinite(norm):
             self.masters.set_rate(rate)
             self.masters.step()
         self.masters.zero_grad()
         (whole,) = self.ranks.total(float(summed))
-        return whole / max(count, 1.0), norm, int(tokens)
+        return Step(whole / max(count, 1.0), norm, rate, int(tokens))
 
     def _clipped(self) -> float:
         most = self.plan.optimizer.max_grad_norm or math.inf
         return float(ranks.whole(torch.nn.utils.clip_grad_norm_(self._weights, most, foreach=True)))
 
-    def _rate(self, done: int, total: int) -> float:
-        plan = self.plan.optimizer
-        share = min(plan.warmup_steps / max(total, 1), 0.5)
-        # The middle of the step: the first one learns something, the last one too.
-        at = (done + 0.5) / max(total, 1)
-        return plan.learning_rate * factor(plan, at, share) * self.coach.rate_factor()
-
-    def _evaluate(self, done: int) -> None:
-        if self.held_out is None:
-            self.coach.submit(self.net, done)
+    def _log(self, step: Step) -> None:
+        self.session.logged(step.loss, step.norm)
+        if self.place.step % self.plan.steps.log_every:
             return
-        began = time.perf_counter()
-        loss = self.evaluate()
-        if self.coach.evaluated(loss, done, time.perf_counter() - began):
-            self.place = replace(self.place, best=loss)
-            self.coach.submit(self.net, done)
+        reading, clock = self.meter.read(), self.session.clock
+        self.session.report.say(
+            StepEvent(
+                t=time.time(),
+                step=self.place.step,
+                total=clock.total,
+                epoch=self.place.step / self.order.steps_per_epoch,
+                loss=_finite(step.loss),
+                lr=step.rate,
+                grad_norm=_finite(step.norm),
+                tokens_s=reading.tokens_s,
+                mfu=reading.mfu,
+                memory_bytes=_memory(self.ranks.device),
+                wait=reading.wait,
+                ends_at=time.time() + (clock.total - clock.done) * clock.step_s + clock.finish_s,
+            )
+        )
 
-    def evaluate(self) -> float:
-        """The held-out loss as validators count it."""
-        assert self.held_out is not None
-        return evaluate(self.net, self.held_out, self.ranks, self.plan.batch.eval_micro)
+    def _save(self) -> None:
+        began = time.monotonic()
+        self.place = replace(self.place, session=self.session.state())
+        self._saver.save(self.net, self.masters, self.place, self._saved, average=self.hands.average)
+        self.session.clock.saved(time.monotonic() - began)
 
-    def _save(self, done: int) -> None:
-        self._saver.save(self.net, self.masters, self.place, lambda folder: self.coach.saved(folder, done))
+    def _saved(self, folder: Path) -> None:
+        """From the writing thread: the state can be relied on from now on."""
+        self.session.report.say(CheckpointEvent(t=time.time(), step=saving.step_of(folder), path=str(folder)))
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> float:
-    """The mean loss of rows or pairs, each rank's part added up."""
+def evaluate(net: nn.Module, rows: Rows, ranks: Ranks, micro: int, share: float = 1.0) -> float:
+    """The mean loss of rows or pairs, each rank's part added up; of an even sample of them if `share` is less
+    than all."""
     summed, count = 0.0, 0.0
     with _evaluating(net):
-        for _, batch in _batches(rows, ranks, micro):
+        for _, batch in _batches(rows, ranks, micro, share):
             loss = float(net(batch.to(ranks.device)))
             summed, count = summed + loss * bool(batch.count), count + batch.count
     summed, count = ranks.total(summed, count)
@@ -256,14 +281,18 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
         net.train(was_training)
 
 
-def _batches(rows: Rows, ranks: Ranks, micro: int) -> Iterator[tuple[tuple[int, ...], Batch]]:
+def _batches(
+    rows: Rows, ranks: Ranks, micro: int, share: float = 1.0
+) -> Iterator[tuple[tuple[int, ...], Batch]]:
     """This rank's part, long ones first, so that memory tells early. A sharded model is computed by all ranks
     together, so each has as many batches as the others: one that has fewer computes its first again, for
     nothing."""
     lengths = rows.tokens.lengths
     if rows.layout.pairs:
         lengths = lengths.reshape(-1, 2).max(axis=1)
-    longest_first = (-lengths).argsort(kind="stable").tolist()
+    taken = max(round(len(lengths) * share), 1)
+    sample = (np.arange(taken) * len(lengths)) // taken
+    longest_first = sample[(-lengths[sample]).argsort(kind="stable")].tolist()
     mine = longest_first[ranks.rank :: ranks.world]
     most = -(-len(longest_first) // ranks.world)
     layout = replace(rows.layout, packed=False, length=None)
@@ -272,3 +301,12 @@ def _batches(rows: Rows, ranks: Ranks, micro: int) -> Iterator[tuple[tuple[int, 
         single: Micro = tuple((row,) for row in some or longest_first[:1])
         batch = collate(rows.tokens, single, layout, rows.reference)
         yield some, batch if some else replace(batch, count=0.0)
+
+
+def _finite(value: float) -> float | None:
+    """Events hold no NaN; a missing number says it as well."""
+    return value if math.isfinite(value) else None
+
+
+def _memory(device: torch.device) -> int | None:
+    return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else None

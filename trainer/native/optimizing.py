@@ -67,10 +67,10 @@ class Masters:
     def state(self) -> dict[str, Any]:
         """This rank's part, as plain tensors: moments in the order of the weights, and the copies."""
         moments = [
-            {key: _local(value) for key, value in part.state[weight].items()}
+            {key: local(value) for key, value in part.state[weight].items()}
             for part, weight in self._weights_by_part()
         ]
-        return {"moments": moments, "copies": [_local(copy.detach()) for copy in self._copies]}
+        return {"moments": moments, "copies": [local(copy.detach()) for copy in self._copies]}
 
     @torch.no_grad()
     def take_up(self, state: dict[str, Any]) -> None:
@@ -78,16 +78,16 @@ class Masters:
         for (part, weight), saved in zip(self._weights_by_part(), state["moments"], strict=True):
             part.state[weight] = {key: _like(value, weight) for key, value in saved.items()}
         for copy, saved in zip(self._copies, state["copies"], strict=True):
-            _local(copy).copy_(saved)
+            local(copy).copy_(saved)
 
     def _weights_by_part(self) -> list[tuple[Optimizer, Tensor]]:
         parts = self.optimizer.parts if isinstance(self.optimizer, MuonAndAdam) else [self.optimizer]
         return [(part, weight) for part in parts for group in part.param_groups for weight in group["params"]]
 
 
-def _local(value: Any) -> Any:
+def local(value: Any) -> Any:
     """The part of a sharded tensor that lies here."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    return value.tolocal() if isinstance(value, DTensor) else value
 
 
 def _like(value: Any, weight: Tensor) -> Any:
@@ -95,8 +95,8 @@ def _like(value: Any, weight: Tensor) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     here = value.to(weight.device)
-    if isinstance(weight, DTensor) and here.shape == weight.to_local().shape:
-        return DTensor.from_local(
+    if isinstance(weight, DTensor) and here.shape == weight.tolocal().shape:
+        return DTensor.fromlocal(
             here, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
         )
     return here

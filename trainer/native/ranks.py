@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,13 +30,11 @@ _DUMP_BEFORE_S = 20.0
 
 @dataclass(frozen=True)
 class Ranks:
+    """What `callbacks.ranks` asks for, and sums."""
+
     rank: int
     world: int
     device: torch.device
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
 
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks."""
@@ -46,16 +44,22 @@ class Ranks:
         dist.all_reduce(summed)
         return [float(number) for number in summed.tolist()]
 
-    def most(self, number: float) -> float:
+    def from_first(self, values: Sequence[float]) -> list[float]:
         if self.world == 1:
-            return number
-        found = torch.tensor(number, dtype=torch.float64, device=self.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return float(found.item())
+            return list(values)
+        said = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.broadcast(said, 0)
+        return [float(value) for value in said.tolist()]
 
-    def any(self, said: bool) -> bool:
-        """Whether one rank says so: the clock of one is not quite another's, and all must stop together."""
-        return self.most(float(said)) > 0
+    def any(self, flag: bool) -> bool:
+        return self.total(float(flag))[0] > 0
+
+    def gather(self, values: Sequence[float]) -> list[float]:
+        if self.world == 1:
+            return list(values)
+        found: list[list[float]] = [[] for _ in range(self.world)]
+        dist.all_gather_object(found, list(values))
+        return [value for part in found for value in part]
 
     def wait(self) -> None:
         if self.world > 1:

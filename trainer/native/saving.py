@@ -13,7 +13,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from core.errors import GodMinerError
+from trainer.callbacks.ema import MovingAverage
 from trainer.native.net import plain
-from trainer.native.optimizing import Masters
+from trainer.native.optimizing import Masters, local
 from trainer.native.ranks import Ranks, whole
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -39,12 +40,10 @@ class Place:
     """Where a run is."""
 
     step: int
-    tokens: int
     #: Of the numbers that decide what a step is; a state goes on only in a run like its own.
     shape: str
-    best: float | None = None
-    #: Seconds trained, over all attempts.
-    seconds: float = 0.0
+    #: What the session must know to go on.
+    session: dict[str, Any] = field(default_factory=dict)
 
 
 class Saver:
@@ -55,17 +54,27 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
 
-    def save(self, net: nn.Module, masters: Masters, place: Place, done: Callable[[Path], None]) -> None:
+    def save(
+        self,
+        net: nn.Module,
+        masters: Masters,
+        place: Place,
+        done: Callable[[Path], None],
+        average: MovingAverage | None = None,
+    ) -> None:
         """Copies now, writes later, then calls `done` with the folder, from the thread; on every rank."""
         self.wait()
         weights = trained_weights(net)
         # Each rank's own shards of the optimizer, and its own random numbers.
         mine = {"masters": _on_host(masters.state()), "random": _random_state(self._ranks)}
+        if average is not None:
+            means = {name: local(mean) for name, mean in average.state().items()}
+            mine["average"] = {"means": _on_host(means), "updates": average.updates}
         if self._ranks.world > 1:
             self._write_rank(mine, place.step)
             self._ranks.wait()
             mine = {}
-        if self._ranks.first:
+        if self._ranks.rank == 0:
             work = (weights, mine, place, done)
             self._thread = threading.Thread(target=self._write_safely, args=work, name="saving")
             self._thread.start()
@@ -112,7 +121,14 @@ class Saver:
         return finished
 
 
-def load(folder: Path, net: nn.Module, masters: Masters, ranks: Ranks, shape: str) -> Place:
+def load(
+    folder: Path,
+    net: nn.Module,
+    masters: Masters,
+    ranks: Ranks,
+    shape: str,
+    average: MovingAverage | None = None,
+) -> Place:
     """Take up a state; `BadCheckpoint` where it is not this run's."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -132,6 +148,8 @@ def load(folder: Path, net: nn.Module, masters: Masters, ranks: Ranks, shape: st
     # Our own file, of this trainer's making; tensors and plain values are all that is read from it.
     state = torch.load(folder / f"rank{ranks.rank}.pt", map_location=ranks.device, weights_only=True)
     masters.take_up(state["masters"])
+    if average is not None and "average" in state:
+        average.restore(state["average"]["means"], state["average"]["updates"])
     torch.set_rng_state(state["random"]["cpu"].cpu())
     if ranks.device.type == "cuda":
         torch.cuda.set_rng_state(state["random"]["cuda"].cpu(), ranks.device)
@@ -141,6 +159,10 @@ def load(folder: Path, net: nn.Module, masters: Masters, ranks: Ranks, shape: st
 def newest(folder: Path) -> Path | None:
     found = states_in(folder)
     return found[-1][1] if found else None
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
 
 
 def states_in(folder: Path) -> list[tuple[int, Path]]:
@@ -160,17 +182,15 @@ def trained_weights(net: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def export(net: nn.Module, folder: Path, ranks: Ranks, *, weights: dict[str, Tensor] | None = None) -> None:
+def export(net: nn.Module, folder: Path | None, ranks: Ranks) -> None:
     """The model as transformers and PEFT load it: an adapter, or the whole. Every rank calls this."""
-    trained = {
-        name.removeprefix("model."): value for name, value in (weights or trained_weights(net)).items()
-    }
+    trained = {name.removeprefix("model."): value for name, value in trained_weights(net).items()}
     model: Any = net.model
     if not hasattr(model, "peft_config"):
         # Frozen weights and tied ones, which are listed twice here, come from the model itself.
         for name, value in plain(model).state_dict().items():
             trained.setdefault(name, whole(value).cpu())
-    if not ranks.first:
+    if ranks.rank or folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     dtype = plain(model).dtype
