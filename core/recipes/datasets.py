@@ -128,5 +128,14 @@ def _rewards(dataset: GrpoDataset, inputs: RunInputs) -> dict[str, Any]:
     places = range(len(dataset.reward_functions))
     return {
         "reward_funcs": [f"{inputs.reward_module}.{reward_name(place)}" for place in places],
-        "reward_weights": [float(one.reward_weight) for one in dataset.reward_functions],
+        "reward_weights": reward_weights(dataset),
     }
+
+
+def reward_weights(dataset: GrpoDataset) -> list[float]:
+    """As validators weigh: they sum to one. Weights that are all zero say nothing, so all count alike."""
+    given = [float(one.reward_weight) for one in dataset.reward_functions]
+    total = sum(given)
+    if not 0 < total < float("inf"):
+        return [1.0 / len(given)] * len(given)
+    return [one / total for one in given]

@@ -1,8 +1,8 @@
 """The clock of a run: how many steps fit, when to evaluate and save, and when to stop.
 
-Everything is measured: the plan's guesses hold only until the first steps, the first evaluation and the first
-save have been seen. What ends a run is never the step in progress but what comes after it: the last evaluation
-and the last save are over before `end_by`.
+Everything is measured: the plan's guesses hold only until the first steps, the first evaluation and the
+first save have been seen. What ends a run is never the step in progress but what comes after it: the last
+evaluation and the last save are over before `end_by`.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ class Clock:
         return recalibrate(self._true_to(elapsed), measured)
 
     def _true_to(self, elapsed: float) -> TrainingPlan:
-        """More time than the plan knew of (a clock set back, a deadline moved): the plan's end moves along."""
+        """More time than the plan knew of (a clock set back, a deadline moved): the plan's end moves
+        along."""
         if elapsed >= 0:
             return self.plan
         longer = self.plan.time.model_copy(update={"deadline_s": self.plan.time.deadline_s - elapsed})

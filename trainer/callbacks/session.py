@@ -1,7 +1,8 @@
 """The brain of a running training, the same for every engine and on every rank.
 
-The engine tells it when a step is over and does what it orders. All ranks call every method at the same point;
-rank 0 decides, the others follow. What is best is decided by the judge, which speaks the validator's metric.
+The engine tells it when a step is over and does what it orders. All ranks call every method at the same
+point; rank 0 decides, the others follow. What is best is decided by the judge, which speaks the validator's
+metric.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from core.plan import TrainingPlan
+from core.planning.schedule import EVALUATIONS
 from core.progress import CheckpointEvent, EvalEvent, SubmissionEvent
 from core.run_files import RunEnd, Score
 from core.units import show_seconds
 from trainer.callbacks.best import Best
-from trainer.callbacks.clock import Clock, Orders
+from trainer.callbacks.clock import EVAL_SHARE, Clock, Orders
 from trainer.callbacks.failures import NotANumber
 from trainer.callbacks.pace import Pace, rate_factor
 from trainer.callbacks.plateau import Plateau
@@ -35,18 +37,20 @@ MOST_STEPS_APART = 20
 STOP_GRACE_S = 20.0
 #: Logs in a row without a number: one is a bad batch, several are a broken model.
 MOST_NAN = 3
-#: Weights are taken for better than those of the best evaluation only by more than the metric's own noise.
-SOUP_TRIES = 4
 
 
 class Judge(Protocol):
-    """Scores the model as it is, on held-out rows."""
+    """Scores the model as it is, on held-out rows. All ranks call every method."""
 
     metric: str
     lower_is_better: bool
 
-    def judge(self, budget_s: float) -> float:
-        """On all ranks. Takes about `budget_s` at most: the first call settles how many rows that allows."""
+    def begin(self, budget_s: float, untouched: bool) -> float:
+        """The base model's score, before the first step of this process. Settles how many rows one
+        evaluation can read in about `budget_s`. `untouched`: the model has not been trained yet and is the
+        base itself."""
+
+    def judge(self) -> float: ...
 
 
 class Host(Protocol):
@@ -84,6 +88,8 @@ class Session:
     moment: str = "load"
     step: int = 0
     stop: Stop | None = None
+    #: Why, in words; known on rank 0 only.
+    stop_detail: str = ""
     _agree_at: int = 0
     _nan: int = 0
     _last_judged: int = -1
@@ -108,14 +114,17 @@ class Session:
     # — the course of a run
 
     def begin(self) -> None:
-        """After loading, before the first step: what the untouched model scores, and what is there already."""
+        """After loading, before the first step: what the untouched model scores, and what is there
+        already."""
         if self.ranks.rank == 0:
             self.submission.prepare()
-        self.best.score = self._agreed(self._earlier())
-        if self.host.judge is not None and self.step == 0:
-            value, seconds = self._judged(self._base_budget())
-            self.best.base = self._score(value)
+        if self.host.judge is not None:
+            judge = self.host.judge
+            budget = self._base_budget()
+            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0))
+            self.best.base = self._score(value).model_copy(update={"step": 0})
             self.report.say(EvalEvent(t=time.time(), score=self.best.base, best=False, seconds=seconds))
+        self.best.score = self._agreed(self._earlier())
         self._last_judged = self.step
         self.moment = "train"
         self.report.stage(
@@ -123,8 +132,8 @@ class Session:
         )
 
     def _base_budget(self) -> float:
-        """A twentieth of the share for evaluations: ten more are to follow."""
-        return max(0.01 * max(self.clock.left, 0.0), 1.0)
+        """A tenth of the share for evaluations: about ten are to follow."""
+        return max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
 
     def stepped(self, seconds: float) -> Orders:
         """After an optimizer step: what follows. The step's own duration, without evaluations."""
@@ -147,15 +156,14 @@ class Session:
             apart = min(max(int(AGREE_S / max(self.clock.step_s, 1e-3)), 1), MOST_STEPS_APART)
             end = float(_ENDS.index(stop.end)) if stop else _NONE
             said = [orders.total, orders.evaluate, orders.save, end, apart]
-        total, evaluate, save, end, apart = self.ranks.from_first(said)
-        self.clock.total = int(total)
-        self.pace.forecast(int(total))
-        self._agree_at = min(self.step + int(apart), max(int(total), self.step + 1))
-        if end != _NONE and self.stop is None:
-            self.stop = Stop(_ENDS[int(end)], self.stop_detail)
-        return Orders(int(total), bool(evaluate), bool(save), self.stop is not None)
-
-    stop_detail: str = ""
+        heard = [int(number) for number in self.ranks.from_first(said)]
+        total, evaluate, save, end, apart = heard
+        self.clock.total = total
+        self.pace.forecast(total)
+        self._agree_at = min(self.step + apart, max(total, self.step + 1))
+        if end >= 0 and self.stop is None:
+            self.stop = Stop(_ENDS[end], self.stop_detail)
+        return Orders(total, bool(evaluate), bool(save), self.stop is not None)
 
     def _decided(self) -> tuple[Orders, Stop | None]:
         orders = self.clock.after_step()
@@ -187,9 +195,9 @@ class Session:
             self.clock.evaluated(0.0)
             self._last_judged = self.step
             return
+        judge = self.host.judge
         with self.host.averaged():
-            value, seconds = self._judged(math.inf)
-            self.clock.evaluated(seconds)
+            value, seconds = self._judged(judge.judge)
             self._last_judged = self.step
             better = self._better(value, seconds)
             if better:
@@ -203,12 +211,11 @@ class Session:
         self.report.say(EvalEvent(t=time.time(), score=score, best=better, seconds=seconds))
         return better
 
-    def _judged(self, budget_s: float) -> tuple[float, float]:
-        assert self.host.judge is not None
+    def _judged(self, judge: Callable[[], float]) -> tuple[float, float]:
         before, self.moment = self.moment, "evaluation"
         self.report.stage("evaluate")
         began = time.monotonic()
-        value = self.host.judge.judge(budget_s)
+        value = judge()
         seconds = time.monotonic() - began
         self.clock.evaluated(seconds)
         if not math.isfinite(value):

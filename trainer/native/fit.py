@@ -1,4 +1,4 @@
-"""The largest micro-batch that this GPU really takes, found by real steps; the effective batch stays the plan's.
+"""The largest micro-batch that this GPU really takes, found by real steps; the effective batch stays.
 
 The plan's own is an estimate that keeps its distance. What is won is fewer, larger passes for the same step.
 """
