@@ -20,7 +20,8 @@ from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
 from trainer.errors import BadModel
-from trainer.native import fit, loop, net as nets, saving, speed
+from trainer.native import fit, loop, speed
+from trainer.native import net as nets
 from trainer.native.batches import Layout
 from trainer.native.loop import Hands, HeldOutLoss, Loop, Rows
 from trainer.native.order import Order
@@ -84,6 +85,7 @@ class Run:
             session=self.session,
             hands=hands,
             folder=Path(run.work_dir) / "output",
+            begun=self.sheet.begun_path.touch if ranks.rank == 0 else lambda: None,
             shape=f"{self.sheet.prepared.digest[:12]} {plan.batch.effective} {plan.sequence.length}",
         )
         if self.sheet.resume_from:

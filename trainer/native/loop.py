@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,6 +113,8 @@ class Loop:
     folder: Path
     #: Of the run's shape: a state goes on only in a run like its own.
     shape: str
+    #: Told when the first step is about to be made.
+    begun: Callable[[], None] = lambda: None
     place: Place = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +140,7 @@ class Loop:
         with ExitStack() as stack:
             alive = stack.enter_context(ranks.watched())
             self.session.begin()
+            self.begun()
             loader = Loader(
                 self.train.tokens,
                 self.order,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +22,15 @@ from core.plan_parts import (
     SequencePlan,
     StepsPlan,
 )
-from core.run_files import RunEnd
+from core.progress import EvalEvent, StepEvent, events_in
 from tests.core import builders
+from trainer.callbacks.clock import Clock
+from trainer.callbacks.report import Report
+from trainer.callbacks.session import Session
+from trainer.callbacks.submission import Submission
 from trainer.native import net as nets
 from trainer.native.batches import Layout
-from trainer.native.loop import Loop, Rows, Step
+from trainer.native.loop import Hands, HeldOutLoss, Loop, Rows
 from trainer.native.order import Order
 from trainer.native.ranks import Ranks
 from trainer.native.tokens import TokenFile, write_rows
@@ -99,65 +104,71 @@ def plan(
     return builders.plan(**{**whole, **changes})
 
 
-class Recorder:
-    """A coach that remembers, and evaluates as the plan says."""
+class Told(NamedTuple):
+    """What a run said of itself."""
 
-    def __init__(self, every: int = 4, stop_at: int | None = None) -> None:
-        self.every, self.stop_at = every, stop_at
-        self.steps: list[Step] = []
-        self.losses: list[float] = []
-        self.states: list[Path] = []
-        self.submitted: list[int] = []
-
-    def total_steps(self, planned: int, done: int, step_s: float) -> int:
-        return planned
-
-    def stepped(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def rate_factor(self) -> float:
-        return 1.0
-
-    def wants_evaluation(self, done: int, total: int) -> bool:
-        return done % self.every == 0
-
-    def evaluated(self, loss: float, done: int, seconds: float) -> bool:
-        self.losses.append(loss)
-        return loss <= min(self.losses)
-
-    def submit(self, net: torch.nn.Module, done: int) -> None:
-        self.submitted.append(done)
-
-    def saved(self, folder: Path, done: int) -> None:
-        self.states.append(folder)
-
-    def verdict(self) -> RunEnd | None:
-        return RunEnd.STOPPED if self.stop_at is not None and len(self.steps) >= self.stop_at else None
+    losses: list[float]
+    norms: list[float]
+    rates: list[float]
+    held_out: list[float]
+    best: list[int]
 
 
-def loop(folder: Path, made: TrainingPlan, coach: Recorder, ranks: Ranks = ALONE, **order: Any) -> Loop:
-    """Model, rows and plan put together in `folder`, where a former call may have made the model."""
-    path = folder / "model"
+def told(folder: Path) -> Told:
+    events = [line.event for line in events_in((folder / "progress.jsonl").read_bytes())]
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    judged = [event for event in events if isinstance(event, EvalEvent)]
+    return Told(
+        [event.loss if event.loss is not None else float("nan") for event in steps],
+        [event.grad_norm or 0.0 for event in steps],
+        [event.lr or 0.0 for event in steps],
+        [event.score.value for event in judged],
+        [event.score.step for event in judged if event.best],
+    )
+
+
+def loop(
+    folder: Path,
+    made: TrainingPlan,
+    ranks: Ranks = ALONE,
+    *,
+    stop_at: int | None = None,
+    name: str = "run",
+    **order: Any,
+) -> Loop:
+    """Model, rows and plan put together in `folder`, where a former call may have made the model; what
+    happens is told in `folder/name`."""
+    path, own = folder / "model", folder / name
+    own.mkdir(exist_ok=True)
     if not path.exists():
         model_folder(path)
     torch.manual_seed(1)
     model, attention = nets.load(path, made, ranks.device)
     layout = Layout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
-    own = folder / f"rows{ranks.rank}"
-    train = rows(own / "train") if not (own / "train").exists() else TokenFile.open(own / "train", VOCABULARY)
-    held_out = rows(own / "held", 8, seed=9)
+    train, held_out = rows(own / f"train{ranks.rank}"), rows(own / f"held{ranks.rank}", 8, seed=9)
+    net = nets.Net(model, attention)
+    hands = Hands(net, ranks, HeldOutLoss(net, Rows(held_out, Layout(by_row=True)), ranks, 4), None)
+    session = Session(
+        plan=made,
+        clock=Clock(made, end_by=time.time() + 3600),
+        submission=Submission(own / "submission", "tests/tiny", path),
+        report=Report(own / "progress.jsonl" if ranks.rank == 0 else None),
+        ranks=ranks,
+        host=hands,
+        stop_asked=lambda: stop_at is not None and session.step >= stop_at,
+    )
     batch = made.batch
     whole = {"seed": 7, **order}
     return Loop(
-        net=nets.Net(model, attention),
+        net=net,
         plan=made,
         ranks=ranks,
         train=Rows(train, layout),
-        held_out=Rows(held_out, Layout(by_row=True)),
         order=Order(
             train.lengths, made.sequence.length, batch.micro, batch.accumulation, ranks.world, **whole
         ),
-        coach=coach,
-        folder=folder / "states",
+        session=session,
+        hands=hands,
+        folder=own / "states",
         shape="tiny",
     )
