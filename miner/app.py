@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from core.tasks import TaskType
 from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.api import errors, operator, signed, subnet
@@ -134,7 +135,11 @@ def build(settings: Settings, hotkey: str) -> Daemon:
     nonces = NonceLedger(books, max_live=settings.max_live_nonces)
     inbox = Inbox(
         books,
-        PlainPolicy(task_types=settings.task_types, max_hours=settings.max_hours, max_jobs=settings.max_jobs),
+        PlainPolicy(
+            task_types=settings.task_types or tuple(TaskType),
+            max_hours=settings.max_hours or 12.0,
+            max_jobs=1 if settings.max_jobs is None else settings.max_jobs,
+        ),
         training_repos(settings),
         metrics,
         hold_seconds=settings.offer_hold_seconds,

@@ -27,8 +27,8 @@ from trainer.callbacks.report import Report
 from trainer.callbacks.session import Judge, Session
 from trainer.callbacks.submission import Submission
 from trainer.hf_host import AVERAGE_FILE, HfHost, SessionCallback, resume_state
-from trainer.hf_patches import add_kl, count_tokens, without_empty_cache
-from trainer.judges import EngineJudge, HeldOutJudge
+from trainer.hf_patches import add_kl, count_tokens
+from trainer.judges import EngineJudge, HeldOutJudge, frozen_base, has_adapter
 from trainer.sheet import Sheet
 
 SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
@@ -101,15 +101,14 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         average = _average(self.plan, trainer)
-        host = HfHost(trainer, self._judge(trainer), average)
+        coefficient = self.sheet.run.kl_coefficient if self.supervised else None
+        base = self._base(trainer) if coefficient else None
+        host = HfHost(trainer, self._judge(trainer, base), average)
         self.session = self._session(trainer, host)
         meter = Meter(self.plan)
         count_tokens(trainer, meter)
-        if self.plan.task.task_type is TaskType.DPO:
-            without_empty_cache(trainer)
-        coefficient = self.sheet.run.kl_coefficient
-        if coefficient and self.supervised:
-            add_kl(trainer, coefficient, self.sheet.run.model_path)
+        if coefficient:
+            add_kl(trainer, coefficient, base)
         return [SessionCallback(self.sheet, self.session, host, meter)]
 
     def _session(self, trainer: Any, host: HfHost) -> Session:
@@ -129,12 +128,17 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             _restore_average(host.average, Path(self.sheet.resume_from), state)
         return session
 
-    def _judge(self, trainer: Any) -> Judge | None:
+    def _base(self, trainer: Any) -> Any:
+        """For the KL term: a full fine-tune keeps the base beside it, a LoRA has it inside."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return None if has_adapter(model) else frozen_base(self.sheet.run.model_path, model)
+
+    def _judge(self, trainer: Any, base: Any) -> Judge | None:
         if self.plan.steps.eval_metric is EvalMetric.LOSS:
             return EngineJudge(trainer) if trainer.eval_dataset is not None else None
         if not self.sheet.prepared.eval_rows:
             return None
-        return HeldOutJudge(self.sheet, trainer, ranks_here(trainer.args.device))
+        return HeldOutJudge(self.sheet, trainer, ranks_here(trainer.args.device), base)
 
     def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
         """The engine's own schedules know nothing of the clock."""

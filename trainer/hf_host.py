@@ -72,6 +72,10 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
             self.sheet.begun_path.touch()
         self._mark = time.monotonic()
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Right before the engine asks the schedule for the next rate."""
+        self.session.moved()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         if self.host.average is not None:

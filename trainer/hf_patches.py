@@ -3,17 +3,12 @@ needed."""
 
 from __future__ import annotations
 
-import gc
 import time
-from types import MethodType
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.callbacks.kl import kl_of_labels
 from trainer.callbacks.meter import Meter
-from trainer.judges import frozen_base
-
-#: Micro-steps between garbage collections in preference training.
-COLLECT_EVERY = 100
 
 
 def count_tokens(trainer: Any, meter: Meter) -> None:
@@ -35,36 +30,15 @@ def count_tokens(trainer: Any, meter: Meter) -> None:
 
 def tokens_in(inputs: Any) -> int:
     """Padding included: it is computed like everything else."""
-    if not isinstance(inputs, dict):
+    if not isinstance(inputs, Mapping):
         return 0
     return sum(value.numel() for key, value in inputs.items() if key.endswith("input_ids"))
 
 
-def without_empty_cache(trainer: Any) -> None:
-    """Axolotl's DPO trainer collects garbage and empties the CUDA cache after every micro-step, which costs
-    more than a small step itself; the cache is what makes the next step's memory cheap."""
-    from trl import DPOTrainer
-
-    plain = MethodType(DPOTrainer.training_step, trainer)
-    steps = 0
-
-    def step(*arguments: Any, **named: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        loss = plain(*arguments, **named)
-        if steps % COLLECT_EVERY == 0:
-            gc.collect()
-        return loss
-
-    trainer.training_step = step
-
-
-def add_kl(trainer: Any, coefficient: float, base_path: str) -> None:
-    """Loss + coefficient · KL to the base model: what the task is scored by. A LoRA's base is the model with
-    its adapter switched off; a full fine-tune keeps the base beside it."""
+def add_kl(trainer: Any, coefficient: float, base: Any) -> None:
+    """Loss + coefficient · KL to the base model: what the task is scored by. `base` None: the model itself
+    with its adapter switched off."""
     plain = trainer.compute_loss
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    base = None if hasattr(model, "disable_adapter") else frozen_base(base_path, model)
 
     def with_kl(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items_in_batch)

@@ -11,13 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+from core.budget import Verdict
 from core.model_facts import facts_from_config
 from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.costs import Site
 from core.planning.planner import plan as make_plan
-from core.profile import load_profile
+from core.profile import load_profile, resolve
 from core.run_files import RunSpec
 from trainer.callbacks.failures import failure_of
 from trainer.errors import BadModel
@@ -86,8 +87,26 @@ def own_plan(run: RunSpec, task: TextTask) -> TrainingPlan:
         kl_coefficient=run.kl_coefficient,
     )
     name = os.environ.get(PROFILE_VARIABLE) or (PROFILE_CPU if hardware.gpus.is_cpu else PROFILE)
+    profile = resolve(load_profile(name), run.task_type, model)
+    # Nobody can be refused here, so what the profile keeps free for a daemon's publishing is training time.
+    free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
+    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
     site = Site(hardware, model_here=True, publishes=False)
-    return make_plan(spec, model, task.facts, hardware, load_profile(name), site=site)
+    return at_least_tried(make_plan(spec, model, task.facts, hardware, own, site=site))
+
+
+def at_least_tried(plan: TrainingPlan) -> TrainingPlan:
+    """A plan that expects to fail is followed all the same: the ladder may find what fits, and a training
+    that is cut off has submitted something."""
+    if plan.verdict.feasible:
+        return plan
+    total = max(plan.steps.total, 1)
+    steps = plan.steps.model_copy(
+        update={"total": total, "epochs": max(plan.steps.epochs, total / max(plan.steps.per_epoch, 1))}
+    )
+    note = f"tried although it does not look feasible: {plan.verdict.reason}"
+    update = {"steps": steps, "verdict": Verdict(feasible=True), "notes": (*plan.notes, note)}
+    return plan.model_copy(update=update)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from core.tasks import TaskType
 from miner.redact import HIDDEN
 from miner.settings import rules, values
 
@@ -27,6 +26,9 @@ Source = Literal["default", "env", ".env", "override"]
 
 #: A part of a chain node's path that is at least this long is taken for an access key.
 MIN_KEY_LENGTH = 16
+
+#: POLICY and PROFILE that nobody chose: by the GPUs that there are.
+AUTO = "auto"
 
 _FILES: JsonDict = {"section": "Files"}
 _CHAIN: JsonDict = {"section": "Chain"}
@@ -36,13 +38,27 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
+_HUB: JsonDict = {"section": "Hub"}
+_INPUTS: JsonDict = {"section": "Inputs"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
+_TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
 
 
 class ChainKind(StrEnum):
     FILE = "file"
     BITTENSOR = "bittensor"
+
+
+class EngineKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PROCESS = "process"
+
+
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class LogFormat(StrEnum):
@@ -264,31 +280,175 @@ class Settings(BaseSettings):
     )
 
     # Offers
-    task_types: values.TaskTypes = Field(
-        default=tuple(TaskType),
+    policy: str = Field(
+        default=AUTO,
         min_length=1,
-        description="The task types to accept; also written instruct, chat, dpo, grpo, image.",
+        description="What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
+        "from 8 GPUs on, h100x4 below, everything-feasible without one.",
         json_schema_extra=_OFFERS,
     )
-    max_hours: float = Field(
-        default=12.0,
+    policy_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "policies",
+        description="Where policies of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/policies"},
+    )
+    profile: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
+        "h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
+        json_schema_extra=_OFFERS,
+    )
+    profile_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "profiles",
+        description="Where profiles of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/profiles"},
+    )
+    task_types: values.TaskTypes | None = Field(
+        default=None,
+        min_length=1,
+        description="Take only these task types, whatever the policy says; also written instruct, chat, dpo, "
+        "grpo, image.",
+        json_schema_extra=_OFFERS,
+    )
+    max_hours: float | None = Field(
+        default=None,
         gt=0,
         le=10_000,
         allow_inf_nan=False,
-        description="Offers of more hours than this are refused.",
+        description="Refuse offers of more hours than this, whatever the policy says.",
         json_schema_extra=_OFFERS,
     )
-    max_jobs: int = Field(
-        default=1,
+    max_jobs: int | None = Field(
+        default=None,
         ge=0,
         le=10_000,
-        description="Jobs at once; further offers are refused. 0 refuses all.",
+        description="Jobs and held offers at once, whatever the policy says. 0 refuses all offers.",
         json_schema_extra=_OFFERS,
     )
     offer_hold_seconds: values.Seconds = Field(
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
+    )
+
+    # Hub
+    hub: values.Hub = Field(
+        default_factory=lambda data: (
+            values.HUGGINGFACE
+            if data["chain"] is ChainKind.BITTENSOR
+            else f"local:{data['data_dir'] / 'hub'}"
+        ),
+        description="Where submissions are published: `huggingface`, or `local:DIR` for a folder (no network).",
+        json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
+    )
+    hf_user: values.HubUser | None = Field(
+        default=None,
+        description="The user or organisation that submissions are published as; may HF_TOKEN write there?",
+        json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
+    )
+    hf_endpoint: values.SiteUrl = Field(
+        default="https://huggingface.co",
+        description="Where models come from and submissions go: the Hugging Face hub, or what speaks like it.",
+        json_schema_extra=_HUB,
+    )
+    hf_token: values.Secret | None = Field(
+        default=None,
+        description="The account's token: for gated models, higher limits, and to publish.",
+        json_schema_extra=_HUB,
+    )
+
+    # Inputs
+    model_cache_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "models",
+        description="Where base models are kept for all jobs; another disk is fine.",
+        json_schema_extra={**_INPUTS, "default_text": "DATA_DIR/models"},
+    )
+    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = Field(
+        default=ByteSize(500 * 10**9),
+        description="What the models may take in all. The least recently used that no job needs goes first.",
+        json_schema_extra={**_INPUTS, "default_text": "500GB"},
+    )
+    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=ByteSize(20 * 10**9),
+        description="Fetching leaves this much of a disk free: a training needs room for its checkpoints.",
+        json_schema_extra={**_INPUTS, "default_text": "20GB"},
+    )
+    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = Field(
+        default=ByteSize(2 * 1024**3),
+        description="The largest dataset that is fetched. Validators send at most 2GiB.",
+        json_schema_extra={**_INPUTS, "default_text": "2GiB"},
+    )
+    dataset_timeout_seconds: values.Seconds = Field(
+        default=1800,
+        description="The longest that one try to fetch a dataset may take; the next goes on where it stopped.",
+        json_schema_extra=_INPUTS,
+    )
+    allow_private_networks: values.Networks = Field(
+        default=(),
+        description="Networks that a dataset's URL may lead to although they are not of the internet, such as "
+        "10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        json_schema_extra=_INPUTS,
+    )
+
+    # Training engine
+    engine: EngineKind = Field(
+        default=EngineKind.AUTO,
+        description="What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
+        "answers and has the image, else processes.",
+        json_schema_extra=_TRAINING,
+    )
+    docker_host: values.DockerHost = Field(
+        default="unix:///var/run/docker.sock",
+        description="The socket of the Docker Engine. It must be on this machine: it is given our folders.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_text_image: values.ImageName = Field(
+        default="god-miner/text-trainer:latest",
+        description="The image for text tasks.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_image_image: values.ImageName = Field(
+        default="god-miner/image-trainer:latest",
+        description="The image for image tasks trained by kohya's scripts.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_toolkit_image: values.ImageName = Field(
+        default="god-miner/toolkit-trainer:latest",
+        description="The image for image tasks trained by ai-toolkit.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_python: values.AbsolutePath | None = Field(
+        default=None,
+        description="The python that local processes train with; else the one of `make training`, or the "
+        "daemon's own where that has torch.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_sandbox: SandboxKind = Field(
+        default=SandboxKind.AUTO,
+        description="Local processes run in a sandbox where bubblewrap can make one. `off`: never, and tasks "
+        "with reward functions are refused.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_uid: int = Field(
+        default=10002,
+        ge=1,
+        le=2**31 - 2,
+        description="The user and group number that training runs as when the daemon is root; else it is the "
+        "daemon's own.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_ulimits: values.Ulimits = Field(
+        default=("core=0", "memlock=-1", "stack=67108864"),
+        description="Limits of the training's processes, as `ulimit` knows them, in bytes; -1: none.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_processes: int = Field(
+        default=16_384,
+        ge=16,
+        le=4_000_000,
+        description="Processes and threads of one training at most.",
+        json_schema_extra=_TRAINING,
     )
 
     # Tournament repositories
@@ -396,6 +556,10 @@ class Settings(BaseSettings):
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""
         return self._sources.get(name, "default")
+
+    def ulimits(self) -> dict[str, int]:
+        """TRAINER_ULIMITS by name."""
+        return {name: int(value) for name, _, value in (one.partition("=") for one in self.trainer_ulimits)}
 
     def training_repo(self, task_type: str) -> TrainingRepo | None:
         """What was entered for a tournament type (`text`, `image` or `environment`), if anything."""

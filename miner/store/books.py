@@ -95,7 +95,7 @@ class Books:
         )
 
     def live_nonces(self, now: float) -> list[tuple[bytes, str, float]]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT signer, nonce, expires_at FROM nonces WHERE expires_at > ?", (now,)
             )
@@ -159,7 +159,7 @@ class Books:
         return self.writer.submit(work)
 
     def commitments(self) -> Commitments:
-        with self._reading() as connection:
+        with self.reading() as connection:
             open_jobs = connection.execute(jobs.SELECT_OPEN).fetchall()
             holds = offers.held(connection)
         return Commitments(
@@ -170,7 +170,7 @@ class Books:
     # The operator's view
 
     def summary(self) -> dict[str, dict[str, int]]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             by_state = connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()
             by_answer = connection.execute("SELECT accepted, count(*) FROM decisions GROUP BY 1").fetchall()
         return {
@@ -179,7 +179,7 @@ class Books:
         }
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
         with (
             database.failures_told(self.path),
             closing(database.connect_for_reading(self.path)) as connection,

@@ -9,7 +9,7 @@ from typing import Any
 
 from core.wire import MinerTaskOffer
 from miner.jobs.states import ReservationState
-from miner.offers.decision import Decision, Reason
+from miner.offers.decision import Decision, Factor, Reason
 from miner.store import schema
 from miner.store.jobs import IS_OPEN
 from miner.store.sql import insert_into
@@ -120,7 +120,7 @@ def _decision_row(offer_id: int | None, decision: Decision, now: float) -> tuple
         decision.message,
         decision.score,
         json.dumps(decision.factors) if decision.factors else "{}",
-        json.dumps([[reason.rule, reason.passed, reason.text] for reason in decision.reasons]),
+        json.dumps([list(reason) for reason in decision.reasons]),
         decision.policy,
         decision.policy_hash,
         decision.profile_hash,
@@ -144,6 +144,6 @@ def _known_decision(connection: sqlite3.Connection, validator: str, task_id: str
         policy_hash=row["policy_hash"],
         reasons=tuple(Reason(*reason) for reason in json.loads(row["reasons"])),
         score=row["score"],
-        factors={name: (value, part) for name, (value, part) in json.loads(row["factors"]).items()},
+        factors={name: Factor(*parts) for name, parts in json.loads(row["factors"]).items()},
         profile_hash=row["profile_hash"],
     )

@@ -8,7 +8,6 @@ metric.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -35,6 +34,8 @@ AGREE_S = 0.5
 MOST_STEPS_APART = 20
 #: Asked to stop, a run takes this long at most for its last evaluation and for a checkpoint, each.
 STOP_GRACE_S = 20.0
+#: Evaluations that take longer are a stage of their own in the progress.
+SHOWN_S = 2.0
 #: Logs in a row without a number: one is a bad batch, several are a broken model.
 MOST_NAN = 3
 
@@ -98,10 +99,8 @@ class Session:
     plateau: Plateau | None = field(init=False)
 
     def __post_init__(self) -> None:
-        steps, optimizer = self.plan.steps, self.plan.optimizer
-        # A warmup longer than half of a run that the clock has cut would never reach its peak.
-        self.pace = Pace(total=steps.total, warmup=min(optimizer.warmup_steps, max(steps.total // 2, 1)))
-        self.best = Best(patience=steps.early_stopping_patience)
+        self.pace = Pace(total=self.clock.total, asked_warmup=self.plan.optimizer.warmup_steps)
+        self.best = Best(patience=self.plan.steps.early_stopping_patience)
         self.plateau = Plateau(self.plan.plateau) if self.plan.plateau else None
 
     # — the learning rate
@@ -123,22 +122,25 @@ class Session:
             budget = self._base_budget()
             value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0))
             self.best.base = self._score(value).model_copy(update={"step": 0})
-            self.report.say(EvalEvent(t=time.time(), score=self.best.base, best=False, seconds=seconds))
+            self.report.say(EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds))
         self.best.score = self._agreed(self._earlier())
         self._last_judged = self.step
         self.moment = "train"
         self.report.stage(
-            "train", f"{self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left"
+            "train", f"up to {self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left"
         )
 
     def _base_budget(self) -> float:
         """A tenth of the share for evaluations: about ten are to follow."""
         return max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
 
-    def stepped(self, seconds: float) -> Orders:
-        """After an optimizer step: what follows. The step's own duration, without evaluations."""
-        self.step += 1
+    def moved(self) -> None:
+        """The optimizer has moved the weights: from here on `rate` is the next step's."""
         self.pace.advance()
+
+    def stepped(self, seconds: float) -> Orders:
+        """After a step: what follows. The step's own duration, without evaluations."""
+        self.step += 1
         self.clock.stepped(seconds)
         if self.step < self._agree_at:
             return Orders(total=self.clock.total)
@@ -208,20 +210,23 @@ class Session:
     def _better(self, value: float, seconds: float | None = None) -> bool:
         score = self._score(value)
         better = self.best.judge(score)
-        self.report.say(EvalEvent(t=time.time(), score=score, best=better, seconds=seconds))
+        self.report.say(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
         return better
 
     def _judged(self, judge: Callable[[], float]) -> tuple[float, float]:
         before, self.moment = self.moment, "evaluation"
-        self.report.stage("evaluate")
-        began = time.monotonic()
+        shown = self.clock.eval_s >= SHOWN_S
+        if shown:
+            self.report.stage("evaluate")
+        began = self.clock.now()
         value = judge()
-        seconds = time.monotonic() - began
+        seconds = self.clock.now() - began
         self.clock.evaluated(seconds)
         if not math.isfinite(value):
             raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
         self.moment = before
-        self.report.stage("train")
+        if shown:
+            self.report.stage(before)
         return value, seconds
 
     def _score(self, value: float) -> Score:
@@ -233,13 +238,13 @@ class Session:
         """The weights as they are now; at the very start nothing: an untouched model is no submission."""
         if self.step == 0:
             return
-        began = time.monotonic()
+        began = self.clock.now()
         if self.ranks.rank == 0:
             self.submission.put(self.host.write, score)
         else:
             self.host.write(None)
-        self.clock.submitted(time.monotonic() - began)
-        self.report.say(SubmissionEvent(t=time.time(), score=score, step=self.step))
+        self.clock.submitted(self.clock.now() - began)
+        self.report.say(SubmissionEvent(t=self.clock.now(), score=score, step=self.step))
 
     def logged(self, loss: float | None, grad_norm: float | None) -> None:
         """What a log said: several in a row that are no numbers end the run."""
@@ -248,7 +253,7 @@ class Session:
 
     def checkpointed(self, folder: Path, seconds: float) -> None:
         self.clock.saved(seconds)
-        self.report.say(CheckpointEvent(t=time.time(), step=self.step, path=str(folder)))
+        self.report.say(CheckpointEvent(t=self.clock.now(), step=self.step, path=str(folder)))
 
     # — the end
 

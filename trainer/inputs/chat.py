@@ -133,6 +133,8 @@ def _replaced(turns: list[Turn], contents: dict[int, str]) -> list[Turn]:
 
 def _verbatim(render: Render, turns: list[Turn], places: Sequence[int], text: str) -> list[Span] | None:
     """One more rendering for all turns together, where the template takes contents over as they are."""
+    if not all(turns[place]["content"] for place in places):
+        return None
     marks = {place: f"zq{number}qz{SENTINELS[1]}" for number, place in enumerate(places)}
     rest, pieces = render(_replaced(turns, marks)), []
     for mark in marks.values():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from core.json_rows import BadRows, JsonRows
 from trainer.errors import BadData
 
 Record = dict[str, Any]
@@ -28,12 +28,9 @@ _SHOWN = 12
 
 def read_rows(path: Path) -> list[Record]:
     """Every row of the file, or of the files in the folder. `BadData` where there are none."""
-    found = [row for file in _files(path) for row in _rows(file)]
-    if not found:
-        raise BadData(f"{path.name} has no rows: the task's data is empty")
-    rows = [row for row in found if isinstance(row, dict)]
+    rows = [row for file in _files(path) for row in _rows(file)]
     if not rows:
-        raise BadData(f"{path.name} has no row that is an object, the first is {str(found[0])[:80]!r}")
+        raise BadData(f"{path.name} has no rows that are objects: the task's data is empty")
     return rows
 
 
@@ -71,7 +68,7 @@ def _files(path: Path) -> list[Path]:
     return [file for file in files if file.suffix == files[0].suffix]
 
 
-def _rows(file: Path) -> Iterator[Any]:
+def _rows(file: Path) -> Iterator[Record]:
     try:
         if file.suffix == _PARQUET:
             yield from importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
@@ -79,16 +76,7 @@ def _rows(file: Path) -> Iterator[Any]:
             with file.open(newline="", encoding="utf-8", errors="replace") as text:
                 yield from csv.DictReader(text)
         else:
-            yield from _json(file.read_text("utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+            with file.open("rb") as data:
+                yield from JsonRows(data)
+    except (OSError, ValueError, BadRows, csv.Error) as error:
         raise BadData(f"{file.name} cannot be read as rows: {str(error)[:200]}") from error
-
-
-def _json(text: str) -> Iterator[Any]:
-    head = text.lstrip("\ufeff \t\r\n")
-    if head.startswith("["):
-        yield from json.loads(head)
-    else:
-        for line in head.split("\n"):
-            if line.strip():
-                yield json.loads(line)

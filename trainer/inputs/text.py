@@ -223,7 +223,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
 
 
 def _rewards(task: TextTask, folder: Path) -> Path | None:
-    """Module and table of the rewards, each tried on some prompts as validators do before they send a task."""
+    """Module and table of the rewards, each tried on some prompts as validators try them."""
     dataset = task.spec.dataset
     if not isinstance(dataset, GrpoDataset):
         return None

@@ -171,6 +171,7 @@ class TextCourse:
             config_dir=str(plan_path.parent),
             plan_path=str(plan_path),
             dataset=self.run.dataset,
+            era=self.run.era,
             pad_token=prepared.pad_token,
             resume_from=resume,
             plugins=(PLUGIN,),

@@ -9,12 +9,14 @@ import pytest
 from core.tasks import TaskType
 from core.wire import MinerSubmission, MinerTaskOffer
 from miner.jobs.states import MEANING, EndReason, JobState
-from miner.offers.decision import Decision, Reason
+from miner.offers.decision import Decision, Factor, Reason
 from miner.store import database
 from miner.store.books import Books, Commitment, Freed, NonceUsed
 from miner.store.jobs import ForeignJob, Start
 
-YES = Decision(True, "Taken", "plain", "h1", (Reason("room", True, "0 of 1"),), 0.5, {"size": (1.0, 0.5)})
+YES = Decision(
+    True, "Taken", "plain", "h1", (Reason("room", True, "0 of 1"),), 0.5, {"size": Factor(1.0, 0.5, "")}
+)
 NO = Decision(False, "Not taken", "plain", "h1", (Reason("room", False, "1 of 1"),))
 
 
@@ -44,7 +46,7 @@ async def test_an_offer_is_kept_raw_with_its_decision_and_its_hold(books: Books)
     assert recorded == type(recorded)(YES, repeated=False, holds=True)
     (kept,) = rows(books, "SELECT * FROM offers JOIN decisions ON offer_id = offers.id")
     assert kept["raw"] == b'{"new_field": 1}'
-    assert json.loads(kept["reasons"]) == [["room", True, "0 of 1"]]
+    assert json.loads(kept["reasons"]) == [["room", True, "0 of 1", ""]]
     assert [hold.task_id for hold in books.commitments().holds] == ["t1"]
 
 
