@@ -12,8 +12,7 @@ import httpx2
 from huggingface_hub import CommitOperationDelete, HfApi, constants, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import get_session
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils._http import default_client_factory, get_session
 
 from core.submission.card import card
 from core.submission.selection import CARD
@@ -116,8 +115,8 @@ class HuggingFace:
             self._api.update_repo_settings(repo, private=False)
 
     def _choose_transfer(self, repo: str) -> None:
-        """Deduplicating where the hub can: then a cut upload goes on in the middle of a file. The client takes
-        it for granted, but what merely speaks like the hub may not have it."""
+        """Deduplicating where the hub can: then a cut upload goes on in the middle of a file. The client
+        takes it for granted, but what merely speaks like the hub may not have it."""
         url = f"{self._api.endpoint}/api/models/{repo}/xet-write-token/main"
         asked = get_session().get(url, headers={"authorization": f"Bearer {self._api.token}"})
         if asked.status_code in (404, 405, 501):

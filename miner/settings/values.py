@@ -15,10 +15,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from core.hardware import KINDS, UnknownGpu, parse_gpus
 from core.tasks import TaskType
 from miner.fiber import public_key
 
 MAX_REQUESTED_DATASETS = 2
+#: GPUS that are to be looked at.
+GPU_WORDS = ("auto", "nvml")
 #: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
@@ -29,6 +32,9 @@ _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+_IMAGE_NAME = re.compile(r"(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
+_ULIMITS = ("core", "data", "fsize", "memlock", "nofile", "rtprio", "sigpending", "stack")
 
 #: What an operator may write for a task type, besides the validator's spelling.
 _TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
@@ -167,6 +173,26 @@ def _axon_ip(value: str) -> str:
     return str(address)
 
 
+def _docker_host(value: str) -> str:
+    if not re.fullmatch(r"unix:///[^\s\0]+", value):
+        raise ValueError("must be a socket on this machine, such as unix:///var/run/docker.sock")
+    return value
+
+
+def _image_name(value: str) -> str:
+    if len(value) > 400 or not _IMAGE_NAME.fullmatch(value):
+        raise ValueError("must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id")
+    return value
+
+
+def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
+    for one in value:
+        name, _, number = one.partition("=")
+        if name not in _ULIMITS or not re.fullmatch(r"-1|\d{1,18}", number):
+            raise ValueError(f"must be written like memlock=-1, and the name be among {', '.join(_ULIMITS)}")
+    return value
+
+
 def _file_name(value: str) -> str:
     return _matches(_FILE_NAME, "must be a plain file name: letters, digits and . _ @ + -, no slash")(value)
 
@@ -187,12 +213,25 @@ def _secret(minimum: int, rule: str) -> Callable[[SecretStr], SecretStr]:
     return check
 
 
+def _gpus(value: str) -> str:
+    if value not in GPU_WORDS:
+        try:
+            parse_gpus(value)
+        except UnknownGpu:
+            raise ValueError(
+                "must be auto, nvml, cpu, or what cards there are, written like 4xH100; "
+                f"known are {', '.join(KINDS)}"
+            ) from None
+    return value
+
+
 def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
     if len(value) > MAX_REQUESTED_DATASETS:
         raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
     return value
 
 
+Gpus = Annotated[str, AfterValidator(_gpus)]
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
 TaskTypes = Annotated[
@@ -214,6 +253,9 @@ SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]
+DockerHost = Annotated[str, AfterValidator(_docker_host)]
+ImageName = Annotated[str, AfterValidator(_image_name)]
+Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Port = Annotated[int, Field(ge=0, le=65535)]
