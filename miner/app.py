@@ -97,7 +97,7 @@ class Daemon:
             self.nonces.load(self.started_at)
             self.books.writer.start(asyncio.get_running_loop())
         await self.inventory.start()
-        self.judge.refresh(self.fleet.stock.hardware)
+        self.judge.refresh(self.fleet.stock.installed)
         with database.failures_told(self.books.path):
             self.inbox.load()
             self.judge.learn(self.books.outcomes(self.clock()))
@@ -205,7 +205,7 @@ class Daemon:
         self.fleet.arrange()
 
     async def _refresh(self) -> None:
-        self.judge.refresh(self.fleet.stock.hardware)
+        self.judge.refresh(self.fleet.stock.installed)
 
     async def _learn(self) -> None:
         since = time.time() - 2 * LEARN_SECONDS

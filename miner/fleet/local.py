@@ -33,6 +33,8 @@ class Stock:
     shared: frozenset[str] = frozenset()
     #: Why the inventory could not be read this time.
     trouble: str | None = None
+    #: The same with all cards, also those that are out for the moment.
+    installed: Hardware | None = None
     #: Whether memory in use is seen: if not, a released card counts as clean.
     sees_memory: bool = False
 

@@ -183,7 +183,7 @@ class Worker:
 
     async def _failed(self, failed: StepFailed) -> None:
         desk = self.desk
-        log.warning("job %d: %s (%s)", desk.row.id, failed, failed.reason, extra=desk.log)
+        log.warning("job %d: %s (%s)", desk.row.id, str(failed), failed.reason, extra=desk.log)
         try:
             await self._end(failed.reason, str(failed))
         except Stale:
@@ -236,7 +236,7 @@ class Worker:
             await rename(self.desk)
         except StepFailed as failed:
             self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
-            log.warning("job %d keeps its old name: %s", self.desk.row.id, failed, extra=self.desk.log)
+            log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
 
     async def _end_run(self, attempt: AttemptRow) -> bool:
         """End a run whose job is over: asked, then killed. True when it is gone."""

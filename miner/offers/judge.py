@@ -39,20 +39,25 @@ class Judge:
 
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited. `ConfigError` when a policy or a profile that is new to us can't be used;
-        one that is in force already stays in force."""
+        one that is in force already stays in force. `hardware` is all that there is, also what is out for a
+        while: None while nobody knows, and then what is in force stays so."""
+        if hardware is not None or not self._policy_name:
+            self._choose(hardware)
+        self.policy, self.profile = self._live_policy.current(), self._live_profile.current()
+
+    def _choose(self, hardware: Hardware | None) -> None:
         settings = self._settings
         name = policy_name(settings, hardware)
         if name != self._policy_name:
-            self._live_policy = LivePolicy(
-                name, [settings.policy_dir], self._told("policy"), on_top(settings)
-            )
+            folders = [settings.policy_dir]
+            self._live_policy = LivePolicy(name, folders, self._told("policy"), on_top(settings))
             self._policy_name = name
-        self.policy = self._live_policy.current()
-        name = profile_name(settings, self.policy, hardware)
+            log.info("offers are judged by policy %s", name)
+        name = profile_name(settings, self._live_policy.current(), hardware)
         if name != self._profile_name:
             self._live_profile = LiveProfile(name, [settings.profile_dir], self._told("profile"))
             self._profile_name = name
-        self.profile = self._live_profile.current()
+            log.info("trainings are planned by profile %s", name)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

@@ -287,7 +287,7 @@ class Settings(BaseSettings):
         default=AUTO,
         min_length=1,
         description="What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
-        "from 8 GPUs on, h100x4 below, everything-feasible without one.",
+        "from 6 GPUs on, h100x4 below, everything-feasible without one.",
         json_schema_extra=_OFFERS,
     )
     policy_dir: values.AbsolutePath = Field(
@@ -299,7 +299,7 @@ class Settings(BaseSettings):
         default=AUTO,
         min_length=1,
         description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
-        "what the policy names, else h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
+        "what the policy names, else h100x8 from 6 GPUs on, h100x4 below, cpu-demo without one.",
         json_schema_extra=_OFFERS,
     )
     profile_dir: values.AbsolutePath = Field(

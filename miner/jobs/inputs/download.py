@@ -52,9 +52,7 @@ class Download:
                 except StepFailed as failure:
                     if time.monotonic() > until:
                         raise
-                    if part.size > before:
-                        retries.progressed()
-                    retries.wait(failure)
+                    retries.wait(failure, part.size - before)
 
     def _try(self, part: PartFile, until: float) -> Downloaded | None:
         response = self.opener.open(self.url, self._headers(part))
@@ -74,7 +72,7 @@ class Download:
         return found
 
     def _headers(self, part: PartFile) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner", "Connection": "close"}
+        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner"}
         condition = part.about.get("etag") or part.about.get("modified")
         if part.size and condition:
             headers |= {"Range": f"bytes={part.size}-", "If-Range": condition}

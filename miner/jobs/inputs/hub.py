@@ -35,7 +35,6 @@ from miner.jobs.inputs.retries import Retries
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 
-CHUNK = 1024 * 1024
 #: Twenty gigabytes on the way: a lost 64 MB is half a second.
 SYNC_EVERY = 64 * 1024**2
 
@@ -83,9 +82,7 @@ class Hub:
                 except StepFailed as failure:
                     if self.stop.is_set():
                         raise
-                    if part.size > before:
-                        retries.progressed()
-                    retries.wait(failure)
+                    retries.wait(failure, part.size - before)
 
     def _try(self, listing: Listing, file: Listed, part: PartFile) -> None:
         url = hf_hub_url(listing.model, file.path, revision=listing.commit, endpoint=self.endpoint)
@@ -118,7 +115,8 @@ class Hub:
                 raise self._store_answered(response, location)
             if response.status_code != 206 or not _continues(response, part.size):
                 part.begin(etag=etag)
-            for data in response.iter_raw(CHUNK):
+            # As they come: pieces of a given size would be collected first, and lost when it breaks off.
+            for data in response.iter_raw():
                 if self.stop.is_set():
                     raise StepFailed(EndReason.NETWORK, "the fetching of another file failed")
                 part.write(data)
