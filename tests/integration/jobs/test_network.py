@@ -1,4 +1,4 @@
-"""What the network does to a job: cut, slow, 500, 429, truncated, of another length; to its dataset and its hub."""
+"""What the network does to a job, at its dataset and at its hub: cut, slow, 500, 429, truncated, too long."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ async def test_a_hub_behind_a_bad_network_gets_the_model_once(
     assert model_hash
 
 
-async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(online: Field, hub: Hub) -> None:
+async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(
+    online: Field, hub: Hub
+) -> None:
     hub.tokens.clear()
     job = await online.start("t1", DO, seconds=8)
     row = await online.over(job)
