@@ -1,4 +1,4 @@
-"""The disk is full while something is downloaded or saved: said so, nothing corrupt, and over when it is over."""
+"""The disk is full while something comes or is saved: said so, nothing corrupt, over when it is over."""
 
 from __future__ import annotations
 
