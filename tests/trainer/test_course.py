@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import functools
-import json
-import random
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from core.choices import Method
-from core.progress import CheckpointEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
+from core.progress import Event, events_in
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
-from tests.trainer.tasks import ENDLESS, TEXT_TASKS, planned, task, write_profile
+from tests.trainer.tasks import ENDLESS, planned, task, write_profile
 from trainer.callbacks.submission import kind_of
-from trainer.inputs.tables import read_table
 from trainer.inputs.text import PreparedText
 from trainer.scoring.held_out import HeldOut
 from trainer.sheet import Sheet
-from trainer.wrapper import course as course_module
 from trainer.wrapper.course import TextCourse
 from trainer.wrapper.signals import StopRequest
 
