@@ -9,7 +9,7 @@ import typer
 
 from core.errors import GodMinerError
 from miner import __version__
-from miner.commands import chain, config, dev, doctor, offers, policy, profile
+from miner.commands import chain, config, dev, doctor, fleet, offers, policy, profile
 from miner.commands.plan import plan
 from miner.commands.run import run
 
@@ -25,6 +25,7 @@ app.command()(plan)
 app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(profile.app, name="profile")
 app.add_typer(policy.app, name="policy")
 app.add_typer(offers.app, name="offers")
