@@ -171,6 +171,6 @@ async def test_the_worker_gets_nothing_of_the_environment_that_is_secret(
     program = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(repr(dict(os.environ)))"
     with pytest.raises(CannotLook):
         await one_look(worker=(sys.executable, "-c", program))
-    text = open(seen).read()  # noqa: SIM115
+    text = seen.read_text()
     assert "of the operator" not in text
     assert "NVIDIA_VISIBLE_DEVICES" in text
