@@ -1,4 +1,4 @@
-"""The trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [pytest arguments].
+"""The trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
 
 That environment may be somebody else's and is left as it is. What the tests need beside it is installed into
 FOLDER, once, and found after everything of the environment's own.
