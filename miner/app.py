@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.alerts import Alerts
 from miner.api import errors, operator, signed, subnet
+from miner.api import jobs as jobs_api
 from miner.api.front import Express, Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
@@ -29,6 +30,8 @@ from miner.fleet.inventory import Inventory
 from miner.fleet.local import LocalFleet
 from miner.housekeeping import Chore, Housekeeping
 from miner.identity import IdentityError
+from miner.jobs.build import build_jobs
+from miner.jobs.manager import Jobs, NoJobsYet
 from miner.limits import Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
@@ -67,8 +70,12 @@ class Daemon:
     judge: Judge
     inbox: Inbox
     authenticator: Authenticator
+    alerts: Alerts
     started_at: float = 0.0
     housekeeping: Housekeeping = field(init=False)
+    #: None until there is an engine, which is not waited for: validators are answered meanwhile.
+    jobs: Jobs | None = None
+    _beginning: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.housekeeping = Housekeeping(
@@ -78,8 +85,10 @@ class Daemon:
                 Chore("edited policies and profiles", self._refresh),
                 Chore("jobs to learn from", self._learn, LEARN_SECONDS),
                 Chore("old offers and events", self._prune, PRUNE_SECONDS),
+                Chore("what finished jobs have left", self._make_room, PRUNE_SECONDS),
             ]
         )
+        self.inbox.on_started = self._on_started
 
     async def start(self) -> None:
         self.started_at = time.time()
@@ -96,9 +105,16 @@ class Daemon:
         await self.keeper.start()
         await self._first_metagraph()
         self.housekeeping.start()
+        self._in_background(self._begin_jobs())
 
     async def stop(self) -> None:
         await self.housekeeping.stop()
+        # Before the fleet and the books, which it writes to. Trainings go on without us.
+        for task in self._beginning:
+            task.cancel()
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+        if self.jobs is not None:
+            await self.jobs.stop()
         await self.keeper.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
@@ -130,6 +146,52 @@ class Daemon:
             "books": await asyncio.to_thread(self.books.summary),
             "live_nonces": len(self.nonces),
         }
+
+    @property
+    def running_jobs(self) -> Jobs:
+        if self.jobs is None:
+            raise NoJobsYet("there is no engine to train with yet; the log and `god-miner doctor` say why")
+        return self.jobs
+
+    def close_streams(self) -> None:
+        """What would otherwise be answered for ever; before the operator's port closes."""
+        if self.jobs is not None:
+            self.jobs.parts.bus.close()
+
+    async def _begin_jobs(self) -> None:
+        """Take up what earlier lives have left, as soon as there is something to do it with."""
+        jobs = await build_jobs(
+            self.settings,
+            self.books,
+            self.fleet,
+            lambda: self.judge.profile,
+            alert=self.alerts,
+            clock=self.clock,
+            on_taken=self.inbox.promises.jobs.add,
+            on_over=self.inbox.promises.over,
+        )
+        self.jobs = jobs
+        await jobs.start()
+
+    def _on_started(self, job_id: int) -> None:
+        # One that comes before the jobs are up is in the books, and taken up from there.
+        if self.jobs is not None:
+            self._in_background(self.jobs.started(job_id))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beginning.add(task)
+        task.add_done_callback(self._noted)
+
+    def _noted(self, task: asyncio.Task[None]) -> None:
+        self._beginning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.alerts("jobs", f"a job could not be taken up: {error}")
+            log.error("a job could not be taken up", exc_info=error)
+
+    async def _make_room(self) -> None:
+        if self.jobs is not None and self.jobs.room is not None:
+            await self.jobs.room.tidy(self.clock())
 
     async def _first_metagraph(self) -> None:
         """Wait a moment for the first metagraph: a validator that calls right now should not be told 503."""
@@ -192,6 +254,7 @@ def build(settings: Settings, hotkey: str) -> Daemon:
         judge=judge,
         inbox=inbox,
         authenticator=_authenticator(settings, hotkey, nonces, keeper),
+        alerts=alerts,
     )
     _add_gauges(daemon)
     return daemon
@@ -235,6 +298,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.metrics = daemon.metrics
     app.state.operator_token = daemon.settings.operator_token
     app.include_router(operator.build_router())
+    app.include_router(jobs_api.build_router())
     return app
 
 

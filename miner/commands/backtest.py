@@ -164,7 +164,7 @@ def _explain(runs: Sequence[Run], which: str, stored: Sequence[StoredOffer], as_
 def _find(run: Run, which: str, stored: Sequence[StoredOffer]) -> Entry:
     from miner.offers.reading import NoSuchOffer
 
-    task_id = next((one.offer.task_id for one in stored if str(one.id) == which), which)
+    task_id = next((one.offer.task_id for one in stored if str(one.number) == which), which)
     for entry in reversed(run.entries):
         if entry.offered.offer.task_id == task_id:
             return entry

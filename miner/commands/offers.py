@@ -66,7 +66,8 @@ def explain(which: Which, as_json: AsJson = False) -> None:
         typer.echo(json.dumps(as_data(one.offer, one.decision), indent=2))
         return
     console = Console(markup=False, highlight=False)
-    console.print(f"offer {one.id}, {_when(one.received_at)} UTC, from {one.validator}, {one.known.value}")
+    what = f"start without an accepted offer (job {one.number})" if one.is_start else f"offer {one.number}"
+    console.print(f"{what}, {_when(one.received_at)} UTC, from {one.validator}: {one.known.value}")
     console.print(f"{heading(one.offer)}\n")
     for page in pages(one.offer, one.decision):
         console.print(page)
@@ -84,8 +85,9 @@ def _brief(one: StoredOffer) -> dict[str, Any]:
     decision = one.decision
     failed = [reason.text for reason in decision.failed]
     return {
-        "id": one.id,
+        "id": None if one.is_start else one.number,
         "received_at": _when(one.received_at),
+        "decided_at": _when(one.decided_at),
         "validator": one.validator,
         "task_id": one.offer.task_id,
         "task_type": one.offer.task_type.value,
@@ -115,7 +117,7 @@ def _print_list(found: list[StoredOffer]) -> None:
     for one in found:
         decision = one.decision
         table.add_row(
-            str(one.id),
+            str(one.number),
             _when(one.received_at),
             one.offer.task_type.value,
             one.offer.model,

@@ -19,6 +19,8 @@ from core.errors import GodMinerError
 #: Written by the wrapper in the run folder: {"at": …, "pid": …} and {"at": …, "code": …}.
 START_FILE = "start.json"
 EXIT_FILE = "exit.json"
+#: Written by the engine when `stop` is called, so that an end that was asked for is known as one for ever.
+ASKED_FILE = "stop-asked.json"
 
 
 class Rejected(GodMinerError):
@@ -46,8 +48,13 @@ class Why(StrEnum):
 
     OK = "ok"
     FAILED = "failed"
+    #: By `stop`.
     STOPPED = "stopped"
+    #: By a signal that `stop` did not send: the engine was restarted, somebody else ended it, or the kernel.
+    KILLED = "killed"
+    #: By `EngineSpec.limit_s`.
     TIMEOUT = "timeout"
+    #: The machine was restarted or failed.
     NODE_FAIL = "node-fail"
     #: Host memory, not the GPU's.
     OOM_KILLED = "oom-killed"
@@ -108,17 +115,22 @@ class Found(NamedTuple):
 
 
 class Engine(Protocol):
-    """Calls may take seconds and run off the event loop inside the engine. All but `name` may raise
+    """Calls may take seconds and run off the event loop inside the engine. All methods may raise
     `Unreachable`; only `submit` raises `Rejected`."""
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def can_sandbox(self) -> bool:
+        """Whether it takes hostile runs. Known from the start, and no call: policies ask on every offer."""
+
     async def submit(self, spec: EngineSpec) -> str:
-        """Start it, or find it started: the engine's reference."""
+        """Start it, or find it started: the engine's reference. Calling it again is always right."""
 
     async def find(self, key: str) -> str | None:
-        """The reference of a key: reattach, and "was my timed-out submit accepted?"."""
+        """The reference of a key: reattach, and "was my timed-out submit accepted?". None also for what was
+        prepared but never started; `submit` goes on from there."""
 
     async def poll(self, ref: str, run_dir: Path) -> Status: ...
 
@@ -129,9 +141,9 @@ class Engine(Protocol):
         """Ask the trainer to write where it hangs into its log (SIGUSR1 to all its processes)."""
 
     async def remove(self, ref: str) -> None:
-        """Forget an ended run in the engine. Safe to repeat; files stay."""
+        """Forget an ended run in the engine. Safe to repeat; files stay. What still runs is left alone."""
 
     async def ours(self) -> list[Found]:
-        """Everything of this data folder that the engine knows, running or ended."""
+        """Everything of this data folder that the engine knows: prepared, running or ended."""
 
     async def close(self) -> None: ...

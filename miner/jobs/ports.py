@@ -32,8 +32,8 @@ class StepFailed(GodMinerError):
         self.retry_after = retry_after
 
 
-#: (what: "model" or "dataset" or "upload", bytes so far, bytes in all if known). Called from the event loop,
-#: a few times per second at most.
+#: (what: "model", "dataset", "check" or "upload", bytes so far, bytes in all if known). Called from the event
+#: loop, a few times per second at most.
 Told = Callable[[str, int, int | None], None]
 
 
@@ -104,13 +104,18 @@ class Outgoing:
     image_type: ImageModelType | None = None
     #: What this job has published before, perhaps under another name: replaced in one commit, moved first.
     earlier: MinerSubmission | None = None
+    #: Seconds since the epoch: an upload still going on then is ended, and told before that it will be.
+    finish_by: float | None = None
 
 
 class Publisher(Protocol):
     async def publish(self, outgoing: Outgoing, told: Told) -> MinerSubmission:
         """Check the folder, upload, verify what lies there. `StepFailed` with NETWORK, RATE_LIMITED,
-        HUB_REFUSED, DISK_FULL (tried again) or BAD_SUBMISSION (what lies there now, if anything, stays)."""
+        HUB_REFUSED, DISK_FULL (tried again), DEADLINE or BAD_SUBMISSION (what lies there now, if anything,
+        stays)."""
 
-    async def move(self, earlier: MinerSubmission, repo_name: str) -> MinerSubmission:
+    async def move(
+        self, earlier: MinerSubmission, repo_name: str, finish_by: float | None = None
+    ) -> MinerSubmission:
         """The same files under another name: a validator's second start names a new repository. Where it is
         there already, nothing happens. `StepFailed` as above."""

@@ -73,6 +73,7 @@ class EndReason(StrEnum):
     DISK_FULL = "disk_full"
     ENGINE_GONE = "engine_gone"
     ENGINE_REJECTED = "engine_rejected"
+    NO_GPU = "no_gpu"
     GPU_LOST = "gpu_lost"
     HOST_MEMORY = "host_memory"
     KILLED = "killed"
@@ -150,6 +151,7 @@ MEANING: dict[EndReason, EndMeaning] = {
     EndReason.DISK_FULL: _tried(Retry.WAIT, "The disk is full; it goes on when there is room again."),
     EndReason.ENGINE_GONE: _tried(Retry.WAIT, "The engine does not answer; what runs goes on without it."),
     EndReason.ENGINE_REJECTED: _final("The engine refuses to run this: its words are in the job's log."),
+    EndReason.NO_GPU: _tried(Retry.WAIT, "No GPU of this host can be used; tried again until the deadline."),
     EndReason.GPU_LOST: _tried(Retry.AGAIN, "A GPU failed under the job; it goes on with others."),
     EndReason.HOST_MEMORY: _tried(
         Retry.ONCE, "The host's memory ran out (not the GPU's): fewer loader workers or jobs would help."
@@ -190,6 +192,7 @@ OF_ENGINE: dict[Why, EndReason] = {
     Why.OK: EndReason.BAD_SUBMISSION,
     Why.FAILED: EndReason.CRASHED,
     Why.STOPPED: EndReason.STOPPED,
+    Why.KILLED: EndReason.KILLED,
     Why.TIMEOUT: EndReason.STOPPED,
     Why.NODE_FAIL: EndReason.LOST,
     Why.OOM_KILLED: EndReason.HOST_MEMORY,

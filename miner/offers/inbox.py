@@ -140,7 +140,7 @@ class Inbox:
         started = await self._store_start(caller, key, start, image_type, now)
         if started.state.is_over:
             self.promises.over(key)
-        elif self.on_started is not None:
+        if self.on_started is not None:  # also of a job that is done: it may want another name
             self.on_started(started.job_id)
         self._note_start(caller, start, started)
         return started

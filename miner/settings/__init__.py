@@ -3,7 +3,9 @@
 from miner.settings.fields import (
     SECRET_FIELDS,
     ChainKind,
+    EngineKind,
     LogFormat,
+    SandboxKind,
     Settings,
     Source,
     TrainingRepo,
@@ -15,7 +17,9 @@ from miner.settings.values import is_loopback
 __all__ = [
     "SECRET_FIELDS",
     "ChainKind",
+    "EngineKind",
     "LogFormat",
+    "SandboxKind",
     "Settings",
     "Source",
     "TrainingRepo",

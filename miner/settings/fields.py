@@ -38,15 +38,30 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
+_HUB: JsonDict = {"section": "Hub"}
+_INPUTS: JsonDict = {"section": "Inputs"}
+_JOBS: JsonDict = {"section": "Jobs"}
 _GPUS: JsonDict = {"section": "GPUs"}
 _HISTORY: JsonDict = {"section": "History"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
+_TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
 
 
 class ChainKind(StrEnum):
     FILE = "file"
     BITTENSOR = "bittensor"
+
+
+class EngineKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PROCESS = "process"
+
+
+class SandboxKind(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class LogFormat(StrEnum):
@@ -272,7 +287,7 @@ class Settings(BaseSettings):
         default=AUTO,
         min_length=1,
         description="What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
-        "from 8 GPUs on, h100x4 below, everything-feasible without one.",
+        "from 6 GPUs on, h100x4 below, everything-feasible without one.",
         json_schema_extra=_OFFERS,
     )
     policy_dir: values.AbsolutePath = Field(
@@ -284,7 +299,7 @@ class Settings(BaseSettings):
         default=AUTO,
         min_length=1,
         description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
-        "what the policy names, else h100x8 from 8 GPUs on, h100x4 below, cpu-demo without one.",
+        "what the policy names, else h100x8 from 6 GPUs on, h100x4 below, cpu-demo without one.",
         json_schema_extra=_OFFERS,
     )
     profile_dir: values.AbsolutePath = Field(
@@ -319,7 +334,6 @@ class Settings(BaseSettings):
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
     )
-
     refusal_seconds: values.Seconds = Field(
         default=600,
         description="How long a refusal is repeated to whoever asks again; later the offer is decided anew.",
@@ -359,6 +373,189 @@ class Settings(BaseSettings):
         le=36_500,
         description="How long offers without a job, their decisions and events are kept. Jobs are kept.",
         json_schema_extra=_HISTORY,
+    )
+
+    # Hub
+    hub: values.Hub = Field(
+        default_factory=lambda data: (
+            values.HUGGINGFACE
+            if data["chain"] is ChainKind.BITTENSOR
+            else f"local:{data['data_dir'] / 'hub'}"
+        ),
+        description="Where submissions are published: `huggingface`, or `local:DIR`, a folder (no network).",
+        json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
+    )
+    hf_user: values.HubUser | None = Field(
+        default=None,
+        description="The user or organisation to publish as; HF_TOKEN must be allowed to write there.",
+        json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
+    )
+    hf_endpoint: values.SiteUrl = Field(
+        default="https://huggingface.co",
+        description="Where models come from and submissions go: the Hugging Face hub or what speaks like it.",
+        json_schema_extra=_HUB,
+    )
+    hf_token: values.Secret | None = Field(
+        default=None,
+        description="The account's token: for gated models, higher limits, and to publish.",
+        json_schema_extra=_HUB,
+    )
+
+    # Inputs
+    model_cache_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "models",
+        description="Where base models are kept for all jobs; another disk is fine.",
+        json_schema_extra={**_INPUTS, "default_text": "DATA_DIR/models"},
+    )
+    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = Field(
+        default=ByteSize(500 * 10**9),
+        description="What the models may take in all. The least recently used that no job needs goes first.",
+        json_schema_extra={**_INPUTS, "default_text": "500GB"},
+    )
+    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=ByteSize(20 * 10**9),
+        description="Fetching leaves this much of a disk free: a training needs room for its checkpoints.",
+        json_schema_extra={**_INPUTS, "default_text": "20GB"},
+    )
+    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = Field(
+        default=ByteSize(2 * 1024**3),
+        description="The largest dataset that is fetched. Validators send at most 2GiB.",
+        json_schema_extra={**_INPUTS, "default_text": "2GiB"},
+    )
+    dataset_timeout_seconds: values.Seconds = Field(
+        default=1800,
+        description="The longest that one try to fetch a dataset may take; the next goes on from there.",
+        json_schema_extra=_INPUTS,
+    )
+    allow_private_networks: values.Networks = Field(
+        default=(),
+        description="Networks that a dataset's URL may lead to although they are not of the internet, such "
+        "as 10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        json_schema_extra=_INPUTS,
+    )
+
+    # Training engine
+    engine: EngineKind = Field(
+        default=EngineKind.AUTO,
+        description="What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
+        "answers and has the image, else processes.",
+        json_schema_extra=_TRAINING,
+    )
+    docker_host: values.DockerHost = Field(
+        default="unix:///var/run/docker.sock",
+        description="The socket of the Docker Engine. It must be on this machine: it is given our folders.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_text_image: values.ImageName = Field(
+        default="god-miner/text-trainer:latest",
+        description="The image for text tasks.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_image_image: values.ImageName = Field(
+        default="god-miner/image-trainer:latest",
+        description="The image for image tasks trained by kohya's scripts.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_toolkit_image: values.ImageName = Field(
+        default="god-miner/toolkit-trainer:latest",
+        description="The image for image tasks trained by ai-toolkit.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_python: values.AbsolutePath | None = Field(
+        default=None,
+        description="The python that local processes train with; else the one of `make training`, or the "
+        "daemon's own where that has torch.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_sandbox: SandboxKind = Field(
+        default=SandboxKind.AUTO,
+        description="Local processes run in a sandbox where bubblewrap can make one. `off`: never, and tasks "
+        "with reward functions are refused.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_uid: int = Field(
+        default=10002,
+        ge=1,
+        le=2**31 - 2,
+        description="The user and group number that training runs as when the daemon is root; else it is the "
+        "daemon's own.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_ulimits: values.Ulimits = Field(
+        default=("core=0", "memlock=-1", "stack=67108864"),
+        description="Limits of the training's processes, as `ulimit` knows them, in bytes; -1: none.",
+        json_schema_extra=_TRAINING,
+    )
+    trainer_processes: int = Field(
+        default=16_384,
+        ge=16,
+        le=4_000_000,
+        description="Processes and threads of one training at most.",
+        json_schema_extra=_TRAINING,
+    )
+
+    # Jobs
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Attempts at one job. Those that ran out of GPU memory or disk do not count.",
+        json_schema_extra=_JOBS,
+    )
+    publish_margin_seconds: values.Seconds = Field(
+        default=180,
+        description="How long before the deadline a submission is complete; a quarter of a job's time at "
+        "most.",
+        json_schema_extra=_JOBS,
+    )
+    publish_early: bool = Field(
+        default=True,
+        description="Publish the first model as soon as there is one, and better ones as they come.",
+        json_schema_extra=_JOBS,
+    )
+    stop_grace_seconds: values.Seconds = Field(
+        default=90,
+        description="How long a training may take to save and end after it was asked to; then it is killed.",
+        json_schema_extra=_JOBS,
+    )
+    stall_factor: float = Field(
+        default=20,
+        ge=2,
+        le=10_000,
+        description="A training without a step for this many times its usual step counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    stall_min_seconds: values.Seconds = Field(
+        default=600,
+        description="But not before this long without a step.",
+        json_schema_extra=_JOBS,
+    )
+    silence_limit_seconds: values.Seconds = Field(
+        default=3600,
+        description="Nothing heard for this long while loading, evaluating or saving counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    job_poll_seconds: values.Seconds = Field(
+        default=1,
+        description="How often a training's progress is looked at.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_seconds: values.Seconds = Field(
+        default=5,
+        description="The first pause before something that failed is tried again; it doubles, with jitter.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_max_seconds: values.Seconds = Field(
+        default=120, description="The longest such pause.", json_schema_extra=_JOBS
+    )
+    keep_finished_hours: float = Field(
+        default=24,
+        ge=0,
+        le=24 * 365,
+        allow_inf_nan=False,
+        description="How long inputs, models and checkpoints of a finished job are kept; its plans, logs and "
+        "results stay. When the disk is full they go at once.",
+        json_schema_extra=_JOBS,
     )
 
     # Tournament repositories
@@ -466,6 +663,10 @@ class Settings(BaseSettings):
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""
         return self._sources.get(name, "default")
+
+    def ulimits(self) -> dict[str, int]:
+        """TRAINER_ULIMITS by name."""
+        return {name: int(value) for name, _, value in (one.partition("=") for one in self.trainer_ulimits)}
 
     def training_repo(self, task_type: str) -> TrainingRepo | None:
         """What was entered for a tournament type (`text`, `image` or `environment`), if anything."""

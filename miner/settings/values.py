@@ -25,12 +25,16 @@ GPU_WORDS = ("auto", "nvml")
 #: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
+HUGGINGFACE = "huggingface"
 
 _FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+_IMAGE_NAME = re.compile(r"(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
+_ULIMITS = ("core", "data", "fsize", "memlock", "nofile", "rtprio", "sigpending", "stack")
 
 #: What an operator may write for a task type, besides the validator's spelling.
 _TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
@@ -102,6 +106,42 @@ def _dataset(value: str) -> str:
     return value
 
 
+def _hub(value: str) -> str:
+    kind, colon, folder = value.partition(":")
+    if value.lower() == HUGGINGFACE:
+        return HUGGINGFACE
+    if kind.lower() != "local" or not colon or not folder:
+        raise ValueError(f"must be {HUGGINGFACE}, or local: and a folder, such as local:/srv/hub")
+    return f"local:{_absolute(Path(folder))}"
+
+
+def _hub_user(value: str) -> str:
+    if not _HUB_NAME.fullmatch(value) or "--" in value or ".." in value:
+        raise ValueError("must be the name of a Hugging Face user or organisation, without a slash")
+    return value
+
+
+def _site_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and plain
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(
+            "must be the address of a site, such as https://huggingface.co, without a user in it"
+        )
+    return value.rstrip("/")
+
+
+def _network(value: Any) -> Any:
+    try:
+        return ipaddress.ip_network(value)
+    except (ValueError, TypeError):
+        raise ValueError("must be a network, such as 10.0.0.0/8 or fd00::/8, without host bits") from None
+
+
 def _websocket(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -131,6 +171,26 @@ def _axon_ip(value: str) -> str:
     if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
         raise ValueError("must be the address of one machine, reachable from the internet")
     return str(address)
+
+
+def _docker_host(value: str) -> str:
+    if not re.fullmatch(r"unix:///[^\s\0]+", value):
+        raise ValueError("must be a socket on this machine, such as unix:///var/run/docker.sock")
+    return value
+
+
+def _image_name(value: str) -> str:
+    if len(value) > 400 or not _IMAGE_NAME.fullmatch(value):
+        raise ValueError("must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id")
+    return value
+
+
+def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
+    for one in value:
+        name, _, number = one.partition("=")
+        if name not in _ULIMITS or not re.fullmatch(r"-1|\d{1,18}", number):
+            raise ValueError(f"must be written like memlock=-1, and the name be among {', '.join(_ULIMITS)}")
+    return value
 
 
 def _file_name(value: str) -> str:
@@ -185,9 +245,17 @@ Datasets = Annotated[
     BeforeValidator(_split),
     AfterValidator(_at_most_two),
 ]
+Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
+Hub = Annotated[str, AfterValidator(_hub)]
+HubUser = Annotated[str, AfterValidator(_hub_user)]
+SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]
+DockerHost = Annotated[str, AfterValidator(_docker_host)]
+ImageName = Annotated[str, AfterValidator(_image_name)]
+Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Port = Annotated[int, Field(ge=0, le=65535)]

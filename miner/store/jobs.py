@@ -23,8 +23,17 @@ UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :ex
     updated_at = :now
 WHERE id = :id
 """
+#: A new life of a job that had ended: what earlier attempts came to counts no more.
+_REVIVE_JOB = """
+UPDATE jobs SET state = :state, end_reason = NULL, detail = '', ended_at = NULL, updated_at = :now,
+    counted_from = (SELECT coalesce(max(number), 0) FROM attempts WHERE job_id = :id),
+    lock_token = lock_token + 1
+WHERE id = :id
+"""
 _FAIL_LATE_JOBS = (
-    "UPDATE jobs SET state = ?, end_reason = ?, updated_at = ?, lock_token = lock_token + 1 "  # noqa: S608 - our enum
+    "UPDATE jobs SET state = iif(submission_repo IS NULL, ?, ?), "  # noqa: S608 - our enum
+    "end_reason = iif(submission_repo IS NULL, ?, ?), "
+    "updated_at = ?, ended_at = ?, lock_token = lock_token + 1 "
     f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING validator, task_id"
 )
 SELECT_OPEN = f"SELECT validator, task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
@@ -106,9 +115,16 @@ def record_submission(
 
 
 def fail_late(connection: sqlite3.Connection, now: float) -> list[TaskKey]:
-    """End the jobs whose deadline has passed; the tasks that are over now."""
-    rows = connection.execute(_FAIL_LATE_JOBS, (JobState.FAILED, EndReason.DEADLINE, now, now))
+    """End the jobs whose deadline has passed, well where something is published; the tasks that are free."""
+    states = (JobState.FAILED, JobState.DONE, EndReason.DEADLINE, EndReason.PUBLISHED)
+    rows = connection.execute(_FAIL_LATE_JOBS, (*states, now, now, now))
     return [TaskKey(*row) for row in rows.fetchall()]
+
+
+def revive(connection: sqlite3.Connection, job_id: int, now: float) -> JobState:
+    """Another try at a job that has ended."""
+    connection.execute(_REVIVE_JOB, {"id": job_id, "state": JobState.QUEUED, "now": now})
+    return JobState.QUEUED
 
 
 def _new_job(
@@ -124,6 +140,8 @@ def _new_job(
         expected_repo_name=start.expected_repo_name,
         state=state,
         end_reason=hopeless,
+        detail="",
+        counted_from=0,
         started_at=start.started_at,
         deadline_at=start.deadline_at,
         starts=1,
@@ -147,7 +165,10 @@ def _repeated_start(
     state, reason = JobState(job["state"]), job["end_reason"]
     if state is JobState.FAILED and start.deadline_at > now:
         # It asks again and there is time again.
-        state, reason = (JobState.QUEUED, None) if hopeless is None else (state, hopeless)
+        if hopeless is None:
+            state, reason = revive(connection, job["id"], now), None
+        else:
+            reason = hopeless
     changed = {
         "id": job["id"],
         "task_type": start.task_type,

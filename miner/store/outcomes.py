@@ -18,14 +18,16 @@ from miner.offers.policies.words import kinds_of
 #: More than this is not looked back on; by then the oldest weigh nothing.
 MOST_OUTCOMES = 50_000
 
-#: An operator's cancellation tells nothing of our chances, nor a start that could not be done at all. The
-#: request is read for pictures alone: it names the image type.
+#: An operator's cancellation tells nothing of our chances, nor a start that could not be done at all and was
+#: never promised. The request is read for pictures alone: it names the image type.
 _SELECT = f"""
 SELECT jobs.id, jobs.task_type, jobs.model, jobs.state, jobs.updated_at, offers.params,
     CASE WHEN jobs.task_type = '{TaskType.IMAGE}' THEN jobs.request END AS request
-FROM jobs LEFT JOIN offers ON offers.validator = jobs.validator AND offers.task_id = jobs.task_id
+FROM jobs
+LEFT JOIN offers ON offers.validator = jobs.validator AND offers.task_id = jobs.task_id
+LEFT JOIN decisions ON decisions.id = offers.decision_id
 WHERE jobs.state IN ('{JobState.DONE}', '{JobState.FAILED}') AND jobs.updated_at >= ?
-    AND jobs.end_reason IS NOT '{EndReason.INFEASIBLE}'
+    AND (jobs.end_reason IS NOT '{EndReason.INFEASIBLE}' OR decisions.accepted)
 ORDER BY jobs.updated_at DESC LIMIT ?
 """  # noqa: S608 - our enums
 

@@ -100,6 +100,11 @@ class Job(Base):
     expected_repo_name: Mapped[str | None]
     state: Mapped[str]
     end_reason: Mapped[str | None]
+    #: For people: what the end reason came of, or what is being waited for.
+    detail: Mapped[str] = mapped_column(default="", server_default="")
+    #: Attempts up to this number belong to an earlier life: somebody asked for another try since.
+    counted_from: Mapped[int] = mapped_column(default=0, server_default="0")
+    ended_at: Mapped[float | None]
     started_at: Mapped[float]
     deadline_at: Mapped[float]
     #: How often the validator has sent the start; the newest one's repository name and deadline count.
@@ -114,7 +119,7 @@ class Job(Base):
 
 
 class Attempt(Base):
-    """One try at a job, with its own folder."""
+    """One try at a job, with its own folder. The row is there before the engine hears of it."""
 
     __tablename__ = "attempts"
     __table_args__ = (UniqueConstraint("job_id", "number"),)
@@ -123,11 +128,47 @@ class Attempt(Base):
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"))
     number: Mapped[int]
     engine: Mapped[str]
+    #: The engine-side name, used once for ever.
+    key: Mapped[str] = mapped_column(default="", server_default="")
     engine_ref: Mapped[str | None]
     folder: Mapped[str]
+    #: JSON list of the ids of the GPUs that it holds.
+    gpus: Mapped[str] = mapped_column(default="[]", server_default="[]")
     started_at: Mapped[float]
+    #: What the trainer was told: the last save is over by then.
+    end_by: Mapped[float | None]
     ended_at: Mapped[float | None]
     end_reason: Mapped[str | None]
+    detail: Mapped[str] = mapped_column(default="", server_default="")
+
+
+class Step(Base):
+    """A piece of work on a job, written down before it begins and after it ends."""
+
+    __tablename__ = "steps"
+    __table_args__ = (Index("ix_steps_job_id", "job_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"))
+    #: The attempt that it belongs to, where it does.
+    attempt: Mapped[int | None]
+    name: Mapped[str]
+    began_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    #: "ok", an end reason, or "interrupted": the daemon ended in the middle.
+    outcome: Mapped[str | None]
+    detail: Mapped[str] = mapped_column(default="", server_default="")
+
+
+class Lesson(Base):
+    """What runs of one shape have taught, for the next plan of that shape."""
+
+    __tablename__ = "lessons"
+
+    shape: Mapped[str] = mapped_column(primary_key=True)
+    #: JSON of `core.planning.learned.Learned`.
+    learned: Mapped[str]
+    updated_at: Mapped[float]
 
 
 class Event(Base):

@@ -10,8 +10,8 @@ from miner.offers.policies.words import WORD_OF
 from miner.settings import Settings
 from miner.settings.fields import AUTO
 
-#: From so many GPUs on the strategy for eight is the one to follow.
-_MANY = 8
+#: From so many GPUs on the strategy for eight is the one to follow: one that fails must not change it.
+_MANY = 6
 
 
 def policy_name(settings: Settings, hardware: Hardware | None) -> str:

@@ -23,7 +23,7 @@ from miner.offers.policies.keys import KEYS, PARTS
 from miner.offers.policies.schema import Policy
 from miner.offers.policies.words import operators_word
 
-POLICIES = Kind(word="policy", folder="policies", model=Policy, advice=KEYS.advice)
+POLICIES = Kind(word="policy", folder="policies", model=Policy, advice=KEYS.advice, null_takes_back=True)
 Layer = files.Layer[Policy]
 #: What belongs to one file and is not inherited.
 _OWN = ("description", "extends", "hardware", "profile", "notes")

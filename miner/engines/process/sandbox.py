@@ -1,0 +1,160 @@
+"""A sandbox without Docker, made by bubblewrap: no network, no process but its own, and of the disk only what
+it was given.
+
+A network namespace alone would not do: whoever reads the wallet or a token can put it into the model that is
+published. So without bubblewrap, or where the machine forbids it its namespaces (most rented pods), there is
+no sandbox, and hostile runs are rejected.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from miner.engines import inside
+from miner.engines.base import EngineSpec, Mount
+from miner.engines.checks import gpus_of, mounts_of
+from miner.engines.process.devices import device_files
+from miner.engines.process.interpreter import Interpreter
+
+HOSTNAME = "job"
+HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n"
+TMP_BYTES, SHM_BYTES = 4 << 30, 16 << 30
+TRIAL_S = 30.0
+#: What programs look up; nothing of these is secret.
+_SYSTEM_FILES = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/ssl/certs",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/OpenCL",
+)
+#: Links into /usr on most systems, folders on others.
+_TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_TRIAL = "import socket; print([name for _, name in socket.if_nameindex()])"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    program: Path
+    interpreter: Interpreter
+    #: A file to stand at /etc/hosts: torchrun waits for ever when the machine's own name does not resolve.
+    hosts: Path
+    #: More to show, read-only: our own code.
+    shown: tuple[Path, ...]
+    #: Who to become, when we are root.
+    uid: int | None
+    processes: int
+
+    def command(self, spec: EngineSpec, argv: Sequence[str]) -> list[str]:
+        """`argv` inside of it."""
+        return [
+            str(self.program),
+            *self._namespaces(),
+            *_system(),
+            *("--ro-bind", str(self.hosts), "/etc/hosts"),
+            *_memory_file_systems(spec.shm_bytes or SHM_BYTES),
+            *(word for path in device_files(gpus_of(spec)) for word in ("--dev-bind", str(path), str(path))),
+            *self._binds(spec),
+            "--",
+            *self._last_step(spec.run_dir),
+            *argv,
+        ]
+
+    def _namespaces(self) -> Iterator[str]:
+        yield from (
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-ipc",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+        )
+        yield from ("--die-with-parent", "--hostname", HOSTNAME)
+        if self.uid is None:
+            yield "--unshare-user"
+        else:
+            # Root needs no user namespace, and becomes a real nobody-in-particular in the last step.
+            yield from ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+            yield from ("--cap-add", "CAP_SETPCAP")
+
+    def _binds(self, spec: EngineSpec) -> Iterator[str]:
+        ours = [Mount(path) for path in (Path(inside.__file__), *self.interpreter.needs, *self.shown)]
+        mounts = (*ours, *mounts_of(spec))
+        for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
+            yield from ("--perms", "0755", "--dir", str(folder))
+        for mount in mounts:
+            yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
+
+    def _last_step(self, run_dir: Path) -> Iterator[str]:
+        yield from (str(self.interpreter.path), "-I", "-S", inside.__file__)
+        yield from ("--dir", str(run_dir), "--processes", str(self.processes))
+        if self.uid is not None:
+            yield from ("--uid", str(self.uid))
+        yield "--"
+
+
+def detect(
+    interpreter: Interpreter, hosts: Path, shown: tuple[Path, ...], uid: int | None, processes: int
+) -> Sandbox | str:
+    """A sandbox that was tried out; or why there is none."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
+    hosts.parent.mkdir(parents=True, exist_ok=True)
+    hosts.write_text(HOSTS)
+    sandbox = Sandbox(Path(program), interpreter, hosts, shown, uid, processes)
+    with tempfile.TemporaryDirectory(prefix="god-miner-") as folder:
+        why = _tried(sandbox, Path(folder))
+    return sandbox if why is None else why
+
+
+def _tried(sandbox: Sandbox, folder: Path) -> str | None:
+    if sandbox.uid is not None:
+        os.chown(folder, sandbox.uid, sandbox.uid)
+    spec = EngineSpec(key="trial", argv=(), run_dir=folder)
+    command = sandbox.command(spec, [str(sandbox.interpreter.path), "-I", "-c", _TRIAL])
+    try:
+        done = subprocess.run(
+            command,
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TRIAL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not work here: {error}"
+    if done.returncode:
+        return f"bubblewrap does not work here: {done.stderr.strip()[-300:]}"
+    if done.stdout.strip() != "['lo']":
+        return f"bubblewrap does not close off the network here: {done.stdout.strip()[:100]}"
+    return None
+
+
+def _system() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr", "--ro-bind", "/sys", "/sys", "--proc", "/proc", "--dev", "/dev")
+    for name in _TOP_FOLDERS:
+        path = Path("/") / name
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    # Ways that bubblewrap makes by itself are root's alone.
+    for folder in ("/etc", "/etc/ssl"):
+        yield from ("--perms", "0755", "--dir", folder)
+    for file in _SYSTEM_FILES:
+        yield from ("--ro-bind-try", file, file)
+
+
+def _memory_file_systems(shm: int) -> Iterator[str]:
+    for path, size in (("/dev/shm", shm), ("/tmp", TMP_BYTES)):  # noqa: S108 - the sandbox's own
+        yield from ("--perms", "1777", "--size", str(size), "--tmpfs", path)

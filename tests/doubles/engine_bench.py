@@ -1,0 +1,139 @@
+"""A place to try engines on: a data folder, runs in it, and waiting for what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from miner.engines.base import Engine, EngineSpec, Mount, Phase, Status
+from miner.engines.choose import docker_engine, process_engine
+from miner.engines.logs import log_tail
+from miner.settings import Settings, load_settings
+from tests.doubles.base_image import PYTHON
+
+WAIT_S = 30.0
+_counter = itertools.count(1)
+
+
+@dataclass
+class Run:
+    spec: EngineSpec
+    ref: str = ""
+
+    @property
+    def dir(self) -> Path:
+        return self.spec.run_dir
+
+    def file(self, name: str) -> str:
+        path = self.dir / name
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def log(self) -> str:
+        return log_tail(self.dir, 1 << 20)
+
+
+@dataclass
+class EngineBench:
+    """One engine on a data folder of its own; `kind` is what the test was parametrised with."""
+
+    kind: str
+    settings: Settings
+    engine: Engine
+    make: Callable[[Settings], Engine]
+    #: Whether runs see nothing but what they were given.
+    closed: bool
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def data_dir(self) -> Path:
+        return self.settings.data_dir
+
+    def spec(self, *argv: str, **more: Any) -> EngineSpec:
+        number = next(_counter)
+        run_dir = self.data_dir / "jobs" / str(number) / "attempt_1"
+        run_dir.mkdir(parents=True)
+        labels = {"job": str(number), "attempt": "1"}
+        return EngineSpec(
+            **{
+                "key": f"gm-{os.getpid()}-{number}-1",
+                "argv": argv,
+                "run_dir": run_dir,
+                "labels": labels,
+                **more,
+            }
+        )
+
+    def code(self, text: str, **more: Any) -> EngineSpec:
+        return self.spec("python", "-c", text, **more)
+
+    async def submit(self, spec: EngineSpec) -> Run:
+        run = Run(spec)
+        self.runs.append(run)
+        run.ref = await self.engine.submit(spec)
+        return run
+
+    async def status(self, run: Run) -> Status:
+        return await self.engine.poll(run.ref, run.dir)
+
+    async def end_of(self, run: Run, limit_s: float = WAIT_S) -> Status:
+        ends = time.monotonic() + limit_s
+        while (status := await self.status(run)).phase in (Phase.RUNNING, Phase.QUEUED):
+            assert time.monotonic() < ends, f"{run.spec.key} still runs; its log: {run.log}"
+            await asyncio.sleep(0.02)
+        return status
+
+    async def play(self, text: str, **more: Any) -> tuple[Run, Status]:
+        """A run of this Python code, to its end."""
+        run = await self.submit(self.code(text, **more))
+        return run, await self.end_of(run)
+
+    async def said(self, run: Run, name: str, limit_s: float = WAIT_S) -> str:
+        """The content of a file that the run writes, once there is some."""
+        ends = time.monotonic() + limit_s
+        while not (text := run.file(name)):
+            assert time.monotonic() < ends, f"{name} was not written; the log: {run.log}"
+            await asyncio.sleep(0.01)
+        return text
+
+    def again(self) -> Engine:
+        """The engine of a daemon that was started anew on the same folder."""
+        self.engine = self.make(self.settings)
+        return self.engine
+
+    async def clear(self) -> None:
+        for run in self.runs:
+            if run.ref:
+                await self.engine.stop(run.ref, force=True)
+                await self.end_of(run)
+                await self.engine.remove(run.ref)
+        await self.engine.close()
+
+
+def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
+    settings = bench_settings(
+        data_dir, trainer_python=PYTHON, trainer_sandbox="auto" if sandbox else "off", **more
+    )
+    kind = "sandboxed process" if sandbox else "process"
+    return EngineBench(kind, settings, process_engine(settings), process_engine, closed=sandbox)
+
+
+def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBench:
+    settings = bench_settings(data_dir, docker_host=host, trainer_text_image=image, **more)
+    return EngineBench("docker", settings, docker_engine(settings), docker_engine, closed=True)
+
+
+def bench_settings(data_dir: Path, **more: Any) -> Settings:
+    # Limits that no test machine forbids.
+    given: dict[str, Any] = {"trainer_ulimits": "core=0", "trainer_processes": 256, **more}
+    return load_settings(env={}, env_file=None, data_dir=data_dir, **given)
+
+
+def shown(path: Path) -> Mount:
+    return Mount(path, read_only=True)

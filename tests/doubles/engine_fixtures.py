@@ -1,0 +1,65 @@
+"""Fixtures around real engines; import them into the conftest or module that needs them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.doubles import base_image, dockerd
+from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench
+from tests.doubles.required import missing
+
+KINDS = ("process", "sandboxed process", "docker")
+
+
+@contextmanager
+def own_dockerd(*, live_restore: bool = False, nvml: Path | None = None) -> Iterator[Dockerd]:
+    """An engine with the small image in it."""
+    why = dockerd.why_not()
+    if why:
+        missing(why)
+    # Not below pytest's folder, whose path is too long for a socket's.
+    place = Path(tempfile.mkdtemp(prefix="gm-"))
+    try:
+        with Dockerd(place / "d", live_restore=live_restore, nvml=nvml) as engine:
+            base_image.load(engine.host)
+            yield engine
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[Dockerd]:
+    """One for all tests that leave it alone."""
+    with own_dockerd() as engine:
+        yield engine
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture
+async def bench(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
+    """Each engine in turn; nothing of a test outlives it."""
+    made = bench_of(kind, request, tmp_path)
+    yield made
+    await made.clear()
+
+
+def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> EngineBench:
+    if kind == "docker":
+        engine: Dockerd = request.getfixturevalue("docker_host")
+        return docker_bench(tmp_path / "data", engine.host, base_image.NAME)
+    made = process_bench(tmp_path / "data", sandbox=kind != "process")
+    if made.closed and not made.engine.can_sandbox:
+        missing(f"no sandbox here: {made.engine._why_no_sandbox}")  # type: ignore[attr-defined]
+    return made

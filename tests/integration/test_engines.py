@@ -1,0 +1,409 @@
+"""What every engine does the same: one suite for all of them, and for those to come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from miner.engines.base import EngineSpec, Mount, Phase, Rejected, Why
+from tests.doubles.engine_bench import EngineBench, Run
+from tests.doubles.engine_fixtures import bench, docker_host, kind
+
+__all__ = ["bench", "docker_host", "kind"]
+
+pytestmark = pytest.mark.integration
+
+SLEEPER = "import time; open('up', 'w').write('1'); time.sleep(100)"
+#: Saves when it is told to end, as the trainer does.
+POLITE = """
+import signal, sys, time
+def end(*_):
+    open('saved', 'w').write('all of it')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open('up', 'w').write('1')
+time.sleep(100)
+"""
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); open('up', 'w').write('1'); time.sleep(100)"
+#: A child in a session of its own, whose parent is gone, that writes as long as it lives.
+RUNAWAY = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            open('beat', 'a').write('.')
+            time.sleep(0.02)
+    os._exit(0)
+while not os.path.exists('beat'):
+    time.sleep(0.01)
+"""
+
+
+async def still(run: Run) -> bool:
+    """Whether nobody writes any more."""
+    before = len(run.file("beat"))
+    await asyncio.sleep(0.2)
+    return len(run.file("beat")) == before
+
+
+async def test_what_is_submitted_twice_runs_once(bench: EngineBench) -> None:
+    spec = bench.code("open('ran', 'a').write('x'); import time; time.sleep(0.3)")
+    run = await bench.submit(spec)
+    assert await bench.engine.submit(spec) == run.ref
+    assert (await bench.end_of(run)).why is Why.OK
+    assert await bench.engine.submit(spec) == run.ref
+    await asyncio.sleep(0.2)
+    assert run.file("ran") == "x"
+
+
+async def test_several_at_once_that_say_the_same_run_once(bench: EngineBench) -> None:
+    spec = bench.code("open('ran', 'a').write('x')")
+    run = await bench.submit(spec)
+    others = await asyncio.gather(*(bench.engine.submit(spec) for _ in range(4)))
+    assert set(others) == {run.ref}
+    await bench.end_of(run)
+    assert run.file("ran") == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "code"),
+    [
+        ("pass", Why.OK, 0),
+        ("raise SystemExit(7)", Why.FAILED, 7),
+        ("import os; os.kill(os.getpid(), 11)", Why.FAILED, 139),
+        ("import os; os.kill(os.getpid(), 9)", Why.KILLED, 137),
+    ],
+)
+async def test_an_end_is_told_with_its_code_and_reason(
+    text: str, why: Why, code: int, bench: EngineBench
+) -> None:
+    before = time.time()
+    _, status = await bench.play(text)
+    assert (status.phase, status.why, status.code) == (Phase.ENDED, why, code)
+    assert status.started_at is not None
+    assert status.ended_at is not None
+    assert before - 1 <= status.started_at <= status.ended_at <= time.time() + 1
+
+
+async def test_a_command_that_is_not_there_ends_with_the_reason_in_its_log(bench: EngineBench) -> None:
+    run = await bench.submit(bench.spec("/no/such/program"))
+    status = await bench.end_of(run)
+    assert (status.why, status.code) == (Why.FAILED, 127)
+    assert "/no/such/program" in run.log
+
+
+async def test_the_start_is_on_disk_before_the_command_runs(bench: EngineBench) -> None:
+    run, _ = await bench.play("print(open('start.json').read())")
+    assert json.loads(run.log)["at"] <= time.time()
+
+
+async def test_all_output_is_in_the_log(bench: EngineBench) -> None:
+    run, _ = await bench.play("import sys; print('one', flush=True); sys.stderr.write('two\\n')")
+    assert run.log == "one\ntwo\n"
+
+
+async def test_a_running_one_is_found_and_says_since_when(bench: EngineBench) -> None:
+    spec = bench.code(SLEEPER)
+    assert await bench.engine.find(spec.key) is None
+    run = await bench.submit(spec)
+    await bench.said(run, "up")
+    assert await bench.engine.find(spec.key) == run.ref
+    status = await bench.status(run)
+    assert status.phase is Phase.RUNNING
+    assert status.started_at is not None
+    assert abs(status.started_at - time.time()) < 10
+
+
+async def test_stop_lets_the_trainer_save(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(POLITE))
+    await bench.said(run, "up")
+    await bench.engine.stop(run.ref)
+    status = await bench.end_of(run)
+    assert (status.why, status.code) == (Why.STOPPED, 0)
+    assert run.file("saved") == "all of it"
+
+
+async def test_stop_right_after_the_start_ends_it_too(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(SLEEPER))
+    await bench.engine.stop(run.ref)
+    assert (await bench.end_of(run, 5)).why is Why.STOPPED
+
+
+async def test_force_ends_who_does_not_listen(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(DEAF))
+    await bench.said(run, "up")
+    await bench.engine.stop(run.ref)
+    await asyncio.sleep(0.2)
+    assert (await bench.status(run)).phase is Phase.RUNNING
+    await bench.engine.stop(run.ref, force=True)
+    status = await bench.end_of(run, 5)
+    assert (status.why, status.code) == (Why.STOPPED, 137)
+    await bench.engine.stop(run.ref, force=True)
+    await bench.engine.stop(run.ref)
+    assert (await bench.status(run)).why is Why.STOPPED
+
+
+async def test_nothing_outlives_the_command(bench: EngineBench) -> None:
+    run, status = await bench.play(RUNAWAY)
+    assert status.why is Why.OK
+    assert await still(run)
+
+
+async def test_force_reaches_what_left_the_session(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
+    await bench.said(run, "beat")
+    await bench.engine.stop(run.ref, force=True)
+    await bench.end_of(run, 5)
+    assert await still(run)
+
+
+async def test_stacks_are_dumped_by_all_who_can_and_the_others_live_on(bench: EngineBench) -> None:
+    text = """
+import faulthandler, os, signal, subprocess, time
+other = subprocess.Popen(['sleep', '100'])
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+def inner_of_the_child():
+    while True: time.sleep(0.05)
+def inner_of_the_parent():
+    while True:
+        time.sleep(0.05)
+        open('others', 'w').write(str(other.poll()))
+if os.fork() == 0: inner_of_the_child()
+open('up', 'w').write('1')
+inner_of_the_parent()
+"""
+    run = await bench.submit(bench.code(text))
+    await bench.said(run, "up")
+    await bench.engine.dump_stacks(run.ref)
+    ends = time.monotonic() + 10
+    while "inner_of_the_child" not in run.log or "inner_of_the_parent" not in run.log:
+        assert time.monotonic() < ends, run.log
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
+    assert await bench.said(run, "others") == "None"
+    assert (await bench.status(run)).phase is Phase.RUNNING
+
+
+async def test_a_daemon_started_anew_finds_and_ends_what_runs(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(POLITE))
+    await bench.said(run, "up")
+    again = bench.again()
+    (found,) = await again.ours()
+    assert (found.key, found.ref, found.run_dir) == (run.spec.key, run.ref, run.dir)
+    assert await again.find(run.spec.key) == run.ref
+    assert (await again.poll(run.ref, run.dir)).phase is Phase.RUNNING
+    assert await again.submit(run.spec) == run.ref
+    await again.stop(run.ref)
+    assert (await bench.end_of(run)).why is Why.STOPPED
+
+
+async def test_removing_forgets_what_ended_and_nothing_else(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(SLEEPER))
+    await bench.said(run, "up")
+    await bench.engine.remove(run.ref)
+    assert (await bench.status(run)).phase is Phase.RUNNING
+    await bench.engine.stop(run.ref, force=True)
+    await bench.end_of(run)
+    for _ in range(2):
+        await bench.engine.remove(run.ref)
+        assert await bench.engine.ours() == []
+        assert await bench.engine.find(run.spec.key) is None
+    assert run.file("up") == "1"
+
+
+async def test_an_end_is_known_after_the_engine_forgot_it(bench: EngineBench) -> None:
+    run, _ = await bench.play("raise SystemExit(7)")
+    await bench.engine.remove(run.ref)
+    status = await bench.status(run)
+    assert (status.phase, status.why, status.code) == (Phase.ENDED, Why.FAILED, 7)
+
+
+async def test_what_nobody_knows_is_lost(bench: EngineBench) -> None:
+    spec = bench.code("pass")
+    status = await bench.engine.poll("f" * 64, spec.run_dir)
+    assert (status.phase, status.why, status.code) == (Phase.LOST, Why.LOST, None)
+
+
+async def test_the_backstop_ends_it(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(POLITE, limit_s=0.8))
+    status = await bench.end_of(run, 10)
+    assert (status.why, status.code) == (Why.TIMEOUT, 0)
+    assert run.file("saved")
+
+
+async def test_memory_is_limited_and_the_reason_is_told(bench: EngineBench) -> None:
+    if bench.kind != "docker" and bench.engine._cgroups is None:  # type: ignore[attr-defined]
+        pytest.skip("no cgroups with limits can be made here")
+    # A part of it is killed, as a rank of several is; its parent then ends with a code of its own.
+    text = """
+import subprocess, sys
+greedy = subprocess.run([sys.executable, '-c', 'len(bytes([7]) * (1 << 29))'])
+sys.exit(9 if greedy.returncode == -9 else 0)
+"""
+    run, status = await bench.play(text, memory_bytes=96 << 20)
+    assert (status.why, status.code) == (Why.OOM_KILLED, 9), run.log
+
+
+async def test_a_kill_from_elsewhere_is_told_from_a_stop(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(SLEEPER))
+    await bench.said(run, "up")
+    os.kill(host_pid(run, "python"), signal.SIGKILL)
+    status = await bench.end_of(run)
+    assert (status.why, status.code) == (Why.KILLED, 137)
+
+
+async def test_a_killed_wrapper_takes_everything_with_it(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
+    await bench.said(run, "beat")
+    os.kill(host_pid(run, "wrapper"), signal.SIGKILL)
+    status = await bench.end_of(run)
+    assert status.why in (Why.KILLED, Why.LOST)
+    assert await still(run)
+
+
+async def test_the_run_gets_its_own_environment_and_nothing_of_ours(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_operator")
+    bench.again()
+    run, _ = await bench.play(
+        "import json, os; print(json.dumps(dict(os.environ)))", env={"SAID": "a b=c\n'd'", "EMPTY": ""}
+    )
+    seen = json.loads(run.log)
+    assert seen["SAID"] == "a b=c\n'd'"
+    assert seen["EMPTY"] == ""
+    assert "HF_TOKEN" not in seen
+    assert {"HOME", "PATH", "USER"} <= set(seen)
+
+
+async def test_mounts_are_at_their_own_paths_and_may_be_read_only(bench: EngineBench, tmp_path: Path) -> None:
+    inputs, models = tmp_path / "inputs", tmp_path / "models"
+    for folder in (inputs, models):
+        folder.mkdir()
+        (folder / "file").write_text("theirs")
+        folder.chmod(0o755)
+    text = f"""
+import os
+print(open('{inputs}/file').read())
+try:
+    open('{inputs}/new', 'w'); print('written')
+except OSError as error:
+    print('refused')
+open('{models}/new', 'w').write('mine')
+print(os.getcwd())
+"""
+    run, status = await bench.play(text, mounts=(Mount(inputs), Mount(models, read_only=False)))
+    read, refused, where = run.log.splitlines()
+    assert status.why is Why.OK
+    assert (read, where) == ("theirs", str(run.dir))
+    assert refused == ("refused" if bench.closed else "written")
+    assert (models / "new").read_text() == "mine"
+
+
+async def test_a_folder_can_be_renamed_from_the_run_folder_to_the_one_around_it(bench: EngineBench) -> None:
+    """As submissions are: the two must not be mounts of their own."""
+    spec = bench.code("pass")
+    inputs = spec.run_dir.parent / "inputs"
+    inputs.mkdir()
+    text = "import os; os.mkdir('new'); os.rename('new', '../submission')"
+    mounts = (Mount(spec.run_dir.parent, read_only=False), Mount(inputs))
+    run = await bench.submit(replaced(spec, argv=("python", "-c", text), mounts=mounts))
+    status = await bench.end_of(run)
+    assert status.why is Why.OK, run.log
+    assert (spec.run_dir.parent / "submission").is_dir()
+
+
+async def test_processes_of_a_run_find_each_other_by_their_host_name(bench: EngineBench) -> None:
+    """What torchrun needs, where there is no network."""
+    text = """
+import socket, threading
+server = socket.create_server((socket.gethostname(), 0))
+threading.Thread(target=lambda: server.accept()[0].sendall(b'hello')).start()
+print(socket.create_connection((socket.gethostname(), server.getsockname()[1]), 5).recv(9))
+"""
+    run, _ = await bench.play(text)
+    assert run.log == "b'hello'\n"
+
+
+async def test_the_cards_are_told_to_the_run(bench: EngineBench) -> None:
+    gpus = ("GPU-fa4e0000-0000-4000-8000-000000000001", "GPU-fa4e0000-0000-4000-8000-000000000003")
+    name = "NVIDIA_VISIBLE_DEVICES" if bench.kind == "docker" else "CUDA_VISIBLE_DEVICES"
+    run, _ = await bench.play(f"import os; print(os.environ['{name}'])", gpus=gpus)
+    assert run.log.strip() == ",".join(gpus)
+    none, _ = await bench.play(f"import os; print(os.environ['{name}'])", gpus=("cpu",))
+    assert none.log.strip() in ("", "void")
+
+
+async def test_cores_are_kept_to(bench: EngineBench) -> None:
+    core = min(os.sched_getaffinity(0))
+    run, _ = await bench.play("import os; print(os.sched_getaffinity(0))", cpus=str(core))
+    assert run.log.strip() == str({core})
+
+
+async def test_a_bad_specification_is_rejected_before_anything_starts(bench: EngineBench) -> None:
+    good = bench.code("pass")
+    link = good.run_dir.parent / "link"
+    link.symlink_to("/etc")
+    bad: list[EngineSpec] = [
+        replaced(good, key="../escape"),
+        replaced(good, argv=()),
+        replaced(good, gpus=("all",)),
+        replaced(good, gpus=("0,1",)),
+        replaced(good, gpus=("0", "0")),
+        replaced(good, env={"A=B": "c"}),
+        replaced(good, cpus="many"),
+        replaced(good, mounts=(Mount(Path("relative")),)),
+        replaced(good, mounts=(Mount(Path("/")),)),
+        replaced(good, mounts=(Mount(good.run_dir / "missing"),)),
+        replaced(good, mounts=(Mount(link),)),
+        replaced(good, run_dir=good.run_dir / "missing"),
+    ]
+    for spec in bad:
+        with pytest.raises(Rejected):
+            await bench.engine.submit(spec)
+    assert await bench.engine.ours() == []
+
+
+async def test_a_secret_never_reaches_an_engine(bench: EngineBench) -> None:
+    """It would stand in `inspect`, in labels or in the list of processes for all to read."""
+    token = "hf_" + "A1b2C3d4" * 4
+    for spec in (
+        bench.spec("python", "-c", f"print('{token}')"),
+        bench.code("pass", env={"TOKEN": token}),
+        bench.code("pass", labels={"note": token}),
+    ):
+        with pytest.raises(Rejected, match="secret") as caught:
+            await bench.engine.submit(spec)
+        assert token not in str(caught.value)
+
+
+def replaced(spec: EngineSpec, **fields: object) -> EngineSpec:
+    import dataclasses
+
+    return dataclasses.replace(spec, **fields)  # type: ignore[arg-type]
+
+
+def host_pid(run: Run, which: str) -> int:
+    """The wrapper of a run, or the trainer below it, as this machine numbers them."""
+    wrappers, trainers = [], []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                where = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if where != str(run.dir):
+                continue
+            if any("wrapper" in word and word.endswith(".py") for word in words) and "--dir" in words:
+                wrappers.append(int(entry.name))
+            elif words[1:2] == ["-c"]:
+                trainers.append(int(entry.name))
+    return min(wrappers if which == "wrapper" else trainers)
