@@ -9,7 +9,19 @@ import typer
 
 from core.errors import GodMinerError
 from miner import __version__
-from miner.commands import chain, config, dev, doctor, fleet, images, models, offers, policy, profile, submission
+from miner.commands import (
+    chain,
+    config,
+    dev,
+    doctor,
+    fleet,
+    images,
+    models,
+    offers,
+    policy,
+    profile,
+    submission,
+)
 from miner.commands.eval import evaluate
 from miner.commands.plan import plan
 from miner.commands.publish import publish

@@ -50,7 +50,9 @@ class Worker:
             except Stale:
                 await self.desk.reload()
             except StoreUnavailable as error:
-                log.warning("job %d waits for the store: %s", self.desk.row.id, str(error), extra=self.desk.log)
+                log.warning(
+                    "job %d waits for the store: %s", self.desk.row.id, str(error), extra=self.desk.log
+                )
                 await self.desk.pause(self.desk.parts.pace.pause(1, self.desk.parts.random))
             except StepFailed as failed:
                 await self._failed(failed)

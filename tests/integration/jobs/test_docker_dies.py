@@ -33,9 +33,7 @@ def dockerd(request: pytest.FixtureRequest) -> Iterator[Dockerd]:
 
 @pytest_asyncio.fixture
 async def field(dockerd: Dockerd, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
-    settings = field_settings(
-        tmp_path / "data", docker_host=dockerd.host, trainer_text_image=base_image.NAME
-    )
+    settings = field_settings(tmp_path / "data", docker_host=dockerd.host, trainer_text_image=base_image.NAME)
     engine = docker_engine(settings)
     async with field_of(engine, settings, files, light=True) as made:
         yield made

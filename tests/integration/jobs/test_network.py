@@ -104,7 +104,9 @@ async def test_a_hub_behind_a_bad_network_gets_the_model_once(
     assert model_hash
 
 
-async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(online: Field, hub: Hub) -> None:
+async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(
+    online: Field, hub: Hub
+) -> None:
     hub.tokens.clear()
     job = await online.start("t1", DO, seconds=8)
     row = await online.over(job)
