@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from trainer.wrapper.processes import Child
 from trainer.wrapper.remedy import Failed, Remedy, remedy_for
 from trainer.wrapper.result import conclude
 from trainer.wrapper.signals import StopRequest
-from trainer.wrapper.supervise import Ended, Limits, supervise
+from trainer.wrapper.supervise import Limits, Running, supervise
 from trainer.wrapper.verdict import Attempt, judged
 
 PLUGIN = "trainer.axolotl_plugin.GodMinerPlugin"
@@ -49,6 +51,8 @@ class TextCourse:
     stop: StopRequest
     #: Whether a failed training is tried again here; with a daemon that is the daemon's to decide.
     retries: bool
+    #: How programs are started.
+    start: Callable[[Sequence[str], Mapping[str, str], Path], Running] = Child
     launches: int = 0
     _started: float = field(default_factory=time.time)
 
@@ -110,7 +114,7 @@ class TextCourse:
         asked = folder / "ask.json"
         asked.write_text(ask.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.prepare", str(asked))
-        child = Child(command, child_environment(self.work, {}), self.work)
+        child = self.start(command, child_environment(self.work, {}), self.work)
         ended = supervise(child, Limits(hard_end=self.hard_end), self.stop)
         made = read_record(Prepared, Path(ask.prepared_out))
         if made is None or ended.verdict is not None:
@@ -142,7 +146,7 @@ class TextCourse:
             plan_path=str(plan_path),
             launch_dir=str(launch),
             prepared=prepared,
-            wrapper_pid=_own_pid(),
+            wrapper_pid=os.getpid(),
             resume_from=resume,
         )
         child = self._launch(rendered, prepared, sheet)
@@ -150,13 +154,13 @@ class TextCourse:
         failures = [read_record(Failure, sheet.failure_path(rank)) for rank in range(plan.launch.processes)]
         return judged(ended, read_record(Outcome, sheet.outcome_path), failures, sheet.marker_path.exists())
 
-    def _launch(self, rendered: Rendered, prepared: Prepared, sheet: Sheet) -> Child:
+    def _launch(self, rendered: Rendered, prepared: Prepared, sheet: Sheet) -> Running:
         rewards = (prepared.rewards_dir,) if prepared.rewards_dir else ()
         more = {**rendered.env, SHEET_VARIABLE: str(sheet.write())}
         (Path(sheet.launch_dir) / "command.txt").write_text(shlex.join(rendered.command), encoding="utf-8")
         for note in rendered.notes:
             self.report.note("engine", note)
-        return Child(rendered.command, child_environment(self.work, more, rewards), self.work)
+        return self.start(rendered.command, child_environment(self.work, more, rewards), self.work)
 
     def _inputs(
         self, plan: TrainingPlan, prepared: Prepared, plan_path: Path, resume: str | None
@@ -234,12 +238,3 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def _own_pid() -> int:
-    import os
-
-    return os.getpid()
-
-
-__all__ = ["Ended", "TextCourse"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from core.run_files import RunEnd
 from core.units import show_seconds
-from trainer.wrapper.processes import Child, dump_stacks, reap
+from trainer.wrapper.processes import dump_stacks, reap
 from trainer.wrapper.signals import StopRequest
 
 POLL_S = 0.2
@@ -21,6 +21,21 @@ REAP_S = 10.0
 STOP_S = 75.0
 #: Stacks are dumped, and have this long to reach the log, before a hanging training is ended.
 DUMP_S = 2.0
+
+
+class Running(Protocol):
+    """What is supervised."""
+
+    @property
+    def tail(self) -> Iterable[str]:
+        """The last lines that it wrote."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def ended(self) -> int | None: ...
+
+    def close(self) -> int: ...
 
 
 class Verdict(NamedTuple):
@@ -53,7 +68,9 @@ class Limits:
     hang_s: float = 3600.0
 
 
-def supervise(child: Child, limits: Limits, stop: StopRequest, now: Callable[[], float] = time.time) -> Ended:
+def supervise(
+    child: Running, limits: Limits, stop: StopRequest, now: Callable[[], float] = time.time
+) -> Ended:
     """Waits for the child's end, and sees to it when it does not come by itself."""
     watch = _Watch(limits, stop, now, began=now())
     verdict = None
