@@ -112,9 +112,14 @@ class Clock:
         return self.end_by - self.now()
 
     @property
+    def sure(self) -> bool:
+        """Whether enough steps have been timed to say how long one takes."""
+        return len(self._steps) >= ENOUGH_STEPS
+
+    @property
     def step_s(self) -> float:
         """A step's mean and what it may be off by, so that an unlucky sample does not promise too much."""
-        if len(self._steps) < ENOUGH_STEPS:
+        if not self.sure:
             return max(self._steps, default=self.plan.time.step_s)
         return fmean(self._steps) + pstdev(self._steps) / math.sqrt(len(self._steps))
 
@@ -171,7 +176,7 @@ class Clock:
         """As many steps as the measured speed allows, and evaluations within their share."""
         self._forecast_at, self._forecast_again = self.now(), max(2 * self._measured, ENOUGH_STEPS)
         # Asked too early, the plan's own guess is no worse.
-        if len(self._steps) >= ENOUGH_STEPS:
+        if self.sure:
             self.total = max(self._recalibrated().steps.total, self.done)
         step_s = max(self.step_s, 1e-9)
         least = math.ceil(self.eval_s / (EVAL_SHARE * step_s))

@@ -155,7 +155,8 @@ class Session:
         said: list[float] = [_NONE] * 5
         if self.ranks.rank == 0:
             orders, stop = self._decided()
-            apart = min(max(int(AGREE_S / max(self.clock.step_s, 1e-3)), 1), MOST_STEPS_APART)
+            apart = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MOST_STEPS_APART)
+            apart = max(apart, 1) if self.clock.sure else 1
             end = float(_ENDS.index(stop.end)) if stop else _NONE
             said = [orders.total, orders.evaluate, orders.save, end, apart]
         heard = [int(number) for number in self.ranks.from_first(said)]
