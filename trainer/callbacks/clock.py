@@ -25,6 +25,8 @@ UNUSUAL_STEPS = 3
 WINDOW = 64
 #: Evaluations may take this part of the time.
 EVAL_SHARE = 0.1
+#: One checkpoint may take this part of the time that is left.
+SAVE_SHARE = 0.03
 #: A first submission after this part of the steps: whatever happens later, there is one.
 FIRST_SHARE = 0.03
 #: Kept free between the forecast end of the last save and `end_by`: part of what is forecast, and seconds.
@@ -158,14 +160,22 @@ class Clock:
         # One more step must fit too: what is decided now holds until the next one's end.
         over = self.left < self.finish_s + self.step_s
         stop = over or self.done >= self.total
+        if stop and self.done < self.wanted and not self._submissions:
+            # What the finish costs is only guessed: done now it is known, and nothing is lost if it is all.
+            self.total, self._forecast_at = self.wanted, -math.inf
+            return Orders(total=self.total, evaluate=True)
         evaluate = not stop and self._evaluation_due()
-        save = evaluate and self.done - self._saved >= self.save_every and self.room_for(self.save_s)
+        save = evaluate and self._save_due()
         return Orders(total=self.total, evaluate=evaluate, save=save, stop=stop)
 
     def _evaluation_due(self) -> bool:
         since = self.done - self._evaluated
         first = self._evaluated <= 0 and self.done >= self._first_at()
         return (since >= self.eval_every or first) and self.room_for(self.eval_s + self.submission_s)
+
+    def _save_due(self) -> bool:
+        affordable = self.save_s <= SAVE_SHARE * self.left and self.room_for(self.save_s)
+        return self.done - self._saved >= self.save_every and affordable
 
     def _first_at(self) -> int:
         early = max(math.ceil(FIRST_SHARE * self.total), 1)
@@ -195,7 +205,8 @@ class Clock:
             elapsed_s=max(elapsed, 0.0),
             step_s=max(self.step_s, 1e-9),
             eval_s=self.eval_s,
-            save_s=self.save_s,
+            # A checkpoint that costs too much is not written: it must not cost steps either.
+            save_s=min(self.save_s, SAVE_SHARE * max(self.left, 0.0)),
             publish_s=self.finish_s,
         )
         return recalibrate(self._true_to(elapsed), measured)
