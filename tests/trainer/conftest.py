@@ -21,7 +21,7 @@ for _name in (
 ):
     os.environ.setdefault(_name, "1")
 
-STACK = r"(?:torch|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
+STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
 NEEDS_STACK = re.compile(rf"^(?:from|import) {STACK}\b", re.MULTILINE)
 TRAINING = importlib.util.find_spec("torch") is not None
 

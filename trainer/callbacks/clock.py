@@ -63,6 +63,7 @@ class Clock:
     _evaluations: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
     #: Steps that were timed, and when there are enough new ones for another forecast.
@@ -160,8 +161,9 @@ class Clock:
         # One more step must fit too: what is decided now holds until the next one's end.
         over = self.left < self.finish_s + self.step_s
         stop = over or self.done >= self.total
-        if stop and self.done < self.wanted and not self._submissions:
+        if stop and self.done < self.wanted and not (self._submissions or self._probed):
             # What the finish costs is only guessed: done now it is known, and nothing is lost if it is all.
+            self._probed = True
             self.total, self._forecast_at = self.wanted, -math.inf
             return Orders(total=self.total, evaluate=True)
         evaluate = not stop and self._evaluation_due()

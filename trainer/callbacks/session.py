@@ -147,6 +147,8 @@ class Session:
         orders = self._agree()
         if self.stop is None and orders.evaluate:
             self.evaluate()
+            # It may have taken all the time there was.
+            self._agree()
             orders = self._after_evaluation(orders)
         return orders
 
@@ -187,7 +189,7 @@ class Session:
         return Stop(RunEnd.CLOCK, f"the time allows {self.step:,} of {self.clock.wanted:,} steps")
 
     def _after_evaluation(self, orders: Orders) -> Orders:
-        if self.best.exhausted:
+        if self.stop is None and self.best.exhausted:
             self.stop = Stop(RunEnd.EARLY, f"no better score in {self.best.waited} evaluations")
         return orders._replace(stop=self.stop is not None)
 

@@ -2,8 +2,8 @@
 
 A held-out row that is in the training data as well, a few words changed, rewards a model for learning by
 heart. Duplicates are found by the words of a row, and by short runs of tokens that two rows share; a run
-that many rows share is a template of the data and tells nothing. All rows are passed over once, in a
-fraction of a second for every ten thousand.
+that many rows share is a template of the data and tells nothing. All rows are passed over once, in about
+a second for every ten thousand.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from trainer.inputs.rows import Ids
 
-#: Tokens of a run, and one in how many tokens begins one.
-RUN, SPARSE = 5, 8
+#: Tokens of a run, and one in how many tokens begins one: in much data fewer do, or this would take minutes.
+RUN = 4
+SPARSE = ((4_000_000, 4), (16_000_000, 8), (float("inf"), 16))
 #: A row is a near-duplicate of another that has this share of its runs.
-SHARE = 0.6
+SHARE = 0.5
 #: With fewer runs of its own a row has doubles only where the words are the same.
 LEAST_RUNS = 3
 #: Runs in more than this share of the looked-at rows belong to a template.
@@ -70,20 +71,20 @@ def hold_out(rows: Sequence[Ids], fingerprints: Sequence[int], count: int, seed:
     return Split(train, sorted(held), sorted(left_out))
 
 
-def runs(ids: Ids) -> set[int]:
+def runs(ids: Ids, sparse: int = SPARSE[0][1]) -> set[int]:
     """Hashes of some of a row's runs of tokens, the same ones wherever the run stands."""
     last = len(ids) - RUN
-    found = {
-        hash(tuple(ids[at : at + RUN])) for at, one in enumerate(ids) if one % SPARSE == 0 and at <= last
-    }
-    return found or {hash(tuple(ids))}
+    starts = [at for at, one in enumerate(ids) if one % sparse == 0 and at <= last]
+    return {hash(tuple(ids[at : at + RUN])) for at in starts} or {hash(tuple(ids))}
 
 
 def _doubles(
     rows: Sequence[Ids], fingerprints: Sequence[int], candidates: Sequence[int]
 ) -> dict[int, set[int]]:
     """Of each candidate, the other rows that are nearly the same."""
-    own = {one: runs(rows[one]) for one in candidates}
+    tokens = sum(len(ids) for ids in rows)
+    sparse = next(each for most, each in SPARSE if tokens <= most)
+    own = {one: runs(rows[one], sparse) for one in candidates}
     common = Counter(run for found in own.values() for run in found)
     most = max(len(candidates) * TEMPLATE, 4)
     where: dict[int, list[int]] = {}
@@ -97,7 +98,7 @@ def _doubles(
         same.setdefault(fingerprints[one], []).append(one)
     doubles: dict[int, set[int]] = {one: set() for one in candidates}
     for place, ids in enumerate(rows):
-        hits = Counter(one for run in runs(ids) for one in where.get(run, ()))
+        hits = Counter(one for run in runs(ids, sparse) for one in where.get(run, ()))
         near = [one for one, shared in hits.items() if shared >= SHARE * len(own[one])]
         for one in (*near, *same.get(fingerprints[place], ())):
             if one != place:

@@ -46,6 +46,12 @@ class Measured:
     def value(self) -> float:
         return self.formula(self.sums)
 
+    def rewards(self) -> tuple[tuple[float, ...], float]:
+        """GRPO: the mean of each reward function, and the KL to the base on the prompts."""
+        totals, _ = _by_function(self.sums)
+        kl = self.sums[-2] / self.sums[-1] if self.sums[-1] else 0.0
+        return tuple(total / max(self.sums[-3], 1) for total in totals), kl
+
     def merged(self, sums: Sequence[float]) -> Measured:
         """The score of all ranks, from the elementwise sum of their `sums`."""
         return replace(self, sums=tuple(sums))
@@ -58,11 +64,17 @@ class HeldOut:
     """Opened once; `score` may be called at every evaluation."""
 
     def __init__(
-        self, spec: RunSpec, rows: Sequence[Row], tokenizer: Tokenizer, rewards: Rewards | None = None
+        self,
+        spec: RunSpec,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        rewards: Rewards | None = None,
+        *,
+        most_prompts: int = MOST_PROMPTS,
     ) -> None:
         self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
         self._pad = tokenizer.pad_token_id or 0
-        self.rows = rows[:MOST_PROMPTS] if spec.task_type is TaskType.GRPO else rows
+        self.rows = rows[:most_prompts] if spec.task_type is TaskType.GRPO else rows
         self._log_probs: dict[int, LogProbs] = {}
         #: The untrained model's score, of all ranks; GRPO measures gains over it.
         self.base: Measured | None = None
@@ -167,9 +179,7 @@ class HeldOut:
         if self.base is None:
             raise ValueError("GRPO is scored against the base: remember_base comes first")
         scale = Scale.of(*_by_function(self.base.sums), self.base.sums[-3])
-        totals, _ = _by_function(sums)
-        means = [total / max(sums[-3], 1) for total in totals]
-        kl = sums[-2] / sums[-1] if sums[-1] else 0.0
+        means, kl = replace(self.base, sums=tuple(sums)).rewards()
         return standing(scale.gains(means), kl, self._rewards.weights)
 
 

@@ -230,6 +230,16 @@ def test_a_second_attempt_does_not_replace_a_better_submission_of_the_first(tmp_
     assert second.session.submission.score.value < 0.01
 
 
+def test_a_second_attempt_that_is_never_better_ends_all_the_same(tmp_path: Path) -> None:
+    simulation(tmp_path, curve=lambda step: 0.1).run()
+    second = simulation(
+        tmp_path, curve=lambda step: 5.0, plan=plan_of(10, 100_000, 0.01), seconds=30.0, eval_s=0.1
+    )
+    outcome = second.run(most=1000)
+    assert outcome.end is RunEnd.CLOCK
+    assert second.left >= -1.5
+
+
 def test_a_resumed_training_goes_on_with_the_same_schedule(tmp_path: Path) -> None:
     whole = simulation(tmp_path / "whole")
     whole.run()
