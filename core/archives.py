@@ -53,7 +53,15 @@ _RATIO_FROM = 1024**2
 _CHUNK = 256 * 1024
 _END, _END64, _FIND64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 #: What Python raises over a damaged archive.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeError,
+)
 
 
 class Archive:
@@ -123,6 +131,8 @@ class Archive:
             raise BadArchive(f"the zip unpacks to {total / 1e9:.1f} GB: {self._most()}")
         for entry in entries:
             self._check_ratio(entry, entry.file_size)
+        if any(entry.header_offset < 0 for entry in entries):
+            raise BadArchive("this is no zip, or not a whole one: files lie before its beginning")
         places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
         if any(first + size > second for (first, size), (second, _) in pairwise(places)):
             raise BadArchive("files in the zip lie on top of each other: a zip bomb")

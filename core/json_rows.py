@@ -113,8 +113,9 @@ class JsonRows:
                 value, self._at = self._decode(self._text, self._at)
                 return value
             except json.JSONDecodeError as error:
+                place = self._gone + error.pos
                 if not (self._may_go_on(error) and self._grow()):
-                    raise self._bad(error.msg, error.pos) from None
+                    raise self._bad(error.msg, place) from None
             except RecursionError:
                 raise self._bad("it is nested too deeply") from None
             except ValueError as error:  # a number of more digits than Python reads
@@ -153,6 +154,6 @@ class JsonRows:
         self.doubled += len(made) != len(pairs)
         return made
 
-    def _bad(self, why: str, at: int | None = None) -> BadRows:
-        place = self._gone + (self._at if at is None else at)
+    def _bad(self, why: str, place: int | None = None) -> BadRows:
+        place = self._gone + self._at if place is None else place
         return BadRows(f"row {self.count + 1:,} can not be read, at character {place:,}: {why}")

@@ -7,9 +7,10 @@ trainer finds nothing then, and says so to nobody), `a.png` beside `a.jpg`, endi
 from __future__ import annotations
 
 import io
+import posixpath
 import re
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipInfo
 
@@ -109,8 +110,7 @@ class _Finder:
         images: dict[str, ZipInfo] = {}
         captions: dict[str, ZipInfo] = {}
         for entry in self._archive.entries:
-            path = PurePosixPath(entry.filename.replace("\\", "/"))
-            suffix, stem = path.suffix.lower(), str(path.with_suffix("")).casefold()
+            stem, suffix = posixpath.splitext(entry.filename.replace("\\", "/").casefold())
             if entry.is_dir() or _LITTER.search(entry.filename):
                 continue
             kind = images if suffix in PICTURES else captions

@@ -47,7 +47,7 @@ def _read(file: BinaryIO) -> Picture | None:
         return Picture(Kind.PNG, *struct.unpack(">II", head[16:24]))
     if head.startswith(b"\xff\xd8"):
         return _jpeg(_Forward(file, head[2:]))
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP" and len(head) >= 30:
         return _webp(head)
     if head.startswith(b"BM") and struct.unpack("<I", head[14:18])[0] >= 40:
         width, height = struct.unpack("<ii", head[18:26])

@@ -116,6 +116,7 @@ async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: 
                 log.info("stopping: %d connections are open", len(public.server_state.connections))
                 public.should_exit = True
                 await serving_public
+                daemon.close_streams()
                 private.should_exit = True
                 await serving_private
         finally:

@@ -57,6 +57,9 @@ class Kind(Generic[T]):
     model: type[T]
     #: For a key that does not exist, what may have been meant.
     advice: Callable[[Path], str]
+    #: `null` may stand for any value: whoever merges the layers takes the key out. Otherwise it is a value
+    #: like others, and wrong where the schema has none.
+    null_takes_back: bool = False
 
     def parse(self, text: str, source: str) -> T:
         """One file's text, without what it extends. `ConfigError` names every mistake with its line."""
@@ -81,10 +84,19 @@ class Kind(Generic[T]):
             shown, rule = type(data).__name__, f"a {self.word} is a mapping of keys to values"
             raise ConfigError(located.source, [Problem(located.source, shown, rule)])
         try:
-            # Through JSON: its strict mode takes "dpo" for an enum but not true for 1 or "64" for 64.
-            return self.model.model_validate_json(json.dumps(data), strict=True)
+            return self._model(data)
+        except ValidationError as error:
+            nulls = _nulls(error, data) if self.null_takes_back else []
+            if not nulls:
+                raise ConfigError(located.source, self._problems(error, located)) from None
+        try:
+            return self._model(_without(data, nulls))
         except ValidationError as error:
             raise ConfigError(located.source, self._problems(error, located)) from None
+
+    def _model(self, data: Any) -> T:
+        """Through JSON: its strict mode takes "dpo" for an enum but not true for 1 or "64" for 64."""
+        return self.model.model_validate_json(json.dumps(data), strict=True)
 
     def _find(self, name_or_path: str, directories: Sequence[File], asking: Layer[T] | None) -> File:
         """`extends: h100x4` inside an operator's own h100x4.yaml means the shipped one, not itself."""
@@ -164,6 +176,26 @@ def _real_path(loc: tuple[int | str, ...], data: Any) -> Path:
             data = inner
             path.append(step)
     return tuple(path)
+
+
+def _nulls(error: ValidationError, data: Any) -> list[Path]:
+    """Known keys that are set to null."""
+    found = []
+    for item in error.errors(include_url=False):
+        path = _real_path(item["loc"], data)
+        if item["input"] is None and item["type"] != "extra_forbidden" and path and isinstance(path[-1], str):
+            found.append(path)
+    return found
+
+
+def _without(data: Any, paths: Sequence[Path]) -> Any:
+    copy = json.loads(json.dumps(data))
+    for *parents, last in paths:
+        home = copy
+        for step in parents:
+            home = home[step]
+        home.pop(last, None)
+    return copy
 
 
 def _item(data: Any, step: int | str) -> Any:

@@ -56,7 +56,7 @@ class FileFact:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. Without faults it may be published."""
+    """What was found. Without faults it may be published; with any, there is no hash to promise."""
 
     kind: SubmissionKind
     #: By the names they are published under.
@@ -105,8 +105,8 @@ def examine(
     faults += _held(items, kind, base, found)
     headers = {name: seen.header for name, seen in found.items() if seen.header is not None}
     count = sum(tensor.count for header in headers.values() for tensor in header.tensors.values())
-    hashed = model_hash({name: (fact.size, fact.sha256) for name, fact in files.items()})
-    return Report(kind, files, tuple(faults), hashed, count, headers)
+    whole = {} if faults else {name: (fact.size, fact.sha256) for name, fact in files.items()}
+    return Report(kind, files, tuple(faults), model_hash(whole), count, headers)
 
 
 def _missing(items: Mapping[str, Item], kind: SubmissionKind) -> Iterator[Fault]:

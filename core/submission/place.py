@@ -28,16 +28,7 @@ def put_in_place(new: Path, place: Path) -> None:
     usual ones); what was there before is removed afterwards. Both lie on one file system."""
     _let_others_read(new)
     _flush(new)
-    if not place.exists():
-        os.rename(new, place)
-    elif _exchange(new, place):
-        shutil.rmtree(new, ignore_errors=True)
-    else:
-        old = place.with_name(f".{place.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(place, old)
-        os.rename(new, place)
-        shutil.rmtree(old, ignore_errors=True)
+    _swap(new, place)
 
 
 def settle(place: Path) -> bool:
@@ -51,7 +42,8 @@ def settle(place: Path) -> bool:
 
 def freeze(place: Path, into: Path, names: Iterable[str] | None = None) -> Path:
     """A copy of the submission at `place` that stays as it is: hard links, so that it costs neither time nor
-    room; real copies where links are not allowed. `into` must not exist; it appears complete or not at all.
+    room; real copies where links are not allowed. `into` appears complete or not at all, in the place of an
+    earlier copy if there is one.
 
     With `names` only these are taken, else every regular file. Links, pipes and the like are passed over.
     """
@@ -63,7 +55,7 @@ def freeze(place: Path, into: Path, names: Iterable[str] | None = None) -> Path:
             _link_all(place, partial, wanted)
         except FileNotFoundError:
             continue
-        os.rename(partial, into)
+        _swap(partial, into)
         return into
     raise BadSubmission(
         str(place),
@@ -113,6 +105,19 @@ def _link(place: Path, partial: Path, entry: Entry) -> None:
         return
     if identity(target.stat(follow_symlinks=False)) != entry.identity:
         raise FileNotFoundError(errno.ENOENT, "was replaced", str(place))
+
+
+def _swap(new: Path, place: Path) -> None:
+    if not place.exists():
+        os.rename(new, place)
+    elif _exchange(new, place):
+        shutil.rmtree(new, ignore_errors=True)
+    else:
+        old = place.with_name(f".{place.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(place, old)
+        os.rename(new, place)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(new: Path, place: Path) -> bool:

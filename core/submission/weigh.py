@@ -33,12 +33,12 @@ class Weighed:
     header: Header | None = None
 
 
-def weigh(path: Path, told: Told | None = None) -> Weighed:
+def weigh(path: Path, told: Told | None = None, *, plain: bool = False) -> Weighed:
     """Read a file once, whatever its size, in constant memory. `BadHeader` for weights that are none,
-    `OSError` for what cannot be read or changes meanwhile."""
+    `OSError` for what cannot be read or changes meanwhile. With `plain` weights are just a file too."""
     with open(open_plain(path), "rb", buffering=0) as file, _Hash() as digest:
         before = identity(os.fstat(file.fileno()))
-        if path.name.endswith(".safetensors"):
+        if path.name.endswith(".safetensors") and not plain:
             found = _weights(file, digest, told)
         else:
             for piece in _pieces(file, before[2], told):

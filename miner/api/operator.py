@@ -16,6 +16,7 @@ _LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
 
 
 async def operator_only(request: Request) -> None:
+    _own_page(request)
     token: SecretStr | None = request.app.state.operator_token
     if token is None:
         host = request.headers.get("host", "")
@@ -33,6 +34,18 @@ async def operator_only(request: Request) -> None:
             HTTPStatus.UNAUTHORIZED,
             "send the header 'Authorization: Bearer <OPERATOR_TOKEN>'",
             headers={"www-authenticate": "Bearer"},
+        )
+
+
+def _own_page(request: Request) -> None:
+    """A page of another origin may not change anything here through the operator's browser, which sends it to
+    loopback as readily as the operator's own."""
+    if request.method in ("GET", "HEAD"):
+        return
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        raise HTTPException(
+            HTTPStatus.FORBIDDEN, f"pages of {origin[:100]!r} may not change anything on the operator port"
         )
 
 

@@ -73,7 +73,16 @@ async def build(settings: Settings, kind: str) -> Engine:
     raise NoEngine(f"there is no engine {kind!r}; those there are: docker, process")
 
 
-def docker_engine(settings: Settings) -> DockerEngine:
+async def trial_engine(settings: Settings, kind: str, folder: Path) -> Engine:
+    """As `build`, but with everything that it keeps in a throwaway folder, and the real images."""
+    images = Images(settings)
+    apart = settings.model_copy(update={"data_dir": folder})
+    if kind == EngineKind.DOCKER:
+        return await asyncio.to_thread(docker_engine, apart, images)
+    return await build(apart, kind)
+
+
+def docker_engine(settings: Settings, images: Images | None = None) -> DockerEngine:
     uid = settings.trainer_uid if os.geteuid() == 0 else None
     user = f"{uid}:{uid}" if uid is not None else f"{os.geteuid()}:{os.getegid()}"
     house = House(
@@ -86,7 +95,7 @@ def docker_engine(settings: Settings) -> DockerEngine:
     return DockerEngine(
         Client(settings.docker_host),
         house,
-        image_of=Images(settings).reference,
+        image_of=(images or Images(settings)).reference,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         training_uid=uid,
@@ -97,7 +106,7 @@ def process_engine(settings: Settings) -> ProcessEngine:
     interpreter = training_interpreter(settings)
     own = data_id(settings.data_dir)
     sandbox = sandbox_of(settings, interpreter)
-    cgroups = detect_cgroups(f"god-miner-{own}") if sys.platform == "linux" else "not Linux"
+    cgroups = detect_cgroups(f"god-miner-{own}-probe") if sys.platform == "linux" else "not Linux"
     return ProcessEngine(
         Book(_folder(settings) / "runs"),
         own,
@@ -105,7 +114,7 @@ def process_engine(settings: Settings) -> ProcessEngine:
         code=_code(settings),
         sandbox=sandbox if isinstance(sandbox, Sandbox) else None,
         why_no_sandbox=sandbox if isinstance(sandbox, str) else "",
-        cgroups=None if isinstance(cgroups, str) else cgroups,
+        limits=None if isinstance(cgroups, str) else cgroups,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         ulimits={"nofile": 1 << 20, **settings.ulimits()},

@@ -40,6 +40,17 @@ class Claim:
     def is_running(self) -> bool:
         return self.stage is Stage.RUNNING
 
+    def begin(self, now: float, latest: float) -> None:
+        """What was planned begins now at the earliest, takes as long as was planned, and is over by `latest`.
+        Nobody planned for a claim that is not firm: it may take all the time there is."""
+        if not self.firm:
+            self.until = latest
+        elif not self.is_running:
+            length = self.until - self.starts_at
+            self.starts_at = max(self.starts_at, now)
+            self.until = self.starts_at + length
+        self.until = min(self.until, latest)
+
     def set_window(self, gpus: tuple[str, ...], starts_at: float) -> None:
         self.gpus, self.starts_at = gpus, starts_at
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from core.hardware import Hardware
+from core.hardware import GpuSet, Hardware
 from miner.fleet.health import Health, Judged
 from miner.fleet.local import LocalFleet, Stock
 from miner.fleet.looks import CannotLook, Look, NoDriver, Source
@@ -109,14 +109,15 @@ class Inventory:
         if judged is None:
             return Stock(trouble=trouble)
         usable = sum(gpu.out is None for gpu in judged.gpus)
-        hardware = None
+        hardware = installed = None
         if judged.kind is not None:
-            hardware = Hardware.model_validate(
-                {**self._host(), "gpus": {"kind": judged.kind, "count": usable}}
-            )
+            gpus = GpuSet(kind=judged.kind, count=usable)
+            hardware = Hardware.model_validate({**self._host(), "gpus": gpus})
+            installed = hardware.model_copy(update={"gpus": gpus.take(len(judged.gpus))})
         return Stock(
             gpus=judged.gpus,
             hardware=hardware,
+            installed=installed,
             failed=judged.failed,
             unclean=judged.unclean,
             shared=judged.shared,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from miner.fleet.base import Gpu, Hold, HoldKind, NamedLane, Placement, TaskKey
 from miner.fleet.calendar import Calendar
 from miner.fleet.claims import Claim, Stage
+from miner.fleet.layout import FOREVER
 from miner.fleet.schedule import Cards, Pass, Rules, queue_order
 
 
@@ -116,14 +117,29 @@ class Ledger:
         )
         self._set(claim)
 
+    def renew(self, key: TaskKey, now: float) -> None:
+        """The validator has asked for the same once more: the window begins later, and ends as much later."""
+        claim = self._claims.get(key)
+        if claim is not None and not claim.is_running:
+            claim.begin(now, FOREVER)
+            self._set(claim)
+
     def start(self, key: TaskKey, *, now: float, until: float, priority: float = 0.0) -> None:
-        """The task is a job now. What an offer kept for it stays kept; without one it joins the queue."""
+        """The task is a job now, to be over at `until` at the latest. What an offer kept for it stays kept,
+        as long as was planned from now on; without one it joins the queue."""
         claim = self._claims.get(key)
         if claim is None:
             claim = Claim(key, HoldKind.JOB, Stage.PROMISED, (1,), now, until, _sane(priority))
         claim.kind = HoldKind.JOB
-        claim.until = until
+        claim.begin(now, until)
         self._set(claim)
+
+    def offer_again(self, key: TaskKey) -> None:
+        """Take a `start` back."""
+        claim = self._claims.get(key)
+        if claim is not None and claim.stage is Stage.PROMISED:
+            claim.kind = HoldKind.OFFER
+            self._set(claim)
 
     # GPUs
 
@@ -139,14 +155,14 @@ class Ledger:
         lane: NamedLane | None = None,
     ) -> None:
         """Wait for GPUs. A job that has some asks for others: what it has is kept for it until then, if it
-        is of any use to it."""
+        is of any use to it. The priority that came with a promise or a start stands."""
         claim = self._claims.get(key)
         if claim is None:
-            claim = Claim(key, HoldKind.JOB, Stage.WAITING, (), now, until)
+            claim = Claim(key, HoldKind.JOB, Stage.WAITING, (), now, until, _sane(priority))
         claim.firm = claim.firm or claim.is_running
+        claim.begin(now, until)
         claim.kind, claim.stage = HoldKind.JOB, Stage.WAITING
         claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
-        claim.until, claim.priority = until, _sane(priority)
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
 
@@ -171,12 +187,14 @@ class Ledger:
         if not gpus or not known.issuperset(gpus) or not taken.isdisjoint(gpus):
             return False
         claim = self._claims.get(key) or Claim(key, HoldKind.JOB, Stage.RUNNING, (len(gpus),), now, until)
-        claim.kind, claim.stage, claim.until = HoldKind.JOB, Stage.RUNNING, until
-        claim.set_window(tuple(gpus), now)
+        claim.kind, claim.stage = HoldKind.JOB, Stage.RUNNING
+        claim.until = min(claim.until, until) if claim.firm else until
+        claim.set_window(tuple(gpus), min(claim.starts_at, now) if claim.firm else now)
         self._set(claim)
         return True
 
     def extend(self, key: TaskKey, until: float) -> None:
+        """It is expected to be over then, not when was thought before."""
         claim = self._claims.get(key)
         if claim is not None:
             claim.until = until

@@ -33,6 +33,8 @@ class Stock:
     shared: frozenset[str] = frozenset()
     #: Why the inventory could not be read this time.
     trouble: str | None = None
+    #: The same with all cards, also those that are out for the moment.
+    installed: Hardware | None = None
     #: Whether memory in use is seen: if not, a released card counts as clean.
     sees_memory: bool = False
 
@@ -105,6 +107,10 @@ class LocalFleet:
         now = self._clock()
         return self.ledger.promise(key, placement, now=now, until=until, priority=priority, lane=lane)
 
+    def renew(self, key: TaskKey, now: float) -> None:
+        """The offer was made once more, and what was promised is promised from now on."""
+        self.ledger.renew(key, now)
+
     def restore(self, holds: Iterable[tuple[Hold, bool]]) -> None:
         """Take up the promises of an earlier life, each with whether it was an accepted offer's."""
         for hold, firm in holds:
@@ -112,9 +118,9 @@ class LocalFleet:
         self.arrange()
 
     def start(self, key: TaskKey, *, until: float, priority: float = 0.0) -> None:
-        """The task is a job now: with the GPUs promised to it, or in the queue."""
+        """The task is a job now: with the GPUs promised to it, or in the queue. Where in the queue, the next
+        `arrange` says: nobody can ask for GPUs before then, and starts come in storms."""
         self.ledger.start(key, now=self._clock(), until=until, priority=priority)
-        self.arrange()
 
     # GPUs
 
@@ -174,7 +180,10 @@ class LocalFleet:
         self.arrange()
 
     def arrange(self) -> None:
-        """See whether anybody's turn has come: after every change, and now and then because time passes."""
+        """See whether anybody's turn has come: after every change, and now and then because time passes. What
+        was promised in an earlier life waits for the first look, or it would lose its cards to no purpose."""
+        if not self.stock.gpus:
+            return
         for claim in self.ledger.arrange(self._clock()):
             future = self._waiting.pop(claim.key, None)
             if future is None or future.done():
@@ -182,6 +191,14 @@ class LocalFleet:
             else:
                 future.set_result(self._grant(claim.key, claim.gpus))
                 log.info("GPUs %s to %s", ", ".join(claim.gpus), claim.key.task_id)
+
+    @property
+    def usable_count(self) -> int:
+        return self.stock.hardware.gpus.count if self.stock.hardware else 0
+
+    @property
+    def busy_count(self) -> int:
+        return sum(self.is_in_use(gpu.id) for gpu in self.stock.gpus)
 
     def queue(self) -> list[Claim]:
         return self.ledger.queue(self._clock())

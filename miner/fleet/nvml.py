@@ -71,7 +71,7 @@ class NvmlSource:
             self._drop()
             raise
         if told.trouble is not None or any(card.error for card in told.cards):
-            # The library keeps what it knew of a card when it was opened: only a new process sees a reset one.
+            # The library keeps what it knew of a card when opened: only a new process sees a reset one.
             self._drop()
         if told.trouble is not None:
             raise (NoDriver if told.absent else CannotLook)(told.trouble)

@@ -15,11 +15,13 @@ from typing import TypeVar
 
 from core.planning.learned import Learned
 from core.wire import MinerSubmission
+from miner.fleet.base import TaskKey
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
 from miner.store import jobs as starts
 from miner.store import work
 from miner.store.books import Books
+from miner.store.jobs import Start, Started
 from miner.store.work import AttemptRow, JobRow
 
 T = TypeVar("T")
@@ -50,6 +52,9 @@ class JobBook:
             return query(connection)
 
     # Writing
+
+    async def record_start(self, validator: str, start: Start) -> Started:
+        return await self._books.record_start(validator, start, now=self.clock())
 
     async def move(
         self, row: JobRow, state: JobState, reason: EndReason | None = None, detail: str = ""
@@ -99,7 +104,7 @@ class JobBook:
 
     async def submitted(self, row: JobRow, made: MinerSubmission) -> JobRow:
         """A fact about the hub, so it is kept whoever has changed the job meanwhile."""
-        await self._books.record_submission(row.task_id, made)
+        await self._books.record_submission(TaskKey(row.validator, row.task_id), made)
         return await self.load(row.id)
 
     async def revive(self, row: JobRow) -> JobRow:

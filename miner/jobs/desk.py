@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from core.errors import GodMinerError
 from core.profile.load import LoadedProfile
@@ -21,7 +21,7 @@ from miner.jobs.live import Bus, Live
 from miner.jobs.ports import Fetched, Inputs, Publisher, StepFailed
 from miner.jobs.states import MEANING, EndReason, JobState, Retry
 from miner.jobs.times import Pace, Timeline, timeline
-from miner.store.work import JobRow
+from miner.store.work import AttemptRow, JobRow
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,10 @@ T = TypeVar("T")
 
 def _nobody_knows(_gpus: tuple[str, ...]) -> bool | None:
     return None
+
+
+async def _no_room() -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,19 @@ class Parts:
     bus: Bus = field(default_factory=Bus)
     clock: Callable[[], float] = time.time
     random: Random = field(default_factory=Random)
+    #: Engines of earlier choices that still have runs of ours, by name.
+    others: Mapping[str, Engine] = field(default_factory=dict)
     #: Whether GPUs do nothing at the moment; None where nobody can tell.
     gpus_idle: Callable[[tuple[str, ...]], bool | None] = _nobody_knows
     #: An alert for the operator: (kind, text).
     alert: Callable[[str, str], None] = lambda _kind, _text: None
+    #: Removes what finished jobs have left, for a disk that is full; the bytes freed.
+    make_room: Callable[[], Awaitable[int]] = _no_room
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
+
+    def engine_of(self, attempt: AttemptRow) -> Engine:
+        return self.others.get(attempt.engine, self.engine)
 
 
 class Desk:
@@ -70,6 +81,7 @@ class Desk:
         self.gpu_lost: str | None = None
         #: Something has changed that a waiting worker should look at.
         self.poked = asyncio.Event()
+        self._told: dict[str, Any] = {}
         self.show()
 
     @property
@@ -108,7 +120,10 @@ class Desk:
         live.state, live.deadline_at = row.state.value, row.deadline_at
         live.published = row.submission.repo if row.submission else None
         live.gpus = self.grant.ids if self.grant else ()
-        self.parts.bus.tell("job", row.id, live.as_dict())
+        told = live.as_dict()
+        if told != self._told:
+            self._told = told
+            self.parts.bus.tell("job", row.id, told)
 
     def note(self, kind: str, text: str) -> None:
         """Something an operator may want to read, in the log and on the displays."""
@@ -135,6 +150,17 @@ class Desk:
             pass
         self.poked.clear()
 
+    def take_back(self, gpus: tuple[str, ...]) -> None:
+        """After a restart: what a run goes on with is its own. While the fleet can't see its cards that is
+        not known, and asked again: a card that is not seen yet is no lost one."""
+        if self.grant is not None or self.gpu_lost is not None:
+            return
+        fleet = self.parts.fleet
+        self.grant = fleet.adopt(self.key, gpus, until=self.row.deadline_at)
+        seen = fleet.snapshot(self.now())
+        if self.grant is None and seen.gpus and seen.trouble is None:
+            self.gpu_lost = f"of {', '.join(gpus)} not all can be used any more"
+
     def release_gpus(self) -> None:
         self.parts.fleet.release(self.key)
         self.parts.ports.pop(self.row.id, None)
@@ -150,18 +176,21 @@ class Desk:
         attempt: int | None = None,
     ) -> T:
         """One step, tried again as its reason allows, until a moment that may move. `StepFailed`."""
-        failures = 0
+        failures, last = 0, ""
         while True:
             try:
                 return await self._once(name, action, until(), attempt)
             except StepFailed as failed:
+                if failed.reason is EndReason.DEADLINE:
+                    raise StepFailed(failed.reason, f"{failed}{last}") from None
                 if MEANING[failed.reason].retry is not Retry.WAIT:
                     raise
-                failures += 1
+                failures, last = failures + 1, f"; the last try: {failed}"
                 pause = max(self.parts.pace.pause(failures, self.parts.random), failed.retry_after or 0.0)
                 if self.now() + pause >= until():
-                    text = f"{name} was not over in time; the last try: {failed}"
-                    raise StepFailed(EndReason.DEADLINE, text) from None
+                    raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time{last}") from None
+                if failed.reason is EndReason.DISK_FULL:
+                    await self.parts.make_room()
                 await self._wait(name, failed, failures, pause)
 
     async def _once(

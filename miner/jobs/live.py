@@ -106,6 +106,10 @@ class Bus:
                 return
         one.queue.put_nowait(change)
 
+    def now(self, kind: str, job_id: int | None, data: dict[str, Any]) -> Change:
+        """How it is at this moment, for one who begins to listen."""
+        return Change(self._number, kind, job_id, data)
+
     async def listen(self, job_id: int | None = None) -> AsyncIterator[Change]:
         """Changes from now on, of one job or of all. Ends when the daemon does."""
         listener = _Listener(job_id)

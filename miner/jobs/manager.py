@@ -11,8 +11,10 @@ from miner.fleet.base import TaskKey
 from miner.jobs import recovery
 from miner.jobs.desk import Desk, Parts
 from miner.jobs.live import Live
+from miner.jobs.room import Room
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.worker import Worker
+from miner.store.jobs import Start, Started
 from miner.store.work import JobRow, Stale
 
 log = logging.getLogger(__name__)
@@ -27,14 +29,30 @@ class NotNow(GodMinerError):
     code = "job_state"
 
 
+class NoJobsYet(GodMinerError):
+    """Nothing can be done for jobs before there is an engine."""
+
+    code = "no_jobs_yet"
+
+
 class Jobs:
-    def __init__(self, parts: Parts, *, on_over: Callable[[TaskKey], None] = lambda _key: None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        room: Room | None = None,
+        on_taken: Callable[[TaskKey], None] = lambda _key: None,
+        on_over: Callable[[TaskKey], None] = lambda _key: None,
+    ) -> None:
         self.parts = parts
+        self.room = room
+        self._on_taken = on_taken
         self._on_over = on_over
         self._desks: dict[int, Desk] = {}
         self._workers: dict[int, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
+        self._up = asyncio.Event()
 
     # Starting and stopping with the daemon
 
@@ -43,12 +61,14 @@ class Jobs:
         self.parts.fleet.on_lost(self._gpu_lost)
         for row, held in await recovery.take_up(self.parts):
             self._begin(row, held)
+        self._up.set()
         self._sweeper = asyncio.create_task(recovery.sweep(self.parts), name="orphans")
 
     async def stop(self) -> None:
         """Let go of everything. Trainings go on without us; uploads go on with the next life."""
         self._stopping = True
         self.parts.bus.close()
+        self._up.set()
         tasks = [*self._workers.values(), *([self._sweeper] if self._sweeper else [])]
         for task in tasks:
             task.cancel()
@@ -56,8 +76,16 @@ class Jobs:
 
     # What happens to jobs
 
+    async def take(self, start: Start, validator: str) -> Started:
+        """A start that came in by another door than the validators'."""
+        self._on_taken(TaskKey(validator, start.task_id))
+        started = await self.parts.book.record_start(validator, start)
+        await self.started(started.job_id)
+        return started
+
     async def started(self, job_id: int) -> None:
         """A start came in: a new job, or a known one with another name or deadline."""
+        await self._up.wait()  # no new job may take the GPUs of one that is not adopted yet
         desk = self._desks.get(job_id)
         if desk is None:
             self._begin(await self.parts.book.load(job_id))
@@ -87,6 +115,8 @@ class Jobs:
         if row.deadline_at <= self.parts.clock():
             raise NotNow(f"the deadline of job {job_id} has passed; no try could come to anything")
         row = await self.parts.book.revive(row)
+        if self.room is not None:
+            self.room.used_again(job_id)
         await self.started(job_id)
         return row
 

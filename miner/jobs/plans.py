@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from core.budget import Refusal, Verdict
+from core.choices import GpuStrategy
 from core.hardware import Hardware
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.costs import Site
-from core.planning.gpus import COUNTS
+from core.planning.gpus import COUNTS, lane_for
 from core.planning.learned import Learned, learned_from, shape_key
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.planner import plan as make
 from core.planning.timing import Measured, recalibrate
 from core.profile.load import LoadedProfile
+from core.profile.resolve import resolve
+from miner.fleet.base import NamedLane
 from miner.jobs.ports import Fetched, StepFailed
 from miner.jobs.states import EndReason
 
@@ -26,6 +29,16 @@ _LATE = frozenset({Refusal.NO_TIME, Refusal.TOO_SLOW})
 _MOST_DOUBLINGS = 12
 #: Of the learning rate, after a loss of NaN.
 CALMER = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan, and what to ask the fleet for."""
+
+    plan: TrainingPlan
+    #: Numbers of GPUs that would do, the plan's own first.
+    counts: tuple[int, ...]
+    lane: NamedLane | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +114,19 @@ def _wiser(plan: TrainingPlan, history: Sequence[EndReason]) -> TrainingPlan:
     return plan.model_copy(update={**changes, "notes": tuple(notes)}) if changes else plan
 
 
-def counts_for(plan: TrainingPlan, ask: Ask, profile: LoadedProfile, lessons: Lessons) -> tuple[int, ...]:
-    """How many GPUs to ask for: the plan's own number, then every smaller one that would still do."""
-    return (plan.gpus.count, *_smaller(plan, ask, profile, lessons))
+def draft(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Draft:
+    """The first plan, and every smaller number of GPUs that would still do."""
+    plan = first_plan(ask, profile, lessons)
+    counts = (plan.gpus.count, *_smaller(plan, ask, profile, lessons))
+    return Draft(plan, counts, _lane(ask, profile))
+
+
+def _lane(ask: Ask, profile: LoadedProfile) -> NamedLane | None:
+    task = ask.spec.task_type
+    targets = resolve(profile, task, ask.inputs.model).targets
+    if targets.gpu_strategy is not GpuStrategy.LANES:
+        return None
+    return lane_for(targets, ask.inputs.model, task)
 
 
 def _smaller(plan: TrainingPlan, ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Iterator[int]:

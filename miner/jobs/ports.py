@@ -32,8 +32,8 @@ class StepFailed(GodMinerError):
         self.retry_after = retry_after
 
 
-#: (what: "model", "dataset", "check" or "upload", bytes so far, bytes in all if known). Called from the event loop,
-#: a few times per second at most.
+#: (what: "model", "dataset", "check" or "upload", bytes so far, bytes in all if known). Called from the event
+#: loop, a few times per second at most.
 Told = Callable[[str, int, int | None], None]
 
 

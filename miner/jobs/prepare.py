@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from core.hardware import Hardware
@@ -22,6 +22,7 @@ from miner.jobs.folder import AttemptFolder, remove
 from miner.jobs.launch import run_spec, write_attempt
 from miner.jobs.loopback import free_port
 from miner.jobs.past import Past, read_past
+from miner.jobs.plans import Draft
 from miner.jobs.ports import Fetched, StepFailed
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import Task, spec_of, task_of, wanted_of
@@ -55,42 +56,37 @@ async def fetch(desk: Desk, task: Task) -> Fetched:
 
 
 async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> tuple[TrainingPlan, Grant]:
-    async def planned() -> tuple[Hardware, TrainingPlan, tuple[int, ...]]:
+    async def drafted() -> tuple[Hardware, Draft]:
         could = desk.parts.fleet.could_have(desk.key)
         if could is None:
             raise StepFailed(EndReason.NO_GPU, "no GPU of this host can be used")
-        return could, *await _plan(desk, task, fetched, past, could)
+        return could, await _draft(desk, task, fetched, past, could)
 
     desk.doing("plan")
-    could, plan, counts = await desk.persist("plan", planned, lambda: useful_until(desk), past.next_number)
-    grant = await _acquire(desk, plan, counts)
+    could, draft = await desk.persist("plan", drafted, lambda: useful_until(desk), past.next_number)
+    grant = await _acquire(desk, draft)
     if past.ended_by is EndReason.OOM:
-        return plan, grant  # the rung decides everything but the steps, and the clock decides those
+        return draft.plan, grant  # the rung decides everything but the steps, and the clock decides those
     given = could.model_copy(update={"gpus": grant.gpus})
-    final, _ = await _plan(desk, task, fetched, past, given)
-    return final, grant
+    return (await _draft(desk, task, fetched, past, given)).plan, grant
 
 
-async def _plan(
-    desk: Desk, task: Task, fetched: Fetched, past: Past, hardware: Hardware
-) -> tuple[TrainingPlan, tuple[int, ...]]:
-    """The plan, and the counts of GPUs that would do. Tens of milliseconds, so not on the event loop."""
+async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware: Hardware) -> Draft:
+    """Tens of milliseconds, so not on the event loop."""
     parts, now = desk.parts, desk.now()
     if past.ended_by is EndReason.OOM and past.plan is not None:
         failure = _failure(desk, past, hardware)
         plan = await asyncio.to_thread(plans.plan_after_oom, past.plan, failure)
         await _learn(desk, plan)
-        return plan, (plan.gpus.count,)
+        return Draft(plan, (plan.gpus.count,))
     ask = plans.Ask(spec_of(desk.row, task, now), fetched, hardware, past.history)
 
-    def made() -> tuple[TrainingPlan, tuple[int, ...]]:
+    def made() -> Draft:
         def lessons(shape: str) -> Learned | None:
             text = parts.book.read_now(lambda db: work.lesson(db, shape))
             return Learned.model_validate_json(text) if text else None
 
-        profile = parts.profile()
-        plan = plans.first_plan(ask, profile, lessons)
-        return plan, plans.counts_for(plan, ask, profile, lessons)
+        return plans.draft(ask, parts.profile(), lessons)
 
     return await asyncio.to_thread(made)
 
@@ -117,27 +113,33 @@ async def _learn(desk: Desk, plan: TrainingPlan) -> None:
         await desk.parts.book.keep_lesson(shape, lesson)
 
 
-async def _acquire(desk: Desk, plan: TrainingPlan, counts: Sequence[int]) -> Grant:
+async def _acquire(desk: Desk, draft: Draft) -> Grant:
     """The GPUs of the attempt before, where they still do; else a place in the queue."""
-    held = desk.grant
-    if held is not None and len(held.ids) in counts and desk.gpu_lost is None and not plan.launch.exclusive:
+    held, exclusive = desk.grant, draft.plan.launch.exclusive
+    if held is not None and len(held.ids) in draft.counts and desk.gpu_lost is None and not exclusive:
         return held
-    if held is not None:
-        desk.release_gpus()
+    desk.grant, desk.gpu_lost = None, None
     desk.doing("gpus")
 
     async def wait() -> Grant:
         return await desk.parts.fleet.acquire(
             desk.key,
-            counts,
+            draft.counts,
             until=desk.row.deadline_at,
-            priority=0.0,
-            exclusive=plan.launch.exclusive,
+            priority=_priority(desk),
+            exclusive=exclusive,
+            lane=draft.lane,
         )
 
     desk.grant = await desk.persist("gpus", wait, lambda: useful_until(desk))
     desk.show()
     return desk.grant
+
+
+def _priority(desk: Desk) -> float:
+    """What its offer was worth, as the fleet has it."""
+    holds = desk.parts.fleet.snapshot(desk.now()).holds
+    return next((one.priority for one in holds if one.key == desk.key), 0.0)
 
 
 async def _set_up(

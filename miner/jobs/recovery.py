@@ -10,8 +10,9 @@ import asyncio
 import logging
 import sqlite3
 
-from miner.engines.base import Found, Phase, Unreachable
+from miner.engines.base import Engine, Found, Phase, Unreachable
 from miner.jobs.desk import Desk, Parts
+from miner.jobs.times import Pace
 from miner.store import work
 from miner.store.work import AttemptRow, JobRow
 
@@ -35,7 +36,7 @@ async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
     for row in rows:
         desk = Desk(parts, row)
         if (attempt := running.get(row.id)) is not None:
-            desk.grant = parts.fleet.adopt(desk.key, attempt.gpus, until=row.deadline_at)
+            desk.take_back(attempt.gpus)
         desks.append((row, desk))
     if rows:
         log.info("taking up %d jobs, %d of them with a run", len(rows), len(running))
@@ -57,16 +58,16 @@ async def sweep(parts: Parts) -> None:
 
 
 async def _sweep_once(parts: Parts) -> None:
-    found = await parts.engine.ours()
-    # Read after the engine was asked: an attempt is in the books before the engine hears of it.
-    known = {one.key for one in await parts.book.read(work.open_attempts)}
-    for one in found:
-        if one.key not in known:
-            await _remove(parts, one)
+    for engine in (parts.engine, *parts.others.values()):
+        found = await engine.ours()
+        # Read after the engine was asked: an attempt is in the books before the engine hears of it.
+        known = {one.key for one in await parts.book.read(work.open_attempts)}
+        for one in found:
+            if one.key not in known:
+                await _remove(engine, one, parts.pace)
 
 
-async def _remove(parts: Parts, one: Found) -> None:
-    engine, pace = parts.engine, parts.pace
+async def _remove(engine: Engine, one: Found, pace: Pace) -> None:
     if one.run_dir is not None:
         waited = 0.0
         while (await engine.poll(one.ref, one.run_dir)).phase in (Phase.RUNNING, Phase.QUEUED):

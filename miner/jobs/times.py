@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Self
+
+from miner.settings import Settings
 
 #: What each part may take of the job's whole time at most, so that a job of seconds still trains.
 MOST_MARGIN, MOST_RESERVE, MOST_PUBLISH, MOST_GRACE = 0.25, 0.25, 0.25, 0.125
@@ -40,6 +43,24 @@ class Pace:
     publish_early: bool = True
     #: Uploads while training take at most this share of the time.
     early_share: float = 0.25
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        pause = settings.retry_pause_seconds
+        return cls(
+            poll_s=settings.job_poll_seconds,
+            engine_poll_s=5 * settings.job_poll_seconds,
+            pause_s=pause,
+            pause_cap_s=max(settings.retry_pause_max_seconds, pause),
+            margin_s=settings.publish_margin_seconds,
+            grace_s=settings.stop_grace_seconds,
+            stall_factor=settings.stall_factor,
+            stall_min_s=settings.stall_min_seconds,
+            start_limit_s=settings.silence_limit_seconds,
+            dump_s=5 * settings.job_poll_seconds,
+            max_attempts=settings.max_attempts,
+            publish_early=settings.publish_early,
+        )
 
     def pause(self, failures: int, random: Random) -> float:
         """Before the next try, after so many failures in a row: doubling, with jitter."""

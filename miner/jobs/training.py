@@ -37,7 +37,7 @@ _LAST_WAIT_S = 20.0
 class Training:
     def __init__(self, desk: Desk, attempt: Attempt, task: Task) -> None:
         self.desk, self.attempt, self.task = desk, attempt, task
-        self.pace = desk.parts.pace
+        self.pace, self.engine = desk.parts.pace, desk.parts.engine_of(attempt.row)
         self.course = Course(attempt.row.started_at)
         self.tail = Tail(attempt.folder.progress)
         self.early = EarlyPublisher(desk, attempt.row.number)
@@ -55,8 +55,10 @@ class Training:
         """How it ended; None when it may be running still and there is no time to wait for it."""
         self.desk.live.attempt = self.attempt.row.number
         try:
+            self.desk.take_back(self.attempt.row.gpus)
             await self._launch()
             while True:
+                self.desk.take_back(self.attempt.row.gpus)
                 await self._look()
                 status = await self._status()
                 if status is not None and status.phase in (Phase.ENDED, Phase.LOST):
@@ -80,7 +82,7 @@ class Training:
 
         async def submit() -> str:
             try:
-                return await self.desk.parts.engine.submit(spec)
+                return await self.engine.submit(spec)
             except Unreachable as error:
                 raise unreachable(error) from None
             except Rejected as error:
@@ -90,7 +92,7 @@ class Training:
         number = self.attempt.row.number
         self._ref = await self.desk.persist("launch", submit, lambda: self.kill_at, number)
         await self.desk.parts.book.set_ref(self.attempt.row, self._ref)
-        self.desk.note("launched", f"attempt {number} runs on {self.desk.parts.engine.name}")
+        self.desk.note("launched", f"attempt {number} runs on {self.engine.name}")
 
     # Looking
 
@@ -122,7 +124,7 @@ class Training:
         self._polled_at = now
         assert self._ref is not None
         try:
-            status = await self.desk.parts.engine.poll(self._ref, folder.path)
+            status = await self.engine.poll(self._ref, folder.path)
         except Unreachable as error:
             if self.desk.live.trouble != str(error):
                 log.warning("job %d: %s", self.desk.row.id, error, extra=self.desk.log)
@@ -196,7 +198,7 @@ class Training:
     async def _dump(self) -> None:
         assert self._ref is not None
         try:
-            await self.desk.parts.engine.dump_stacks(self._ref)
+            await self.engine.dump_stacks(self._ref)
         except Unreachable as error:
             log.warning("no stacks of job %d: %s", self.desk.row.id, error, extra=self.desk.log)
 
@@ -204,7 +206,7 @@ class Training:
         """Whether the engine has taken it."""
         assert self._ref is not None
         try:
-            await self.desk.parts.engine.stop(self._ref, force=force)
+            await self.engine.stop(self._ref, force=force)
         except Unreachable as error:
             log.warning("job %d can't be stopped: %s", self.desk.row.id, error, extra=self.desk.log)
             self.desk.live.trouble = str(error)

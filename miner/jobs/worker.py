@@ -92,7 +92,8 @@ class Worker:
         desk = self.desk
         task = task_of(desk.row)
         desk.parts.inputs.hold(wanted_of(desk.row, task, desk.folder))
-        self._take_back(attempt)
+        if attempt.plan.launch.port is not None:
+            desk.parts.ports[desk.row.id] = attempt.plan.launch.port
         training = Training(desk, attempt, task)
         try:
             ended = await training.run()
@@ -102,16 +103,6 @@ class Worker:
         if ended is not None:
             await self._close(attempt, ended, training.measured_step_s)
         return ended
-
-    def _take_back(self, attempt: Attempt) -> None:
-        """After a restart: the GPUs and the port of what runs are not free, whatever the fleet believes."""
-        desk, row = self.desk, attempt.row
-        if attempt.plan.launch.port is not None:
-            desk.parts.ports[desk.row.id] = attempt.plan.launch.port
-        if desk.grant is None:
-            desk.grant = desk.parts.fleet.adopt(desk.key, row.gpus, until=desk.row.deadline_at)
-            if desk.grant is None:
-                desk.gpu_lost = desk.gpu_lost or f"of {', '.join(row.gpus)} not all can be used any more"
 
     async def _close(self, attempt: Attempt, ended: Verdict, measured_step_s: float | None) -> None:
         """The end goes into the books first: what is done after it can be done again."""
@@ -127,7 +118,7 @@ class Worker:
         await self._forget(attempt.row)
 
     async def _forget(self, row: AttemptRow) -> None:
-        engine = self.desk.parts.engine
+        engine = self.desk.parts.engine_of(row)
         try:
             ref = row.ref or await engine.find(row.key)
             if ref is not None:
@@ -165,6 +156,8 @@ class Worker:
         desk = self.desk
         if desk.gpu_lost is not None or reason in (EndReason.GPU_LOST, EndReason.DISK_FULL):
             desk.release_gpus()
+        if reason is EndReason.DISK_FULL:
+            await desk.parts.make_room()
         if reason in (EndReason.OOM, EndReason.NAN):
             return
         alike = 0
@@ -247,7 +240,8 @@ class Worker:
 
     async def _end_run(self, attempt: AttemptRow) -> bool:
         """End a run whose job is over: asked, then killed. True when it is gone."""
-        desk, engine, pace = self.desk, self.desk.parts.engine, self.desk.parts.pace
+        desk, pace = self.desk, self.desk.parts.pace
+        engine = desk.parts.engine_of(attempt)
         folder = AttemptFolder(Path(attempt.folder))
         asked_at, force = desk.now(), False
         try:

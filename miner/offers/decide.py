@@ -12,7 +12,7 @@ from core.tasks import ImageModelType
 from core.wire import MinerTaskOffer
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask, understand
-from miner.offers.decision import Decision, ExpectedValue, Reason
+from miner.offers.decision import Decision, ExpectedValue, Reason, below
 from miner.offers.fitting import Fit, fit_in
 from miner.offers.history import History
 from miner.offers.policies.load import LoadedPolicy
@@ -83,6 +83,7 @@ def decide(
         profile_hash=profile.digest[:HASH_DIGITS],
         threshold=terms.score.threshold,
         placement=fit.placement,
+        refusal=fit.code,
         value=value,
         plan=fit.brief,
     )
@@ -121,15 +122,24 @@ def _least_value(terms: Policy, held: float) -> float | None:
 
 def _worth(terms: Policy, value: ExpectedValue, held: float) -> Reason:
     found, least = value.per_gpu_hour, _least_value(terms, held)
-    text = (
-        f"{value.points:.2f} points expected (work {value.work:.2f}, success {value.success:.0%}, "
-        f"win {value.win:.0%}) for {value.gpu_hours:.1f} GPU-hours: {found:.3f} each"
-    )
+    text = f"{found:.3f} points expected of a GPU's hour"
     if least is None:
         return Reason("value", True, text)
+    if terms.rules.min_value_full is None:
+        asked, way = f"{least:g}", f"rules.min_value of {below(found)}"
+    else:
+        asked, way = f"{least:.3f} with {held:.0%} of the GPUs held", _values_for(terms, found, held)
     if found >= least:
-        return Reason("value", True, f"{text}, at least {least:g}")
-    return Reason("value", False, f"{text}, less than {least:g}", f"rules.min_value of {found:.3f}")
+        return Reason("value", True, f"{text}, at least {asked}")
+    return Reason("value", False, f"{text}, less than {asked}", way)
+
+
+def _values_for(terms: Policy, found: float, held: float) -> str:
+    """What would have let a task of such a value pass."""
+    low = terms.rules.min_value or 0.0
+    if found < low or held <= 0:
+        return f"rules.min_value and rules.min_value_full of {below(found)}"
+    return f"rules.min_value_full of {below(low + (found - low) / held)}, or fewer GPUs held"
 
 
 def _enough(terms: Policy, score: float) -> Reason:
@@ -138,7 +148,7 @@ def _enough(terms: Policy, score: float) -> Reason:
         return Reason("score", True, f"{score:.3f}; there is no threshold")
     if score > threshold:
         return Reason("score", True, f"{score:.3f} is above {threshold:g}")
-    way = f"{threshold - score:.3f} more from the factors, or score.threshold below {score:.3f}"
+    way = f"score.threshold of {below(score)}, or {threshold - score:.3f} more from the factors"
     return Reason("score", False, f"{score:.3f} is not above {threshold:g}", way)
 
 

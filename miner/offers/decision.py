@@ -12,12 +12,18 @@ the fleet's queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from core.wire import MinerTaskOffer
+from core.budget import Refusal
 from miner.fleet.base import Placement
+
+
+def below(value: float) -> float:
+    """A limit that lets this value pass, with few digits."""
+    return (math.ceil(value * 1000) - 1) / 1000
 
 
 class Reason(NamedTuple):
@@ -26,7 +32,7 @@ class Reason(NamedTuple):
     rule: str
     passed: bool
     text: str
-    #: For one that failed: what would have to change.
+    #: For one that failed: what would have to change; where a policy's value would do, "KEY of VALUE".
     way: str = ""
 
 
@@ -51,7 +57,9 @@ class ExpectedValue(NamedTuple):
     success: float
     #: That it is the best one, once it is published.
     win: float
-    #: work × (points of a win × success × win − penalty × (1 − success)).
+    #: That it is among the worst ones, which lose points as if it were none.
+    punished: float
+    #: work × (points of a win × success × win − penalty × (failure, or success × punished)).
     points: float
     gpu_hours: float
 
@@ -90,6 +98,8 @@ class Decision:
     threshold: float | None = None
     #: The GPUs and the window that it would take; also of a refused offer, where it would have fitted.
     placement: Placement | None = None
+    #: Why there is no plan, where there is none.
+    refusal: Refusal | None = None
     value: ExpectedValue | None = None
     plan: PlanBrief | None = None
 
@@ -101,16 +111,3 @@ class Decision:
     @property
     def failed(self) -> tuple[Reason, ...]:
         return tuple(reason for reason in self.reasons if not reason.passed)
-
-
-class Load(NamedTuple):
-    """How much this miner has promised already, the offer at hand left out."""
-
-    open_jobs: int
-    held_offers: int
-
-
-class Policy(Protocol):
-    """Decides within microseconds from what is in memory: no network, no disk."""
-
-    def decide(self, offer: MinerTaskOffer, load: Load) -> Decision: ...

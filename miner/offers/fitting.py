@@ -6,6 +6,7 @@ made again for the hours that are left then. Where too few are free, it is made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -40,6 +41,10 @@ _WAYS: dict[Refusal, str] = {
     Refusal.NO_GPU: "more usable GPUs, or a smaller limits.min_gpus in the profile",
     Refusal.NO_ENGINE: "an engine that trains this kind of task",
 }
+
+
+#: Rows at most that validators pair with a number of hours: (hours up to, rows).
+_MOST_ROWS = ((1, 10_000), (2, 25_000), (3, 100_000), (math.inf, 500_000))
 
 
 class Fit(NamedTuple):
@@ -84,9 +89,11 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
         assert verdict.code is not None
         return Fit((inventory, *_unplanned(verdict.reason, _WAYS[verdict.code])), verdict.code, whole)
     planned = _planned(whole)
+    if (too_much := try_out.too_much_data(whole)) is not None:
+        return Fit((inventory, *_unplanned(too_much, _WAYS[Refusal.TOO_SLOW])), Refusal.TOO_SLOW, whole)
     best = try_out.best(whole)
     if best is None:
-        free = _none_free(whole, fleet, terms, try_out.lane)
+        free = _none_free(whole, try_out)
         return Fit((inventory, planned, free), None, whole)
     plan, placement = best
     wait = max(placement.starts_at - now, 0.0)
@@ -125,6 +132,22 @@ class _Tries:
             rows=ask.offer.ds_size if ask.task_type is TaskType.IMAGE else None,
         )
 
+    def too_much_data(self, whole: TrainingPlan) -> str | None:
+        """An offer does not tell how many rows there are. Training on them can be cut short, but not DPO's
+        pass of the reference model over all of them: it must leave time with the largest dataset too."""
+        if not whole.time["reference"] or not whole.data.rows:
+            return None
+        most = next(rows for hours, rows in _MOST_ROWS if self.ask.hours <= hours)
+        longer = whole.time["reference"] * max(most / whole.data.rows - 1, 0.0)
+        rest = whole.time.total_s - whole.time["train"] - whole.time["evaluate"] - whole.time["save"]
+        late = rest + longer - (whole.time.deadline_s - whole.time.reserve_s)
+        if late < 0:
+            return None
+        return (
+            f"with {most:,} rows, as many as validators give {self.ask.hours:g} h, the pass of the reference "
+            f"model over them would end {show_seconds(late)} too late to train"
+        )
+
     def best(self, whole: TrainingPlan) -> tuple[TrainingPlan, Placement] | None:
         """At once on as many GPUs as wished; else whatever trains most."""
         at_once = self._placed(whole, self.now)
@@ -141,7 +164,7 @@ class _Tries:
         if waiting is None:
             return None
         rest = self.plan(whole.gpus.count, waiting.starts_at - self.now)
-        if not rest.verdict.feasible or rest.gpus.count != whole.gpus.count:
+        if not self._will_do(rest) or rest.gpus.count != whole.gpus.count:
             return None
         seconds = self._seconds(rest, waiting.starts_at - self.now)
         return rest, Placement(waiting.gpus, waiting.starts_at, waiting.starts_at + seconds, waiting.why)
@@ -152,11 +175,19 @@ class _Tries:
         while self.terms.fewer_gpus and self.lane is None and count >= 1:
             if self._room(count, self._seconds(whole, 0.0), self.now) is not None:
                 smaller = self.plan(count)
-                placed = self._placed(smaller, self.now) if smaller.verdict.feasible else None
+                placed = self._placed(smaller, self.now) if self._will_do(smaller) else None
                 if placed is not None:
                     yield smaller, placed
                     return
             count //= 2
+
+    def _will_do(self, plan: TrainingPlan) -> bool:
+        return plan.verdict.feasible and self.too_much_data(plan) is None
+
+    def wait_for(self, plan: TrainingPlan) -> float | None:
+        """Until so many GPUs are free, where that is before the task's deadline."""
+        found = self._placed(plan, self.now + self.ask.hours * 3600)
+        return None if found is None else max(found.starts_at - self.now, 0.0)
 
     def _placed(self, plan: TrainingPlan, latest_start: float) -> Placement | None:
         return self._room(plan.gpus.count, self._seconds(plan, 0.0), latest_start)
@@ -207,11 +238,15 @@ def _planned(plan: TrainingPlan) -> Reason:
     return Reason("plan", True, text)
 
 
-def _none_free(plan: TrainingPlan, fleet: FleetSnapshot, terms: Fitting, lane: NamedLane | None) -> Reason:
-    where = f" of lane {lane[0]}" if lane else ""
-    held = len({gpu for hold in fleet.holds for gpu in hold.gpus})
+def _none_free(plan: TrainingPlan, tries: _Tries) -> Reason:
+    held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
+    where = f" of lane {tries.lane[0]}" if tries.lane else ""
     text = (
         f"{plan.gpus.count} GPUs{where} for {show_seconds(plan.time.total_s)} are not free within "
-        f"{show_seconds(terms.max_wait)}, nor would fewer do; {held} of {len(fleet.usable)} are held"
+        f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"
     )
-    return Reason("gpus", False, text, "a larger fitting.max_wait, or GPUs that are free earlier")
+    wait = tries.wait_for(plan)
+    if wait is None:
+        return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
+    way = f"fitting.max_wait of {math.ceil(wait / 60)}m, if the time after it is enough, or free GPUs"
+    return Reason("gpus", False, f"{text}; free in {show_seconds(wait)}", way)

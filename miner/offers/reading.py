@@ -13,12 +13,9 @@ from core.tasks import TaskType
 from core.wire import MinerTaskOffer
 from miner.jobs.states import JobState, ReservationState
 from miner.offers.decision import Decision
-from miner.offers.history import Outcome
+from miner.offers.offered import Known, Offered
 from miner.offers.record import decision_from
-from miner.offers.replay import Known
-from miner.offers.stream import Offered
 from miner.store import database
-from miner.store.outcomes import outcomes
 
 
 class NoSuchOffer(GodMinerError):
@@ -30,35 +27,56 @@ class NoBooks(GodMinerError):
 
 
 class StoredOffer(NamedTuple):
-    id: int
+    #: In the books: of the offer, or of the job for a start that no accepted offer went before.
+    number: int
     validator: str
     received_at: float
     times_seen: int
     offer: MinerTaskOffer
     decision: Decision
+    decided_at: float
     known: Known
+    #: Not an offer but a start, judged as one.
+    is_start: bool
 
     @property
     def offered(self) -> Offered:
-        return Offered(self.received_at, self.offer)
+        return Offered(self.received_at, self.offer, None, self.known)
 
 
-#: How a job is told apart by the validator who named the task.
-_SELECT = """
-SELECT offers.*, decisions.*, reservations.state AS held, jobs.state AS job
-FROM offers
-JOIN decisions ON decisions.offer_id = offers.id
-LEFT JOIN reservations ON reservations.offer_id = offers.id
-LEFT JOIN jobs ON jobs.task_id = offers.task_id AND jobs.validator = offers.validator
+_DECISION = """
+decisions.accepted, decisions.message, decisions.score, decisions.factors, decisions.reasons,
+decisions.details, decisions.policy, decisions.policy_hash, decisions.profile_hash, decisions.decided_at
 """
+_OFFERS = f"""
+SELECT offers.id AS number, offers.validator, offers.task_id, offers.task_type, offers.model, offers.params,
+    offers.hours, offers.ds_size, offers.received_at, offers.times_seen, 0 AS is_start,
+    reservations.state AS held, jobs.state AS job, {_DECISION}
+FROM offers
+JOIN decisions ON decisions.id = offers.decision_id
+LEFT JOIN reservations ON (reservations.validator, reservations.task_id) = (offers.validator, offers.task_id)
+LEFT JOIN jobs ON (jobs.validator, jobs.task_id) = (offers.validator, offers.task_id)
+"""  # noqa: S608 - ours
+_STARTS = f"""
+SELECT jobs.id AS number, jobs.validator, jobs.task_id, jobs.task_type, jobs.model, NULL AS params,
+    jobs.hours, NULL AS ds_size, jobs.started_at AS received_at, jobs.starts AS times_seen, 1 AS is_start,
+    NULL AS held, jobs.state AS job, {_DECISION}
+FROM jobs JOIN decisions ON decisions.job_id = jobs.id
+"""  # noqa: S608 - ours
 
 
 @contextmanager
 def reading(data_dir: Path) -> Iterator[sqlite3.Connection]:
     """The books of a data folder, beside a daemon that may be running."""
     path = data_dir / database.FILE_NAME
-    if not path.exists():
+    version = database.schema_version(path)
+    if version is None:
         raise NoBooks(f"{path} is not there; the daemon makes it at its first start, or set DATA_DIR")
+    if version != database.HEAD:
+        raise NoBooks(
+            f"{path} has schema {version}, this version reads {database.HEAD}; "
+            "the daemon brings older books up to date when it starts"
+        )
     with database.failures_told(path), closing(database.connect_for_reading(path)) as connection:
         yield connection
 
@@ -70,31 +88,33 @@ def stored_offers(
     accepted: bool | None = None,
     most: int | None = None,
 ) -> list[StoredOffer]:
-    """Oldest first; of more than `most` the newest."""
+    """With the answer that stands, oldest first; of more than `most` the newest."""
     only = "" if accepted is None else f"AND decisions.accepted = {int(accepted)} "
     rows = connection.execute(
-        f"{_SELECT} WHERE offers.received_at >= ? {only}ORDER BY offers.received_at DESC LIMIT ?",
+        f"{_OFFERS} WHERE offers.received_at >= ? {only}ORDER BY offers.received_at DESC LIMIT ?",
         (since, -1 if most is None else most),
     ).fetchall()
     return [one for row in reversed(rows) for one in _stored(row)]
 
 
 def stored_offer(connection: sqlite3.Connection, which: str) -> StoredOffer:
-    """By its number in the list, or by the task's id; of several validators' with that id the newest."""
+    """By its number in the list, or by the task's id; of several validators' with that id the newest. A task
+    that was never offered, or whose offer was refused, may have been started and judged then: that counts."""
     number = int(which) if which.isdecimal() and len(which) < 18 else -1
-    row = connection.execute(
-        f"{_SELECT} WHERE offers.task_id = ? OR offers.id = ? "
-        "ORDER BY offers.task_id = ? DESC, offers.received_at DESC LIMIT 1",
-        (which, number, which),
-    ).fetchone()
-    found = next(_stored(row), None) if row else None
-    if found is None:
+    rows = [
+        connection.execute(
+            f"{_STARTS} WHERE jobs.task_id = ? ORDER BY decisions.decided_at DESC LIMIT 1", (which,)
+        ).fetchone(),
+        connection.execute(
+            f"{_OFFERS} WHERE offers.task_id = ? OR offers.id = ? "
+            "ORDER BY offers.task_id = ? DESC, offers.received_at DESC LIMIT 1",
+            (which, number, which),
+        ).fetchone(),
+    ]
+    found = [one for row in rows if row is not None for one in _stored(row)]
+    if not found:
         raise NoSuchOffer(f"no offer has the number or the task id {which!r}; see god-miner offers list")
-    return found
-
-
-def known_outcomes(connection: sqlite3.Connection, now: float) -> list[Outcome]:
-    return outcomes(connection, now)
+    return max(found, key=lambda one: one.decided_at)
 
 
 def _stored(row: sqlite3.Row) -> Iterator[StoredOffer]:
@@ -110,15 +130,16 @@ def _stored(row: sqlite3.Row) -> Iterator[StoredOffer]:
         ds_size=row["ds_size"],
         model_params_count=row["params"],
     )
-    details = row["details"] if "details" in row.keys() else ""  # noqa: SIM118 - a Row is no mapping
     yield StoredOffer(
-        row["id"],
-        row["validator"],
-        row["received_at"],
-        row["times_seen"],
-        offer,
-        decision_from(row, details),
-        _known(row),
+        number=row["number"],
+        validator=row["validator"],
+        received_at=row["received_at"],
+        times_seen=row["times_seen"],
+        offer=offer,
+        decision=decision_from(row, row["details"]),
+        decided_at=row["decided_at"],
+        known=_known(row),
+        is_start=bool(row["is_start"]),
     )
 
 

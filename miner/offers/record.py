@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Protocol
 
+from core.budget import Refusal
 from miner.fleet.base import Placement
 from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason
 
@@ -41,6 +42,7 @@ def details_of(decision: Decision) -> str:
         and [list(placement.gpus), placement.starts_at, placement.ends_at, placement.why],
         "value": decision.value and list(decision.value),
         "plan": decision.plan and list(decision.plan),
+        "refusal": decision.refusal,
     }
     return json.dumps({key: value for key, value in kept.items() if value is not None})
 
@@ -63,4 +65,5 @@ def decision_from(row: Row, details: str = "{}") -> Decision:
         placement=Placement(tuple(placement[0]), *placement[1:]) if placement else None,
         value=ExpectedValue(*value) if value else None,
         plan=PlanBrief(*plan) if plan else None,
+        refusal=Refusal(known["refusal"]) if known.get("refusal") in list(Refusal) else None,
     )

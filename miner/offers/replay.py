@@ -9,69 +9,47 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 from core.hardware import Hardware, Link
 from core.profile.load import LoadedProfile
 from miner.fleet.base import FleetSnapshot, Gpu, Hold, HoldKind, TaskKey
+from miner.offers.ask import understand
 from miner.offers.decide import decide
-from miner.offers.decision import Decision
+from miner.offers.decision import Decision, ExpectedValue
 from miner.offers.history import History, Outcome
+from miner.offers.offered import Known, Offered
 from miner.offers.policies.load import LoadedPolicy
-from miner.offers.stream import Offered
+from miner.offers.policies.schema import Policy
+from miner.offers.scoring import expected_value
 
-
-class Known(StrEnum):
-    """What became of an offer in fact."""
-
-    REFUSED = "refused"
-    LAPSED = "lapsed"  # accepted, and never started
-    OPEN = "open"
-    PUBLISHED = "published"
-    FAILED = "failed"
+#: How long an offer whose start never came holds its place: the default of OFFER_HOLD_SECONDS.
+LAPSES_AFTER = 900.0
 
 
 class Entry(NamedTuple):
     offered: Offered
     decision: Decision
-
-
-@dataclass
-class Replay:
-    policy: LoadedPolicy
-    gpus: int
-    #: In the order in which the offers came.
-    entries: list[Entry] = field(default_factory=list)
-
-    @property
-    def accepted(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.decision.accepted]
+    #: By the terms that all compared policies are judged by; None: not known.
+    value: ExpectedValue | None
 
 
 def idle_fleet(hardware: Hardware) -> FleetSnapshot:
     """All cards of a kind in one host, linked as such cards are."""
-    count = hardware.gpus.count
-    linked = hardware.gpus.link is Link.NVLINK
-    ids = [str(index) for index in range(count)]
-    gpus = tuple(
-        Gpu(
-            id=ids[index],
-            index=index,
-            kind=hardware.gpus.kind,
-            linked=frozenset(ids) - {ids[index]} if linked else _partner(ids, index, hardware),
-        )
-        for index in range(count)
-    )
-    return FleetSnapshot(gpus, (), hardware, 0.0)
+    ids = [str(index) for index in range(hardware.gpus.count)]
+    gpus = [
+        Gpu(id=name, index=index, kind=hardware.gpus.kind, linked=_linked(ids, index, hardware))
+        for index, name in enumerate(ids)
+    ]
+    return FleetSnapshot(tuple(gpus), (), hardware, 0.0)
 
 
-def _partner(ids: Sequence[str], index: int, hardware: Hardware) -> frozenset[str]:
-    """Bridges join neighbours."""
-    other = index ^ 1
-    paired = hardware.gpus.kind.link is Link.NVLINK_PAIR and other < len(ids)
-    return frozenset({ids[other]}) if paired else frozenset()
+def _linked(ids: Sequence[str], index: int, hardware: Hardware) -> frozenset[str]:
+    """Switches join all cards, bridges neighbours."""
+    link, other = hardware.gpus.kind.link, index ^ 1
+    if link is Link.NVLINK:
+        return frozenset(ids) - {ids[index]}
+    return frozenset({ids[other]}) if link is Link.NVLINK_PAIR and other < len(ids) else frozenset()
 
 
 def replay(
@@ -80,10 +58,10 @@ def replay(
     profile: LoadedProfile,
     hardware: Hardware,
     outcomes: Iterable[Outcome] = (),
-) -> Replay:
-    """Offers in the order of their arrival."""
-    idle = idle_fleet(hardware)
-    found, holds = Replay(policy, hardware.gpus.count), list[Hold]()
+    judge: Policy | None = None,
+) -> list[Entry]:
+    """Offers in the order of their arrival. `judge`: the terms to reckon value by, else the policy's."""
+    idle, holds, entries = idle_fleet(hardware), list[Hold](), list[Entry]()
     history, ended = History(), deque(sorted(outcomes, key=lambda one: one.ended_at))
     for offered in offers:
         while ended and ended[0].ended_at <= offered.at:
@@ -91,16 +69,27 @@ def replay(
         holds = [hold for hold in holds if hold.ends_at > offered.at]
         fleet = FleetSnapshot(idle.gpus, tuple(holds), hardware, offered.at)
         decision = decide(offered.offer, offered.at, fleet, history, policy, profile)
-        found.entries.append(Entry(offered, decision))
-        if decision.accepted and decision.placement is not None:
+        entries.append(Entry(offered, decision, _value(offered, decision, history, judge)))
+        if decision.accepted:
             holds.append(_hold(offered, decision))
-    return found
+    return entries
+
+
+def _value(
+    offered: Offered, decision: Decision, history: History, judge: Policy | None
+) -> ExpectedValue | None:
+    if judge is None or decision.value is None:
+        return decision.value
+    ask = understand(offered.offer)
+    chances = history.chances(ask.kinds, ask.model.family, ask.params, judge.success, offered.at)
+    return expected_value(ask, judge.value, chances, decision.plan, decision.value.gpu_hours)
 
 
 def _hold(offered: Offered, decision: Decision) -> Hold:
     placement = decision.placement
     assert placement is not None
     key = TaskKey("replayed", offered.offer.task_id)
-    return Hold(
-        key, HoldKind.OFFER, placement.gpus, placement.starts_at, placement.ends_at, decision.priority
-    )
+    ends_at = placement.ends_at
+    if offered.known is Known.LAPSED:
+        ends_at = min(ends_at, offered.at + LAPSES_AFTER)
+    return Hold(key, HoldKind.OFFER, placement.gpus, placement.starts_at, ends_at, decision.priority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
@@ -11,7 +12,7 @@ from core.profile.resolve import matches
 from core.units import show_params, show_seconds
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask
-from miner.offers.decision import Reason
+from miner.offers.decision import Reason, below
 from miner.offers.history import Chances, History
 from miner.offers.policies.schema import Rules, hours_for
 from miner.offers.policies.words import WORD_OF
@@ -89,7 +90,7 @@ def _hours(ask: Ask, rules: Rules) -> Reason:
     if limit.allows(ask.hours):
         return Reason("hours", True, f"{ask.hours:g} h are within {limit} for {ask.kinds[0]}")
     text = f"{ask.hours:g} h are over the limit of {limit} for {ask.kinds[0]}"
-    return Reason("hours", False, text, f"{key} of {ask.hours:g}")
+    return Reason("hours", False, text, f"{key} of {math.ceil(ask.hours * 100) / 100:g}")
 
 
 def _least_hours(ask: Ask, rules: Rules) -> Reason:
@@ -98,7 +99,7 @@ def _least_hours(ask: Ask, rules: Rules) -> Reason:
     if ask.hours <= 0:
         return Reason("min_hours", False, f"{ask.hours:g} h leave no time to train", "hours in the offer")
     text = f"{ask.hours:g} h are less than {rules.min_hours:g}"
-    return Reason("min_hours", False, text, f"rules.min_hours of {ask.hours:g}")
+    return Reason("min_hours", False, text, f"rules.min_hours of {math.floor(ask.hours * 100) / 100:g}")
 
 
 def _jobs(rules: Rules, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
@@ -126,7 +127,7 @@ def _success(rules: Rules, chances: Chances) -> Reason:
     text = f"the chance of success is {found:.0%}, the least is {least:.0%}"
     if found >= least:
         return Reason("success", True, text)
-    return Reason("success", False, text, f"rules.min_success of {found:.2f}, or more jobs that succeed")
+    return Reason("success", False, text, f"rules.min_success of {below(found)}, or more jobs that succeed")
 
 
 def _experience(ask: Ask, rules: Rules, history: History) -> Iterator[Reason]:
@@ -140,5 +141,5 @@ def _experience(ask: Ask, rules: Rules, history: History) -> Iterator[Reason]:
     done = history.published(ask.task_type)
     for name, least in asked:
         text = f"{done} of {least} {WORD_OF[ask.task_type]} jobs published that {name} asks for"
-        way = "" if done >= least else f"{least - done} more published, or other rules.experience"
+        way = "" if done >= least else f"{least - done} more published, or another rules.experience.{name}"
         yield Reason("experience", done >= least, text, way)

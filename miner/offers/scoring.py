@@ -8,7 +8,7 @@ from core.units import show_params
 from miner.offers.ask import Ask
 from miner.offers.decision import ExpectedValue, Factor, PlanBrief
 from miner.offers.history import Chances
-from miner.offers.policies.schema import Policy, Scoring, Value, by_kind, hours_for
+from miner.offers.policies.schema import TRAINING_EXPONENT, Policy, Scoring, Value, by_kind, hours_for
 
 
 def work_score(hours: float, billions: int) -> float:
@@ -22,11 +22,11 @@ def expected_value(
     """Without a plan: what the task would be worth to somebody who can do the whole of it."""
     work, success = work_score(ask.hours, ask.billions), chances.success
     win = by_kind(terms.win_chance, ask.kinds, terms.win_prior)
-    win *= (brief.share if brief else 1.0) ** terms.training_exponent
+    win *= (brief.share if brief else 1.0) ** by_kind(terms.training_exponent, ask.kinds, TRAINING_EXPONENT)
     punished = by_kind(terms.punished, ask.kinds, 0.0)
     lost = 1 - success + success * punished
     points = work * (terms.win_points * success * win - terms.penalty * lost)
-    return ExpectedValue(work, success, win, points, gpu_hours)
+    return ExpectedValue(work, success, win, punished, points, gpu_hours)
 
 
 def factors_of(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from core.tasks import TaskType
 from core.wire import MinerTaskOffer
+from miner.offers.offered import Offered
 
 #: (task type, how common): half of the instruct share is chat.
 MIX: tuple[tuple[TaskType, float], ...] = (
@@ -39,15 +39,6 @@ LEAST_GRPO = 1e9
 SAID_ROWS = 100_000
 #: Offers without a parameter count: the lookup failed.
 UNCOUNTED = 0.05
-
-
-class Offered(NamedTuple):
-    """An offer, when it came, and what only its start would have told."""
-
-    at: float
-    offer: MinerTaskOffer
-    #: Of the dataset; None: not known.
-    rows: int | None = None
 
 
 #: (name, parameters, how common within its size).

@@ -40,6 +40,7 @@ _PASSED = (
     "HF_XET_HIGH_PERFORMANCE",
 )
 _LAST_WORDS = 4000
+END_SECONDS = 5.0
 
 
 class Stalled(Exception):
@@ -91,7 +92,9 @@ class Child:
             async for event in _events(process, silence):
                 answer = event
                 heard(event)
-            code = await process.wait()
+            # It has nothing more to say; one that hangs in its own end is not waited for.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), END_SECONDS)
         finally:
             await _end(process)
             said = self._redact((await noise).decode(errors="replace")).strip()
@@ -99,7 +102,7 @@ class Child:
                 log.debug("the publishing process said: %s", said)
         if answer is None or answer.event in ("stage", "progress", "note"):
             last = said.rpartition("\n")[2]
-            text = f"the publishing process ended with status {code} and no answer: {last}"
+            text = f"the publishing process ended with status {process.returncode} and no answer: {last}"
             return Failed(trouble=Trouble.CRASHED, text=text)
         return answer
 
@@ -112,6 +115,9 @@ def environment(cache: Path, *, deduplicate: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HOME": str(cache),
         "HF_XET_CACHE": str(cache / "xet"),
+        # Each piece of 64 MB that was stored is remembered at once; by default an upload that is killed
+        # forgets its last 20 s.
+        "HF_XET_SESSION_XORB_METADATA_FLUSH_MAX_COUNT": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "DO_NOT_TRACK": "1",

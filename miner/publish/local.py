@@ -64,7 +64,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _verify(target: Path, sha256: str) -> None:
-    found = weigh(target)
+    found = weigh(target, plain=True)
     if found.sha256 != sha256:
         text = (
             f"{target} has the SHA-256 {found.sha256}, but {sha256} was checked: it was written to meanwhile"

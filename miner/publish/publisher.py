@@ -128,7 +128,7 @@ class HubPublisher:
             folder=str(outgoing.folder),
             task_type=outgoing.task_type,
             model=outgoing.model or None,
-            base=str(outgoing.model_path) if outgoing.model_path else None,
+            base=None if outgoing.model_path == Path() else str(outgoing.model_path),
             keep_card=keep_card,
             earlier=outgoing.earlier.repo if outgoing.earlier else None,
             memory=str(self._to.folder / f"{outgoing.job_id}.json"),
@@ -144,6 +144,8 @@ class HubPublisher:
                 self._noted(outgoing.task_id, self._redact(event.text))
 
         done = await self._until_done(order, heard, outgoing.finish_by)
+        sizes = f"{done.files} files, {done.size:,} bytes, {done.sent:,} of them sent in the last try"
+        self._noted(outgoing.task_id, f"published {done.repo}: {sizes}")
         return MinerSubmission(repo=done.repo, model_hash=done.model_hash)
 
     async def move(

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Behind whatever answers validators.
 NICENESS = 5
+#: How often progress is told at most.
+EVERY_SECONDS = 0.25
 #: What the client says while it waits, in words for people.
 _TOLD_LOGGERS = ("huggingface_hub.utils._http",)
 
@@ -37,6 +40,7 @@ class Teller:
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
+        self._checked_at = 0.0
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -49,7 +53,10 @@ class Teller:
         self(words.Progress(what="upload", done=done, total=total))
 
     def check(self, done: int, total: int) -> None:
-        self(words.Progress(what="check", done=done, total=total))
+        now = time.monotonic()
+        if now - self._checked_at >= EVERY_SECONDS or done >= total:
+            self._checked_at = now
+            self(words.Progress(what="check", done=done, total=total))
 
 
 class _Waits(logging.Handler):

@@ -15,10 +15,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from core.hardware import KINDS, UnknownGpu, parse_gpus
 from core.tasks import TaskType
 from miner.fiber import public_key
 
 MAX_REQUESTED_DATASETS = 2
+#: GPUS that are to be looked at.
+GPU_WORDS = ("auto", "nvml")
 #: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
@@ -210,12 +213,25 @@ def _secret(minimum: int, rule: str) -> Callable[[SecretStr], SecretStr]:
     return check
 
 
+def _gpus(value: str) -> str:
+    if value not in GPU_WORDS:
+        try:
+            parse_gpus(value)
+        except UnknownGpu:
+            raise ValueError(
+                "must be auto, nvml, cpu, or what cards there are, written like 4xH100; "
+                f"known are {', '.join(KINDS)}"
+            ) from None
+    return value
+
+
 def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
     if len(value) > MAX_REQUESTED_DATASETS:
         raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
     return value
 
 
+Gpus = Annotated[str, AfterValidator(_gpus)]
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
 TaskTypes = Annotated[

@@ -10,7 +10,7 @@ from functools import lru_cache
 from core.model_names import family_from_name, image_type_from_name
 from core.models import Family
 from core.tasks import ImageModelType, TaskType
-from miner.jobs.states import JobState
+from miner.jobs.states import EndReason, JobState
 from miner.offers.ask import image_model, size_of
 from miner.offers.history import Outcome
 from miner.offers.policies.words import kinds_of
@@ -18,13 +18,16 @@ from miner.offers.policies.words import kinds_of
 #: More than this is not looked back on; by then the oldest weigh nothing.
 MOST_OUTCOMES = 50_000
 
-#: An operator's cancellation tells nothing of our chances. The request is read for pictures alone: it names
-#: the image type.
+#: An operator's cancellation tells nothing of our chances, nor a start that could not be done at all and was
+#: never promised. The request is read for pictures alone: it names the image type.
 _SELECT = f"""
 SELECT jobs.id, jobs.task_type, jobs.model, jobs.state, jobs.updated_at, offers.params,
     CASE WHEN jobs.task_type = '{TaskType.IMAGE}' THEN jobs.request END AS request
-FROM jobs LEFT JOIN offers ON offers.validator = jobs.validator AND offers.task_id = jobs.task_id
+FROM jobs
+LEFT JOIN offers ON offers.validator = jobs.validator AND offers.task_id = jobs.task_id
+LEFT JOIN decisions ON decisions.id = offers.decision_id
 WHERE jobs.state IN ('{JobState.DONE}', '{JobState.FAILED}') AND jobs.updated_at >= ?
+    AND (jobs.end_reason IS NOT '{EndReason.INFEASIBLE}' OR decisions.accepted)
 ORDER BY jobs.updated_at DESC LIMIT ?
 """  # noqa: S608 - our enums
 

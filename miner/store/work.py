@@ -138,6 +138,12 @@ def find_job(connection: sqlite3.Connection, word: str) -> JobRow:
     return _job(found[0])
 
 
+def finished_before(connection: sqlite3.Connection, moment: float) -> list[int]:
+    """Jobs that were over by then."""
+    query = f"SELECT id FROM jobs WHERE NOT {IS_OPEN} AND coalesce(ended_at, updated_at) <= ?"  # noqa: S608 - our own text
+    return [row[0] for row in connection.execute(query, (moment,))]
+
+
 def attempts(connection: sqlite3.Connection, job_id: int) -> list[AttemptRow]:
     rows = connection.execute("SELECT * FROM attempts WHERE job_id = ? ORDER BY number", (job_id,))
     return [_attempt(row) for row in rows]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 NAME = "ci-base:1"
@@ -27,6 +28,7 @@ _LEFT_OUT = re.compile(
 FOLDERS = ("dev", "proc", "sys", "tmp", "etc", "root", "run", "var", "opt", "home")
 
 
+@cache
 def tar() -> bytes:
     """The image's file system."""
     out = io.BytesIO()

@@ -51,6 +51,7 @@ class Dockerd:
         self.nvml = nvml
         self.name = f"god-miner-{folder.parent.name}"
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def host(self) -> str:
@@ -63,6 +64,7 @@ class Dockerd:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
         self._lay_out_hook()
+        self._guard = self._guarded()
         try:
             self.start()
         except BaseException:
@@ -76,8 +78,10 @@ class Dockerd:
         self.end()
 
     def start(self) -> None:
-        # After SIGKILL the pid file names a process that may be somebody else's by now.
-        (self.folder / "pid").unlink(missing_ok=True)
+        # After SIGKILL these name processes that may be somebody else's by now, or that nobody collected:
+        # where the machine has no init to do it, Docker would take its dead containerd for a living one.
+        for name in ("pid", "exec/containerd/containerd.pid"):
+            (self.folder / name).unlink(missing_ok=True)
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(),
@@ -130,9 +134,16 @@ class Dockerd:
     def log_tail(self, lines: int = 20) -> str:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
+    def _guarded(self) -> subprocess.Popen[bytes]:
+        """Ends the engine when the tests were killed and could not."""
+        command = f'cat >/dev/null; kill "$(cat {shlex.quote(str(self.folder))}/pid)"'
+        return subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
     def end(self) -> None:
         """Stop it, and everything that it left, however it ended."""
         self.stop()
+        if self._guard is not None:
+            self._guard.communicate()
         for pid in self._own_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -61,7 +61,13 @@ class EngineBench:
         run_dir.mkdir(parents=True)
         labels = {"job": str(number), "attempt": "1"}
         return EngineSpec(
-            **{"key": f"gm-{os.getpid()}-{number}-1", "argv": argv, "run_dir": run_dir, "labels": labels, **more}
+            **{
+                "key": f"gm-{os.getpid()}-{number}-1",
+                "argv": argv,
+                "run_dir": run_dir,
+                "labels": labels,
+                **more,
+            }
         )
 
     def code(self, text: str, **more: Any) -> EngineSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -118,6 +119,11 @@ class FlakyServer:
             self.faults.append(fault)
         return fault
 
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """From now on; `url` still says http."""
+        for server in self._servers:
+            server.tls = context
+
     def lines(self, match: str = "") -> list[str]:
         """The requests so far, as "METHOD /path"."""
         with self.lock:
@@ -165,6 +171,16 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
+
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the connection's own thread, so that a slow handshake holds up nobody."""
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        with self.tls.wrap_socket(request, server_side=True) as covered:
+            super().finish_request(covered, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no news here; anything else is a bug in a double."""

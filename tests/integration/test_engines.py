@@ -187,7 +187,7 @@ inner_of_the_parent()
         assert time.monotonic() < ends, run.log
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.2)
-    assert run.file("others") == "None"
+    assert await bench.said(run, "others") == "None"
     assert (await bench.status(run)).phase is Phase.RUNNING
 
 

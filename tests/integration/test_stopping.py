@@ -32,7 +32,7 @@ async def begun(port: int, one: Sent) -> raw.Connection:
 async def gone(port: int, limit_s: float = 10.0) -> None:
     """Returns when nobody listens there any more."""
     async with asyncio.timeout(limit_s):
-        while raw.listens(port):  # noqa: ASYNC110 - the event is in another process
+        while raw.listens(port):
             await asyncio.sleep(0.01)
 
 

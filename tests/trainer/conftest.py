@@ -23,7 +23,7 @@ for _name in (
 # Little models gain nothing from threads, and several that wait for each other lose ten times over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-STACK = r"(?:torch|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
+STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
 NEEDS_STACK = re.compile(rf"^(?:from|import) {STACK}\b", re.MULTILINE)
 TRAINING = importlib.util.find_spec("torch") is not None
 

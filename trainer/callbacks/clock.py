@@ -1,8 +1,8 @@
 """The clock of a run: how many steps fit, when to evaluate and save, and when to stop.
 
-Everything is measured: the plan's guesses hold only until the first steps, the first evaluation and the first
-save have been seen. What ends a run is never the step in progress but what comes after it: the last evaluation
-and the last save are over before `end_by`.
+Everything is measured: the plan's guesses hold only until the first steps, the first evaluation and the
+first save have been seen. What ends a run is never the step in progress but what comes after it: the last
+evaluation and the last save are over before `end_by`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVAL_SHARE = 0.1
 FIRST_SHARE = 0.03
 #: Kept free between the forecast end of the last save and `end_by`: part of what is forecast, and seconds.
 SLACK_SHARE, SLACK_S = 0.25, 1.0
-#: A new forecast at most this often: it costs a millisecond and changes little.
+#: A new forecast after this long, and whenever the steps have doubled: the first ones matter most.
 FORECAST_S = 5.0
 #: A moving number says more than the plan from this many measurements on.
 ENOUGH_STEPS = 3
@@ -63,11 +63,16 @@ class Clock:
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _evaluated: int = -1
     _saved: int = -1
+    #: Steps that were timed, and when there are enough new ones for another forecast.
+    _measured: int = 0
     _forecast_at: float = -math.inf
+    _forecast_again: int = 0
 
     def __post_init__(self) -> None:
         steps = self.plan.steps
-        self.total, self.eval_every, self.save_every = steps.total, steps.eval_every, steps.save_every
+        # Until steps have been timed, the whole wish: a plan that guessed too few must not let the rate
+        # decay.
+        self.total, self.eval_every, self.save_every = self.wanted, steps.eval_every, steps.save_every
         self._evaluated = self._saved = self.done
 
     @property
@@ -83,10 +88,11 @@ class Clock:
 
     def stepped(self, seconds: float) -> None:
         self.done += 1
-        if self._unusual < min(UNUSUAL_STEPS, self.total // 4):
+        if self._unusual < min(UNUSUAL_STEPS, self.wanted // 4):
             self._unusual += 1
         else:
             self._steps.append(seconds)
+            self._measured += 1
 
     def evaluated(self, seconds: float, step: int | None = None) -> None:
         self._evaluations.append(seconds)
@@ -116,7 +122,9 @@ class Clock:
     def eval_s(self) -> float:
         if not self.plan.steps.eval_rows:
             return 0.0
-        planned = self.plan.time["evaluate"] / (count_of(self.plan.steps.total, self.plan.steps.eval_every) + 1)
+        planned = self.plan.time["evaluate"] / (
+            count_of(self.plan.steps.total, self.plan.steps.eval_every) + 1
+        )
         return _latest(self._evaluations, planned)
 
     @property
@@ -140,7 +148,7 @@ class Clock:
 
     def after_step(self) -> Orders:
         """After every step, on the rank that decides."""
-        if self.now() - self._forecast_at >= FORECAST_S:
+        if self.now() - self._forecast_at >= FORECAST_S or self._measured >= self._forecast_again:
             self.forecast()
         # One more step must fit too: what is decided now holds until the next one's end.
         over = self.left < self.finish_s + self.step_s
@@ -161,8 +169,8 @@ class Clock:
 
     def forecast(self) -> None:
         """As many steps as the measured speed allows, and evaluations within their share."""
-        self._forecast_at = self.now()
-        # Asked too early, the plan's own guess is no worse; a run that is out of time needs no forecast.
+        self._forecast_at, self._forecast_again = self.now(), max(2 * self._measured, ENOUGH_STEPS)
+        # Asked too early, the plan's own guess is no worse.
         if len(self._steps) >= ENOUGH_STEPS:
             self.total = max(self._recalibrated().steps.total, self.done)
         step_s = max(self.step_s, 1e-9)
@@ -188,7 +196,8 @@ class Clock:
         return recalibrate(self._true_to(elapsed), measured)
 
     def _true_to(self, elapsed: float) -> TrainingPlan:
-        """More time than the plan knew of (a clock set back, a deadline moved): the plan's end moves along."""
+        """More time than the plan knew of (a clock set back, a deadline moved): the plan's end moves
+        along."""
         if elapsed >= 0:
             return self.plan
         longer = self.plan.time.model_copy(update={"deadline_s": self.plan.time.deadline_s - elapsed})

@@ -1,7 +1,7 @@
 """An exponential moving average of the trained weights, in their own format beside them.
 
-In bf16 a step's part of a slow average is smaller than the format's last digit and would be rounded away every
-time; rounding at random keeps it in the mean.
+In bf16 a step's part of a slow average is smaller than the format's last digit and would be rounded away
+every time; rounding at random keeps it in the mean.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from trainer.sheet import Failure, Sheet, write_whole
 #: How torch, CUDA's libraries, vLLM and the allocators say that there is no memory left.
 _OOM = re.compile(
     r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC_FAILED|NOT_SUPPORTED.*memory)"
-    r"|can't allocate memory|NCCL.*memory allocation|HIP out of memory|No available memory for the cache blocks",
+    r"|can't allocate memory|NCCL.*memory allocation|No available memory for the cache blocks",
     re.IGNORECASE,
 )
 _DISK = re.compile(r"No space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
@@ -106,7 +106,8 @@ def catch_all(sheet: Sheet, rank: int, moment: Moment) -> None:
 
 
 def give_up(sheet: Sheet, rank: int, failure: Failure) -> NoReturn:
-    """Say why, and end without the interpreter's goodbye: destructors of process groups wait for the others."""
+    """Say why, and end without the interpreter's goodbye: destructors of process groups wait for the
+    others."""
     write_whole(sheet.failure_path(rank), failure)
     if failure.end is RunEnd.OOM:
         text = f"rank {rank}: {failure.detail}"[:_MOST_TEXT]

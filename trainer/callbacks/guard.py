@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ WRAPPER_S = 2.0
 
 def dump_stacks_on_request() -> None:
     """SIGUSR1: where every thread is, to the log. Needs no cooperation of a process that hangs."""
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 def end_with(wrapper_pid: int | None) -> None:

@@ -1,6 +1,7 @@
 """KL to the base model on the tokens that are learned, as tournaments with `USE_KL` score it.
 
-The score is evaluation loss + coefficient · KL(fine-tuned || base), so the same is added to the training loss.
+The score is evaluation loss + coefficient · KL(fine-tuned || base), so the same is added to the training
+loss.
 """
 
 from __future__ import annotations

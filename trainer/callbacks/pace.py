@@ -19,12 +19,17 @@ class Pace:
     """The way from 0 to 1."""
 
     total: int
-    #: Steps up to the peak.
-    warmup: int = 0
+    #: Steps up to the peak, if the training is long enough.
+    asked_warmup: int = 0
     done: int = 0
     fraction: float = 0.0
     #: Where the warmup ended.
     warmed: float = field(default=0.0)
+
+    @property
+    def warmup(self) -> int:
+        """At most half of the steps: in a run that the clock has cut the peak is to be reached too."""
+        return min(self.asked_warmup, self.total // 2)
 
     def advance(self) -> None:
         """One more step is done."""

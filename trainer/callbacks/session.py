@@ -1,13 +1,13 @@
 """The brain of a running training, the same for every engine and on every rank.
 
-The engine tells it when a step is over and does what it orders. All ranks call every method at the same point;
-rank 0 decides, the others follow. What is best is decided by the judge, which speaks the validator's metric.
+The engine tells it when a step is over and does what it orders. All ranks call every method at the same
+point; rank 0 decides, the others follow. What is best is decided by the judge, which speaks the validator's
+metric.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from core.plan import TrainingPlan
+from core.planning.schedule import EVALUATIONS
 from core.progress import CheckpointEvent, EvalEvent, SubmissionEvent
 from core.run_files import RunEnd, Score
 from core.units import show_seconds
 from trainer.callbacks.best import Best
-from trainer.callbacks.clock import Clock, Orders
+from trainer.callbacks.clock import EVAL_SHARE, Clock, Orders
 from trainer.callbacks.failures import NotANumber
 from trainer.callbacks.pace import Pace, rate_factor
 from trainer.callbacks.plateau import Plateau
@@ -33,20 +34,24 @@ AGREE_S = 0.5
 MOST_STEPS_APART = 20
 #: Asked to stop, a run takes this long at most for its last evaluation and for a checkpoint, each.
 STOP_GRACE_S = 20.0
+#: Evaluations that take longer are a stage of their own in the progress.
+SHOWN_S = 2.0
 #: Logs in a row without a number: one is a bad batch, several are a broken model.
 MOST_NAN = 3
-#: Weights are taken for better than those of the best evaluation only by more than the metric's own noise.
-SOUP_TRIES = 4
 
 
 class Judge(Protocol):
-    """Scores the model as it is, on held-out rows."""
+    """Scores the model as it is, on held-out rows. All ranks call every method."""
 
     metric: str
     lower_is_better: bool
 
-    def judge(self, budget_s: float) -> float:
-        """On all ranks. Takes about `budget_s` at most: the first call settles how many rows that allows."""
+    def begin(self, budget_s: float, untouched: bool) -> float:
+        """The base model's score, before the first step of this process. Settles how many rows one
+        evaluation can read in about `budget_s`. `untouched`: the model has not been trained yet and is the
+        base itself."""
+
+    def judge(self) -> float: ...
 
 
 class Host(Protocol):
@@ -84,6 +89,8 @@ class Session:
     moment: str = "load"
     step: int = 0
     stop: Stop | None = None
+    #: Why, in words; known on rank 0 only.
+    stop_detail: str = ""
     _agree_at: int = 0
     _nan: int = 0
     _last_judged: int = -1
@@ -92,10 +99,8 @@ class Session:
     plateau: Plateau | None = field(init=False)
 
     def __post_init__(self) -> None:
-        steps, optimizer = self.plan.steps, self.plan.optimizer
-        # A warmup longer than half of a run that the clock has cut would never reach its peak.
-        self.pace = Pace(total=steps.total, warmup=min(optimizer.warmup_steps, max(steps.total // 2, 1)))
-        self.best = Best(patience=steps.early_stopping_patience)
+        self.pace = Pace(total=self.clock.total, asked_warmup=self.plan.optimizer.warmup_steps)
+        self.best = Best(patience=self.plan.steps.early_stopping_patience)
         self.plateau = Plateau(self.plan.plateau) if self.plan.plateau else None
 
     # — the learning rate
@@ -108,26 +113,34 @@ class Session:
     # — the course of a run
 
     def begin(self) -> None:
-        """After loading, before the first step: what the untouched model scores, and what is there already."""
+        """After loading, before the first step: what the untouched model scores, and what is there
+        already."""
         if self.ranks.rank == 0:
             self.submission.prepare()
+        if self.host.judge is not None:
+            judge = self.host.judge
+            budget = self._base_budget()
+            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0))
+            self.best.base = self._score(value).model_copy(update={"step": 0})
+            self.report.say(EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds))
         self.best.score = self._agreed(self._earlier())
-        if self.host.judge is not None and self.step == 0:
-            value, seconds = self._judged(self._base_budget())
-            self.best.base = self._score(value)
-            self.report.say(EvalEvent(t=time.time(), score=self.best.base, best=False, seconds=seconds))
         self._last_judged = self.step
         self.moment = "train"
-        self.report.stage("train", f"{self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left")
+        self.report.stage(
+            "train", f"up to {self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left"
+        )
 
     def _base_budget(self) -> float:
-        """A twentieth of the share for evaluations: ten more are to follow."""
-        return max(0.01 * max(self.clock.left, 0.0), 1.0)
+        """A tenth of the share for evaluations: about ten are to follow."""
+        return max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
+
+    def moved(self) -> None:
+        """The optimizer has moved the weights: from here on `rate` is the next step's."""
+        self.pace.advance()
 
     def stepped(self, seconds: float) -> Orders:
-        """After an optimizer step: what follows. The step's own duration, without evaluations."""
+        """After a step: what follows. The step's own duration, without evaluations."""
         self.step += 1
-        self.pace.advance()
         self.clock.stepped(seconds)
         if self.step < self._agree_at:
             return Orders(total=self.clock.total)
@@ -145,15 +158,14 @@ class Session:
             apart = min(max(int(AGREE_S / max(self.clock.step_s, 1e-3)), 1), MOST_STEPS_APART)
             end = float(_ENDS.index(stop.end)) if stop else _NONE
             said = [orders.total, orders.evaluate, orders.save, end, apart]
-        total, evaluate, save, end, apart = self.ranks.from_first(said)
-        self.clock.total = int(total)
-        self.pace.forecast(int(total))
-        self._agree_at = min(self.step + int(apart), max(int(total), self.step + 1))
-        if end != _NONE and self.stop is None:
-            self.stop = Stop(_ENDS[int(end)], self.stop_detail)
-        return Orders(int(total), bool(evaluate), bool(save), self.stop is not None)
-
-    stop_detail: str = ""
+        heard = [int(number) for number in self.ranks.from_first(said)]
+        total, evaluate, save, end, apart = heard
+        self.clock.total = total
+        self.pace.forecast(total)
+        self._agree_at = min(self.step + apart, max(total, self.step + 1))
+        if end >= 0 and self.stop is None:
+            self.stop = Stop(_ENDS[end], self.stop_detail)
+        return Orders(total, bool(evaluate), bool(save), self.stop is not None)
 
     def _decided(self) -> tuple[Orders, Stop | None]:
         orders = self.clock.after_step()
@@ -185,9 +197,9 @@ class Session:
             self.clock.evaluated(0.0)
             self._last_judged = self.step
             return
+        judge = self.host.judge
         with self.host.averaged():
-            value, seconds = self._judged(math.inf)
-            self.clock.evaluated(seconds)
+            value, seconds = self._judged(judge.judge)
             self._last_judged = self.step
             better = self._better(value, seconds)
             if better:
@@ -198,21 +210,23 @@ class Session:
     def _better(self, value: float, seconds: float | None = None) -> bool:
         score = self._score(value)
         better = self.best.judge(score)
-        self.report.say(EvalEvent(t=time.time(), score=score, best=better, seconds=seconds))
+        self.report.say(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
         return better
 
-    def _judged(self, budget_s: float) -> tuple[float, float]:
-        assert self.host.judge is not None
+    def _judged(self, judge: Callable[[], float]) -> tuple[float, float]:
         before, self.moment = self.moment, "evaluation"
-        self.report.stage("evaluate")
-        began = time.monotonic()
-        value = self.host.judge.judge(budget_s)
-        seconds = time.monotonic() - began
+        shown = self.clock.eval_s >= SHOWN_S
+        if shown:
+            self.report.stage("evaluate")
+        began = self.clock.now()
+        value = judge()
+        seconds = self.clock.now() - began
         self.clock.evaluated(seconds)
         if not math.isfinite(value):
             raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
         self.moment = before
-        self.report.stage("train")
+        if shown:
+            self.report.stage(before)
         return value, seconds
 
     def _score(self, value: float) -> Score:
@@ -224,13 +238,13 @@ class Session:
         """The weights as they are now; at the very start nothing: an untouched model is no submission."""
         if self.step == 0:
             return
-        began = time.monotonic()
+        began = self.clock.now()
         if self.ranks.rank == 0:
             self.submission.put(self.host.write, score)
         else:
             self.host.write(None)
-        self.clock.submitted(time.monotonic() - began)
-        self.report.say(SubmissionEvent(t=time.time(), score=score, step=self.step))
+        self.clock.submitted(self.clock.now() - began)
+        self.report.say(SubmissionEvent(t=self.clock.now(), score=score, step=self.step))
 
     def logged(self, loss: float | None, grad_norm: float | None) -> None:
         """What a log said: several in a row that are no numbers end the run."""
@@ -239,7 +253,7 @@ class Session:
 
     def checkpointed(self, folder: Path, seconds: float) -> None:
         self.clock.saved(seconds)
-        self.report.say(CheckpointEvent(t=time.time(), step=self.step, path=str(folder)))
+        self.report.say(CheckpointEvent(t=self.clock.now(), step=self.step, path=str(folder)))
 
     # — the end
 

@@ -1,8 +1,8 @@
 """The submission: complete at every instant from the first time it is written.
 
-A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it scored
-is remembered outside of it, by the folder's own identity: whichever folder is there after a death, its score is
-the right one, so that a later attempt does not replace a better model with a worse one.
+A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it
+scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death,
+its score is the right one, so that a later attempt does not replace a better model with a worse one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Putting a folder in the place of another in one step.
 
-Linux can exchange two paths atomically; then there is no instant without a complete folder, whatever is killed
-when. File systems without that (some network ones) get the next best thing: the old folder is moved aside
-first, and whoever comes next puts it back if the second move never happened.
+Linux can exchange two paths atomically; then there is no instant without a complete folder, whatever is
+killed when. File systems without that (some network ones) get the next best thing: the old folder is moved
+aside first, and whoever comes next puts it back if the second move never happened.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ should wait for it who uses local processes.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,30 +35,55 @@ class Refused(GodMinerError):
 
 
 class Client:
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, look_s: float = LOOK_S, make_s: float = MAKE_S) -> None:
         self.host = host
+        self.look_s = look_s
+        self.make_s = make_s
         #: One per time limit: the library keeps it with the client, and threads share that.
         self._apis: dict[float, docker.APIClient] = {}
         self._lock = threading.Lock()
 
-    async def ask(self, what: str, call: Callable[[docker.APIClient], T], limit_s: float = LOOK_S) -> T:
-        """`Refused` or `Unreachable`, or the call's result."""
+    async def ask(self, what: str, call: Callable[[docker.APIClient], T]) -> T:
+        """`Refused` or `Unreachable`, or the call's result. For what is there at once."""
+        return await self._ask(what, call, self.look_s)
+
+    async def make(self, what: str, call: Callable[[docker.APIClient], T]) -> T:
+        """The same, for what takes its time."""
+        return await self._ask(what, call, self.make_s)
+
+    async def _ask(self, what: str, call: Callable[[docker.APIClient], T], limit_s: float) -> T:
         try:
             return await aside(lambda: self.ask_here(call, limit_s), limit_s + 1, f"docker {what}")
         except TimeoutError as error:
             raise Unreachable(f"Docker at {self.host} does not answer: {error}") from None
 
-    def ask_here(self, call: Callable[[docker.APIClient], T], limit_s: float = LOOK_S) -> T:
+    def ask_here(self, call: Callable[[docker.APIClient], T], limit_s: float) -> T:
         """In the caller's own thread."""
         import docker
         import requests
 
+        self._must_listen()
         try:
             return call(self._connected(limit_s))
         except docker.errors.APIError as error:
             raise Refused(_status(error), str(error.explanation or error)) from None
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise Unreachable(f"Docker at {self.host} can not be asked: {_short(error)}") from None
+
+    def _must_listen(self) -> None:
+        """The cheap half of the answer first, in plain words; the library wraps it four errors deep, and
+        leaves the socket of a failed connection lying about."""
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.settimeout(self.look_s)
+            try:
+                attempt.connect(self.host.removeprefix("unix://"))
+            except PermissionError:
+                raise Unreachable(
+                    f"Docker at {self.host} is not open to this user: sudo usermod -aG docker $USER, "
+                    "then log in anew"
+                ) from None
+            except OSError as error:
+                raise Unreachable(f"Docker at {self.host} does not run: {error.strerror or error}") from None
 
     def close(self) -> None:
         with self._lock:

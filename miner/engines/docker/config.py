@@ -13,6 +13,7 @@ from typing import Any
 
 from miner.engines.base import EngineSpec
 from miner.engines.checks import gpus_of, mounts_of
+from miner.engines.remains import MARK, mark
 
 PREFIX = "god-miner."
 LABEL_KEY, LABEL_DATA, LABEL_DIR = f"{PREFIX}key", f"{PREFIX}data", f"{PREFIX}run-dir"
@@ -62,7 +63,7 @@ def container(spec: EngineSpec, image: str, house: House) -> dict[str, Any]:
         "WorkingDir": str(spec.run_dir),
         "Entrypoint": ["python3", "-I", "-S", str(house.wrapper), *_wrapper_options(spec), "--"],
         "Cmd": list(spec.argv),
-        "Env": [f"{name}={value}" for name, value in environment(spec).items()],
+        "Env": [f"{name}={value}" for name, value in environment(spec, house).items()],
         "Labels": labels(spec, house),
         "StopSignal": "SIGTERM",
         "StopTimeout": STOP_GRACE_S,
@@ -78,7 +79,7 @@ def labels(spec: EngineSpec, house: House) -> dict[str, str]:
     return {**{f"{PREFIX}{name}": value for name, value in spec.labels.items()}, **own}
 
 
-def environment(spec: EngineSpec) -> dict[str, str]:
+def environment(spec: EngineSpec, house: House) -> dict[str, str]:
     gpus = gpus_of(spec)
     return {
         # Nobody has the training's user number in /etc/passwd; libraries ask for a home and a name.
@@ -88,10 +89,13 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONFAULTHANDLER": "1",
+        **spec.env,
+        # Last: these decide what it may use, and by what it is found.
+        #
         # Images made for GPUs carry `all`: under a default runtime of nvidia's that means every card.
         "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-        **spec.env,
+        MARK: mark(house.data_id, spec.key),
     }
 
 

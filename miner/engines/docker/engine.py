@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import GodMinerError
+from miner.engines import remains
 from miner.engines.aside import aside
 from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unreachable, Why
 from miner.engines.checks import check, mounts_of
-from miner.engines.docker.client import MAKE_S, Client, Refused
+from miner.engines.docker.client import Client, Refused
 from miner.engines.docker.config import LABEL_DATA, LABEL_DIR, LABEL_KEY, House, container, suited
-from miner.engines.docker.refusals import meaning
-from miner.engines.docker.state import never_started, status_of
+from miner.engines.docker.refusals import is_left_over, meaning
+from miner.engines.docker.state import never_started, status_of, was_cut_off
 from miner.engines.handover import hand_over
 from miner.engines.outcome import ended
 from miner.engines.records import write_asked
@@ -65,12 +66,15 @@ class DockerEngine:
                 f"the name {spec.key!r} is taken by a container that is not ours: docker rm -f {spec.key}"
             )
         if never_started(found):
-            await self._start(found)
+            await self._start(found, spec)
         return str(found["Id"])
 
     async def find(self, key: str) -> str | None:
         found = await self._inspect(key)
-        if found is None or not self._is_ours(found, key) or never_started(found):
+        if found is None or not self._is_ours(found, key):
+            return None
+        run_dir = _labels(found).get(LABEL_DIR, "")
+        if never_started(found) and not was_cut_off(found, Path(run_dir)):
             return None
         return str(found["Id"])
 
@@ -97,7 +101,7 @@ class DockerEngine:
 
     async def remove(self, ref: str) -> None:
         try:
-            await self._client.ask("remove", lambda api: api.remove_container(ref, v=True), MAKE_S)
+            await self._client.make("remove", lambda api: api.remove_container(ref, v=True))
         except Refused as refused:
             if refused.status == 409:  # it runs, or is being removed
                 log.debug("container %s is left alone: %s", ref[:12], refused)
@@ -123,9 +127,7 @@ class DockerEngine:
             raise Rejected(str(error)) from None
         body = container(spec, image, suited(self._house, await self._about()))
         try:
-            await self._client.ask(
-                "create", lambda api: api.create_container_from_config(body, spec.key), MAKE_S
-            )
+            await self._client.make("create", lambda api: api.create_container_from_config(body, spec.key))
         except Refused as refused:
             # 409: an earlier request of ours, whose answer we did not live to see, has made it.
             if refused.status != 409:
@@ -142,22 +144,26 @@ class DockerEngine:
             raise Unreachable(f"Docker did not say what it is: {refused}") from None
         return found
 
-    async def _start(self, found: Mapping[str, Any]) -> None:
+    async def _start(self, found: Mapping[str, Any], spec: EngineSpec) -> None:
         ref = str(found["Id"])
+        if was_cut_off(found, spec.run_dir):
+            # It may run, and Docker could neither tell nor end it. A key is used once: it ends here.
+            value = remains.mark(self._house.data_id, spec.key)
+            killed = await aside(lambda: remains.end(value), FILES_S, "engine remains")
+            log.warning("Docker died while it started %s: %d processes of it were killed", spec.key, killed)
+            return
         try:
-            await self._client.ask("start", lambda api: api.start(ref), MAKE_S)
+            await self._client.make("start", lambda api: api.start(ref))
         except Refused as refused:
             problem = meaning(refused, "starting the container")
-            if isinstance(problem, Rejected):
-                # It will never run, and its name is in the way of nobody: but it would be listed for ever.
+            if isinstance(problem, Rejected) or is_left_over(refused):
+                # It will never run.
                 await self._discard(ref)
             raise problem from None
 
     async def _discard(self, ref: str) -> None:
         try:
-            await self._client.ask(
-                "remove", lambda api: api.remove_container(ref, v=True, force=True), MAKE_S
-            )
+            await self._client.make("remove", lambda api: api.remove_container(ref, v=True, force=True))
         except (Refused, Unreachable) as error:
             log.warning("container %s could not be started, and is left behind: %s", ref[:12], error)
 

@@ -7,13 +7,15 @@ import re
 from miner.engines.base import Rejected, Unreachable
 from miner.engines.docker.client import Refused
 
-#: Said by an engine that is itself in trouble, or just stopping: another time it will do it.
-_PASSING = re.compile(
-    r"containerd|context (canceled|deadline exceeded)|connection (refused|reset)|transport is closing"
-    r"|shutting down|shutdown in progress|no space left|resource temporarily unavailable"
-    r"|removal .* in progress",
+#: Docker has one status for all that goes wrong in it. These say that the container itself can not be; with
+#: any other it is Docker that is in trouble now: stopping, without its containerd, or confused about what it
+#: had begun before it was killed ("task … already exists", "id already in use").
+_FINAL = re.compile(
+    r"could not select device driver|nvidia-container|unknown device|runtime create failed|runc create failed"
+    r"|invalid|not supported|cannot set both",
     re.IGNORECASE,
 )
+_LEFT_OVER = re.compile(r"already (exists|in use)")
 
 _WAYS_OUT = (
     (
@@ -21,9 +23,8 @@ _WAYS_OUT = (
         "install the NVIDIA container toolkit, then restart Docker; or set ENGINE=process",
     ),
     ("unknown device", "the card is not there any more: see nvidia-smi -L"),
-    ("setting rlimit", "Docker may not raise that limit here: lower it in TRAINING_ULIMITS"),
+    ("setting rlimit", "Docker may not raise that limit here: lower it in TRAINER_ULIMITS"),
     ("No such image", "god-miner images build"),
-    ("executable file not found", "the image has no python3: god-miner images check"),
     ("cpus are not available", "the plan names cores that Docker does not have: see `docker info`"),
     ("bind source path does not exist", "Docker must run on this machine and see the same files"),
 )
@@ -31,7 +32,12 @@ _WAYS_OUT = (
 
 def meaning(refused: Refused, doing: str) -> Rejected | Unreachable:
     text = str(refused).strip()
-    if refused.status >= 500 and _PASSING.search(text):
+    if refused.status >= 500 and not _FINAL.search(text):
         return Unreachable(f"Docker is in trouble ({doing}): {text[:500]}")
     way_out = next((f"; {way}" for sign, way in _WAYS_OUT if sign.lower() in text.lower()), "")
     return Rejected(f"Docker refuses ({doing}): {text[:500]}{way_out}")
+
+
+def is_left_over(refused: Refused) -> bool:
+    """Something of an earlier start is in the way, which only a new container gets around."""
+    return bool(_LEFT_OVER.search(str(refused)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from miner.engines.base import Phase, Status, Why
 from miner.engines.outcome import Word, ended
+from miner.engines.records import read_start
 
 #: How Docker writes "never".
 _NEVER = "0001-01-01T00:00:00Z"
@@ -20,6 +21,11 @@ def never_started(inspected: Mapping[str, Any]) -> bool:
     return state.get("Status") == "created" and state.get("StartedAt", _NEVER) == _NEVER
 
 
+def was_cut_off(inspected: Mapping[str, Any], run_dir: Path) -> bool:
+    """Docker died while it started the container, and did not note that it had."""
+    return never_started(inspected) and read_start(run_dir) is not None
+
+
 def status_of(inspected: Mapping[str, Any], run_dir: Path) -> Status:
     state = inspected.get("State") or {}
     name = str(state.get("Status"))
@@ -27,6 +33,8 @@ def status_of(inspected: Mapping[str, Any], run_dir: Path) -> Status:
     if name in _GOES_ON:
         return Status(Phase.RUNNING, started_at=started, detail="" if name == "running" else name)
     problem = str(state.get("Error") or "")
+    if was_cut_off(inspected, run_dir):
+        return ended(run_dir, Word(detail="Docker died while it started it"))
     if never_started(inspected):
         if not problem:
             return Status(Phase.QUEUED, detail="made, and not started yet")

@@ -11,9 +11,10 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from miner.engines.outcome import this_boot
 
@@ -40,18 +41,33 @@ class Book:
         if self.folder.is_dir():
             yield from sorted(path.parent.name for path in self.folder.glob(f"*/{NOTE}"))
 
-    def write(self, key: str, run_dir: Path, labels: Mapping[str, str]) -> None:
+    def write(self, key: str, run_dir: Path, labels: Mapping[str, str], cgroups: Sequence[Path]) -> None:
         place = self.place(key)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        note = {
+            "key": key,
+            "run_dir": str(run_dir),
+            "labels": dict(labels),
+            "cgroups": [str(folder) for folder in cgroups],
+        }
         part = place / f".{NOTE}.part"
-        part.write_text(json.dumps({"key": key, "run_dir": str(run_dir), "labels": dict(labels)}))
+        part.write_text(json.dumps(note))
         part.replace(place / NOTE)
 
     def run_dir(self, key: str) -> Path | None:
+        told = self._note(key).get("run_dir")
+        return Path(told) if isinstance(told, str) else None
+
+    def cgroups(self, key: str) -> tuple[Path, ...]:
+        """Where they are: another daemon may be in another group itself, and make new ones elsewhere."""
+        return tuple(Path(folder) for folder in self._note(key).get("cgroups") or ())
+
+    def _note(self, key: str) -> dict[str, Any]:
         try:
-            return Path(json.loads((self.place(key) / NOTE).read_bytes())["run_dir"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            found = json.loads((self.place(key) / NOTE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def locked(self, key: str) -> int | None:
         """The lock, taken and to be handed to the wrapper; None when somebody has it."""

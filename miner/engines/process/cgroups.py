@@ -10,98 +10,105 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MOUNTS, OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 NEEDED = ("memory", "pids")
 EMPTY_S = 5.0
+_OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
+_MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where groups are made: one folder with version 2, one for each controller with version 1."""
+    """Where groups are made: in one folder with version 2, in one for each controller with version 1."""
 
     parents: tuple[Path, ...]
     version: int
 
-    def folders(self, key: str) -> tuple[Path, ...]:
-        return tuple(parent / key for parent in self.parents)
-
-    def make(self, key: str, memory: int | None, pids: int) -> tuple[Path, ...]:
+    def make(self, name: str, memory: int | None, pids: int) -> tuple[Path, ...]:
         """The groups of a run, with its limits; `OSError` when the kernel will not."""
-        for folder in self.folders(key):
-            folder.mkdir(parents=True, exist_ok=True)
+        folders = tuple(parent / name for parent in self.parents)
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
         if memory:
-            limit = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
-            self._set(key, limit, str(memory))
-        self._set(key, "pids.max", str(pids))
-        return self.folders(key)
+            _set(folders, _MEMORY_LIMIT[self.version], str(memory))
+        _set(folders, "pids.max", str(pids))
+        return folders
 
-    def oom_files(self, key: str) -> tuple[Path, ...]:
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        return tuple(folder / name for folder in self.folders(key) if (folder / name).exists())
+    def oom_files(self, folders: Iterable[Path]) -> tuple[Path, ...]:
+        files = (folder / _OOM_FILES[self.version] for folder in folders)
+        return tuple(file for file in files if file.exists())
 
-    def kill(self, key: str) -> None:
-        """Everything in it, however fast it forks: it may not any more."""
+
+def kill(folders: tuple[Path, ...]) -> None:
+    """Everything in them, however fast it forks: it may not any more."""
+    with contextlib.suppress(OSError):
+        _set(folders, "pids.max", "0")
+    ends = time.monotonic() + EMPTY_S
+    while (pids := set(_members(folders))) and time.monotonic() < ends:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
         with contextlib.suppress(OSError):
-            self._set(key, "pids.max", "0")
-        ends = time.monotonic() + EMPTY_S
-        while (pids := set(self._members(key))) and time.monotonic() < ends:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-    def remove(self, key: str) -> None:
-        for folder in self.folders(key):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    def _members(self, key: str) -> Iterator[int]:
-        for folder in self.folders(key):
-            with contextlib.suppress(OSError):
-                yield from map(int, (folder / "cgroup.procs").read_text().split())
-
-    def _set(self, key: str, name: str, value: str) -> None:
-        for folder in self.folders(key):
-            if (folder / name).exists():
-                (folder / name).write_text(value)
-                return
-        raise FileNotFoundError(f"no {name} in {', '.join(map(str, self.folders(key)))}")
+            folder.rmdir()
 
 
 def detect(name: str, mounts: str | None = None, own: str | None = None) -> Cgroups | str:
-    """Groups below one called `name`, tried out; or why there are none."""
+    """Groups, tried out with one called `name`; or why there are none."""
     why = "no cgroups with limits on memory and processes are mounted"
-    for found in _candidates(name, mounts or MOUNTS.read_text(), own or OWN.read_text()):
+    for found in _candidates(mounts or MOUNTS.read_text(), own or OWN.read_text()):
         try:
             _enable(found)
-            found.make("probe", 1 << 30, 100)
-            found.remove("probe")
+            found.make(name, 1 << 30, 100)
         except OSError as error:
-            found.remove("probe")
             why = f"{error.filename or found.parents[0]}: {error.strerror or error}"
         else:
             return found
+        finally:
+            remove(parent / name for parent in found.parents)
     return why
 
 
-def _candidates(name: str, mounts: str, own: str) -> Iterator[Cgroups]:
+def _members(folders: Iterable[Path]) -> Iterator[int]:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            yield from map(int, (folder / "cgroup.procs").read_text().split())
+
+
+def _set(folders: tuple[Path, ...], name: str, value: str) -> None:
+    for folder in folders:
+        if (folder / name).exists():
+            (folder / name).write_text(value)
+            return
+    raise FileNotFoundError(f"no {name} in {', '.join(map(str, folders))}")
+
+
+def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
     """Below our own group, whose limits then hold for our runs too; else at the top."""
     places = dict(_places(mounts))
-    ours = {kind: path for line in own.splitlines() for _, kind, path in [line.split(":", 2)]}
+    ours = {
+        kind: path
+        for line in own.splitlines()
+        for _, kinds, path in [line.split(":", 2)]
+        for kind in kinds.split(",")
+    }
     if all(kind in places for kind in NEEDED):
-        yield Cgroups(tuple(_below(places[kind], ours.get(kind, "/")) / name for kind in NEEDED), 1)
-        return
-    if "" in places:
-        yield Cgroups((_below(places[""], ours.get("", "/")) / name,), 2)
-        yield Cgroups((places[""] / name,), 2)
+        yield Cgroups(tuple(_below(places[kind], ours.get(kind, "/")) for kind in NEEDED), 1)
+    elif "" in places:
+        yield Cgroups((_below(places[""], ours.get("", "/")),), 2)
+        yield Cgroups((places[""],), 2)
 
 
 def _places(mounts: str) -> Iterator[tuple[str, Path]]:
-    """Where each controller is mounted; the one of version 2 has an empty name."""
+    """Where each controller is mounted; version 2 has an empty name."""
     for line in mounts.splitlines():
         fields, _, tail = line.partition(" - ")
         kind, _, options = tail.split(maxsplit=2)
@@ -119,9 +126,5 @@ def _below(point: Path, path: str) -> Path:
 
 
 def _enable(found: Cgroups) -> None:
-    for parent in found.parents:
-        parent.mkdir(exist_ok=True)
     if found.version == 2:
-        top = found.parents[0]
-        for folder in (top.parent, top):
-            (folder / "cgroup.subtree_control").write_text("+memory +pids")
+        (found.parents[0] / "cgroup.subtree_control").write_text("+memory +pids")

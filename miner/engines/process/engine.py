@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from miner.engines import remains
 from miner.engines.aside import aside
 from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unreachable
 from miner.engines.checks import check, mounts_of
 from miner.engines.handover import hand_over
 from miner.engines.outcome import ended
-from miner.engines.process import launch, remains
+from miner.engines.process import cgroups, launch
 from miner.engines.process.book import ERRORS, Book
 from miner.engines.process.cgroups import Cgroups
 from miner.engines.process.interpreter import Interpreter
@@ -46,7 +47,7 @@ class ProcessEngine:
         code: Path,
         sandbox: Sandbox | None,
         why_no_sandbox: str,
-        cgroups: Cgroups | None,
+        limits: Cgroups | None,
         redact: Callable[[str], str],
         trusted: tuple[Path, ...],
         ulimits: Mapping[str, int],
@@ -58,7 +59,7 @@ class ProcessEngine:
         self._code = code
         self._sandbox = sandbox
         self._why_no_sandbox = why_no_sandbox
-        self._cgroups = cgroups
+        self._cgroups = limits
         self._redact = redact
         self._trusted = trusted
         self._ulimits = ulimits
@@ -116,12 +117,14 @@ class ProcessEngine:
             )
         if self._sandbox is not None and self._sandbox.uid is not None:
             hand_over(spec, mounts_of(spec), self._sandbox.uid)
-        self._book.write(spec.key, spec.run_dir, spec.labels)
+        groups = self._groups(spec)
+        # Noted before it starts: whoever comes next must find what there is to clear away.
+        self._book.write(spec.key, spec.run_dir, spec.labels, groups)
         lock = self._book.locked(spec.key)
         if lock is None:
             return spec.key
         try:
-            pid = self._spawn(spec, lock)
+            pid = self._spawn(spec, groups, lock)
         finally:
             # From here on the wrapper holds it.
             os.close(lock)
@@ -129,17 +132,21 @@ class ProcessEngine:
         self._await_signature(spec.key)
         return spec.key
 
-    def _spawn(self, spec: EngineSpec, lock: int) -> int:
+    def _groups(self, spec: EngineSpec) -> tuple[Path, ...]:
+        if self._cgroups is None:
+            return ()
+        return self._cgroups.make(f"god-miner-{self._data_id}-{spec.key}", spec.memory_bytes, self._pids)
+
+    def _spawn(self, spec: EngineSpec, groups: tuple[Path, ...], lock: int) -> int:
         sandbox, mark = self._sandbox, self._mark(spec.key)
         python = str(self._interpreter.path)
         argv = [python if spec.argv[0] == "python" else spec.argv[0], *spec.argv[1:]]
-        groups = self._cgroups
         command = launch.command(
             spec,
             sandbox.command(spec, argv) if sandbox else argv,
             ulimits=self._ulimits,
-            cgroups=groups.make(spec.key, spec.memory_bytes, self._pids) if groups else (),
-            oom_files=groups.oom_files(spec.key) if groups else (),
+            cgroups=groups,
+            oom_files=self._cgroups.oom_files(groups) if self._cgroups else (),
         )
         home = "/tmp" if sandbox else str(spec.run_dir)  # noqa: S108 - the sandbox's own
         errors = str(self._book.place(spec.key) / ERRORS)
@@ -232,13 +239,11 @@ class ProcessEngine:
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        if self._cgroups:
-            self._cgroups.remove(key)
+        cgroups.remove(self._book.cgroups(key))
         self._book.forget(key)
 
     def _end_remains(self, key: str) -> None:
-        if self._cgroups:
-            self._cgroups.kill(key)
+        cgroups.kill(self._book.cgroups(key))
         left = remains.end(self._mark(key))
         if left:
             log.warning("run %s: %d processes outlived it and were killed", key, left)
@@ -251,7 +256,7 @@ class ProcessEngine:
             self._children.discard(pid)
 
     def _mark(self, key: str) -> str:
-        return f"{self._data_id}/{key}"
+        return remains.mark(self._data_id, key)
 
 
 def _started(pid: int) -> int | None:

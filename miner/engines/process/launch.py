@@ -10,7 +10,7 @@ from pathlib import Path
 from miner.engines import wrapper
 from miner.engines.base import EngineSpec
 from miner.engines.checks import gpus_of
-from miner.engines.process.remains import MARK
+from miner.engines.remains import MARK
 
 #: Where the lock is to be found by the wrapper.
 LOCK_FD = 3

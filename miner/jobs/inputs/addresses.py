@@ -20,6 +20,10 @@ _NEVER: dict[Network, str] = {
     ip_network("169.254.0.0/16"): "link-local, as cloud metadata is",
     ip_network("fd00:ec2::254/128"): "Amazon's metadata",
     ip_network("fec0::/10"): "site-local",
+    # Python's tables know these in some versions only.
+    ip_network("192.0.0.0/24"): "for protocols, as Oracle's metadata is",
+    ip_network("64:ff9b:1::/48"): "a network's own way to IPv4",
+    ip_network("100::/64"): "discarded by routers",
     ip_network("::/96"): "an IPv4 address in IPv6 clothes of long ago",
 }
 #: IPv6 addresses that are a way to the IPv4 address in their last 32 bits.

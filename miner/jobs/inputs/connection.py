@@ -68,8 +68,13 @@ class Opener:
         connection = self._connection(parts, host, port)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
-            connection.request("GET", target, headers=headers)
-            return connection.getresponse()
+            connection.request("GET", target, headers={**headers, "Connection": "close"})
+            response = connection.getresponse()
+            # From here on the socket is the response's alone, and closed with it.
+            if connection.sock is not None:
+                connection.sock.close()
+                connection.sock = None
+            return response
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise StepFailed(EndReason.NETWORK, f"{_site(parts)} can't be asked: {_said(error)}") from None

@@ -29,35 +29,38 @@ class Downloaded:
 
 @dataclass(frozen=True)
 class Download:
-    """One file. `known` is the ETag of a copy that is already there: if it still holds, nothing is fetched."""
+    """One file. `known` is the ETag of a copy that is there: if it still holds, nothing is fetched."""
 
     url: str
     path: Path
     max_bytes: int
     opener: Opener
     room: Room
+    #: For all tries together.
+    seconds: float = 3600.0
     tell: Tell = lambda _did, _of: None
     known: str | None = None
 
     def run(self, retries: Retries) -> Downloaded | None:
         """None when the known copy is still what the URL leads to. `StepFailed` when it can not be had."""
+        until = time.monotonic() + self.seconds
         with PartFile(self.path, self.room) as part:
             while True:
                 before = part.size
                 try:
-                    return self._try(part)
+                    return self._try(part, until)
                 except StepFailed as failure:
-                    if part.size > before:
-                        retries.progressed()
-                    retries.wait(failure)
+                    if time.monotonic() > until:
+                        raise
+                    retries.wait(failure, part.size - before)
 
-    def _try(self, part: PartFile) -> Downloaded | None:
+    def _try(self, part: PartFile, until: float) -> Downloaded | None:
         response = self.opener.open(self.url, self._headers(part))
         try:
             if response.status == 304 and self.known:
                 return None
             total = self._accept(response, part)
-            self._copy(response, part, total)
+            self._copy(response, part, total, until)
         except (OSError, http.client.HTTPException) as error:
             raise StepFailed(EndReason.NETWORK, f"the dataset broke off: {_said(error)}") from None
         finally:
@@ -69,7 +72,7 @@ class Download:
         return found
 
     def _headers(self, part: PartFile) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner", "Connection": "close"}
+        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner"}
         condition = part.about.get("etag") or part.about.get("modified")
         if part.size and condition:
             headers |= {"Range": f"bytes={part.size}-", "If-Range": condition}
@@ -101,16 +104,18 @@ class Download:
             raise _too_large(total, self.max_bytes)
         self.room.check(self.path.parent, total - part.size)
 
-    def _copy(self, response: http.client.HTTPResponse, part: PartFile, total: int | None) -> None:
-        told = 0.0
+    def _copy(
+        self, response: http.client.HTTPResponse, part: PartFile, total: int | None, until: float
+    ) -> None:
         while data := response.read1(CHUNK):
             if part.size + len(data) > self.max_bytes:
                 raise _too_large(part.size + len(data), self.max_bytes)
             part.write(data)
-            if (now := time.monotonic()) - told > 0.25:
-                told = now
-                self.tell(part.size, total)
-        self.tell(part.size, total)
+            self.tell(part.size, total)
+            if time.monotonic() > until:
+                raise StepFailed(
+                    EndReason.NETWORK, f"the dataset is too slow: {part.size:,} bytes in {self.seconds:g} s"
+                )
 
 
 def _continues(response: http.client.HTTPResponse, part: PartFile) -> int | None:

@@ -1,7 +1,7 @@
 """A file that arrives in pieces: `name.part` until it is whole and on disk, then renamed.
 
-Beside it `name.state` says what it is a part of and how much of it is safely on disk: after a power cut a file
-can be as long as before and hold zeros, so a resumed download goes on from there and not from the length.
+Beside it `name.state` says what it is a part of and how much of it is safely on disk: after a power cut a
+file can be as long as before and hold zeros, so a download goes on from there and not from the length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Room:
 class PartFile:
     """Append to it; `finish` makes it the file. An error or a kill leaves it to be resumed."""
 
-    def __init__(self, path: Path, room: Room | None = None) -> None:
+    def __init__(self, path: Path, room: Room | None = None, sync_every: int = SYNC_EVERY) -> None:
         self.path = path
         self.size = 0
         #: Of all bytes so far.
@@ -57,6 +57,7 @@ class PartFile:
         self._part = path.with_name(path.name + ".part")
         self._state = path.with_name(path.name + ".state")
         self._room = room or Room()
+        self._sync_every = sync_every
         self._synced = 0
         self._file: BinaryIO = self._open()
 
@@ -92,6 +93,9 @@ class PartFile:
             if kind is not None:
                 self._save_what_is_there()
             self._file.close()
+            if not self.size:
+                self._part.unlink(missing_ok=True)
+                self._state.unlink(missing_ok=True)
 
     def _save_what_is_there(self) -> None:
         # No room for the state either: then the last one that was written holds.
@@ -111,9 +115,14 @@ class PartFile:
             self._file.write(data)
         self.sha256.update(data)
         self.size += len(data)
-        if self.size - self._synced >= SYNC_EVERY:
+        if self.size - self._synced >= self._sync_every:
             self.sync()
             self._room.check(self.path.parent, 0)
+
+    def contents(self) -> bytes:
+        """All of a small one."""
+        self._file.flush()
+        return self._part.read_bytes()
 
     def sync(self) -> None:
         with no_room_is_told(self.path):

@@ -12,6 +12,8 @@ from miner.jobs.states import EndReason
 
 #: Worth another try within the same step. DATA_GONE too: stores sometimes say so of what is there.
 AGAIN = (EndReason.NETWORK, EndReason.RATE_LIMITED, EndReason.DATA_GONE)
+#: Bytes. With less at a time a file would come for ever.
+PROGRESS = 64 * 1024
 #: A longer pause is left to the job, which lets go of what it holds meanwhile.
 LONGEST_WAIT = 60.0
 
@@ -23,17 +25,14 @@ class Retries:
     tries: int = 6
     first: float = 1.0
     most: float = 20.0
-    pause: Callable[[float], None] = time.sleep
+    pause: Callable[[float], object] = time.sleep
     jitter: Callable[[], float] = random.random
     _failed: int = field(default=0, init=False)
 
-    def progressed(self) -> None:
-        """Something came: the other side is alive, and counting begins anew."""
-        self._failed = 0
-
-    def wait(self, failure: StepFailed) -> None:
-        """Pause, or raise what failed when that is no use (any more)."""
-        self._failed += 1
+    def wait(self, failure: StepFailed, gained: int = 0) -> None:
+        """Pause, or raise what failed when that is no use (any more). Where the try gained enough bytes the
+        other side is alive, and counting begins anew."""
+        self._failed = 1 if gained >= PROGRESS else self._failed + 1
         tries = min(self.tries, 3) if failure.reason is EndReason.DATA_GONE else self.tries
         asked = failure.retry_after or 0.0
         if failure.reason not in AGAIN or self._failed >= tries or asked > LONGEST_WAIT:

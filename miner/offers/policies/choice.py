@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from core.hardware import Hardware
+from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.words import WORD_OF
 from miner.settings import Settings
 from miner.settings.fields import AUTO
 
-#: From so many GPUs on the strategy for eight is the one to follow.
-_MANY = 8
+#: From so many GPUs on the strategy for eight is the one to follow: one that fails must not change it.
+_MANY = 6
 
 
 def policy_name(settings: Settings, hardware: Hardware | None) -> str:
@@ -20,10 +21,11 @@ def policy_name(settings: Settings, hardware: Hardware | None) -> str:
     return _by_gpus(hardware, many="h100x8", few="h100x4", none="everything-feasible")
 
 
-def profile_name(settings: Settings, hardware: Hardware | None) -> str:
+def profile_name(settings: Settings, policy: LoadedPolicy, hardware: Hardware | None) -> str:
+    """The one that the policy goes with, where nobody chose another."""
     if settings.profile != AUTO:
         return settings.profile
-    return _by_gpus(hardware, many="h100x8", few="h100x4", none="cpu-demo")
+    return policy.profile or _by_gpus(hardware, many="h100x8", few="h100x4", none="cpu-demo")
 
 
 def _by_gpus(hardware: Hardware | None, *, many: str, few: str, none: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any, NamedTuple
 
@@ -23,10 +23,10 @@ from miner.offers.policies.keys import KEYS, PARTS
 from miner.offers.policies.schema import Policy
 from miner.offers.policies.words import operators_word
 
-POLICIES = Kind(word="policy", folder="policies", model=Policy, advice=KEYS.advice)
+POLICIES = Kind(word="policy", folder="policies", model=Policy, advice=KEYS.advice, null_takes_back=True)
 Layer = files.Layer[Policy]
 #: What belongs to one file and is not inherited.
-_OWN = ("description", "extends", "notes")
+_OWN = ("description", "extends", "hardware", "profile", "notes")
 _WHOLE: tuple[Path, ...] = (("score", "size"), ("success", "size"))
 
 
@@ -67,6 +67,18 @@ class LoadedPolicy:
     @property
     def description(self) -> str:
         return self.layers[-1].content.description if self.layers else ""
+
+    @property
+    def hardware(self) -> str | None:
+        return next((one for one in self._stated("hardware") if one), None)
+
+    @property
+    def profile(self) -> str | None:
+        return next((one for one in self._stated("profile") if one), None)
+
+    def _stated(self, key: str) -> Iterator[str | None]:
+        """Newest first."""
+        return (getattr(layer.content, key) for layer in reversed(self.layers))
 
     def written(self) -> dict[str, Written]:
         """All that was written, by dotted path."""

@@ -146,6 +146,10 @@ class Success(Record):
     )
 
 
+#: What a cut training loses, where a policy does not say.
+TRAINING_EXPONENT = 0.3
+
+
 class Value(Record):
     """What a task is worth: the validators' scoring, and how good one believes to be."""
 
@@ -160,11 +164,10 @@ class Value(Record):
         default_factory=dict,
         description="The chance that a published model is among the worst, which lose points: images only.",
     )
-    training_exponent: float = Field(
-        default=0.3,
-        ge=0,
-        le=2,
-        description="A training cut to a share s of the profile's wish wins s to this power as often.",
+    training_exponent: dict[Kind, Annotated[float, Field(ge=0, le=2)]] = Field(
+        default_factory=dict,
+        description="A training cut to a share s of the profile's wish wins s to this power as often; 0.3 "
+        "where it is not listed.",
     )
 
 
@@ -174,6 +177,14 @@ class Policy(FileModel):
     description: str = Field(default="", description="One line for `policy list`.")
     extends: str | None = Field(
         default=None, description="Name of a policy, or path of a file, that this one is laid over."
+    )
+    hardware: str | None = Field(
+        default=None,
+        description="What it is made for, like 4xH100: the default of `policy check` and `backtest`.",
+    )
+    profile: str | None = Field(
+        default=None,
+        description="The tuning profile that it goes with: the daemon's, where PROFILE is `auto`.",
     )
     notes: list[str] = Field(default_factory=list, description="What of the source is not set here, and why.")
     rules: Rules = Field(default=Rules(), description="Hard rules.")

@@ -147,7 +147,7 @@ def _stretch(value: Any) -> Any:
     if max(first, last) > _DAY_MINUTES or first == last or int(match["m1"]) > 59 or int(match["m2"]) > 59:
         raise ValueError(f"{value!r} is no stretch of a day; write it like 22:00-06:00")
     length = last - first if last > first else last + _DAY_MINUTES - first
-    minutes = [(day * _DAY_MINUTES + first, day * _DAY_MINUTES + first + length) for day in days]
+    minutes = tuple((day * _DAY_MINUTES + first, day * _DAY_MINUTES + first + length) for day in days)
     return {"text": value.strip(), "minutes": minutes}
 
 

@@ -61,6 +61,8 @@ def test_a_frozen_copy_costs_no_room_and_stays_when_a_better_one_comes(tmp_path:
     assert (frozen / "part-0").stat().st_ino == (place / "part-0").stat().st_ino
     put_in_place(version(tmp_path / "b", 2), place)
     assert set(contents(frozen).values()) == {"1"}
+    assert set(contents(freeze(place, tmp_path / "frozen")).values()) == {"2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"submission", "frozen"}
 
 
 def test_only_named_files_are_frozen_so_that_checkpoints_are_not_held(tmp_path: Path) -> None:

@@ -109,9 +109,27 @@ def test_a_promise_turns_into_a_job_and_into_cards() -> None:
     promise(on, A, at(2, 3))
     on.start(A, now=60.0, until=5 * HOUR)
     assert on.arrange(60.0) == []
-    assert on.holds == (Hold(A, HoldKind.JOB, ("g2", "g3"), 0.0, 5 * HOUR),)
+    assert on.holds == (Hold(A, HoldKind.JOB, ("g2", "g3"), 60.0, 60.0 + 4 * HOUR),)
     assert ask(on, A, 2, now=120.0) == [A]
     assert len(has(on, A) or ()) == 2
+
+
+def test_a_job_that_may_take_longer_than_planned_does_not_wait_for_those_planned_after_it() -> None:
+    on = ledger(1)
+    promise(on, A, at(0, hours=2))
+    promise(on, B, at(0, start=2 * HOUR, hours=2))
+    on.start(A, now=300.0, until=8 * HOUR)
+    assert ask(on, A, 1, now=300.0, hours=7.9) == [A]
+    assert planned(on, B) == ((0,), 300.0 + 2 * HOUR)
+
+
+def test_starting_again_and_again_makes_no_window_longer() -> None:
+    on = ledger(1)
+    promise(on, A, at(0, hours=2))
+    for now in (100.0, 200.0, 300.0):
+        on.renew(A, now)
+        on.start(A, now=now, until=now + 8 * HOUR)
+    assert on.holds[0].ends_at == 300.0 + 2 * HOUR
 
 
 def test_what_is_promised_is_not_given_to_somebody_who_asks() -> None:

@@ -334,7 +334,7 @@ class House:
             started_at=time.time(),
             request=json.dumps(wanted).encode(),
         )
-        started = await self.books.record_start(VALIDATOR, begun)
+        started = await self.books.record_start(VALIDATOR, begun, now=time.time())
         await self.jobs.started(started.job_id)
         return started.job_id
 
@@ -375,7 +375,7 @@ class House:
 def fleet_of(gpus: str = "4xH100") -> LocalFleet:
     kinds = parse_gpus(gpus)
     cards = tuple(
-        Gpu(f"GPU-{index}", index, kinds.kind, frozenset(f"GPU-{other}" for other in range(kinds.count)))
+        Gpu(str(index), index, kinds.kind, frozenset(map(str, range(kinds.count))))
         for index in range(kinds.count)
     )
     hardware = Hardware(gpus=kinds, cpu_cores=16, memory_bytes=64 * 10**9)

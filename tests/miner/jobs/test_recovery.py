@@ -192,7 +192,7 @@ async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(house:
 async def test_a_thousand_jobs_in_the_books_and_four_running_are_taken_up_at_once(house: House) -> None:
     for number in range(1000):
         house.engine.default = good
-        started = await house.books.record_start("v", _ended(number))
+        started = await house.books.record_start("v", _ended(number), now=time.time())
         row = await house.parts.book.load(started.job_id)
         await house.parts.book.move(row, JobState.FAILED, EndReason.BAD_DATA)
     hold = asyncio.Event()

@@ -1,6 +1,7 @@
-"""Processes of a run whose wrapper is gone, found by a mark in their environment.
+"""Processes of a run that nobody looks after any more, found by a mark in their environment.
 
-The wrapper ends everything that it started; this is for when it was killed itself.
+The wrapper ends everything that it started; this is for when it was killed itself, or when Docker died while
+it started a container and does not know it now.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from pathlib import Path
 #: The variable that every process of a run inherits.
 MARK = "GOD_MINER_RUN"
 GONE_S = 5.0
+
+
+def mark(data_id: str, key: str) -> str:
+    """The variable's value: nobody else's runs have it."""
+    return f"{data_id}/{key}"
 
 
 def marked(value: str) -> set[int]:

@@ -1,35 +1,14 @@
-"""Our reader of weights and our mended configurations, before the libraries that will load them."""
+"""Our mended configurations before the library that will load them."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
 from pathlib import Path
-from typing import Any
 
 from core.submission import configs
-from core.submission.safetensors import BadHeader, read_header
 from tests.core.recipes.conftest import training_python as training_python
-from tests.core.submission.folders import BASE_CONFIG, bf16, safetensors
-
-_LOAD = """
-import json, sys
-from pathlib import Path
-from safetensors import safe_open
-
-def loads(path):
-    try:
-        with safe_open(path, "pt") as file:
-            list(file.keys())
-        return True
-    except Exception:
-        return False
-
-folder = Path(sys.argv[1])
-json.dump({path.name: loads(path) for path in sorted(folder.glob("*.safetensors"))}, sys.stdout)
-"""
+from tests.core.submission.engine import asked
+from tests.core.submission.folders import BASE_CONFIG
 
 _SAVE = """
 import json, sys
@@ -42,40 +21,6 @@ for each in sorted(folder.iterdir()):
     found[each.name] = config.to_dict()["rope_parameters"]
 json.dump(found, sys.stdout)
 """
-
-
-def asked(python: str, code: str, folder: Path) -> Any:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [python, "-c", code, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def is_read(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            read_header(file)
-    except BadHeader:
-        return False
-    return True
-
-
-def test_what_the_library_can_not_load_is_never_called_good(training_python: str, tmp_path: Path) -> None:
-    good = safetensors({"a": bf16(4, 2), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"})
-    (tmp_path / "good.safetensors").write_bytes(good)
-    chance = random.Random(7)
-    for number in range(400):
-        content = bytearray(good)
-        for _ in range(chance.randint(1, 3)):
-            content[chance.randrange(len(content))] = chance.choice(b'0123456789[]{},:" \0abF')
-        (tmp_path / f"{number}.safetensors").write_bytes(content[: len(content) - chance.choice([0, 0, 0, 1])])
-    theirs = asked(training_python, _LOAD, tmp_path)
-    ours = {name: is_read(tmp_path / name) for name in theirs}
-    assert ours["good.safetensors"]
-    assert theirs["good.safetensors"]
-    assert [name for name in theirs if ours[name] and not theirs[name]] == []
-    assert [name for name in theirs if theirs[name] and not ours[name]] == []
 
 
 SCALED = {

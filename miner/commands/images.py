@@ -1,0 +1,162 @@
+"""`god-miner images`: the containers that training runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from core.errors import ConfigError, GodMinerError
+
+if TYPE_CHECKING:
+    from miner.engines.docker.looking import Look
+    from miner.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The images that training runs in.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
+Which = Annotated[
+    list[str] | None, typer.Argument(help="text, image or toolkit; all of them if none is named.")
+]
+
+#: What an image must be able to do: be started as a training is, and know our code.
+TRIAL = "import core, trainer; print('ready')"
+
+
+@app.command("list")
+def list_images(as_json: AsJson = False) -> None:
+    """What is there, and whether it is what was built here."""
+    looks = _look(_settings())
+    if as_json:
+        typer.echo(json.dumps([look.as_dict() for look in looks], indent=2))
+    else:
+        _print(looks)
+
+
+@app.command()
+def check(which: Which = None, as_json: AsJson = False) -> None:
+    """Try each image as a training would use it. Exit code 1 if one can not be used."""
+    settings = _settings()
+    found = []
+    for look in _look(settings):
+        if which is None or look.short in which:
+            problem = _problem(settings, look)
+            found.append({**look.as_dict(), "usable": problem is None, "problem": problem})
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for one in found:
+            typer.echo(f"{one['short']}: {one['name']}: {one['problem'] or one['text']}")
+            if one["fix"]:
+                typer.echo(f"  → {one['fix']}")
+    if not all(one["usable"] for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def build(
+    which: Which = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="For the dockerfile's ARG.")
+    ] = None,
+    context: Annotated[Path | None, typer.Option(help="The checkout; this one if not given.")] = None,
+    network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build images from dockerfiles/ and pin what was built: that runs until the next build."""
+    from miner.engines.docker.building import build as build_one
+    from miner.engines.docker.building import source_root
+    from miner.engines.docker.client import Client
+    from miner.engines.docker.images import KINDS, Images
+
+    settings = _settings()
+    root = context.resolve() if context else source_root()
+    client, images = Client(settings.docker_host), Images(settings)
+    pins = {}
+    for short in which or KINDS:
+        images.name(short)
+        pin = build_one(
+            client,
+            images,
+            short,
+            root=root,
+            arguments=_arguments(argument or []),
+            network=network,
+            told=lambda line: typer.echo(line, err=True),
+        )
+        pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
+        if not as_json:
+            typer.echo(f"{short}: {pin.name} is {pin.id}")
+    if as_json:
+        typer.echo(json.dumps(pins, indent=2))
+
+
+def _settings() -> Settings:
+    from miner.settings import load_settings
+
+    try:
+        return load_settings()
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(78) from None
+
+
+def _look(settings: Settings) -> list[Look]:
+    from miner.engines.docker.client import Client
+    from miner.engines.docker.images import Images
+    from miner.engines.docker.looking import look
+
+    return look(Client(settings.docker_host), Images(settings))
+
+
+def _problem(settings: Settings, look: Look) -> str | None:
+    from miner.engines.docker.looking import ImageState
+    from miner.engines.trial import trial
+
+    if look.state is ImageState.MISSING:
+        return look.text
+
+    async def tried() -> str | None:
+        from miner.engines.choose import trial_engine
+
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:
+            engine = await trial_engine(settings, "docker", Path(folder))
+            try:
+                await trial(engine, Path(folder), TRIAL, image=look.short)
+            except GodMinerError as error:
+                return str(error)
+            finally:
+                await engine.close()
+        return None
+
+    return asyncio.run(tried())
+
+
+def _arguments(written: list[str]) -> dict[str, str]:
+    found = {}
+    for one in written:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _print(looks: list[Look]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("", "Name", "Id", "Size", "Found"):
+        table.add_column(title, overflow="fold")
+    for look in looks:
+        size = f"{look.size_bytes / 1e9:.1f} GB" if look.size_bytes else ""
+        found = f"{look.text}\n→ {look.fix}" if look.fix else look.text
+        table.add_row(look.short, look.name, look.id.removeprefix("sha256:")[:12], size, found)
+    Console(highlight=False).print(table)

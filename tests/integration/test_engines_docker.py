@@ -1,0 +1,403 @@
+"""Docker's own faults and refusals, each against a real engine that this test may break."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import pytest_asyncio
+
+from miner.engines import remains
+from miner.engines.base import EngineSpec, Phase, Rejected, Unreachable, Why
+from miner.engines.docker.images import Images
+from miner.engines.owner import data_id
+from tests.doubles import base_image
+from tests.doubles.dockerd import GPUS, Dockerd
+from tests.doubles.engine_bench import EngineBench, Run, docker_bench
+from tests.doubles.engine_fixtures import docker_host, own_dockerd
+from tests.integration.test_engines import POLITE, SLEEPER, host_pid
+
+__all__ = ["docker_host"]
+
+pytestmark = pytest.mark.integration
+
+#: Writes a numbered line every 10 ms.
+COUNTER = """
+import itertools, time
+for number in itertools.count():
+    print(number, flush=True)
+    if number == 5: open('up', 'w').write('1')
+    time.sleep(0.01)
+"""
+
+
+@pytest_asyncio.fixture
+async def bench(docker_host: Dockerd, tmp_path: Path) -> AsyncIterator[EngineBench]:
+    made = docker_bench(tmp_path / "data", docker_host.host, base_image.NAME)
+    yield made
+    await made.clear()
+
+
+@pytest.fixture
+def mortal() -> Iterator[Dockerd]:
+    """Takes its containers down with it."""
+    with own_dockerd() as engine:
+        yield engine
+
+
+@pytest.fixture
+def restorable() -> Iterator[Dockerd]:
+    """Leaves its containers running."""
+    with own_dockerd(live_restore=True) as engine:
+        yield engine
+
+
+def on(engine: Dockerd, tmp_path: Path, **more: Any) -> EngineBench:
+    return docker_bench(tmp_path / "data", engine.host, base_image.NAME, **more)
+
+
+async def submitted_at_last(bench: EngineBench, spec: EngineSpec) -> Run:
+    """Asked again while Docker is in trouble, as the pipeline does."""
+    for _ in range(50):
+        with suppress(Unreachable):
+            return await bench.submit(spec)
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{spec.key} could not be submitted")
+
+
+def inspect(host: str, ref: str) -> dict[str, Any]:
+    api = docker.APIClient(host, version="auto")
+    try:
+        found: dict[str, Any] = api.inspect_container(ref)
+        return found
+    finally:
+        api.close()
+
+
+def containers(host: str) -> list[dict[str, Any]]:
+    api = docker.APIClient(host, version="auto")
+    try:
+        found: list[dict[str, Any]] = api.containers(all=True)
+        return found
+    finally:
+        api.close()
+
+
+# the engine dies
+
+
+async def test_a_killed_engine_without_live_restore_ends_the_run_and_says_so(
+    mortal: Dockerd, tmp_path: Path
+) -> None:
+    bench = on(mortal, tmp_path)
+    run = await bench.submit(bench.code(POLITE))
+    await bench.said(run, "up")
+    mortal.kill()
+    for ask in (bench.status(run), bench.engine.find(run.spec.key), bench.engine.ours()):
+        with pytest.raises(Unreachable):
+            await ask
+    with pytest.raises(Unreachable):
+        await bench.submit(bench.code("pass"))
+    mortal.start()
+    status = await bench.end_of(run)
+    # It had the time to save, and still it is known that nobody here ended it.
+    assert (status.why, status.code) == (Why.KILLED, 0)
+    assert run.file("saved") == "all of it"
+    await bench.clear()
+    assert containers(mortal.host) == []
+
+
+async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
+    restorable: Dockerd, tmp_path: Path
+) -> None:
+    bench = on(restorable, tmp_path)
+    run = await bench.submit(bench.code(COUNTER))
+    await bench.said(run, "up")
+    restorable.kill()
+    with pytest.raises(Unreachable):
+        await bench.status(run)
+    at_death = len(run.log.splitlines())
+    await asyncio.sleep(0.3)
+    restorable.start()
+    assert (await bench.status(run)).phase is Phase.RUNNING
+    assert await bench.again().find(run.spec.key) == run.ref
+    await bench.engine.stop(run.ref)
+    assert (await bench.end_of(run)).why is Why.STOPPED
+    lines = run.log.splitlines()
+    # Output does not go through the engine, so none was lost or held up.
+    assert lines == [str(number) for number in range(len(lines))]
+    assert len(lines) > at_death + 20
+    await bench.clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "why", "code"),
+    [
+        ("raise SystemExit(5)", {}, Why.FAILED, 5),
+        ("pass", {}, Why.OK, 0),
+        ("len(bytes([7]) * (1 << 29))", {"memory_bytes": 64 << 20}, Why.OOM_KILLED, 137),
+    ],
+)
+async def test_an_end_while_the_engine_is_down_is_told_afterwards(
+    text: str, more: dict[str, Any], why: Why, code: int, restorable: Dockerd, tmp_path: Path
+) -> None:
+    """Docker itself forgets that memory was the reason."""
+    bench = on(restorable, tmp_path)
+    waiting = "import os, time; open('up', 'w').write('1')\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    run = await bench.submit(bench.code(f"{waiting}\n{text}", **more))
+    await bench.said(run, "up")
+    restorable.kill()
+    (run.dir / "go").touch()
+    await bench.said(run, "exit.json")
+    restorable.start()
+    status = await bench.end_of(run)
+    assert (status.why, status.code) == (why, code)
+    await bench.clear()
+
+
+async def test_an_orderly_stop_of_the_engine_lets_the_trainer_save(mortal: Dockerd, tmp_path: Path) -> None:
+    bench = on(mortal, tmp_path)
+    run = await bench.submit(bench.code(POLITE))
+    await bench.said(run, "up")
+    mortal.stop()
+    assert run.file("saved") == "all of it"
+    mortal.start()
+    assert (await bench.end_of(run)).why is Why.KILLED
+    await bench.clear()
+
+
+async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
+    restorable: Dockerd, tmp_path: Path
+) -> None:
+    dice = random.Random(5)
+    bench = on(restorable, tmp_path)
+    seen: set[Why | None] = set()
+    for _ in range(20):
+        spec = bench.code("open('ran', 'a').write('x')")
+        submitting = asyncio.create_task(bench.engine.submit(spec))
+        await asyncio.sleep(dice.uniform(0, 0.3))
+        await asyncio.to_thread(restorable.kill)
+        with suppress(Unreachable):
+            await submitting
+        await asyncio.to_thread(restorable.start)
+        run = await submitted_at_last(bench, spec)
+        status = await bench.end_of(run)
+        seen.add(status.why)
+        # Cut off by Docker's death, it may have ended before it did anything; it never starts twice.
+        assert run.file("ran") in (("x",) if status.why is Why.OK else ("x", ""))
+        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+        await bench.engine.remove(run.ref)
+        assert containers(restorable.host) == []
+    assert Why.OK in seen
+    assert seen <= {Why.OK, Why.KILLED, Why.LOST}
+
+
+async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
+    mortal: Dockerd, tmp_path: Path
+) -> None:
+    bench = on(mortal, tmp_path)
+    run = await bench.submit(bench.code(SLEEPER))
+    bench.engine._client.look_s = 0.5  # type: ignore[attr-defined]
+    mortal.freeze()
+    try:
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            await bench.engine.ours()
+        with pytest.raises(Unreachable):
+            await bench.status(run)
+        assert time.monotonic() - began < 4
+    finally:
+        mortal.thaw()
+    assert (await bench.status(run)).phase is Phase.RUNNING
+    await bench.clear()
+
+
+async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBench) -> None:
+    spec = bench.code("open('ran', 'a').write('x')")
+    made = await bench.engine._make(spec)  # type: ignore[attr-defined]
+    # Never started: nobody should wait for it, and nobody make a second one.
+    assert await bench.engine.find(spec.key) is None
+    assert (await bench.engine.poll(made["Id"], spec.run_dir)).phase is Phase.QUEUED
+    assert [found.key for found in await bench.engine.ours()] == [spec.key]
+    run = await bench.submit(spec)
+    assert run.ref == made["Id"]
+    await bench.end_of(run)
+    assert run.file("ran") == "x"
+
+
+# the container dies
+
+
+async def test_a_container_that_somebody_kills_or_stops_is_told_so(
+    bench: EngineBench, docker_host: Dockerd
+) -> None:
+    api = docker.APIClient(docker_host.host, version="auto")
+    killed, stopped = [await bench.submit(bench.code(SLEEPER)) for _ in range(2)]
+    for run in (killed, stopped):
+        await bench.said(run, "up")
+    api.kill(killed.ref)
+    api.stop(stopped.ref)
+    assert (await bench.end_of(killed)).why is Why.KILLED
+    assert (await bench.end_of(stopped)).why is Why.KILLED
+    api.close()
+
+
+async def test_a_removed_container_is_lost_unless_its_end_was_recorded(
+    bench: EngineBench, docker_host: Dockerd
+) -> None:
+    api = docker.APIClient(docker_host.host, version="auto")
+    gone = await bench.submit(bench.code(SLEEPER))
+    await bench.said(gone, "up")
+    api.remove_container(gone.ref, force=True)
+    api.close()
+    assert (await bench.status(gone)).phase is Phase.LOST
+    assert await bench.engine.find(gone.spec.key) is None
+    gone.ref = ""
+
+
+# refusals
+
+
+async def test_an_image_that_is_not_there_is_not_fetched(docker_host: Dockerd, tmp_path: Path) -> None:
+    bench = docker_bench(tmp_path / "data", docker_host.host, "registry.invalid/never/was:1")
+    began = time.monotonic()
+    with pytest.raises(Rejected, match="god-miner images build"):
+        await bench.submit(bench.code("pass"))
+    assert time.monotonic() - began < 5
+    assert await bench.engine.ours() == []
+
+
+async def test_a_name_that_a_stranger_took_is_told(bench: EngineBench, docker_host: Dockerd) -> None:
+    spec = bench.code("pass")
+    api = docker.APIClient(docker_host.host, version="auto")
+    api.create_container(base_image.NAME, ["true"], name=spec.key)
+    try:
+        with pytest.raises(Rejected, match="not ours"):
+            await bench.submit(spec)
+        assert await bench.engine.find(spec.key) is None
+        assert await bench.engine.ours() == []
+    finally:
+        api.remove_container(spec.key)
+        api.close()
+
+
+async def test_another_data_folder_s_runs_are_not_ours(
+    bench: EngineBench, docker_host: Dockerd, tmp_path: Path
+) -> None:
+    other = docker_bench(tmp_path / "other", docker_host.host, base_image.NAME)
+    run = await other.submit(other.code(SLEEPER))
+    assert await bench.engine.ours() == []
+    assert await bench.engine.find(run.spec.key) is None
+    assert len(await other.engine.ours()) == 1
+    await other.clear()
+
+
+async def test_a_card_that_is_not_there_is_told_and_nothing_is_left(bench: EngineBench) -> None:
+    with pytest.raises(Rejected, match="nvidia-smi -L"):
+        await bench.submit(bench.code("pass", gpus=("GPU-00000000-dead-4000-8000-000000000000",)))
+    assert await bench.engine.ours() == []
+
+
+async def test_the_hook_gets_the_cards_that_were_asked_for_and_never_all(
+    bench: EngineBench, docker_host: Dockerd
+) -> None:
+    """The image says NVIDIA_VISIBLE_DEVICES=all, as those made for GPUs do."""
+    for gpus, asked in (((GPUS[2], GPUS[0]), f"{GPUS[2]},{GPUS[0]}"), ((), None), (("cpu",), None)):
+        before = len(docker_host.gpu_requests())
+        run, _ = await bench.play("pass", gpus=gpus)
+        seen = [one["devices"] for one in docker_host.gpu_requests()[before:] if one["id"] == run.ref]
+        assert [one for one in seen if one != "void"] == ([asked] if asked else [])
+
+
+async def test_a_limit_that_docker_may_not_raise_is_told(docker_host: Dockerd, tmp_path: Path) -> None:
+    bench = on(docker_host, tmp_path, trainer_ulimits="nofile=100000000000")
+    with pytest.raises(Rejected, match="TRAINER_ULIMITS"):
+        await bench.submit(bench.code("pass"))
+    assert await bench.engine.ours() == []
+
+
+async def test_cores_that_are_not_there_are_told(bench: EngineBench) -> None:
+    with pytest.raises(Rejected, match="docker info"):
+        await bench.submit(bench.code("pass", cpus="900-901"))
+
+
+async def test_an_image_without_python_is_told(
+    bench: EngineBench, docker_host: Dockerd, tmp_path: Path
+) -> None:
+    api = docker.APIClient(docker_host.host, version="auto")
+    empty = tmp_path / "empty.tar"
+    empty.write_bytes(b"\0" * 10240)
+    api.import_image_from_file(str(empty), repository="ci-empty", tag="1", changes=["ENV PATH=/bin"])
+    api.close()
+    without = docker_bench(tmp_path / "other", docker_host.host, "ci-empty:1")
+    _, status = await without.play("pass")
+    assert status.why is Why.FAILED
+    assert "python3" in status.detail
+    await without.clear()
+
+
+# what it is given
+
+
+async def test_what_docker_shows_of_a_run_is_locked_down_and_without_secrets(
+    docker_host: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_environment_of_the_daemon")
+    bench = on(docker_host, tmp_path, wallet_password="opens the hotkey", operator_token="0123456789abcdef")
+    run = await bench.submit(bench.code(SLEEPER, memory_bytes=256 << 20, shm_bytes=32 << 20, gpus=("1",)))
+    found = inspect(docker_host.host, run.ref)
+    text = json.dumps(found)
+    for secret in ("hf_environment_of_the_daemon", "opens the hotkey", "0123456789abcdef"):
+        assert secret not in text
+    host = found["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["Init"] is True
+    assert (host["Memory"], host["MemorySwap"], host["ShmSize"]) == (256 << 20, 256 << 20, 32 << 20)
+    assert host["PidsLimit"] == bench.settings.trainer_processes
+    assert host["RestartPolicy"]["Name"] == "no"
+    assert not host["AutoRemove"]
+    assert [one["DeviceIDs"] for one in host["DeviceRequests"]] == [["1"]]
+    assert found["Config"]["User"] == "10002:10002"
+    assert found["Config"]["Labels"]["god-miner.job"] == run.spec.labels["job"]
+    assert (run.dir.stat().st_uid, run.dir.stat().st_gid) == (10002, 10002)
+
+
+async def test_a_pinned_image_runs_although_its_name_was_moved(
+    bench: EngineBench, docker_host: Dockerd
+) -> None:
+    api = docker.APIClient(docker_host.host, version="auto")
+    image_id = api.inspect_image(base_image.NAME)["Id"]
+    Images(bench.settings).set_pin("text", image_id, "source")
+    empty = bench.data_dir / "empty.tar"
+    empty.write_bytes(b"\0" * 10240)
+    repository, _, tag = base_image.NAME.partition(":")
+    api.import_image_from_file(str(empty), repository=repository, tag=tag)
+    try:
+        assert api.inspect_image(base_image.NAME)["Id"] != image_id
+        _, status = await bench.play("pass")
+        assert status.why is Why.OK
+    finally:
+        api.tag(image_id, repository, tag, force=True)
+        api.close()
+
+
+async def test_stopping_what_is_hung_in_the_wrapper_works_from_outside(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(SLEEPER))
+    await bench.said(run, "up")
+    os.kill(host_pid(run, "wrapper"), signal.SIGSTOP)
+    await bench.engine.stop(run.ref, force=True)
+    assert (await bench.end_of(run, 10)).why is Why.STOPPED

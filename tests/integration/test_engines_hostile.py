@@ -1,0 +1,284 @@
+"""Code of strangers in a training, and what it can not do: the same attempts in Docker and in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from miner.engines import remains
+from miner.engines.base import Mount, Phase, Rejected, Why
+from miner.engines.logs import log_tail
+from miner.engines.owner import data_id
+from miner.engines.untrusted import read_small
+from tests.doubles import hostile
+from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_bench import EngineBench, Run, process_bench
+from tests.doubles.engine_fixtures import bench_of, docker_host
+
+__all__ = ["docker_host"]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest_asyncio.fixture(params=["sandboxed process", "docker"])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
+    made = bench_of(request.param, request, tmp_path)
+    yield made
+    await made.clear()
+
+
+@pytest_asyncio.fixture
+async def open_bench(tmp_path: Path) -> AsyncIterator[EngineBench]:
+    """Local processes as they are without a sandbox."""
+    made = process_bench(tmp_path / "data", sandbox=False)
+    yield made
+    await made.clear()
+
+
+@pytest.fixture
+def needle(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A token of the operator, where real ones are: in the daemon's environment, wallet and settings file."""
+    token = f"hf_{secrets.token_hex(20)}"
+    monkeypatch.setenv("HF_TOKEN", token)
+    return token
+
+
+async def tried(bench: EngineBench, text: str, **more: Any) -> dict[str, Any]:
+    run, status = await bench.play(text, hostile=True, **more)
+    assert status.why is Why.OK, run.log
+    found: dict[str, Any] = json.loads(run.log)
+    return found
+
+
+def succeeded(found: dict[str, Any], *but: str) -> dict[str, Any]:
+    return {name: what for name, what in found.items() if what is not None and name not in but}
+
+
+@pytest.fixture
+def listeners() -> Iterator[tuple[int, str, str]]:
+    """What of the machine could be talked to: a port, an abstract socket, and one in the file system."""
+    name = f"god-miner-{secrets.token_hex(8)}"
+    path = f"/tmp/{name}.sock"
+    with (
+        socket.create_server(("0.0.0.0", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX) as file,
+    ):
+        abstract.bind(f"\0{name}")
+        file.bind(path)
+        for one in (abstract, file):
+            one.listen()
+        os.chmod(path, 0o777)
+        yield tcp.getsockname()[1], name, path
+    os.unlink(path)
+
+
+async def test_there_is_no_network(
+    bench: EngineBench, listeners: tuple[int, str, str], docker_host: Dockerd
+) -> None:
+    port, abstract, path = listeners
+    own = socket.gethostbyname_ex(socket.gethostname())[2]
+    addresses: list[list[object]] = [[host, port] for host in ("127.0.0.1", "0.0.0.0", *own)]
+    addresses += [["169.254.169.254", 80], ["1.1.1.1", 53], ["172.17.0.1", port]]
+    sockets = [path, docker_host.host.removeprefix("unix://"), "/var/run/docker.sock"]
+    found = await tried(bench, hostile.network(addresses, abstract, sockets))
+    assert succeeded(found, "interfaces") == {}
+    assert found["interfaces"] == ["lo"]
+
+
+async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path: Path, needle: str) -> None:
+    wallet, dot_env = tmp_path / "wallet", bench.data_dir / ".env"
+    other = bench.spec("true").run_dir / "plan.json"
+    inputs = tmp_path / "inputs"
+    inputs.mkdir(mode=0o755)
+    for path in (wallet, dot_env, other):
+        path.write_text(needle)
+    (inputs / "rows").write_text("[]")
+    ours = (bench.data_dir, bench.data_dir / "engines", inputs, Path("/usr/bin"), Path("/etc"), Path("/"))
+    found = await tried(
+        bench,
+        hostile.files(
+            [
+                *map(str, (wallet, dot_env, other)),
+                "/etc/shadow",
+                "/root/.bashrc",
+                "/proc/1/environ",
+                "/proc/1/maps",
+            ],
+            [*map(str, ours), "/sys", "/proc/sys/kernel"],
+            needle,
+        ),
+        mounts=(Mount(inputs),),
+    )
+    # PID 1 in there is its own.
+    assert succeeded(found, "needle", "read /proc/1/environ", "read /proc/1/maps") == {}
+    assert found["needle"] == []
+    assert needle not in json.dumps(found)
+
+
+async def test_it_sees_no_process_but_its_own(bench: EngineBench, needle: str) -> None:
+    daemon = os.getpid()
+    parents = [os.getppid(), daemon]
+    found = await tried(bench, hostile.processes(parents, needle))
+    assert succeeded(found, "needle", "others") == {}
+    assert found["needle"] == []
+    assert found["others"] < 10
+
+
+async def test_it_may_nothing_that_only_root_may(bench: EngineBench) -> None:
+    found = await tried(bench, hostile.privileges())
+    told = ("capabilities", "no new privileges", "uid", "suid")
+    assert succeeded(found, *told) == {}
+    assert found["capabilities"] == ["", ""]
+    assert found["no new privileges"] is True
+    assert found["uid"] != 0
+    assert found["suid"].strip() == str(found["uid"])
+
+
+async def test_the_attempts_are_real(
+    open_bench: EngineBench, tmp_path: Path, listeners: tuple[int, str, str], needle: str
+) -> None:
+    """Where nothing holds them they get through: what is shown above is the sandbox, and not a slip."""
+    port, abstract, path = listeners
+    wallet, daemon = tmp_path / "wallet", os.getpid()
+    wallet.write_text(needle)
+    found: dict[str, Any] = {}
+    for text in (
+        hostile.network([["127.0.0.1", port]], abstract, [path]),
+        hostile.files([str(wallet)], [str(open_bench.data_dir)], needle, top=str(tmp_path)),
+        hostile.processes([daemon], needle),
+    ):
+        run, status = await open_bench.play(text)
+        assert status.why is Why.OK, run.log
+        found |= json.loads(run.log)
+        if "left-here" not in text:
+            continue
+        assert found["needle"] == [str(wallet)]
+    through = set(succeeded(found))
+    assert {f"tcp ['127.0.0.1', {port}]", "abstract", f"unix {path}"} <= through
+    assert {f"read {wallet}", f"write {open_bench.data_dir}"} <= through
+    assert {f"environment {daemon}", f"kill {daemon}", f"root {daemon}"} <= through
+    assert found["others"] > 10
+
+
+async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: EngineBench) -> None:
+    run = await bench.submit(bench.code(hostile.FORK_BOMB, hostile=True))
+    await bench.said(run, "refused")
+    own = marked(bench, run)
+    assert 10 < len(own) <= bench.settings.trainer_processes + 5
+    # The machine goes on: others can still start something.
+    assert os.spawnlp(os.P_WAIT, "true", "true") == 0
+    await bench.engine.stop(run.ref, force=True)
+    assert (await bench.end_of(run)).why is Why.STOPPED
+    assert not marked(bench, run)
+
+
+def marked(bench: EngineBench, run: Run) -> set[int]:
+    return remains.marked(remains.mark(data_id(bench.data_dir), run.spec.key))
+
+
+async def test_memory_ends_it_and_not_the_machine(bench: EngineBench) -> None:
+    if bench.kind != "docker" and bench.engine._cgroups is None:  # type: ignore[attr-defined]
+        pytest.skip("no cgroups with limits can be made here")
+    run = await bench.submit(bench.code(hostile.MEMORY_BOMB, hostile=True, memory_bytes=96 << 20))
+    assert (await bench.end_of(run)).why is Why.OOM_KILLED
+
+
+async def test_memory_file_systems_count_as_memory(bench: EngineBench) -> None:
+    if bench.kind != "docker" and bench.engine._cgroups is None:  # type: ignore[attr-defined]
+        pytest.skip("no cgroups with limits can be made here")
+    text = "for n in range(1 << 20): open(f'/tmp/{n}', 'wb').write(bytes([7]) * (8 << 20))"
+    run = await bench.submit(bench.code(text, hostile=True, memory_bytes=96 << 20))
+    assert (await bench.end_of(run)).why is Why.OOM_KILLED
+
+
+async def test_a_flood_of_output_does_not_fill_the_disk(bench: EngineBench) -> None:
+    text = "import os\nline = b'x' * 65535 + b'\\n'\nfor _ in range(6000): os.write(1, line)"
+    run, status = await bench.play(text, hostile=True)
+    assert status.why is Why.OK
+    kept = sum(path.stat().st_size for path in run.dir.glob("log*"))
+    assert kept <= 3 * (64 << 20) + (1 << 20) < 6000 * 65536
+    assert {path.name for path in run.dir.glob("log*")} == {"log", "log.first", "log.before"}
+
+
+async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text('{"at": 1, "code": 0, "secret": "of the operator"}')
+    before = victim.read_bytes()
+    spec = bench.code("pass", hostile=True)
+    job = spec.run_dir.parent
+    spec = replace(
+        spec,
+        argv=("python", "-c", hostile.LINKS, str(victim), str(job)),
+        mounts=(Mount(job, read_only=False),),
+    )
+    run = await bench.submit(spec)
+    status = await bench.end_of(run)
+    assert status.phase is Phase.ENDED
+    assert "secret" not in log_tail(run.dir)
+    for name in ("progress.jsonl", "result.json", "plan.json"):
+        assert read_small(run.dir, name) is None
+    # The wrapper's own record took the link's place, and did not follow it.
+    assert stat.S_ISREG((run.dir / "exit.json").lstat().st_mode)
+    await bench.engine.stop(run.ref)
+    assert victim.read_bytes() == before
+    with pytest.raises(Rejected, match="is a link"):
+        await bench.engine.submit(
+            replace(
+                spec, key=f"{spec.key}-2", run_dir=job / "attempt_2", mounts=(Mount(job, read_only=False),)
+            )
+        )
+
+
+async def test_it_can_kill_its_keeper_and_gains_nothing(bench: EngineBench) -> None:
+    text = """
+import os, signal, time
+open('up', 'w').write('1')
+for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
+    if pid not in (1, os.getpid()):
+        try: os.kill(pid, signal.SIGKILL)
+        except OSError: pass
+time.sleep(1)
+"""
+    run = await bench.submit(bench.code(text, hostile=True))
+    assert (await bench.end_of(run)).phase is Phase.ENDED
+    assert not marked(bench, run)
+
+
+async def test_without_a_sandbox_it_does_not_start(open_bench: EngineBench) -> None:
+    assert not open_bench.engine.can_sandbox
+    spec = open_bench.code("open('ran', 'w').write('x')", hostile=True)
+    with pytest.raises(Rejected, match="no sandbox: TRAINER_SANDBOX=off"):
+        await open_bench.submit(spec)
+    await asyncio.sleep(0.1)
+    assert not (spec.run_dir / "ran").exists()
+
+
+async def test_command_lines_on_this_machine_show_no_secret(bench: EngineBench, needle: str) -> None:
+    run = await bench.submit(bench.code("import time; open('up', 'w').write('1'); time.sleep(100)"))
+    await bench.said(run, "up")
+    seen = b""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                if run.spec.key.encode() in words or str(run.dir).encode() in words:
+                    seen += words + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+    assert seen
+    assert needle.encode() not in seen
+    for path in (*run.dir.rglob("*"), *(bench.data_dir / "engines").rglob("*")):
+        if path.is_file():
+            assert needle.encode() not in path.read_bytes(), path
