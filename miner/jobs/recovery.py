@@ -32,6 +32,7 @@ async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
 
     rows, running = await parts.book.read(query)
     rows.sort(key=lambda row: (row.id not in running, row.id))
+    parts.inputs.release_all_but({row.id for row in rows})
     desks = []
     for row in rows:
         desk = Desk(parts, row)
