@@ -117,7 +117,8 @@ class Worker:
         """The end goes into the books first: what is done after it can be done again."""
         desk, parts = self.desk, self.desk.parts
         await parts.book.end_attempt(attempt.row, ended.reason, ended.detail)
-        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}, {ended.detail}")
+        why = f", {ended.detail}" if ended.detail else ""
+        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}{why}")
         if measured_step_s is not None:
             shape = shape_key(attempt.plan)
             known = await parts.book.learned(shape)
