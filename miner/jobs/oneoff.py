@@ -46,18 +46,23 @@ def by_daemon(settings: Settings, task: TaskFile, told: Told) -> dict[str, Any]:
     """Hand it over and look on; the job in the end. `NoDaemon` where none runs."""
     started = running.tell(settings, "/jobs", task.model_dump(mode="json"))
     path = f"/jobs/{started['job_id']}"
-    try:
-        with running.follow(settings, f"{path}/events") as events:
-            for kind, data in events:
-                told(kind, data)
-                if kind == "job" and data["state"] in OVER:
-                    break
-        return running.ask(settings, path)
-    except running.NoDaemon:
-        raise DaemonLost(
-            f"the daemon has ended; job {started['job_id']} goes on when it is started again, and "
-            f"`god-miner jobs show {started['job_id']}` tells how far it is"
-        ) from None
+    with contextlib.suppress(running.NoDaemon):
+        if _followed(settings, path, told):
+            return running.ask(settings, path)
+    raise DaemonLost(
+        f"the daemon has ended; job {started['job_id']} goes on when it is started again, and "
+        f"`god-miner jobs show {started['job_id']}` tells how far it is"
+    )
+
+
+def _followed(settings: Settings, path: str, told: Told) -> bool:
+    """Whether to the job's end, and not only to the daemon's."""
+    with running.follow(settings, f"{path}/events") as events:
+        for kind, data in events:
+            told(kind, data)
+            if kind == "job" and data["state"] in OVER:
+                return True
+    return running.ask(settings, path)["state"] in OVER
 
 
 def here(settings: Settings, task: TaskFile, told: Told) -> dict[str, Any]:
