@@ -7,7 +7,7 @@ middle. Engines and the fleet have their words in `miner/engines/base.py` and `m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -83,6 +83,10 @@ class Inputs(Protocol):
 
     def release(self, job_id: int) -> None:
         """The job needs its model no more. Safe to repeat. Its own folder is the pipeline's to remove."""
+
+    def release_all_but(self, jobs: Collection[int]) -> None:
+        """At the start, with the jobs that are not over: one that ended as the daemon was killed, between its
+        end and its release, would keep its model for ever."""
 
 
 @dataclass(frozen=True, slots=True)

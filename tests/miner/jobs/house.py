@@ -9,7 +9,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -252,6 +252,8 @@ class MemoryInputs:
         self.fetched: list[Wanted] = []
         self.released: list[int] = []
         self.held: list[int] = []
+        #: The jobs whose models stayed at the last start.
+        self.kept: set[int] = set()
 
     async def fetch(self, wanted: Wanted, told: Told) -> Fetched:
         told("model", 10, 100)
@@ -271,6 +273,9 @@ class MemoryInputs:
 
     def release(self, job_id: int) -> None:
         self.released.append(job_id)
+
+    def release_all_but(self, jobs: Collection[int]) -> None:
+        self.kept = set(jobs)
 
 
 class MemoryHub:

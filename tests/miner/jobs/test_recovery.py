@@ -31,6 +31,7 @@ async def test_what_runs_is_adopted_with_its_gpus(house: House) -> None:
     await house.until(lambda: bool(house.engine.submitted))
     await asyncio.sleep(0.05)
     await house.reborn()
+    assert house.inputs.kept == {job}
     assert [hold.gpus for hold in house.fleet.ledger.holds] == [house.engine.submitted[0].gpus]
     assert (await house.over_within(job)).state is JobState.DONE
     assert len(house.engine.submitted) == 1
