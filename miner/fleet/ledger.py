@@ -51,6 +51,10 @@ class Ledger:
             self._holds = tuple(claim.hold() for claim in self._claims.values())
         return self._holds
 
+    @property
+    def claims(self) -> list[Claim]:
+        return list(self._claims.values())
+
     def claim(self, key: TaskKey) -> Claim | None:
         return self._claims.get(key)
 

@@ -211,7 +211,7 @@ class Desk:
             self.row.id,
             name,
             failed.reason,
-            failed,
+            str(failed),
             failures + 1,
             pause,
             extra=self.log,

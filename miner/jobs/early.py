@@ -79,7 +79,7 @@ class EarlyPublisher:
 
     def _after_failure(self, model: Candidate, failed: StepFailed) -> None:
         desk = self.desk
-        log.warning("the early upload of job %d failed: %s", desk.row.id, failed, extra=desk.log)
+        log.warning("the early upload of job %d failed: %s", desk.row.id, str(failed), extra=desk.log)
         if failed.reason is EndReason.BAD_SUBMISSION:
             self._refused = identity(model.folder)
             desk.parts.alert("bad_submission", f"job {desk.row.id}, while training: {failed}")

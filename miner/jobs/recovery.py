@@ -52,7 +52,7 @@ async def sweep(parts: Parts) -> None:
             await _sweep_once(parts)
         except Unreachable as error:
             failures += 1
-            log.warning("orphans can't be looked for: %s", error)
+            log.warning("orphans can't be looked for: %s", str(error))
         else:
             return
         await asyncio.sleep(parts.pace.pause(failures, parts.random))

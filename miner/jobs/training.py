@@ -127,7 +127,7 @@ class Training:
             status = await self.engine.poll(self._ref, folder.path)
         except Unreachable as error:
             if self.desk.live.trouble != str(error):
-                log.warning("job %d: %s", self.desk.row.id, error, extra=self.desk.log)
+                log.warning("job %d: %s", self.desk.row.id, str(error), extra=self.desk.log)
             self.desk.live.trouble = str(error)
             return None
         self.desk.live.trouble = ""
@@ -200,7 +200,7 @@ class Training:
         try:
             await self.engine.dump_stacks(self._ref)
         except Unreachable as error:
-            log.warning("no stacks of job %d: %s", self.desk.row.id, error, extra=self.desk.log)
+            log.warning("no stacks of job %d: %s", self.desk.row.id, str(error), extra=self.desk.log)
 
     async def _stop(self, *, force: bool) -> bool:
         """Whether the engine has taken it."""
@@ -208,7 +208,7 @@ class Training:
         try:
             await self.engine.stop(self._ref, force=force)
         except Unreachable as error:
-            log.warning("job %d can't be stopped: %s", self.desk.row.id, error, extra=self.desk.log)
+            log.warning("job %d can't be stopped: %s", self.desk.row.id, str(error), extra=self.desk.log)
             self.desk.live.trouble = str(error)
             return False
         return True

@@ -50,7 +50,9 @@ class Worker:
             except Stale:
                 await self.desk.reload()
             except StoreUnavailable as error:
-                log.warning("job %d waits for the store: %s", self.desk.row.id, error, extra=self.desk.log)
+                log.warning(
+                    "job %d waits for the store: %s", self.desk.row.id, str(error), extra=self.desk.log
+                )
                 await self.desk.pause(self.desk.parts.pace.pause(1, self.desk.parts.random))
             except StepFailed as failed:
                 await self._failed(failed)
@@ -124,7 +126,7 @@ class Worker:
             if ref is not None:
                 await engine.remove(ref)
         except Unreachable as error:  # recovery sweeps it up
-            log.warning("attempt %s is left in the engine: %s", row.key, error, extra=self.desk.log)
+            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.desk.log)
 
     async def _decide(self, attempts: list[AttemptRow]) -> None:
         desk, row = self.desk, self.desk.row
@@ -183,7 +185,7 @@ class Worker:
 
     async def _failed(self, failed: StepFailed) -> None:
         desk = self.desk
-        log.warning("job %d: %s (%s)", desk.row.id, failed, failed.reason, extra=desk.log)
+        log.warning("job %d: %s (%s)", desk.row.id, str(failed), failed.reason, extra=desk.log)
         try:
             await self._end(failed.reason, str(failed))
         except Stale:
@@ -236,7 +238,7 @@ class Worker:
             await rename(self.desk)
         except StepFailed as failed:
             self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
-            log.warning("job %d keeps its old name: %s", self.desk.row.id, failed, extra=self.desk.log)
+            log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
 
     async def _end_run(self, attempt: AttemptRow) -> bool:
         """End a run whose job is over: asked, then killed. True when it is gone."""
@@ -258,7 +260,7 @@ class Worker:
                     await engine.stop(ref)
                 await desk.pause(pace.poll_s)
         except Unreachable as error:
-            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, error, extra=desk.log)
+            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
             await desk.pause(pace.pause(3, desk.parts.random))
             return False
         reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED

@@ -24,10 +24,8 @@ from miner.engines.owner import data_id
 from tests.doubles import base_image
 from tests.doubles.dockerd import GPUS, Dockerd
 from tests.doubles.engine_bench import EngineBench, Run, docker_bench
-from tests.doubles.engine_fixtures import docker_host, own_dockerd
+from tests.doubles.engine_fixtures import own_dockerd
 from tests.integration.test_engines import POLITE, SLEEPER, host_pid
-
-__all__ = ["docker_host"]
 
 pytestmark = pytest.mark.integration
 

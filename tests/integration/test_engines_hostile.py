@@ -24,9 +24,7 @@ from miner.engines.untrusted import read_small
 from tests.doubles import hostile
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_bench import EngineBench, Run, process_bench
-from tests.doubles.engine_fixtures import bench_of, docker_host
-
-__all__ = ["docker_host"]
+from tests.doubles.engine_fixtures import bench_of
 
 pytestmark = pytest.mark.integration
 

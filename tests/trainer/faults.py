@@ -67,6 +67,20 @@ def hangs_at_step_five() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
 
 
+def cut_off(seconds: str) -> None:
+    """The time is over so long after the training has begun, however long it took to begin."""
+    from trainer.callbacks.session import Session
+
+    plain = Session.begin
+
+    def begin(self: Session) -> None:
+        self.clock.end_by = time.time() + float(seconds)
+        Path(os.environ["GOD_MINER_SHEET"]).with_name("end_by").write_text(str(self.clock.end_by))
+        plain(self)
+
+    Session.begin = begin  # type: ignore[method-assign]
+
+
 def dumps_arguments() -> None:
     """The arguments that the engine's trainer really has, beside the sheet."""
     from transformers import Trainer

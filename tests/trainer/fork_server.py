@@ -47,10 +47,11 @@ def _become(ask: dict[str, Any]) -> None:
     sys.path[:0] = [part for part in ask["env"].get("PYTHONPATH", "").split(os.pathsep) if part]
     code = 1
     try:
-        if ask.get("patch"):
+        for patch in ask["patch"].split():
             from tests.trainer import faults
 
-            getattr(faults, ask["patch"])()
+            name, *arguments = patch.split(":")
+            getattr(faults, name)(*arguments)
         code = _run(ask["command"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

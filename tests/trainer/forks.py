@@ -69,9 +69,7 @@ class ForkServer:
             elif "ended" in said:
                 self._codes[said["ended"]] = said["code"]
 
-    def start(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, patch: str | None = None
-    ) -> Fork:
+    def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, patch: str = "") -> Fork:
         """In the place of `Child`; `patch` names one of `tests.trainer.faults`."""
         log = cwd / "log"
         ask = {"command": list(command), "env": dict(env), "cwd": str(cwd), "log": str(log), "patch": patch}

@@ -104,7 +104,7 @@ def task(
 
 
 def planned(
-    run: RunSpec, profile: Path, *, processes: int = 1, method: Method = Method.LORA, **updates: Any
+    run: RunSpec, profile: Path, *, processes: int = 1, method: Method = Method.LORA, log_every: int = 1
 ) -> RunSpec:
     """The same run with a plan as a daemon makes it, for so many processes on the CPU."""
     rows = json.loads(Path(run.data_path).read_text("utf-8"))
@@ -117,8 +117,10 @@ def planned(
         load_profile(str(_with(profile, method, processes))),
         site=Site(hardware, model_here=True, publishes=False),
     )
+    made = at_least_tried(made)
+    steps = made.steps.model_copy(update={"log_every": log_every})
     path = Path(run.work_dir) / "asked.json"
-    path.write_text(at_least_tried(made).model_copy(update=updates).to_json(), encoding="utf-8")
+    path.write_text(made.model_copy(update={"steps": steps}).to_json(), encoding="utf-8")
     return run.model_copy(update={"plan_path": str(path)})
 
 

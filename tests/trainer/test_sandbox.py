@@ -18,7 +18,6 @@ from trainer import sandbox
 from trainer.rewards import TABLE, write_rewards
 from trainer.sandbox import PATIENCE, Rewards
 
-
 DEAF = """
 import signal, time
 def f(completions):

@@ -25,6 +25,8 @@ UNUSUAL_STEPS = 3
 WINDOW = 64
 #: Evaluations may take this part of the time.
 EVAL_SHARE = 0.1
+#: One checkpoint may take this part of the time that is left.
+SAVE_SHARE = 0.03
 #: A first submission after this part of the steps: whatever happens later, there is one.
 FIRST_SHARE = 0.03
 #: Kept free between the forecast end of the last save and `end_by`: part of what is forecast, and seconds.
@@ -61,6 +63,7 @@ class Clock:
     _evaluations: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
     #: Steps that were timed, and when there are enough new ones for another forecast.
@@ -112,9 +115,14 @@ class Clock:
         return self.end_by - self.now()
 
     @property
+    def sure(self) -> bool:
+        """Whether enough steps have been timed to say how long one takes."""
+        return len(self._steps) >= ENOUGH_STEPS
+
+    @property
     def step_s(self) -> float:
         """A step's mean and what it may be off by, so that an unlucky sample does not promise too much."""
-        if len(self._steps) < ENOUGH_STEPS:
+        if not self.sure:
             return max(self._steps, default=self.plan.time.step_s)
         return fmean(self._steps) + pstdev(self._steps) / math.sqrt(len(self._steps))
 
@@ -153,14 +161,23 @@ class Clock:
         # One more step must fit too: what is decided now holds until the next one's end.
         over = self.left < self.finish_s + self.step_s
         stop = over or self.done >= self.total
+        if stop and self.done < self.wanted and not (self._submissions or self._probed):
+            # What the finish costs is only guessed: done now it is known, and nothing is lost if it is all.
+            self._probed = True
+            self.total, self._forecast_at = self.wanted, -math.inf
+            return Orders(total=self.total, evaluate=True)
         evaluate = not stop and self._evaluation_due()
-        save = evaluate and self.done - self._saved >= self.save_every and self.room_for(self.save_s)
+        save = evaluate and self._save_due()
         return Orders(total=self.total, evaluate=evaluate, save=save, stop=stop)
 
     def _evaluation_due(self) -> bool:
         since = self.done - self._evaluated
         first = self._evaluated <= 0 and self.done >= self._first_at()
         return (since >= self.eval_every or first) and self.room_for(self.eval_s + self.submission_s)
+
+    def _save_due(self) -> bool:
+        affordable = self.save_s <= SAVE_SHARE * self.left and self.room_for(self.save_s)
+        return self.done - self._saved >= self.save_every and affordable
 
     def _first_at(self) -> int:
         early = max(math.ceil(FIRST_SHARE * self.total), 1)
@@ -171,7 +188,7 @@ class Clock:
         """As many steps as the measured speed allows, and evaluations within their share."""
         self._forecast_at, self._forecast_again = self.now(), max(2 * self._measured, ENOUGH_STEPS)
         # Asked too early, the plan's own guess is no worse.
-        if len(self._steps) >= ENOUGH_STEPS:
+        if self.sure:
             self.total = max(self._recalibrated().steps.total, self.done)
         step_s = max(self.step_s, 1e-9)
         least = math.ceil(self.eval_s / (EVAL_SHARE * step_s))
@@ -190,7 +207,8 @@ class Clock:
             elapsed_s=max(elapsed, 0.0),
             step_s=max(self.step_s, 1e-9),
             eval_s=self.eval_s,
-            save_s=self.save_s,
+            # A checkpoint that costs too much is not written: it must not cost steps either.
+            save_s=min(self.save_s, SAVE_SHARE * max(self.left, 0.0)),
             publish_s=self.finish_s,
         )
         return recalibrate(self._true_to(elapsed), measured)

@@ -147,6 +147,8 @@ class Session:
         orders = self._agree()
         if self.stop is None and orders.evaluate:
             self.evaluate()
+            # It may have taken all the time there was.
+            self._agree()
             orders = self._after_evaluation(orders)
         return orders
 
@@ -155,7 +157,8 @@ class Session:
         said: list[float] = [_NONE] * 5
         if self.ranks.rank == 0:
             orders, stop = self._decided()
-            apart = min(max(int(AGREE_S / max(self.clock.step_s, 1e-3)), 1), MOST_STEPS_APART)
+            apart = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MOST_STEPS_APART)
+            apart = max(apart, 1) if self.clock.sure else 1
             end = float(_ENDS.index(stop.end)) if stop else _NONE
             said = [orders.total, orders.evaluate, orders.save, end, apart]
         heard = [int(number) for number in self.ranks.from_first(said)]
@@ -186,7 +189,7 @@ class Session:
         return Stop(RunEnd.CLOCK, f"the time allows {self.step:,} of {self.clock.wanted:,} steps")
 
     def _after_evaluation(self, orders: Orders) -> Orders:
-        if self.best.exhausted:
+        if self.stop is None and self.best.exhausted:
             self.stop = Stop(RunEnd.EARLY, f"no better score in {self.best.waited} evaluations")
         return orders._replace(stop=self.stop is not None)
 

@@ -1,29 +1,33 @@
 """The submission: complete at every instant from the first time it is written.
 
 A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it
-scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death,
-its score is the right one, so that a later attempt does not replace a better model with a worse one.
+scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death, its
+score is the right one, so that a later attempt does not replace a better model with a worse one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core.run_files import Score
-from trainer.callbacks.swap import beside, put_in_place, restore
-from trainer.callbacks.weights import header, is_whole
-from trainer.errors import TrainingError
+from core.submission.check import Base, examine
+from core.submission.faults import BadSubmission, FaultKind
+from core.submission.folder import listing, open_plain
+from core.submission.place import put_in_place, settle
+from core.submission.prepare import mend_in_place
+from core.submission.safetensors import Header, read_header
+from core.submission.selection import CONFIG, SubmissionKind
+from core.submission.selection import kind_of as kind_by_names
+from core.submission.weigh import Told, Weighed
+from core.tasks import TaskType
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-#: What describes a model besides its weights; a fine-tune keeps the base's own, unchanged.
+#: What describes a model besides its weights: a fine-tune keeps the base's own, unchanged.
 DESCRIPTION = (
     CONFIG,
     "generation_config.json",
@@ -33,37 +37,32 @@ DESCRIPTION = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
+    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
 )
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-#: What the hub takes for a model's name; anything else in the front matter makes it reject the commit.
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-
-
-class BadSubmission(TrainingError):
-    """What the engine wrote is no submission."""
-
-    code = "bad_submission"
 
 
 @dataclass
 class Submission:
     place: Path
     model_id: str
-    #: The base model's folder.
+    #: The base model's folder (or file).
     base: Path
+    task_type: TaskType | None = None
 
     def prepare(self) -> None:
         """Once, by one process: what an earlier attempt left half done is put in order."""
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        restore(self.place)
+        settle(self.place)
+        shutil.rmtree(self._beside("new"), ignore_errors=True)
 
     @property
     def exists(self) -> bool:
-        return self.place.is_dir() and kind_of(self.place) is not None
+        return self.place.is_dir() and kind_of(self.place, self.task_type) is not None
 
     @property
     def score(self) -> Score | None:
@@ -73,82 +72,75 @@ class Submission:
 
     def put(self, write: Callable[[Path], None], score: Score | None) -> None:
         """`write` fills an empty folder with the weights. `BadSubmission` when that made no whole model."""
-        new = beside(self.place, "new")
+        new = self._beside("new")
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o755)
+        new.mkdir(parents=True, mode=0o755)
         try:
             write(new)
-            self.finish(new)
+            self._finish(new)
             self._note(new, score)
             put_in_place(new, self.place)
         finally:
             shutil.rmtree(new, ignore_errors=True)
 
-    def finish(self, folder: Path) -> None:
+    def _beside(self, kind: str) -> Path:
+        return self.place.parent / f".{self.place.name}.{kind}"
+
+    def _finish(self, folder: Path) -> None:
         """The engine's output as a submission: the weights, what belongs to them, and nothing else."""
-        kind = kind_of(folder)
-        if kind is None:
-            raise BadSubmission(f"{folder} holds no whole weights: {sorted(os.listdir(folder))}")
-        if kind == "adapter":
-            _clean_adapter(folder, self.model_id)
-        else:
-            _describe_full(folder, self.base)
-        _remove_foreign(folder, kind)
-        (folder / "README.md").write_text(_card(self.model_id, kind), encoding="utf-8")
-        for file in folder.iterdir():
-            file.chmod(0o644)  # safetensors writes 0600, which another user cannot upload
+        kind = kind_by_names(listing(folder).names(), self.task_type)
+        if kind is SubmissionKind.FULL:
+            describe(folder, self.base)
+        items = mend_in_place(folder, self._base(), self.task_type).items
+        if kind is SubmissionKind.ADAPTER:
+            # PEFT resizes the base's embeddings to a tokenizer that lies beside an adapter; there is no need.
+            items = {name: item for name, item in items.items() if name not in DESCRIPTION}
+        _remove_others(folder, items.keys())
+        found = examine(items, kind, self._base(), weighed_by=_header_alone).faults
+        # A model whose name the hub would not take gets no name in its card: that is no reason to have none.
+        grave = [fault for fault in found if fault.kind is not FaultKind.BAD_CARD]
+        if grave:
+            raise BadSubmission(str(folder), grave)
+
+    def _base(self) -> Base:
+        return Base(self.model_id, self.base if self.base.is_dir() else None)
 
     def _note(self, folder: Path, score: Score | None) -> None:
         kept = {_identity(folder): score.model_dump() if score else None}
         if self.place.is_dir():
             here = _identity(self.place)
             kept[here] = self._ledger().get(here)
-        ledger = beside(self.place, "scores.json")
-        half = beside(self.place, "scores.half")
+        half = self._beside("scores.half")
         half.write_text(json.dumps(kept), encoding="utf-8")
-        half.rename(ledger)
+        half.rename(self._beside("scores.json"))
 
     def _ledger(self) -> dict[str, Any]:
         try:
-            found = json.loads(beside(self.place, "scores.json").read_text("utf-8"))
+            found = json.loads(self._beside("scores.json").read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
 
 def _identity(folder: Path) -> str:
-    """A rename keeps it; no two folders of one file system have the same at the same time."""
-    return str(folder.stat().st_ino)
+    """Kept when the folder is renamed; an inode's number alone is given out again as soon as it is free."""
+    seen = folder.stat()
+    return f"{seen.st_ino} {seen.st_mtime_ns}"
 
 
-def kind_of(folder: Path) -> str | None:
-    """ "adapter" or "full" when whole weights lie there, else None."""
-    if (folder / ADAPTER_CONFIG).is_file() and is_whole(folder / ADAPTER_WEIGHTS):
-        return "adapter"
-    if is_whole(folder / WEIGHTS):
-        return "full"
-    return "full" if _shards_whole(folder) else None
-
-
-def _shards_whole(folder: Path) -> bool:
+def kind_of(folder: Path, task_type: TaskType | None = None) -> SubmissionKind | None:
+    """What lies there, if it is whole; None for anything else. Reads headers, not weights."""
     try:
-        index = json.loads((folder / INDEX).read_text("utf-8"))
-        shards = set(index["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return False
-    return bool(shards) and all(is_whole(folder / str(shard)) for shard in shards)
+        names = listing(folder).names()
+        kind = kind_by_names(names, task_type)
+        items = {name: folder / name for name in names}
+        faults = examine(items, kind, weighed_by=_header_alone).faults
+    except BadSubmission:
+        return None
+    return kind if not faults else None
 
 
-def _clean_adapter(folder: Path, model_id: str) -> None:
-    """Evaluators load the base by the name in here, with an older PEFT: what says nothing is left out."""
-    path = folder / ADAPTER_CONFIG
-    config = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if value is not None}
-    config |= {"base_model_name_or_path": model_id, "inference_mode": True}
-    config.pop("revision", None)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def _describe_full(folder: Path, base: Path) -> None:
+def describe(folder: Path, base: Path) -> None:
     """Validators compare a full model's config with the base's, field by field, and evaluate with the base's
     tokenizer: so both are the base's own files, whatever the engine made of them."""
     for name in DESCRIPTION:
@@ -167,36 +159,30 @@ def _describe_full(folder: Path, base: Path) -> None:
 
 def _dtype_of(folder: Path) -> str | None:
     """The format that most of the weights are in."""
-    first = next(iter(sorted(folder.glob("model*.safetensors"))), None)
-    entries = header(first) if first else None
-    kinds = [entry["dtype"] for name, entry in (entries or {}).items() if name != "__metadata__"]
+    kinds: list[str] = []
+    for file in sorted(folder.glob("model*.safetensors")):
+        kinds += [tensor.dtype for tensor in _header(file).tensors.values()]
     return _DTYPES.get(max(set(kinds), key=kinds.count)) if kinds else None
 
 
-def _remove_foreign(folder: Path, kind: str) -> None:
+def _header(file: Path) -> Header:
+    with open(open_plain(file), "rb") as opened:
+        return read_header(opened)
+
+
+def _header_alone(file: Path, told: Told | None) -> Weighed:
+    """Whether a weight file is as long as it says. Reading all of it would take as long as writing it did;
+    whether its numbers are finite the evaluation has shown."""
+    size = file.stat().st_size
+    return Weighed("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
+
+
+def _remove_others(folder: Path, kept: Set[str]) -> None:
     """Reference adapters, training arguments, checkpoints: everything in here would be uploaded."""
     for entry in list(folder.iterdir()):
-        if _belongs(entry, kind):
+        if entry.name in kept:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
-            entry.unlink()
-
-
-def _belongs(entry: Path, kind: str) -> bool:
-    if entry.is_dir() or entry.is_symlink():
-        return False
-    if kind == "adapter":
-        # No tokenizer: evaluators use the base's, and PEFT would resize the embeddings to one that lies here.
-        return entry.name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-    return entry.name in (*DESCRIPTION, WEIGHTS, INDEX) or _SHARD.fullmatch(entry.name) is not None
-
-
-def _card(model_id: str, kind: str) -> str:
-    """Front matter that the hub accepts; a local path as base model makes it refuse the commit."""
-    lines = ["---"]
-    if _HUB_NAME.fullmatch(model_id):
-        lines.append(f"base_model: {model_id}")
-    lines += [f"library_name: {'peft' if kind == 'adapter' else 'transformers'}", "---", ""]
-    return "\n".join(lines)
+            os.unlink(entry)

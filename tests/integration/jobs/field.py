@@ -1,4 +1,5 @@
-"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub on disk.
+"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub on
+disk.
 
 Trainings are `payload.py`; what each one does stands in its dataset.
 """

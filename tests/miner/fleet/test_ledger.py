@@ -481,7 +481,7 @@ class Anything(RuleBasedStateMachine):
             assert claim.is_running or claim.until <= self.now or usable.issuperset(claim.gpus)
 
     def claims(self) -> list[Claim]:
-        return list(self.on._claims.values()) if hasattr(self, "on") else []
+        return self.on.claims if hasattr(self, "on") else []
 
     def teardown(self) -> None:
         """Let everything run to its end: each that waits for what is there gets it, none is forgotten."""

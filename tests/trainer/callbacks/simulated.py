@@ -14,12 +14,13 @@ from core.plan import TrainingPlan
 from core.plan_parts import StepsPlan
 from core.progress import Event, events_in
 from core.run_files import Score
+from core.submission.selection import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.core.builders import plan
 from trainer.callbacks.clock import Clock
 from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
-from trainer.callbacks.submission import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Submission
+from trainer.callbacks.submission import Submission
 from trainer.sheet import Outcome
 
 START = 1_000_000.0
@@ -51,16 +52,17 @@ def plan_of(total: int, wanted: int, step_s: float, eval_rows: int = 100, **chan
     return whole.model_copy(update={"steps": steps, "time": time, **changes})
 
 
-def safetensors(values: int = 4) -> bytes:
+def safetensors(values: int = 4, name: str = "weight") -> bytes:
     """A whole file with one tensor."""
-    entry = {"weight": {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}}
+    entry = {name: {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}}
     head = json.dumps(entry).encode()
     return struct.pack("<Q", len(head)) + head + bytes(4 * values)
 
 
 def write_adapter(folder: Path, content: bytes | None = None) -> None:
     (folder / ADAPTER_WEIGHTS).write_bytes(content or safetensors())
-    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 8}), encoding="utf-8")
+    config = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/cache/models/x"}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
 
 
 @dataclass

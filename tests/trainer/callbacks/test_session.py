@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.budget import Phase
 from core.plan_parts import PlateauPlan, StepsPlan
 from core.progress import EvalEvent, SubmissionEvent
 from core.run_files import RunEnd
@@ -79,6 +80,25 @@ def test_evaluations_take_a_tenth_of_the_time_at_most(tmp_path: Path) -> None:
     run = simulation(tmp_path, plan=plan_of(2000, 2000, 1.0), seconds=3000.0, eval_s=30.0)
     run.run()
     assert 2 <= len(run.judged) * 30 / 30 <= 0.12 * 3000 / 30 + 2
+
+
+def test_a_finish_that_was_guessed_far_too_long_does_not_end_a_training_before_it_began(
+    tmp_path: Path,
+) -> None:
+    """The plan reckons with minutes for saving; a little model takes milliseconds, and seconds are left."""
+    plan = plan_of(100, 100_000, 0.1)
+    slow = plan.time.model_copy(update={"phases": (*plan.time.phases, Phase(name="save", seconds=3000.0))})
+    run = simulation(
+        tmp_path,
+        plan=plan.model_copy(update={"time": slow}),
+        seconds=20.0,
+        step_s=lambda step: 0.1,
+        eval_s=0.01,
+        submit_s=0.01,
+    )
+    assert run.run().steps > 120
+    assert run.left >= 0
+    assert run.rates[-1] < 0.1
 
 
 def test_the_first_submission_comes_early(tmp_path: Path) -> None:
@@ -208,6 +228,16 @@ def test_a_second_attempt_does_not_replace_a_better_submission_of_the_first(tmp_
     assert second.submitted == []
     assert second.session.submission.score is not None
     assert second.session.submission.score.value < 0.01
+
+
+def test_a_second_attempt_that_is_never_better_ends_all_the_same(tmp_path: Path) -> None:
+    simulation(tmp_path, curve=lambda step: 0.1).run()
+    second = simulation(
+        tmp_path, curve=lambda step: 5.0, plan=plan_of(10, 100_000, 0.01), seconds=30.0, eval_s=0.1
+    )
+    outcome = second.run(most=1000)
+    assert outcome.end is RunEnd.CLOCK
+    assert second.left >= -1.5
 
 
 def test_a_resumed_training_goes_on_with_the_same_schedule(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -13,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from core.submission.faults import BadSubmission
 from tests.trainer.callbacks.simulated import safetensors, scored, write_adapter
-from trainer.callbacks import swap
-from trainer.callbacks.submission import BadSubmission, Submission, kind_of
-from trainer.callbacks.swap import beside, exchange, restore
+from trainer.callbacks.submission import Submission, kind_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,8 +46,8 @@ def write_full(folder: Path, shards: int = 1) -> None:
         (folder / "model.safetensors").write_bytes(safetensors())
     names = [f"model-{at + 1:05d}-of-{shards:05d}.safetensors" for at in range(shards)]
     if shards > 1:
-        for name in names:
-            (folder / name).write_bytes(safetensors())
+        for at, name in enumerate(names):
+            (folder / name).write_bytes(safetensors(name=f"layer{at}"))
         index = {"weight_map": {f"layer{at}": name for at, name in enumerate(names)}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     changed = {"architectures": ["Other"], "dtype": "float32"}
@@ -66,17 +68,15 @@ def test_an_adapter_is_weights_config_and_card_and_nothing_else(submission: Subm
     assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_an_adapter_names_the_base_model_by_its_hub_name_and_nothing_by_null(
-    submission: Submission,
-) -> None:
+def test_an_adapter_names_the_base_model_by_its_hub_name(submission: Submission) -> None:
     def write(folder: Path) -> None:
         write_adapter(folder)
-        config: dict[str, Any] = {"base_model_name_or_path": "/cache/models/x", "r": 8, "megatron": None}
+        config: dict[str, Any] = {"base_model_name_or_path": "/cache/models/x", "peft_type": "LORA"}
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
     submission.put(write, None)
     config = json.loads((submission.place / "adapter_config.json").read_text("utf-8"))
-    assert config == {"base_model_name_or_path": "org/model", "inference_mode": True, "r": 8}
+    assert config == {"base_model_name_or_path": "org/model", "peft_type": "LORA"}
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -87,19 +87,18 @@ def test_a_full_model_keeps_the_bases_own_config_and_tokenizer(submission: Submi
     assert config["torch_dtype"] == "float32"  # what the weights are in
     assert (submission.place / "tokenizer.json").is_file()
     assert kind_of(submission.place) == "full"
+    assert (submission.place / "config.json").read_text("utf-8").count("LlamaForCausalLM") == 1
     assert len(list(submission.place.glob("*.safetensors"))) == shards
 
 
-@pytest.mark.parametrize(("name", "line"), [("org/model", "base_model: org/model"), ("/cache/x", None)])
-def test_the_card_has_front_matter_that_the_hub_accepts(
-    tmp_path: Path, base: Path, name: str, line: str | None
-) -> None:
+@pytest.mark.parametrize("name", ["org/model", "/cache/models/x"])
+def test_the_card_has_front_matter_that_the_hub_accepts(tmp_path: Path, base: Path, name: str) -> None:
     submission = Submission(tmp_path / "submission", name, base)
     submission.put(write_adapter, None)
-    card = (submission.place / "README.md").read_text("utf-8").splitlines()
-    assert card[0] == card[-1] == "---"
-    assert ("base_model" in "".join(card)) is (line is not None)
-    assert line is None or line in card
+    card = (submission.place / "README.md").read_text("utf-8")
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["library_name"] == "peft"
+    assert front.get("base_model") == (name if name == "org/model" else None)
 
 
 def test_everybody_may_read_it(submission: Submission) -> None:
@@ -108,7 +107,7 @@ def test_everybody_may_read_it(submission: Submission) -> None:
         (folder / "adapter_model.safetensors").chmod(0o600)
 
     submission.put(write, None)
-    assert {path.stat().st_mode & 0o777 for path in submission.place.iterdir()} == {0o644}
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in submission.place.iterdir())
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}", safetensors()[:-1], safetensors() + b"x"])
@@ -122,7 +121,7 @@ def test_half_written_weights_are_refused_and_leave_the_old_submission(
         write_adapter(folder)
         (folder / "adapter_model.safetensors").write_bytes(content)
 
-    with pytest.raises(BadSubmission, match="no whole weights"):
+    with pytest.raises(BadSubmission, match="no valid submission"):
         submission.put(write, scored(1.0))
     assert (submission.place / "adapter_model.safetensors").read_bytes() == before
     assert submission.score == scored(2.0)
@@ -138,34 +137,35 @@ def test_the_score_belongs_to_the_folder_that_is_there(submission: Submission) -
     assert submission.score is None
 
 
-def test_without_an_exchange_the_folders_are_moved_one_after_the_other(
-    submission: Submission, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(swap, "exchange", lambda one, other: False)
+def test_a_death_in_the_middle_of_it_is_mended_by_the_next_attempt(submission: Submission) -> None:
     submission.put(write_adapter, scored(2.0))
-    submission.put(write_adapter, scored(1.0))
-    assert submission.score == scored(1.0)
-    assert not beside(submission.place, "old").exists()
-
-
-def test_a_death_between_the_two_moves_is_mended(submission: Submission) -> None:
-    submission.put(write_adapter, scored(2.0))
-    submission.place.rename(beside(submission.place, "old"))
-    beside(submission.place, "new").mkdir()
-    restore(submission.place)
+    submission.place.rename(submission.place.parent / ".submission.old")
+    (submission.place.parent / ".submission.new").mkdir()
+    submission.prepare()
     assert kind_of(submission.place) == "adapter"
     assert submission.score == scored(2.0)
-    assert not beside(submission.place, "new").exists()
+    assert not (submission.place.parent / ".submission.new").exists()
 
 
-def test_two_folders_change_places_in_one_step(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(name)
-    assert exchange(tmp_path / "one", tmp_path / "other")
-    assert (tmp_path / "one" / "file").read_text() == "other"
-    with pytest.raises(FileNotFoundError):
-        exchange(tmp_path / "one", tmp_path / "missing")
+def test_a_new_folder_with_the_number_of_an_old_one_has_not_its_score(submission: Submission) -> None:
+    submission.put(write_adapter, scored(2.0))
+    shutil.rmtree(submission.place)
+    submission.place.mkdir()
+    write_adapter(submission.place)
+    assert submission.score is None
+
+
+def test_weights_with_the_wrong_number_of_tokens_are_refused(submission: Submission) -> None:
+    """Evaluators could not load them: nothing may resize the base model's embeddings."""
+    head = {"lm_head.weight": {"dtype": "F32", "shape": [8, 1], "data_offsets": [0, 32]}}
+
+    def write(folder: Path) -> None:
+        text = json.dumps(head).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(32))
+
+    with pytest.raises(BadSubmission, match="must have the base model's 7 rows"):
+        submission.put(write, scored(1.0))
+    assert not submission.exists
 
 
 #: Forks a writer for every line it reads: an interpreter of its own for each of them would take a minute.
