@@ -38,8 +38,14 @@ $(TRAINING)/.installed: constraints-training.txt
 demo: $(VENV)/.installed ## the main job on embedded defaults: no GPU, Docker, wallet or chain
 	@$(BIN)/god-miner dev demo
 
-test: $(VENV)/.dev ## every test; those against the real engine where `make training` has run
-	GOD_MINER_TRAINING_PYTHON=$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))} $(BIN)/python -m pytest
+test: $(VENV)/.dev ## every test; those of the training stack where `make training` has run
+	@export GOD_MINER_TRAINING_PYTHON=$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))}; failed=0; \
+	if [ -n "$$GOD_MINER_TRAINING_PYTHON" ]; then \
+		"$$GOD_MINER_TRAINING_PYTHON" scripts/training_tests.py $(VENV)/training-tests || failed=1; \
+	elif [ "$$CI" = true ]; then \
+		echo "no training environment: run make training, or set GOD_MINER_TRAINING_PYTHON" >&2; failed=1; \
+	fi; \
+	$(BIN)/python -m pytest && exit $$failed
 
 lint: $(VENV)/.dev ## ruff check and format
 	$(BIN)/ruff check .
@@ -60,10 +66,11 @@ check: lint type walls ## the gates, without the tests
 bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, .env.example
+docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, policies, .env.example
 	$(BIN)/god-miner config env > .env.example
 	$(BIN)/god-miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
+	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
 lock: ## rewrite constraints.txt from what the resolver picks today

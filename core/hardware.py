@@ -116,6 +116,8 @@ class Hardware(Record):
 
 _T = 1e12
 _GB = 1e9
+#: Between cards that no NVLink joins, bytes/s each way.
+PCIE_BANDWIDTH = 28 * _GB
 
 
 def _gpu(
@@ -231,7 +233,7 @@ def from_nvml(
     share = min(usable / known.memory_bytes, 1.0)
     if share > 0.9:
         link = known.link if nvlink is not False else Link.PCIE
-        slower = known.link_bandwidth if link is known.link else min(known.link_bandwidth, 28 * _GB)
+        slower = known.link_bandwidth if link is known.link else min(known.link_bandwidth, PCIE_BANDWIDTH)
         return known.model_copy(
             update={
                 "memory_bytes": min(known.memory_bytes, usable),
@@ -248,7 +250,7 @@ def from_nvml(
             "fp8_flops": known.fp8_flops and known.fp8_flops * share,
             "bandwidth": known.bandwidth * share,
             "link": Link.PCIE,
-            "link_bandwidth": min(known.link_bandwidth, 28 * _GB),
+            "link_bandwidth": min(known.link_bandwidth, PCIE_BANDWIDTH),
             "confidence": Confidence.NAME,
         }
     )

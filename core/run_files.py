@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
+from core.evaluation import Era
 from core.facts import Record
 from core.tasks import DatasetType, ImageModelType, TaskType
 
@@ -40,6 +41,10 @@ class RunSpec(Record):
     image_type: ImageModelType | None = None
     trigger_word: str | None = None
     expected_repo_name: str | None = None
+    #: Whose evaluation data and scores are made for: offers', or tournaments' (by their command line).
+    era: Era = Era.OFFERS
+    #: Tournament tasks with a KL term: what a nat costs. None: no such term.
+    kl_coefficient: float | None = None
     #: None: the trainer plans for itself from the GPUs it sees and the time left.
     plan_path: str | None = None
     #: Scratch of this attempt: adapted rows, engine configuration, checkpoints, caches.

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,31 +15,42 @@ from starlette.types import ASGIApp
 
 from core.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
+from miner.alerts import Alerts
 from miner.api import errors, operator, signed, subnet
+from miner.api import jobs as jobs_api
 from miner.api.front import Express, Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
 from miner.chain.keeper import MetagraphKeeper
+from miner.clock import SteadyClock
 from miner.fiber import public_key
+from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.inventory import Inventory
+from miner.fleet.local import LocalFleet
+from miner.housekeeping import Chore, Housekeeping
 from miner.identity import IdentityError
+from miner.jobs.build import build_jobs
+from miner.jobs.manager import Jobs, NoJobsYet
 from miner.limits import Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
 from miner.offers.inbox import Inbox
-from miner.offers.policy import PlainPolicy
+from miner.offers.judge import Judge
+from miner.offers.promises import Promises
 from miner.settings import Settings
 from miner.store import database
 from miner.store.books import Books
 
 log = logging.getLogger(__name__)
 
-#: How often what time has ended is noticed: lapsed holds, passed deadlines, expired nonces.
-HOUSEKEEPING_SECONDS = 5.0
-
 #: How long the start waits for a first metagraph when none is cached. A file is there at once, a chain takes
 #: seconds, and is not waited for.
 FIRST_METAGRAPH_SECONDS = 0.5
+#: How often jobs that have ended are learned from, and old offers and events forgotten.
+LEARN_SECONDS = 60.0
+PRUNE_SECONDS = 600.0
+_DAY = 86_400.0
 
 
 @dataclass
@@ -49,38 +60,70 @@ class Daemon:
     settings: Settings
     #: Our own address. Answering needs no private key, so the daemon never opens it.
     hotkey: str
+    clock: SteadyClock
     books: Books
     metrics: Metrics
     keeper: MetagraphKeeper
     nonces: NonceLedger
+    fleet: LocalFleet
+    inventory: Inventory
+    judge: Judge
     inbox: Inbox
     authenticator: Authenticator
+    alerts: Alerts
     started_at: float = 0.0
-    _housekeeper: asyncio.Task[None] | None = None
+    housekeeping: Housekeeping = field(init=False)
+    #: None until there is an engine, which is not waited for: validators are answered meanwhile.
+    jobs: Jobs | None = None
+    _beginning: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.housekeeping = Housekeeping(
+            [
+                Chore("what time has ended", self._settle),
+                Chore("expired nonces", lambda: self.nonces.sweep(time.time())),
+                Chore("edited policies and profiles", self._refresh),
+                Chore("jobs to learn from", self._learn, LEARN_SECONDS),
+                Chore("old offers and events", self._prune, PRUNE_SECONDS),
+                Chore("what finished jobs have left", self._make_room, PRUNE_SECONDS),
+            ]
+        )
+        self.inbox.on_started = self._on_started
 
     async def start(self) -> None:
         self.started_at = time.time()
         # The memory of what was used and promised comes back before anything can be asked of us.
         with database.failures_told(self.books.path):
             self.nonces.load(self.started_at)
-            self.inbox.load()
             self.books.writer.start(asyncio.get_running_loop())
-        await self.inbox.settle(self.started_at)
+        await self.inventory.start()
+        self.judge.refresh(self.fleet.stock.installed)
+        with database.failures_told(self.books.path):
+            self.inbox.load()
+            self.judge.learn(self.books.outcomes(self.clock()))
+        await self._settle()
         await self.keeper.start()
         await self._first_metagraph()
-        self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeping")
+        self.housekeeping.start()
+        self._in_background(self._begin_jobs())
 
     async def stop(self) -> None:
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
-            await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self.housekeeping.stop()
+        # Before the fleet and the books, which it writes to. Trainings go on without us.
+        for task in self._beginning:
+            task.cancel()
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+        if self.jobs is not None:
+            await self.jobs.stop()
         await self.keeper.stop()
+        await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.books.writer.close()
 
     async def status(self) -> dict[str, Any]:
         chain = self.keeper.status()
         own = self.keeper.current.find(self.authenticator.miner_key) if self.keeper.current else None
+        fleet = self.fleet.stock
         return {
             "version": __version__,
             "hotkey": self.hotkey,
@@ -91,9 +134,64 @@ class Daemon:
                 "jobs": len(self.inbox.promises.jobs),
                 "held_offers": len(self.inbox.promises.holds),
             },
+            "gpus": {
+                "known": len(fleet.gpus),
+                "usable": self.fleet.usable_count,
+                "waiting_jobs": len(self.fleet.queue()),
+                "trouble": fleet.trouble,
+            },
+            "policy": self.judge.policy.name,
+            "profile": self.judge.profile.name,
+            "doubted_clock_seconds": self.clock.doubted_seconds,
             "books": await asyncio.to_thread(self.books.summary),
             "live_nonces": len(self.nonces),
         }
+
+    @property
+    def running_jobs(self) -> Jobs:
+        if self.jobs is None:
+            raise NoJobsYet("there is no engine to train with yet; the log and `god-miner doctor` say why")
+        return self.jobs
+
+    def close_streams(self) -> None:
+        """What would otherwise be answered for ever; before the operator's port closes."""
+        if self.jobs is not None:
+            self.jobs.parts.bus.close()
+
+    async def _begin_jobs(self) -> None:
+        """Take up what earlier lives have left, as soon as there is something to do it with."""
+        jobs = await build_jobs(
+            self.settings,
+            self.books,
+            self.fleet,
+            lambda: self.judge.profile,
+            alert=self.alerts,
+            clock=self.clock,
+            on_taken=self.inbox.promises.jobs.add,
+            on_over=self.inbox.promises.over,
+        )
+        self.jobs = jobs
+        await jobs.start()
+
+    def _on_started(self, job_id: int) -> None:
+        # One that comes before the jobs are up is in the books, and taken up from there.
+        if self.jobs is not None:
+            self._in_background(self.jobs.started(job_id))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._beginning.add(task)
+        task.add_done_callback(self._noted)
+
+    def _noted(self, task: asyncio.Task[None]) -> None:
+        self._beginning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.alerts("jobs", f"a job could not be taken up: {error}")
+            log.error("a job could not be taken up", exc_info=error)
+
+    async def _make_room(self) -> None:
+        if self.jobs is not None and self.jobs.room is not None:
+            await self.jobs.room.tidy(self.clock())
 
     async def _first_metagraph(self) -> None:
         """Wait a moment for the first metagraph: a validator that calls right now should not be told 503."""
@@ -102,52 +200,61 @@ class Daemon:
                 while self.keeper.current is None:  # noqa: ASYNC110 - half a second at most, once
                     await asyncio.sleep(0.01)
 
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            await self._keep_house_once(time.time())
+    async def _settle(self) -> None:
+        await self.inbox.settle(self.clock())
+        self.fleet.arrange()
 
-    async def _keep_house_once(self, now: float) -> None:
-        for step in (self.inbox.settle, self.nonces.sweep):
-            try:
-                await step(now)
-            except Exception:  # a full disk must not end the housekeeping for good, nor one step the other
-                log.exception("housekeeping failed; the next round is in %g s", HOUSEKEEPING_SECONDS)
+    async def _refresh(self) -> None:
+        self.judge.refresh(self.fleet.stock.installed)
+
+    async def _learn(self) -> None:
+        since = time.time() - 2 * LEARN_SECONDS
+        self.judge.learn(await asyncio.to_thread(self.books.outcomes, self.clock(), since))
+
+    async def _prune(self) -> None:
+        before = self.clock() - self.settings.history_days * _DAY
+        while await self.books.prune(before):
+            pass  # in slices, with requests in between
 
 
 def build(settings: Settings, hotkey: str) -> Daemon:
     """Make all parts; nothing runs yet."""
     metrics = Metrics()
     books = Books(database.prepare(settings.data_dir))
-
-    def alert(kind: str, text: str) -> None:
-        metrics.alerts.labels(kind).inc()
-        log.warning("alert %s: %s", kind, text)
-
+    alerts = Alerts(metrics, books)
+    clock = SteadyClock(told=alerts)
     keeper = MetagraphKeeper(
         build_source(settings, None),
         cache_path=settings.data_dir / "metagraph.json",
         refresh_seconds=settings.metagraph_refresh_seconds,
         stale_seconds=settings.metagraph_stale_seconds,
-        on_alert=alert,
+        on_alert=alerts,
     )
     nonces = NonceLedger(books, max_live=settings.max_live_nonces)
+    fleet = build_fleet(settings, clock)
+    judge = Judge(settings, alerts)
     inbox = Inbox(
         books,
-        PlainPolicy(task_types=settings.task_types, max_hours=settings.max_hours, max_jobs=settings.max_jobs),
+        Promises(judge, fleet, hold_seconds=settings.offer_hold_seconds),
         training_repos(settings),
         metrics,
-        hold_seconds=settings.offer_hold_seconds,
+        refusal_seconds=settings.refusal_seconds,
+        clock=clock,
     )
     daemon = Daemon(
         settings=settings,
         hotkey=hotkey,
+        clock=clock,
         books=books,
         metrics=metrics,
         keeper=keeper,
         nonces=nonces,
+        fleet=fleet,
+        inventory=build_inventory(settings, fleet, alerts.of_gpu, clock),
+        judge=judge,
         inbox=inbox,
         authenticator=_authenticator(settings, hotkey, nonces, keeper),
+        alerts=alerts,
     )
     _add_gauges(daemon)
     return daemon
@@ -191,6 +298,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.metrics = daemon.metrics
     app.state.operator_token = daemon.settings.operator_token
     app.include_router(operator.build_router())
+    app.include_router(jobs_api.build_router())
     return app
 
 
@@ -250,9 +358,13 @@ def _authenticator(
 
 
 def _add_gauges(daemon: Daemon) -> None:
-    gauge, promises = daemon.metrics.gauge, daemon.inbox.promises
+    gauge, promises, fleet = daemon.metrics.gauge, daemon.inbox.promises, daemon.fleet
     gauge("open_jobs", "Jobs that are not over", lambda: float(len(promises.jobs)))
     gauge("held_offers", "Accepted offers without a start yet", lambda: float(len(promises.holds)))
+    gauge("gpus", "Cards that are known", lambda: float(len(fleet.stock.gpus)))
+    gauge("usable_gpus", "Cards that may be used", lambda: float(fleet.usable_count))
+    gauge("busy_gpus", "Cards that a job runs on", lambda: float(fleet.busy_count))
+    gauge("waiting_jobs", "Jobs that wait for GPUs", lambda: float(len(fleet.queue())))
     gauge("live_nonces", "Nonces that could still be replayed", lambda: float(len(daemon.nonces)))
     gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.books.writer.pending))
     gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.keeper.age() or 0.0)

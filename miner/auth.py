@@ -150,6 +150,8 @@ class Authenticator:
             raise TooManyRequests("too many refused requests from this address", wait)
         try:
             return self._claim(headers)
+        except MetagraphUnknown:
+            raise  # ours to mend: a validator that keeps trying must not be shut out for it
         except AuthError:
             self.note_failure(address)
             raise

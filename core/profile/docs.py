@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
+from core.layers import tables
 from core.profile.annotation_rules import RULES
 from core.profile.load import load_profile, profile_files
 from core.profile.schema import EngineConfigs, Profile, Section, When
 from core.profile.targets import ContainerTargets, GpuStep, Lane, Limits, LrStageTarget, Scale, Targets
-from core.profile.words import Range
-from core.units import parse_seconds
 
 _INTRO = """\
 # Tuning profiles
@@ -74,16 +72,11 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 
 
 def json_schema() -> dict[str, Any]:
-    schema = Profile.model_json_schema()
-    for part in (schema, *schema["$defs"].values()):
-        for about in part.get("properties", {}).values():
-            # Defaults are in base units (seconds) and whole objects: no text that one could write.
-            about.pop("default", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return tables.json_schema(Profile)
 
 
 def markdown() -> str:
-    parts = [_INTRO, _shipped(), *(_table(*part) for part in _PARTS), _effects()]
+    parts = [_INTRO, _shipped(), *(tables.table(*part) for part in _PARTS), _effects()]
     return "\n".join(parts)
 
 
@@ -95,80 +88,6 @@ def _shipped() -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(title: str, lead: str, model: type[BaseModel]) -> str:
-    schema = model.model_json_schema()
-    shared = schema.get("$defs", {})
-    lines = [
-        f"## {title}",
-        "",
-        *([lead, ""] if lead else []),
-        "| key | value | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for key, about in schema["properties"].items():
-        field = next(field for name, field in model.model_fields.items() if key in (name, field.alias))
-        meaning = _cell(field.description or "")
-        lines.append(f"| `{key}` | {_kind(about, shared)} | {_default(field)} | {meaning} |")
-    return "\n".join([*lines, ""])
-
-
-def _kind(about: dict[str, Any], shared: dict[str, Any]) -> str:
-    """A schema in words: `one of a, b`, `number > 0`, `list of …`."""
-    if "$ref" in about:
-        return _kind(shared[about["$ref"].rpartition("/")[2]], shared)
-    if "anyOf" in about and "examples" not in about:
-        if _one_or_many(about):
-            return f"{_kind(about['anyOf'][1], shared)}; or a list of them"
-        kinds = [_kind(option, shared) for option in about["anyOf"] if option.get("type") != "null"]
-        return " or ".join(dict.fromkeys(kinds))
-    if "enum" in about:
-        return "one of " + ", ".join(f"`{value}`" for value in about["enum"])
-    if examples := about.get("examples"):
-        return "like " + ", ".join(f"`{_cell(str(value))}`" for value in examples)
-    if about.get("type") == "array":
-        return f"list of {_kind(about['items'], shared)}"
-    if about.get("type") == "object":
-        return "mapping"
-    if about.get("type") == "string" and "pattern" in about:
-        return f"text like `{_cell(about['pattern'])}`"
-    words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes or no"}
-    return words.get(about.get("type", ""), "any value") + _bounds(about)
-
-
-def _one_or_many(about: dict[str, Any]) -> bool:
-    many = about["anyOf"][0]
-    return bool(many.get("type") == "array" and many.get("items") == about["anyOf"][1])
-
-
-def _bounds(about: dict[str, Any]) -> str:
-    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    found = [f"{sign} {about[name]}" for name, sign in signs if name in about]
-    return " " + ", ".join(found) if found else ""
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, Range):
-        return f"`{value.low}`"
-    if value is None or isinstance(value, BaseModel) or value in ({}, [], ""):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if _is_duration(field):
-        return f"`{value / 60:g}m`"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _is_duration(field: FieldInfo) -> bool:
-    return any(isinstance(rule, BeforeValidator) and rule.func is parse_seconds for rule in field.metadata)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _effects() -> str:
     lines = [
         "## What today's engines make of it",
@@ -178,7 +97,7 @@ def _effects() -> str:
         "| key | effect | what happens |",
         "|---|---|---|",
     ]
-    lines += [f"| `{rule.path}` | {rule.effect} | {_cell(rule.text)} |" for rule in RULES]
+    lines += [f"| `{rule.path}` | {rule.effect} | {tables.cell(rule.text)} |" for rule in RULES]
     return "\n".join([*lines, ""])
 
 

@@ -1,39 +1,17 @@
-"""From files to a checked profile: reading, inheritance, and every mistake told with its line."""
+"""From files to a checked profile."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path as File
-from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
-from core.configs import config_dir
-from core.errors import ConfigError, Problem
+from core.layers import files
+from core.layers.files import Kind, digest_of
 from core.profile.nearest import advice
 from core.profile.schema import Profile, ResolvedProfile, When
-from core.profile.yaml_lines import Located, Path, parse
 
-MAX_LAYERS = 16
-
-
-class Layer:
-    """One file of a profile's ancestry."""
-
-    def __init__(self, file: File, text: str) -> None:
-        self.file = file
-        self.text = text
-        self.located = parse(text, file.name)
-        self.profile = _validated(self.located)
-
-    @property
-    def name(self) -> str:
-        return self.file.stem
+PROFILES = Kind(word="profile", folder="profiles", model=Profile, advice=advice)
+Layer = files.Layer[Profile]
 
 
 class LoadedProfile:
@@ -45,7 +23,7 @@ class LoadedProfile:
         #: Kept by `resolve`: what it yields depends on the matching sections alone.
         self.resolved: dict[tuple[str, ...], ResolvedProfile] = {}
         self.selectors: list[tuple[str, When]] | None = None
-        self.digest = hashlib.sha256("\0".join(layer.text for layer in layers).encode()).hexdigest()
+        self.digest = digest_of(layers)
 
     @property
     def file(self) -> File:
@@ -53,137 +31,25 @@ class LoadedProfile:
 
     @property
     def description(self) -> str:
-        return self.layers[-1].profile.description
+        return self.layers[-1].content.description
 
     @property
     def hardware(self) -> str | None:
-        stated = [layer.profile.hardware for layer in self.layers if layer.profile.hardware]
+        stated = [layer.content.hardware for layer in self.layers if layer.content.hardware]
         return stated[-1] if stated else None
 
 
 def parse_profile(text: str, source: str = "profile.yaml") -> Profile:
     """One file's text, without what it extends. `ConfigError` names every mistake with its line."""
-    return _validated(parse(text, source))
+    return PROFILES.parse(text, source)
 
 
 def load_profile(name_or_path: str, directories: Sequence[File] = ()) -> LoadedProfile:
     """By path (anything with a slash or `.yaml`), or by name: in `directories` first, then as shipped."""
-    layers = _ancestry(_find(name_or_path, directories, None), directories, [])
+    layers = PROFILES.layers(name_or_path, directories)
     return LoadedProfile(layers[-1].name, layers)
 
 
 def profile_files(directories: Sequence[File] = ()) -> dict[str, File]:
     """Every profile that can be called by name; an operator's hides the shipped one of the same name."""
-    found: dict[str, File] = {}
-    for directory in (*directories, config_dir() / "profiles"):
-        for file in sorted(directory.glob("*.yaml")) if directory.is_dir() else ():
-            found.setdefault(file.stem, file)
-    return found
-
-
-def _find(name_or_path: str, directories: Sequence[File], asking: Layer | None) -> File:
-    """`extends: h100x4` inside an operator's own h100x4.yaml means the shipped one, not itself."""
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = File(name_or_path)
-        near = path if asking is None or path.is_absolute() else asking.file.parent / path
-        if near.is_file():
-            return near
-    else:
-        near_by = [] if asking is None else [asking.file.parent]
-        for directory in (*near_by, *directories, config_dir() / "profiles"):
-            file = directory / f"{name_or_path}.yaml"
-            itself = asking is not None and file.resolve() == asking.file.resolve()
-            if file.is_file() and not itself:
-                return file
-    raise _not_found(name_or_path, directories, asking)
-
-
-def _not_found(name: str, directories: Sequence[File], asking: Layer | None) -> ConfigError:
-    known = ", ".join(profile_files(directories)) or "none"
-    where = "profile" if asking is None else asking.located.where(("extends",))
-    source = name if asking is None else asking.file.name
-    return ConfigError(source, [Problem(where, name, f"no such profile; known by name: {known}")])
-
-
-def _ancestry(file: File, directories: Sequence[File], seen: list[File]) -> list[Layer]:
-    layer = Layer(file, _read(file))
-    chain = [*seen, file.resolve()]
-    if layer.profile.extends is None:
-        return [layer]
-    parent = _find(layer.profile.extends, directories, layer)
-    if parent.resolve() in chain or len(chain) >= MAX_LAYERS:
-        names = " → ".join([*(step.name for step in chain), parent.name])
-        where = layer.located.where(("extends",))
-        raise ConfigError(
-            file.name, [Problem(where, parent.stem, f"extends goes round in a circle: {names}")]
-        )
-    return [*_ancestry(parent, directories, chain), layer]
-
-
-def _read(file: File) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(file.name, [Problem(str(file), "", f"cannot be read: {error}")]) from None
-
-
-def _validated(located: Located) -> Profile:
-    data = {} if located.data is None else located.data
-    if not isinstance(data, dict):
-        shown = type(data).__name__
-        raise ConfigError(
-            located.source, [Problem(located.source, shown, "a profile is a mapping of keys to values")]
-        )
-    try:
-        # Through JSON: its strict mode takes "dpo" for an enum but not true for 1 or "64" for 64.
-        return Profile.model_validate_json(json.dumps(data), strict=True)
-    except ValidationError as error:
-        raise ConfigError(located.source, _problems(error, located)) from None
-
-
-def _problems(error: ValidationError, located: Located) -> list[Problem]:
-    found: dict[tuple[Path, str], Problem] = {}
-    for item in error.errors(include_url=False):
-        path = _real_path(item["loc"], located.data)
-        unknown = item["type"] == "extra_forbidden"
-        rule = advice(path) if unknown else _rule(item)
-        value = "" if unknown else _shown(item["input"])
-        found[(path, rule)] = Problem(located.where(path), value, rule)
-    order = sorted(found, key=lambda key: located.line(key[0]) or 0)
-    return [found[key] for key in order]
-
-
-def _rule(item: ErrorDetails) -> str:
-    if item["type"] != "enum":
-        return item["msg"].removeprefix("Value error, ")
-    allowed = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
-    close = difflib.get_close_matches(str(item["input"]), allowed, n=1)
-    hint = f"; nearest is {close[0]}" if close else ""
-    return f"one of {', '.join(allowed)} is needed{hint}"
-
-
-def _real_path(loc: tuple[int | str, ...], data: Any) -> Path:
-    """pydantic adds steps for union branches and dictionary keys; keep those that the file really has."""
-    path: list[str | int] = []
-    for step in loc:
-        inner = _item(data, step)
-        if inner is not _ABSENT:
-            data = inner
-            path.append(step)
-    return tuple(path)
-
-
-def _item(data: Any, step: int | str) -> Any:
-    if isinstance(data, dict):
-        return data.get(step, data.get(str(step), _ABSENT))
-    if isinstance(data, list) and isinstance(step, int) and step < len(data):
-        return data[step]
-    return _ABSENT
-
-
-_ABSENT = object()
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return PROFILES.files(directories)

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.errors import ConfigError, Problem
+from core.layers.lines import Path
 from core.models import ModelFacts
 from core.profile.load import Layer, LoadedProfile
 from core.profile.schema import EngineConfigs, Origin, ResolvedProfile, When
 from core.profile.targets import ContainerTargets, Limits, Targets
-from core.profile.yaml_lines import Path
 from core.tasks import TaskType
 
 Values = dict[str, Any]
@@ -59,7 +59,7 @@ def _resolved(profile: LoadedProfile, matched: tuple[str, ...]) -> ResolvedProfi
         base: Path = ("sections", name)
         scale = _Pile()
         for layer in _with_section(profile, name):
-            section = layer.profile.sections[name]
+            section = layer.content.sections[name]
             _lay_common(pile, layer, section, base, name)
             scale.lay(layer, section.scale, base, "scale", name)
         factors.multiply(scale)
@@ -74,14 +74,14 @@ def selectors(profile: LoadedProfile) -> list[tuple[str, When]]:
 
 
 def section_names(profile: LoadedProfile) -> list[str]:
-    return list(dict.fromkeys(name for layer in profile.layers for name in layer.profile.sections))
+    return list(dict.fromkeys(name for layer in profile.layers for name in layer.content.sections))
 
 
 def _when(profile: LoadedProfile, name: str) -> When:
     """The section's selector, each key as last written."""
     values: Values = {}
     for layer in _with_section(profile, name):
-        when = layer.profile.sections[name].when
+        when = layer.content.sections[name].when
         values.update({field: getattr(when, field) for field in when.model_fields_set})
     return When.model_construct(**{**When().model_dump(), **values})
 
@@ -97,14 +97,14 @@ def matches(when: When, task_type: TaskType, model: ModelFacts) -> bool:
 
 
 def _with_section(profile: LoadedProfile, name: str) -> Iterator[Layer]:
-    return (layer for layer in profile.layers if name in layer.profile.sections)
+    return (layer for layer in profile.layers if name in layer.content.sections)
 
 
 def _general(profile: LoadedProfile) -> _Pile:
     pile = _Pile()
     for layer in profile.layers:
-        _lay_common(pile, layer, layer.profile, (), None)
-        pile.lay(layer, layer.profile.container, (), "container")
+        _lay_common(pile, layer, layer.content, (), None)
+        pile.lay(layer, layer.content.container, (), "container")
     return pile
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, JsonValue
 
 from core.facts import Record
+from core.layers.files import FileModel
 from core.models import Family
 from core.profile.targets import ContainerTargets, Limits, Scale, Targets
 from core.profile.words import Band, OneOrMany, TaskWord
@@ -66,7 +67,7 @@ class Section(Record):
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys to add.")
 
 
-class Profile(Record):
+class Profile(FileModel):
     """One profile file."""
 
     description: str = Field(default="", description="One line for `profile list`.")

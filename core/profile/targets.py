@@ -55,6 +55,9 @@ class Lane(Record):
     gpus_per_job: int | None = Field(
         default=None, ge=1, description="GPUs that one job takes of the lane; unset: all of it."
     )
+    overflow: bool = Field(
+        default=False, description="Take free GPUs of other lanes when those of this lane are taken too long."
+    )
 
 
 class Targets(Record):

@@ -100,6 +100,9 @@ class Range(Record):
     low: int = Field(ge=1)
     high: int = Field(ge=1)
 
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
 
 def _range(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):

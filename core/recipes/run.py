@@ -10,6 +10,7 @@ from pydantic import Field
 
 from core.choices import Engine
 from core.errors import ConfigError, Problem
+from core.evaluation import Era
 from core.facts import Record
 from core.tasks import DatasetType
 
@@ -37,10 +38,10 @@ class RunInputs(Record):
 
     #: A folder, a file or a hub name.
     model_path: str
-    #: Text: one JSON array of rows. Images: the folder that holds `{repeats}_{words}` folders (sd-scripts),
-    #: or the folder of pictures itself (ai-toolkit).
+    #: Text: the table of encoded rows that the trainer's adapters made. Images: the folder that holds
+    #: `{repeats}_{words}` folders (sd-scripts), or the folder of pictures itself (ai-toolkit).
     train_path: str
-    #: Held-out rows as a file of their own; without it the engine holds out `steps.eval_rows` itself.
+    #: Held-out rows, a table of their own; without it the engine holds out `steps.eval_rows` itself.
     eval_path: str | None = None
     output_dir: str
     #: Scratch of this attempt alone: prepared rows, the engine's home.
@@ -49,8 +50,9 @@ class RunInputs(Record):
     config_dir: str
     #: The plan as JSON, for the trainer's plugin.
     plan_path: str | None = None
-    #: How the rows of a text task are laid out.
+    #: What a text task said of its rows, and whose evaluation they were encoded for.
     dataset: DatasetType | None = None
+    era: Era = Era.OFFERS
     #: The token to pad with, where the tokenizer has none: its end-of-sequence token, by text.
     pad_token: str | None = None
     #: A checkpoint folder of an earlier attempt.

@@ -17,15 +17,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from core.errors import GodMinerError
+from core.errors import ConfigError, GodMinerError
 from miner import auth
 from miner.api import front
 from miner.api.reply import Headers, Reply
 from miner.api.reply import error as error_of
+from miner.jobs.manager import NoJobsYet, NotNow
 from miner.nonces import NoncesFull
 from miner.offers.inbox import NoSubmission, NotEntered
 from miner.store.books import NonceUsed
-from miner.store.jobs import ForeignJob
+from miner.store.work import NoSuchJob
 from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,12 @@ STATUS: dict[type[GodMinerError], HTTPStatus] = {
     NonceUsed: HTTPStatus.UNAUTHORIZED,
     NoncesFull: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    ForeignJob: HTTPStatus.CONFLICT,
     NoSubmission: HTTPStatus.NOT_FOUND,
     NotEntered: HTTPStatus.NOT_FOUND,
+    NotNow: HTTPStatus.CONFLICT,
+    NoJobsYet: HTTPStatus.SERVICE_UNAVAILABLE,
+    NoSuchJob: HTTPStatus.NOT_FOUND,
+    ConfigError: HTTPStatus.UNPROCESSABLE_ENTITY,
     front.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     front.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,

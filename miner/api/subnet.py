@@ -16,6 +16,7 @@ from core.wire import (
     TrainResponse,
 )
 from miner.api.signed import SignedCall, SignedRoute
+from miner.store.jobs import Started
 
 
 async def offer(call: SignedCall, body: MinerTaskOffer) -> MinerTaskResponse:
@@ -27,13 +28,13 @@ async def offer(call: SignedCall, body: MinerTaskOffer) -> MinerTaskResponse:
 async def start(call: SignedCall, body: TrainRequestText) -> TrainResponse:
     """The task is this miner's. Acknowledged at once; a repeat replaces repository name and deadline."""
     started = await call.inbox.start_text(call.caller, body, call.raw)
-    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
+    return TrainResponse(message=_acknowledged(started), task_id=body.task_id)
 
 
 async def start_image(call: SignedCall, body: TrainRequestImage) -> TrainResponse:
     """The same for an image task."""
     started = await call.inbox.start_image(call.caller, body, call.raw)
-    return TrainResponse(message=_acknowledged(started.repeated), task_id=body.task_id)
+    return TrainResponse(message=_acknowledged(started), task_id=body.task_id)
 
 
 async def submission(call: SignedCall, task_id: TaskId) -> MinerSubmission:
@@ -64,5 +65,10 @@ def add_routes(app: FastAPI) -> None:
         app.router.add_api_route(path, endpoint, methods=[method], route_class_override=SignedRoute)
 
 
-def _acknowledged(repeated: bool) -> str:
-    return "Training is queued; repository name and deadline updated." if repeated else "Training is queued."
+def _acknowledged(started: Started) -> str:
+    """Always an answer, never an error: one reply that is no JSON breaks the validator's whole round."""
+    if started.end_reason is not None:
+        return "Noted, but nothing can be trained for this task here in the time that is left."
+    if started.repeated:
+        return "Training is queued; repository name and deadline updated."
+    return "Training is queued."

@@ -167,7 +167,7 @@ def explain(
 
     profile = _load(name, directories)
     remarks = remarks_of(profile, [_subject(task, model)] if task or model else None)
-    notes = [note for layer in profile.layers for note in layer.profile.notes]
+    notes = [note for layer in profile.layers for note in layer.content.notes]
     files = [layer.file.name for layer in profile.layers]
     if as_json:
         _print_json({"files": files, "notes": notes, "remarks": [each._asdict() for each in remarks]})

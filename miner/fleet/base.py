@@ -8,9 +8,13 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from core.hardware import GpuKind, GpuSet, Hardware
+from core.profile.targets import Lane
 
-#: The pretend card of a host without one.
+#: The pretend card of a host without one. Where several are asked for, the others are `cpu:1`, `cpu:2`…
 CPU_ID = "cpu"
+
+#: A lane and its name in the profile, as `core.planning.gpus.lane_for` finds them.
+NamedLane = tuple[str, Lane]
 
 
 class TaskKey(NamedTuple):
@@ -68,6 +72,8 @@ class FleetSnapshot:
 
     def without(self, key: TaskKey) -> FleetSnapshot:
         holds = tuple(hold for hold in self.holds if hold.key != key)
+        if len(holds) == len(self.holds):
+            return self
         return FleetSnapshot(self.gpus, holds, self.hardware, self.taken_at, self.trouble)
 
 
@@ -103,10 +109,19 @@ class Fleet(Protocol):
         """The host with as many GPUs as this job could be given if it waited its turn; for its final plan."""
 
     async def acquire(
-        self, key: TaskKey, counts: Sequence[int], *, until: float, priority: float, exclusive: bool = False
+        self,
+        key: TaskKey,
+        counts: Sequence[int],
+        *,
+        until: float,
+        priority: float,
+        exclusive: bool = False,
+        lane: NamedLane | None = None,
     ) -> Grant:
         """Wait in the queue (by priority, ageing so that nobody starves) for as many GPUs as the first of
-        `counts` that can be had now. Cancelling the wait leaves the queue."""
+        `counts` that can be had now. Cancelling the wait leaves the queue; what was promised to the task
+        stays promised until `release`. A job whose run has ended may ask again without `release`, for more,
+        fewer or other GPUs. `exclusive`: only cards that nobody outside uses even a little."""
 
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         """After a restart: these are in use by a run that goes on. None when one of them is gone."""

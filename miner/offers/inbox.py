@@ -1,17 +1,15 @@
 """What the daemon does with a validator's request once it is known to be one.
 
-Between the policy, which is pure, and the books, which are only written: keeps track of what is promised,
-and of nothing else.
+Decide and hold, which is `Promises`' and takes no time; write it down; and only then answer.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from core.errors import GodMinerError
-from core.tasks import TASK_TYPE_OF, TaskType
+from core.tasks import TASK_TYPE_OF, ImageModelType, TaskType
 from core.wire import (
     MinerSubmission,
     MinerTaskOffer,
@@ -21,10 +19,14 @@ from core.wire import (
     TrainRequestText,
 )
 from miner.auth import Caller
+from miner.clock import SteadyClock
+from miner.fleet.base import TaskKey
 from miner.metrics import Metrics
-from miner.offers.decision import Decision, Load, Policy
-from miner.store.books import Books, Freed
+from miner.offers.decision import Decision
+from miner.offers.promises import Promises
+from miner.store.books import Books
 from miner.store.jobs import Start, Started
+from miner.store.offers import Recorded
 
 log = logging.getLogger(__name__)
 
@@ -37,96 +39,94 @@ class NotEntered(GodMinerError):
     code = "not_entered"
 
 
-class Promises:
-    """Tasks that take up a place: open jobs, and accepted offers whose start has not come yet. A task takes
-    one place, also when two validators named it."""
-
-    def __init__(self) -> None:
-        self.jobs: set[str] = set()
-        self.holds: set[str] = set()
-
-    def load_without(self, task_id: str) -> Load:
-        return Load(len(self.jobs - {task_id}), len(self.holds - self.jobs - {task_id}))
-
-    def free(self, freed: Freed) -> None:
-        self.jobs.difference_update(freed.jobs)
-        self.holds.difference_update(freed.holds)
-
-    def start(self, task_id: str) -> None:
-        self.holds.discard(task_id)
-        self.jobs.add(task_id)
-
-
 class Inbox:
     def __init__(
         self,
         books: Books,
-        policy: Policy,
+        promises: Promises,
         repos: Mapping[TournamentType, TrainingRepoResponse],
         metrics: Metrics,
         *,
-        hold_seconds: float,
+        refusal_seconds: float,
+        clock: SteadyClock,
     ) -> None:
+        """A refusal is repeated for `refusal_seconds`; asked for again later, the offer is decided anew."""
         self._books = books
-        self._policy = policy
+        self.promises = promises
         self._repos = repos
         self._metrics = metrics
-        self._hold_seconds = hold_seconds
-        self.promises = Promises()
+        self._refusal_seconds = refusal_seconds
+        self._clock = clock
+        #: Hears of every start that is in the books, by the job's number. Must not wait.
+        self.on_started: Callable[[int], None] | None = None
+
+    def _time(self) -> float:
+        """A request that was let in carries a time near ours: that settles which time it is."""
+        self._clock.confirm()
+        return self._clock()
 
     def load(self) -> None:
         """Take up what earlier lives of this daemon have promised."""
-        known = self._books.commitments()
-        self.promises.jobs = {entry.task_id for entry in known.jobs}
-        self.promises.holds = {entry.task_id for entry in known.holds}
+        self.promises.restore(self._books.taken())
+
+    # Offers
 
     async def offer(self, caller: Caller, offer: MinerTaskOffer, raw: bytes) -> Decision:
-        """Decide, hold the place in the same instant, store, and only then answer."""
-        task_id, promises = offer.task_id, self.promises
-        promised = task_id in promises.holds or task_id in promises.jobs
-        decision = self._policy.decide(offer, promises.load_without(task_id))
-        if decision.accepted and not promised:
-            promises.holds.add(task_id)
+        key, now = TaskKey(caller.hotkey, offer.task_id), self._time()
+        promises, was_promised = self.promises, key in self.promises
+        decision = promises.offered(key, offer, now)
         try:
             recorded = await self._books.record_offer(
                 caller.hotkey,
                 offer,
                 raw,
                 decision,
-                hold_seconds=self._hold_seconds,
+                promises.place(key) if key in promises.holds else None,
+                now=now,
+                is_kept=was_promised,
+                refusal_stands_for=self._refusal_seconds,
                 through=caller.ticket.submit,
             )
         except BaseException:
-            if decision.accepted and not promised:
-                promises.holds.discard(task_id)
+            if not was_promised:
+                promises.give_up(key)
             raise
-        stands = recorded.decision
-        if recorded.holds:
-            promises.holds.add(task_id)  # also for a first answer whose hold had lapsed: it is promised again
-        elif not promised:
-            promises.holds.discard(task_id)
-        self._metrics.offer(accepted=stands.accepted)
+        if not recorded.decision.accepted and not was_promised:
+            promises.give_up(key)  # an earlier refusal stands
+        self._note_offer(caller, offer, recorded)
+        return recorded.decision
+
+    def _note_offer(self, caller: Caller, offer: MinerTaskOffer, recorded: Recorded) -> None:
+        accepted = recorded.decision.accepted
+        self._metrics.offer(accepted=accepted)
         log.info(
             "offer %s: %s of %s for %g h from %s%s",
-            "accepted" if stands.accepted else "refused",
+            "accepted" if accepted else "refused",
             offer.task_type,
             offer.model,
             offer.hours_to_complete,
             caller.hotkey,
             " (repeated)" if recorded.repeated else "",
-            extra={"task_id": task_id},
+            extra={"task_id": offer.task_id},
         )
-        return stands
+
+    # Starts
 
     async def start_text(self, caller: Caller, request: TrainRequestText, raw: bytes) -> Started:
-        return await self._start(caller, request, TASK_TYPE_OF[request.dataset_type.kind], raw)
+        return await self._start(caller, request, TASK_TYPE_OF[request.dataset_type.kind], None, raw)
 
     async def start_image(self, caller: Caller, request: TrainRequestImage, raw: bytes) -> Started:
-        return await self._start(caller, request, TaskType.IMAGE, raw)
+        return await self._start(caller, request, TaskType.IMAGE, request.model_type, raw)
 
     async def _start(
-        self, caller: Caller, request: TrainRequestText | TrainRequestImage, task_type: TaskType, raw: bytes
+        self,
+        caller: Caller,
+        request: TrainRequestText | TrainRequestImage,
+        task_type: TaskType,
+        image_type: ImageModelType | None,
+        raw: bytes,
     ) -> Started:
+        key, now = TaskKey(caller.hotkey, request.task_id), self._time()
         start = Start(
             task_id=request.task_id,
             task_type=task_type,
@@ -134,28 +134,62 @@ class Inbox:
             hours=request.hours_to_complete,
             expected_repo_name=request.expected_repo_name,
             # The validator's clock runs from before it called; ours may be ahead of its own.
-            started_at=min(caller.at, time.time()),
+            started_at=min(caller.at, now),
             request=raw,
         )
-        started = await self._books.record_start(caller.hotkey, start, through=caller.ticket.submit)
+        started = await self._store_start(caller, key, start, image_type, now)
         if started.state.is_over:
-            self.promises.holds.discard(request.task_id)  # or that place would be held for good
-        else:
-            self.promises.start(request.task_id)
-        self._metrics.starts.labels("repeated" if started.repeated else "new").inc()
-        log.info(
-            "start %s: %s of %s, repository %s, deadline in %.2f h",
-            "repeated" if started.repeated else "taken",
-            task_type,
-            request.model,
-            request.expected_repo_name,
-            (start.deadline_at - time.time()) / 3600,
-            extra={"task_id": request.task_id, "job_id": started.job_id},
-        )
+            self.promises.over(key)
+        if self.on_started is not None:  # also of a job that is done: it may want another name
+            self.on_started(started.job_id)
+        self._note_start(caller, start, started)
         return started
 
+    async def _store_start(
+        self, caller: Caller, key: TaskKey, start: Start, image_type: ImageModelType | None, now: float
+    ) -> Started:
+        promises, lapses_at = self.promises, self.promises.holds.get(key)
+        decision = hopeless = None
+        if key not in promises:
+            decision, hopeless = promises.judge(key, start, image_type, now)
+        if hopeless is None:
+            promises.started(key, start, decision)
+        try:
+            return await self._books.record_start(
+                caller.hotkey,
+                start,
+                promises.place(key) if hopeless is None else None,
+                now=now,
+                decision=decision,
+                hopeless=hopeless,
+                through=caller.ticket.submit,
+            )
+        except BaseException:
+            if lapses_at is not None:
+                promises.not_started(key, lapses_at)
+            elif decision is not None:
+                promises.over(key)
+            raise
+
+    def _note_start(self, caller: Caller, start: Start, started: Started) -> None:
+        what = "repeated" if started.repeated else "taken"
+        self._metrics.starts.labels("repeated" if started.repeated else "new").inc()
+        log.info(
+            "start %s: %s of %s for %s, repository %s, deadline in %.2f h",
+            f"given up, {started.end_reason}" if started.end_reason else what,
+            start.task_type,
+            start.model,
+            caller.hotkey,
+            start.expected_repo_name,
+            (start.deadline_at - self._clock()) / 3600,
+            extra={"task_id": start.task_id, "job_id": started.job_id},
+        )
+
+    # What else they ask for
+
     async def submission(self, caller: Caller, task_id: str) -> MinerSubmission:
-        found = await self._books.submission(task_id, through=caller.ticket.submit)
+        key = TaskKey(caller.hotkey, task_id)
+        found = await self._books.submission(key, through=caller.ticket.submit)
         if found is None:
             raise NoSubmission(f"nothing is published for task {task_id!r} yet")
         return found
@@ -166,6 +200,11 @@ class Inbox:
             raise NotEntered(f"this miner does not enter {task_type} tournaments")
         return repo
 
+    # What time brings
+
     async def settle(self, now: float) -> None:
-        """Free what time has ended."""
-        self.promises.free(await self._books.settle(now))
+        """Give up the offers whose start never came, and the jobs whose deadline has passed."""
+        if lapsed := self.promises.lapse(now):
+            await self._books.lapse(lapsed, now)
+        for key in await self._books.fail_late(now):
+            self.promises.over(key)

@@ -19,7 +19,6 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from core.tasks import TaskType
 from miner.redact import HIDDEN
 from miner.settings import rules, values
 
@@ -27,6 +26,9 @@ Source = Literal["default", "env", ".env", "override"]
 
 #: A part of a chain node's path that is at least this long is taken for an access key.
 MIN_KEY_LENGTH = 16
+
+#: POLICY and PROFILE that nobody chose: by the GPUs that there are.
+AUTO = "auto"
 
 _FILES: JsonDict = {"section": "Files"}
 _CHAIN: JsonDict = {"section": "Chain"}
@@ -36,6 +38,11 @@ _PUBLIC: JsonDict = {"section": "Public port"}
 _OPERATOR: JsonDict = {"section": "Operator port"}
 _LIMITS: JsonDict = {"section": "Limits"}
 _OFFERS: JsonDict = {"section": "Offers"}
+_HUB: JsonDict = {"section": "Hub"}
+_INPUTS: JsonDict = {"section": "Inputs"}
+_JOBS: JsonDict = {"section": "Jobs"}
+_GPUS: JsonDict = {"section": "GPUs"}
+_HISTORY: JsonDict = {"section": "History"}
 _TOURNAMENT: JsonDict = {"section": "Tournament repositories"}
 _TRAINING: JsonDict = {"section": "Training engine"}
 _RUNNING: JsonDict = {"section": "Running"}
@@ -276,31 +283,155 @@ class Settings(BaseSettings):
     )
 
     # Offers
-    task_types: values.TaskTypes = Field(
-        default=tuple(TaskType),
+    policy: str = Field(
+        default=AUTO,
         min_length=1,
-        description="The task types to accept; also written instruct, chat, dpo, grpo, image.",
+        description="What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
+        "from 6 GPUs on, h100x4 below, everything-feasible without one.",
         json_schema_extra=_OFFERS,
     )
-    max_hours: float = Field(
-        default=12.0,
+    policy_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "policies",
+        description="Where policies of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/policies"},
+    )
+    profile: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
+        "what the policy names, else h100x8 from 6 GPUs on, h100x4 below, cpu-demo without one.",
+        json_schema_extra=_OFFERS,
+    )
+    profile_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "profiles",
+        description="Where profiles of your own are looked up by name, before the shipped ones.",
+        json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/profiles"},
+    )
+    task_types: values.TaskTypes | None = Field(
+        default=None,
+        min_length=1,
+        description="Take only these task types, whatever the policy says; also written instruct, chat, dpo, "
+        "grpo, image.",
+        json_schema_extra=_OFFERS,
+    )
+    max_hours: float | None = Field(
+        default=None,
         gt=0,
         le=10_000,
         allow_inf_nan=False,
-        description="Offers of more hours than this are refused.",
+        description="Refuse offers of more hours than this, whatever the policy says.",
         json_schema_extra=_OFFERS,
     )
-    max_jobs: int = Field(
-        default=1,
+    max_jobs: int | None = Field(
+        default=None,
         ge=0,
         le=10_000,
-        description="Jobs at once; further offers are refused. 0 refuses all.",
+        description="Jobs and held offers at once, whatever the policy says. 0 refuses all offers.",
         json_schema_extra=_OFFERS,
     )
     offer_hold_seconds: values.Seconds = Field(
         default=900,
         description="How long an accepted offer holds its place while its start does not come.",
         json_schema_extra=_OFFERS,
+    )
+    refusal_seconds: values.Seconds = Field(
+        default=600,
+        description="How long a refusal is repeated to whoever asks again; later the offer is decided anew.",
+        json_schema_extra=_OFFERS,
+    )
+    queue_patience_seconds: values.Seconds = Field(
+        default=3600,
+        description="A job that waits longer than this for GPUs goes before those that are worth more.",
+        json_schema_extra=_OFFERS,
+    )
+
+    # GPUs
+    gpus: values.Gpus = Field(
+        default=AUTO,
+        description="The cards to train on: `nvml` (as the driver says), `4xH100` and the like (nobody "
+        "looks), `cpu` (a pretend card), or `auto`: as the driver says, a pretend card without a driver.",
+        json_schema_extra=_GPUS,
+    )
+    fleet_file: values.AbsolutePath | None = Field(
+        default=None,
+        description="A YAML file with what you know of this host's cards; followed while the daemon runs.",
+        json_schema_extra=_GPUS,
+    )
+    gpu_refresh_seconds: values.Seconds = Field(
+        default=5, description="How often the cards are looked at.", json_schema_extra=_GPUS
+    )
+    gpu_return_seconds: values.Seconds = Field(
+        default=300,
+        description="How long a card that failed or was in others' use must be fine before it is used again.",
+        json_schema_extra=_GPUS,
+    )
+
+    # History
+    history_days: int = Field(
+        default=90,
+        ge=1,
+        le=36_500,
+        description="How long offers without a job, their decisions and events are kept. Jobs are kept.",
+        json_schema_extra=_HISTORY,
+    )
+
+    # Hub
+    hub: values.Hub = Field(
+        default_factory=lambda data: (
+            values.HUGGINGFACE
+            if data["chain"] is ChainKind.BITTENSOR
+            else f"local:{data['data_dir'] / 'hub'}"
+        ),
+        description="Where submissions are published: `huggingface`, or `local:DIR`, a folder (no network).",
+        json_schema_extra={**_HUB, "default_text": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
+    )
+    hf_user: values.HubUser | None = Field(
+        default=None,
+        description="The user or organisation to publish as; HF_TOKEN must be allowed to write there.",
+        json_schema_extra={**_HUB, "default_text": "the user of HF_TOKEN"},
+    )
+    hf_endpoint: values.SiteUrl = Field(
+        default="https://huggingface.co",
+        description="Where models come from and submissions go: the Hugging Face hub or what speaks like it.",
+        json_schema_extra=_HUB,
+    )
+    hf_token: values.Secret | None = Field(
+        default=None,
+        description="The account's token: for gated models, higher limits, and to publish.",
+        json_schema_extra=_HUB,
+    )
+
+    # Inputs
+    model_cache_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"] / "models",
+        description="Where base models are kept for all jobs; another disk is fine.",
+        json_schema_extra={**_INPUTS, "default_text": "DATA_DIR/models"},
+    )
+    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = Field(
+        default=ByteSize(500 * 10**9),
+        description="What the models may take in all. The least recently used that no job needs goes first.",
+        json_schema_extra={**_INPUTS, "default_text": "500GB"},
+    )
+    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=ByteSize(20 * 10**9),
+        description="Fetching leaves this much of a disk free: a training needs room for its checkpoints.",
+        json_schema_extra={**_INPUTS, "default_text": "20GB"},
+    )
+    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = Field(
+        default=ByteSize(2 * 1024**3),
+        description="The largest dataset that is fetched. Validators send at most 2GiB.",
+        json_schema_extra={**_INPUTS, "default_text": "2GiB"},
+    )
+    dataset_timeout_seconds: values.Seconds = Field(
+        default=1800,
+        description="The longest that one try to fetch a dataset may take; the next goes on from there.",
+        json_schema_extra=_INPUTS,
+    )
+    allow_private_networks: values.Networks = Field(
+        default=(),
+        description="Networks that a dataset's URL may lead to although they are not of the internet, such "
+        "as 10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        json_schema_extra=_INPUTS,
     )
 
     # Training engine
@@ -361,6 +492,70 @@ class Settings(BaseSettings):
         le=4_000_000,
         description="Processes and threads of one training at most.",
         json_schema_extra=_TRAINING,
+    )
+
+    # Jobs
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Attempts at one job. Those that ran out of GPU memory or disk do not count.",
+        json_schema_extra=_JOBS,
+    )
+    publish_margin_seconds: values.Seconds = Field(
+        default=180,
+        description="How long before the deadline a submission is complete; a quarter of a job's time at "
+        "most.",
+        json_schema_extra=_JOBS,
+    )
+    publish_early: bool = Field(
+        default=True,
+        description="Publish the first model as soon as there is one, and better ones as they come.",
+        json_schema_extra=_JOBS,
+    )
+    stop_grace_seconds: values.Seconds = Field(
+        default=90,
+        description="How long a training may take to save and end after it was asked to; then it is killed.",
+        json_schema_extra=_JOBS,
+    )
+    stall_factor: float = Field(
+        default=20,
+        ge=2,
+        le=10_000,
+        description="A training without a step for this many times its usual step counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    stall_min_seconds: values.Seconds = Field(
+        default=600,
+        description="But not before this long without a step.",
+        json_schema_extra=_JOBS,
+    )
+    silence_limit_seconds: values.Seconds = Field(
+        default=3600,
+        description="Nothing heard for this long while loading, evaluating or saving counts as hung.",
+        json_schema_extra=_JOBS,
+    )
+    job_poll_seconds: values.Seconds = Field(
+        default=1,
+        description="How often a training's progress is looked at.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_seconds: values.Seconds = Field(
+        default=5,
+        description="The first pause before something that failed is tried again; it doubles, with jitter.",
+        json_schema_extra=_JOBS,
+    )
+    retry_pause_max_seconds: values.Seconds = Field(
+        default=120, description="The longest such pause.", json_schema_extra=_JOBS
+    )
+    keep_finished_hours: float = Field(
+        default=24,
+        ge=0,
+        le=24 * 365,
+        allow_inf_nan=False,
+        description="How long inputs, models and checkpoints of a finished job are kept; its plans, logs and "
+        "results stay. When the disk is full they go at once.",
+        json_schema_extra=_JOBS,
     )
 
     # Tournament repositories

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,8 +119,8 @@ def _default(name: str) -> str:
 
 def _example(entry: Entry) -> str:
     """The default as a value that can stand in the file; one that names another setting can not."""
-    named = any(other in entry.default.split("/") for other in map(str.upper, Settings.model_fields))
-    return "" if named else entry.default
+    named = re.findall(r"[A-Z][A-Z_]+", entry.default)
+    return "" if any(name.lower() in Settings.model_fields for name in named) else entry.default
 
 
 def _kind(name: str, prop: dict[str, Any], schema: dict[str, Any]) -> str:

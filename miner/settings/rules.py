@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from miner.fiber import public_key
 from miner.settings.values import is_loopback
@@ -33,6 +34,7 @@ def broken(settings: Settings) -> tuple[Broken, ...]:
         *_hotkeys_are_allowed_or_denied(settings),
         *_limits_are_in_order(settings),
         *_repositories_are_whole(settings),
+        *_hub_token_travels_covered(settings),
     )
 
 
@@ -107,3 +109,11 @@ def _repositories_are_whole(settings: Settings) -> Iterator[Broken]:
         for extra in (token, datasets):
             if getattr(settings, extra) and not has_url and not has_commit:
                 yield Broken((extra, url, commit), f"does nothing without {url.upper()} and {commit.upper()}")
+
+
+def _hub_token_travels_covered(settings: Settings) -> Iterator[Broken]:
+    parts = urlsplit(settings.hf_endpoint)
+    if settings.hf_token and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        yield Broken(
+            ("hf_endpoint", "hf_token"), "must begin with https://, because HF_TOKEN would travel in the open"
+        )

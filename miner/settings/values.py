@@ -15,13 +15,17 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from core.hardware import KINDS, UnknownGpu, parse_gpus
 from core.tasks import TaskType
 from miner.fiber import public_key
 
 MAX_REQUESTED_DATASETS = 2
+#: GPUS that are to be looked at.
+GPU_WORDS = ("auto", "nvml")
 #: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
+HUGGINGFACE = "huggingface"
 
 _FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
@@ -102,6 +106,42 @@ def _dataset(value: str) -> str:
     return value
 
 
+def _hub(value: str) -> str:
+    kind, colon, folder = value.partition(":")
+    if value.lower() == HUGGINGFACE:
+        return HUGGINGFACE
+    if kind.lower() != "local" or not colon or not folder:
+        raise ValueError(f"must be {HUGGINGFACE}, or local: and a folder, such as local:/srv/hub")
+    return f"local:{_absolute(Path(folder))}"
+
+
+def _hub_user(value: str) -> str:
+    if not _HUB_NAME.fullmatch(value) or "--" in value or ".." in value:
+        raise ValueError("must be the name of a Hugging Face user or organisation, without a slash")
+    return value
+
+
+def _site_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and plain
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(
+            "must be the address of a site, such as https://huggingface.co, without a user in it"
+        )
+    return value.rstrip("/")
+
+
+def _network(value: Any) -> Any:
+    try:
+        return ipaddress.ip_network(value)
+    except (ValueError, TypeError):
+        raise ValueError("must be a network, such as 10.0.0.0/8 or fd00::/8, without host bits") from None
+
+
 def _websocket(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -173,12 +213,25 @@ def _secret(minimum: int, rule: str) -> Callable[[SecretStr], SecretStr]:
     return check
 
 
+def _gpus(value: str) -> str:
+    if value not in GPU_WORDS:
+        try:
+            parse_gpus(value)
+        except UnknownGpu:
+            raise ValueError(
+                "must be auto, nvml, cpu, or what cards there are, written like 4xH100; "
+                f"known are {', '.join(KINDS)}"
+            ) from None
+    return value
+
+
 def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
     if len(value) > MAX_REQUESTED_DATASETS:
         raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
     return value
 
 
+Gpus = Annotated[str, AfterValidator(_gpus)]
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
 TaskTypes = Annotated[
@@ -192,6 +245,11 @@ Datasets = Annotated[
     BeforeValidator(_split),
     AfterValidator(_at_most_two),
 ]
+Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
+Hub = Annotated[str, AfterValidator(_hub)]
+HubUser = Annotated[str, AfterValidator(_hub_user)]
+SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Websocket = Annotated[str, AfterValidator(_websocket)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from core.errors import GodMinerError
 from core.wire import MinerSubmission, MinerTaskOffer
+from miner.fleet.base import TaskKey
+from miner.jobs.states import EndReason
 from miner.offers.decision import Decision
-from miner.store import database, jobs, offers, schema
+from miner.offers.history import Outcome
+from miner.store import database, history, jobs, offers, outcomes, schema
 from miner.store.jobs import Start, Started
-from miner.store.offers import Recorded
+from miner.store.offers import Place, Recorded, Taken
 from miner.store.sql import insert_into, note
 from miner.store.writer import Work, Writer
 
@@ -52,28 +54,6 @@ def insert_nonce(connection: sqlite3.Connection, signer: bytes, nonce: str, expi
         raise NonceUsed("this nonce was used before; every request needs a new one") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Commitment:
-    task_id: str
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Commitments:
-    """What is promised: jobs until their deadline, held offers until they lapse."""
-
-    jobs: tuple[Commitment, ...]
-    holds: tuple[Commitment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """Tasks that nobody holds any more, and those whose job has ended."""
-
-    holds: tuple[str, ...] = ()
-    jobs: tuple[str, ...] = ()
-
-
 class Books:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +75,7 @@ class Books:
         )
 
     def live_nonces(self, now: float) -> list[tuple[bytes, str, float]]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT signer, nonce, expires_at FROM nonces WHERE expires_at > ?", (now,)
             )
@@ -108,78 +88,125 @@ class Books:
         validator: str,
         offer: MinerTaskOffer,
         raw: bytes,
-        decision: Decision,
+        decision: Decision | None,
+        place: Place | None,
         *,
-        hold_seconds: float,
+        now: float,
+        is_kept: bool,
+        refusal_stands_for: float,
         through: Submit | None = None,
     ) -> asyncio.Future[Recorded]:
-        """Store an offer, its decision and the place it holds. A repeat keeps the first answer."""
-        now = time.time()
+        """Store an offer, its decision and the place it holds; see `offers.record`."""
         return (through or self.writer.submit)(
             lambda connection: offers.record(
-                connection, validator, offer, raw, decision, now=now, hold_seconds=hold_seconds
+                connection,
+                validator,
+                offer,
+                raw,
+                decision,
+                place,
+                now=now,
+                is_kept=is_kept,
+                refusal_stands_for=refusal_stands_for,
             )
         )
 
     def record_start(
-        self, validator: str, start: Start, *, through: Submit | None = None
+        self,
+        validator: str,
+        start: Start,
+        place: Place | None = None,
+        *,
+        now: float,
+        decision: Decision | None = None,
+        hopeless: EndReason | None = None,
+        through: Submit | None = None,
     ) -> asyncio.Future[Started]:
-        now = time.time()
+        """Store a start, the place that its job has, and what was decided where no accepted offer was."""
 
         def work(connection: sqlite3.Connection) -> Started:
-            started = jobs.record_start(connection, validator, start, now)
-            offers.started(connection, validator, start.task_id)
+            started = jobs.record_start(connection, validator, start, now, hopeless=hopeless)
+            if decision is not None:
+                offers.record_start_decision(connection, started.job_id, decision, now)
+            if place is not None and not started.state.is_over:
+                offers.save_place(connection, place, None, now)
             return started
 
         return (through or self.writer.submit)(work)
 
     def submission(
-        self, task_id: str, *, through: Submit | None = None
+        self, key: TaskKey, *, through: Submit | None = None
     ) -> asyncio.Future[MinerSubmission | None]:
         """Through the writer, so that the answer and the request's nonce are one round trip."""
-        return (through or self.writer.submit)(lambda connection: jobs.submission(connection, task_id))
+        return (through or self.writer.submit)(lambda connection: jobs.submission(connection, key))
 
-    def record_submission(self, task_id: str, made: MinerSubmission) -> asyncio.Future[bool]:
+    def record_submission(self, key: TaskKey, made: MinerSubmission) -> asyncio.Future[bool]:
         now = time.time()
-        return self.writer.submit(lambda connection: jobs.record_submission(connection, task_id, made, now))
+        return self.writer.submit(lambda connection: jobs.record_submission(connection, key, made, now))
 
     # Promises
 
-    def settle(self, now: float) -> asyncio.Future[Freed]:
-        """End what time has ended: holds without a start, jobs past their deadline."""
+    def lapse(self, keys: Collection[TaskKey], now: float) -> asyncio.Future[None]:
+        """Note that the starts of these offers never came."""
 
-        def work(connection: sqlite3.Connection) -> Freed:
-            lapsed, late = offers.lapse(connection, now), jobs.fail_late(connection, now)
-            for task_id in lapsed:
-                note(connection, now, "reservation_lapsed", task_id)
-            for task_id in late:
-                note(connection, now, "job_failed", task_id, reason="deadline")
-            return Freed(holds=tuple(lapsed), jobs=tuple(late))
+        def work(connection: sqlite3.Connection) -> None:
+            offers.lapse(connection, keys)
+            for key in keys:
+                note(connection, now, "reservation_lapsed", key.task_id)
 
         return self.writer.submit(work)
 
-    def commitments(self) -> Commitments:
-        with self._reading() as connection:
-            open_jobs = connection.execute(jobs.SELECT_OPEN).fetchall()
-            holds = offers.held(connection)
-        return Commitments(
-            tuple(Commitment(*row) for row in open_jobs),
-            tuple(Commitment(*entry) for entry in holds.items()),
-        )
+    def fail_late(self, now: float) -> asyncio.Future[list[TaskKey]]:
+        """End the jobs past their deadline; which they were."""
+
+        def work(connection: sqlite3.Connection) -> list[TaskKey]:
+            late = jobs.fail_late(connection, now)
+            for key in late:
+                note(connection, now, "job_failed", key.task_id, reason=EndReason.DEADLINE)
+            return late
+
+        return self.writer.submit(work)
+
+    def taken(self) -> list[Taken]:
+        """What earlier lives of this daemon have promised."""
+        with self.reading() as connection:
+            open_jobs = {
+                TaskKey(row[0], row[1]): row[2] for row in connection.execute(jobs.SELECT_OPEN).fetchall()
+            }
+            return offers.taken(connection, open_jobs)
+
+    # History
+
+    def note(self, kind: str, task_id: str | None = None, **data: Any) -> asyncio.Future[None]:
+        """Add a line to the operator's history."""
+        now = time.time()
+        return self.writer.submit(lambda connection: note(connection, now, kind, task_id, **data))
+
+    def outcomes(self, now: float, since: float = 0.0) -> list[Outcome]:
+        """Jobs that have ended since, to learn from."""
+        with self.reading() as connection:
+            return outcomes.outcomes(connection, now, since=since)
+
+    def prune(self, before: float) -> asyncio.Future[int]:
+        """Forget some of the offers and events from before then; how many they were."""
+        return self.writer.submit(lambda connection: history.prune(connection, before))
 
     # The operator's view
 
     def summary(self) -> dict[str, dict[str, int]]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             by_state = connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()
-            by_answer = connection.execute("SELECT accepted, count(*) FROM decisions GROUP BY 1").fetchall()
+            by_answer = connection.execute(
+                "SELECT accepted, count(*) FROM offers "
+                "JOIN decisions ON decisions.id = offers.decision_id GROUP BY 1"
+            ).fetchall()
         return {
             "jobs": {row[0]: row[1] for row in by_state},
             "offers": {"accepted" if row[0] else "refused": row[1] for row in by_answer},
         }
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
         with (
             database.failures_told(self.path),
             closing(database.connect_for_reading(self.path)) as connection,

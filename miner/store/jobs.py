@@ -1,14 +1,14 @@
-"""Jobs in the books: one per task, whatever the validator repeats."""
+"""Jobs in the books: one per validator and task, whatever is repeated."""
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
 
-from core.errors import GodMinerError
 from core.tasks import TaskType
 from core.wire import MinerSubmission
-from miner.jobs.states import OPEN, OVER, EndReason, JobState
+from miner.fleet.base import TaskKey
+from miner.jobs.states import OPEN, EndReason, JobState
 from miner.store import schema
 from miner.store.sql import insert_into, note
 
@@ -23,20 +23,24 @@ UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :ex
     updated_at = :now
 WHERE id = :id
 """
+#: A new life of a job that had ended: what earlier attempts came to counts no more.
+_REVIVE_JOB = """
+UPDATE jobs SET state = :state, end_reason = NULL, detail = '', ended_at = NULL, updated_at = :now,
+    counted_from = (SELECT coalesce(max(number), 0) FROM attempts WHERE job_id = :id),
+    lock_token = lock_token + 1
+WHERE id = :id
+"""
 _FAIL_LATE_JOBS = (
-    "UPDATE jobs SET state = ?, end_reason = ?, updated_at = ?, lock_token = lock_token + 1 "  # noqa: S608 - our enum
-    f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING task_id"
+    "UPDATE jobs SET state = iif(submission_repo IS NULL, ?, ?), "  # noqa: S608 - our enum
+    "end_reason = iif(submission_repo IS NULL, ?, ?), "
+    "updated_at = ?, ended_at = ?, lock_token = lock_token + 1 "
+    f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING validator, task_id"
 )
-SELECT_OPEN = f"SELECT task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
+SELECT_OPEN = f"SELECT validator, task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
 _SELECT_SUBMISSION = (
-    "SELECT submission_repo, submission_hash FROM jobs WHERE task_id = ? AND submission_repo IS NOT NULL"
+    "SELECT submission_repo, submission_hash FROM jobs "
+    "WHERE validator = ? AND task_id = ? AND submission_repo IS NOT NULL"
 )
-
-
-class ForeignJob(GodMinerError):
-    """A start for a task that another validator owns."""
-
-    code = "foreign_job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +66,71 @@ class Started:
     job_id: int
     state: JobState
     repeated: bool
+    end_reason: EndReason | None = None
 
 
-def record_start(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
-    """Make the job, or bring a known one up to date: the newest start counts, whole."""
-    job = connection.execute("SELECT * FROM jobs WHERE task_id = ?", (start.task_id,)).fetchone()
+def record_start(
+    connection: sqlite3.Connection,
+    validator: str,
+    start: Start,
+    now: float,
+    *,
+    hopeless: EndReason | None = None,
+) -> Started:
+    """Make the job, or bring a known one up to date: the newest start counts, whole.
+
+    `hopeless`: why the job can not be done at all. It is noted as failed at once, unless it goes on already.
+    """
+    job = connection.execute(
+        "SELECT * FROM jobs WHERE validator = ? AND task_id = ?", (validator, start.task_id)
+    ).fetchone()
     if job is None:
-        started = _new_job(connection, validator, start, now)
-    elif job["validator"] != validator:
-        raise ForeignJob(
-            f"task {start.task_id!r} was started by another validator; only that one may change it"
-        )
+        started = _new_job(connection, validator, start, now, hopeless)
     else:
-        started = _repeated_start(connection, job, start, now)
+        started = _repeated_start(connection, job, start, now, hopeless)
     kind = "start_repeated" if started.repeated else "start"
     note(connection, now, kind, start.task_id, state=started.state, repo=start.expected_repo_name)
+    if started.end_reason is not None and started.end_reason is hopeless:
+        note(connection, now, "job_failed", start.task_id, reason=hopeless)
     return started
 
 
-def submission(connection: sqlite3.Connection, task_id: str) -> MinerSubmission | None:
-    row = connection.execute(_SELECT_SUBMISSION, (task_id,)).fetchone()
+def submission(connection: sqlite3.Connection, key: TaskKey) -> MinerSubmission | None:
+    row = connection.execute(_SELECT_SUBMISSION, key).fetchone()
     return MinerSubmission(repo=row[0], model_hash=row[1]) if row else None
 
 
 def record_submission(
-    connection: sqlite3.Connection, task_id: str, made: MinerSubmission, now: float
+    connection: sqlite3.Connection, key: TaskKey, made: MinerSubmission, now: float
 ) -> bool:
     """Note what was published for a task; False when there is no such job."""
     cursor = connection.execute(
         "UPDATE jobs SET submission_repo = ?, submission_hash = ?, submitted_at = ?, updated_at = ?, "
-        "lock_token = lock_token + 1 WHERE task_id = ?",
-        (made.repo, made.model_hash, now, now, task_id),
+        "lock_token = lock_token + 1 WHERE validator = ? AND task_id = ?",
+        (made.repo, made.model_hash, now, now, *key),
     )
     if cursor.rowcount:
-        note(connection, now, "submission", task_id, repo=made.repo, model_hash=made.model_hash)
+        note(connection, now, "submission", key.task_id, repo=made.repo, model_hash=made.model_hash)
     return bool(cursor.rowcount)
 
 
-def fail_late(connection: sqlite3.Connection, now: float) -> list[str]:
-    """End the jobs whose deadline has passed; the tasks that are free now."""
-    rows = connection.execute(_FAIL_LATE_JOBS, (JobState.FAILED, EndReason.DEADLINE, now, now))
-    return [row[0] for row in rows.fetchall()]
+def fail_late(connection: sqlite3.Connection, now: float) -> list[TaskKey]:
+    """End the jobs whose deadline has passed, well where something is published; the tasks that are free."""
+    states = (JobState.FAILED, JobState.DONE, EndReason.DEADLINE, EndReason.PUBLISHED)
+    rows = connection.execute(_FAIL_LATE_JOBS, (*states, now, now, now))
+    return [TaskKey(*row) for row in rows.fetchall()]
 
 
-def _new_job(connection: sqlite3.Connection, validator: str, start: Start, now: float) -> Started:
+def revive(connection: sqlite3.Connection, job_id: int, now: float) -> JobState:
+    """Another try at a job that has ended."""
+    connection.execute(_REVIVE_JOB, {"id": job_id, "state": JobState.QUEUED, "now": now})
+    return JobState.QUEUED
+
+
+def _new_job(
+    connection: sqlite3.Connection, validator: str, start: Start, now: float, hopeless: EndReason | None
+) -> Started:
+    state = JobState.QUEUED if hopeless is None else JobState.FAILED
     row = schema.Job(
         task_id=start.task_id,
         validator=validator,
@@ -113,7 +138,10 @@ def _new_job(connection: sqlite3.Connection, validator: str, start: Start, now: 
         model=start.model,
         hours=start.hours,
         expected_repo_name=start.expected_repo_name,
-        state=JobState.QUEUED,
+        state=state,
+        end_reason=hopeless,
+        detail="",
+        counted_from=0,
         started_at=start.started_at,
         deadline_at=start.deadline_at,
         starts=1,
@@ -123,14 +151,24 @@ def _new_job(connection: sqlite3.Connection, validator: str, start: Start, now: 
     )
     cursor = connection.execute(_INSERT_JOB, [getattr(row, name) for name in _JOB_COLUMNS])
     assert cursor.lastrowid is not None
-    return Started(cursor.lastrowid, JobState.QUEUED, repeated=False)
+    return Started(cursor.lastrowid, state, repeated=False, end_reason=hopeless)
 
 
-def _repeated_start(connection: sqlite3.Connection, job: sqlite3.Row, start: Start, now: float) -> Started:
+def _repeated_start(
+    connection: sqlite3.Connection,
+    job: sqlite3.Row,
+    start: Start,
+    now: float,
+    hopeless: EndReason | None,
+) -> Started:
     """The validator sends all its starts again when one miner's reply broke its loop (docs/protocol.md)."""
-    state = JobState(job["state"])
+    state, reason = JobState(job["state"]), job["end_reason"]
     if state is JobState.FAILED and start.deadline_at > now:
-        state = JobState.QUEUED  # it asks again and there is time again
+        # It asks again and there is time again.
+        if hopeless is None:
+            state, reason = revive(connection, job["id"], now), None
+        else:
+            reason = hopeless
     changed = {
         "id": job["id"],
         "task_type": start.task_type,
@@ -141,8 +179,8 @@ def _repeated_start(connection: sqlite3.Connection, job: sqlite3.Row, start: Sta
         "deadline_at": start.deadline_at,
         "request": start.request,
         "state": state,
-        "end_reason": job["end_reason"] if state in OVER else None,
+        "end_reason": reason,
         "now": now,
     }
     connection.execute(_UPDATE_JOB, changed)
-    return Started(job["id"], state, repeated=True)
+    return Started(job["id"], state, True, None if reason is None else EndReason(reason))

@@ -1,37 +1,68 @@
-"""Offers in the books: the first answer stands, and an accepted one holds a place."""
+"""Offers in the books: what was answered, what an accepted one holds, and which answer stands."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.wire import MinerTaskOffer
+from miner.fleet.base import Hold, HoldKind, TaskKey
 from miner.jobs.states import ReservationState
-from miner.offers.decision import Decision, Reason
+from miner.offers.decision import Decision
+from miner.offers.record import decision_from, texts_of
 from miner.store import schema
 from miner.store.jobs import IS_OPEN
 from miner.store.sql import insert_into
+from miner.store.writer import StoreUnavailable
 
-_INSERT_OFFER = insert_into(schema.Offer, "id", or_ignore=True)
-_INSERT_DECISION = insert_into(schema.Decision)
-_INSERT_RESERVATION = insert_into(schema.Reservation)
-_HOLD_AGAIN = (
-    "UPDATE reservations SET state = ?, lapses_at = ? WHERE "  # noqa: S608 - our enum
-    f"(state IN (?, ?) OR NOT EXISTS (SELECT 1 FROM jobs WHERE task_id = ? AND {IS_OPEN})) "
-    "AND offer_id IN (SELECT id FROM offers WHERE validator = ? AND task_id = ?)"
+_INSERT_OFFER = insert_into(schema.Offer, "id", "decision_id", or_ignore=True)
+_INSERT_DECISION = insert_into(schema.Decision, "id")
+_UPSERT_RESERVATION = insert_into(schema.Reservation) + (
+    " ON CONFLICT (validator, task_id) DO UPDATE SET offer_id = coalesce(excluded.offer_id, offer_id), "
+    "state = excluded.state, gpus = excluded.gpus, starts_at = excluded.starts_at, "
+    "ends_at = excluded.ends_at, priority = excluded.priority, firm = excluded.firm, "
+    "held_at = excluded.held_at, lapses_at = excluded.lapses_at"
 )
+_SELECT_STANDING = (
+    "SELECT offers.id AS known_id, decisions.* FROM offers "
+    "LEFT JOIN decisions ON decisions.id = offers.decision_id "
+    "WHERE offers.validator = ? AND offers.task_id = ?"
+)
+_SELECT_TAKEN = (
+    "SELECT * FROM reservations WHERE state = ? OR (state = ? AND (validator, task_id) IN "  # noqa: S608
+    f"(SELECT validator, task_id FROM jobs WHERE {IS_OPEN}))"
+)
+_SEEN_AGAIN = "UPDATE offers SET last_seen_at = ?, times_seen = times_seen + 1 WHERE id = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a task holds from now on, for the books."""
+
+    hold: Hold
+    firm: bool
+    #: An offer's: until when it waits for its start.
+    lapses_at: float
+
+
+class Taken(NamedTuple):
+    """What a restart takes up."""
+
+    place: Place
+    #: The job's deadline; None: it is an offer's.
+    deadline_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The decision that stands for an offer: the first one, however often it is repeated."""
+    """The decision that stands for an offer."""
 
     decision: Decision
+    #: Whether it is an earlier one, sent again.
     repeated: bool
-    #: Whether the offer holds a place now. A started one does not: its job does.
-    holds: bool
 
 
 def record(
@@ -39,60 +70,103 @@ def record(
     validator: str,
     offer: MinerTaskOffer,
     raw: bytes,
-    decision: Decision,
+    decision: Decision | None,
+    place: Place | None,
     *,
     now: float,
-    hold_seconds: float,
+    is_kept: bool,
+    refusal_stands_for: float,
 ) -> Recorded:
+    """Store an offer and what was decided, unless an earlier answer stands: an acceptance as long as it
+    `is_kept` (its GPUs are held, or its job is open), a refusal for some seconds.
+
+    No decision: it is known that an acceptance is kept. `place` is what the task holds from now on.
+    """
     cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now))
-    if cursor.rowcount == 0:
-        holds = _hold_again(connection, validator, offer.task_id, now + hold_seconds)
-        known = _known_decision(connection, validator, offer.task_id, now)
-        return Recorded(known, repeated=True, holds=holds)
-    offer_id = cursor.lastrowid
-    connection.execute(_INSERT_DECISION, _decision_row(offer_id, decision, now))
-    if decision.accepted:
-        hold = (offer_id, offer.task_id, ReservationState.HELD, "[]", now, now + hold_seconds)
-        connection.execute(_INSERT_RESERVATION, hold)
-    return Recorded(decision, repeated=False, holds=decision.accepted)
+    standing = None
+    if cursor.rowcount:
+        offer_id = cursor.lastrowid
+    else:
+        standing = connection.execute(_SELECT_STANDING, (validator, offer.task_id)).fetchone()
+        offer_id = standing["known_id"]
+        connection.execute(_SEEN_AGAIN, (now, offer_id))
+    if standing is not None and _stands(standing, now, is_kept, refusal_stands_for):
+        if place is not None and standing["accepted"]:
+            save_place(connection, place, offer_id, now)
+        return Recorded(decision_from(standing, standing["details"]), repeated=True)
+    if decision is None:  # the acceptance that was being written at the same time could not be
+        raise StoreUnavailable("the answer to this offer could not be stored a moment ago; ask again")
+    cursor = connection.execute(_INSERT_DECISION, _decision_row(decision, now, offer_id=offer_id))
+    connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (cursor.lastrowid, offer_id))
+    if place is not None:
+        save_place(connection, place, offer_id, now)
+    return Recorded(decision, repeated=False)
 
 
-def started(connection: sqlite3.Connection, validator: str, task_id: str) -> None:
-    """The start came: what the offer held, the job holds now."""
-    connection.execute(
-        "UPDATE reservations SET state = ? WHERE task_id = ? AND offer_id IN "
-        "(SELECT id FROM offers WHERE validator = ? AND task_id = ?)",
-        (ReservationState.STARTED, task_id, validator, task_id),
+def record_start_decision(
+    connection: sqlite3.Connection, job_id: int, decision: Decision, now: float
+) -> None:
+    """What was decided about a start that no accepted offer went before."""
+    connection.execute(_INSERT_DECISION, _decision_row(decision, now, job_id=job_id))
+
+
+def save_place(connection: sqlite3.Connection, place: Place, offer_id: int | None, now: float) -> None:
+    hold = place.hold
+    state = ReservationState.HELD if hold.kind is HoldKind.OFFER else ReservationState.STARTED
+    row = (
+        *hold.key,
+        offer_id,
+        state,
+        json.dumps(hold.gpus),
+        hold.starts_at,
+        hold.ends_at,
+        hold.priority,
+        place.firm,
+        now,
+        place.lapses_at,
+    )
+    connection.execute(_UPSERT_RESERVATION, row)
+
+
+def lapse(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> None:
+    """The starts of these never came."""
+    connection.executemany(
+        "UPDATE reservations SET state = ? WHERE validator = ? AND task_id = ? AND state = ?",
+        [(ReservationState.LAPSED, *key, ReservationState.HELD) for key in keys],
     )
 
 
-def _hold_again(connection: sqlite3.Connection, validator: str, task_id: str, lapses_at: float) -> bool:
-    """The validator still asks, so an accepted offer's place is held anew, unless an open job has it."""
-    held = ReservationState.HELD
-    cursor = connection.execute(
-        _HOLD_AGAIN, (held, lapses_at, held, ReservationState.LAPSED, task_id, validator, task_id)
+def taken(connection: sqlite3.Connection, open_jobs: Mapping[TaskKey, float]) -> list[Taken]:
+    """The places of held offers, and of the jobs that are not over, also of those that have none."""
+    rows = connection.execute(_SELECT_TAKEN, (ReservationState.HELD, ReservationState.STARTED))
+    places = {TaskKey(row["validator"], row["task_id"]): _place(row) for row in rows.fetchall()}
+    found = [Taken(place, None) for key, place in places.items() if place.hold.kind is HoldKind.OFFER]
+    for key, deadline in open_jobs.items():
+        nowhere = Place(Hold(key, HoldKind.JOB, (), deadline, deadline), firm=False, lapses_at=deadline)
+        found.append(Taken(places.get(key, nowhere), deadline))
+    return found
+
+
+def _place(row: sqlite3.Row) -> Place:
+    kind = HoldKind.OFFER if row["state"] == ReservationState.HELD else HoldKind.JOB
+    hold = Hold(
+        TaskKey(row["validator"], row["task_id"]),
+        kind,
+        tuple(json.loads(row["gpus"])),
+        row["starts_at"],
+        row["ends_at"],
+        row["priority"],
     )
-    return cursor.rowcount > 0
+    return Place(hold, bool(row["firm"]), row["lapses_at"])
 
 
-def lapse(connection: sqlite3.Connection, now: float) -> list[str]:
-    """End the holds whose start never came; the tasks that nobody holds any more."""
-    rows = connection.execute(
-        "UPDATE reservations SET state = ? WHERE state = ? AND lapses_at <= ? RETURNING task_id",
-        (ReservationState.LAPSED, ReservationState.HELD, now),
-    )
-    lapsed = {row[0] for row in rows.fetchall()}
-    # Two validators may have offered the same task.
-    return sorted(lapsed - set(held(connection))) if lapsed else []
-
-
-def held(connection: sqlite3.Connection) -> dict[str, float]:
-    """Held tasks and when they lapse."""
-    rows = connection.execute(
-        "SELECT task_id, max(lapses_at) FROM reservations WHERE state = ? GROUP BY task_id",
-        (ReservationState.HELD,),
-    )
-    return dict(map(tuple, rows))
+def _stands(standing: sqlite3.Row, now: float, is_kept: bool, refusal_stands_for: float) -> bool:
+    if standing["id"] is None:  # no decision: pruned
+        return False
+    if standing["accepted"]:
+        return is_kept
+    # A clock that was set back makes no refusal stand for longer.
+    return 0.0 <= now - float(standing["decided_at"]) < refusal_stands_for
 
 
 def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> tuple[Any, ...]:
@@ -112,38 +186,22 @@ def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) ->
     )
 
 
-def _decision_row(offer_id: int | None, decision: Decision, now: float) -> tuple[Any, ...]:
+def _decision_row(
+    decision: Decision, now: float, *, offer_id: int | None = None, job_id: int | None = None
+) -> tuple[Any, ...]:
     """In the order of the table's columns."""
+    texts = texts_of(decision)
     return (
         offer_id,
+        job_id,
         decision.accepted,
         decision.message,
         decision.score,
-        json.dumps(decision.factors) if decision.factors else "{}",
-        json.dumps([[reason.rule, reason.passed, reason.text] for reason in decision.reasons]),
+        texts.factors,
+        texts.reasons,
+        texts.details,
         decision.policy,
         decision.policy_hash,
         decision.profile_hash,
         now,
-    )
-
-
-def _known_decision(connection: sqlite3.Connection, validator: str, task_id: str, now: float) -> Decision:
-    row = connection.execute(
-        "SELECT offers.id, decisions.* FROM offers JOIN decisions ON decisions.offer_id = offers.id "
-        "WHERE validator = ? AND task_id = ?",
-        (validator, task_id),
-    ).fetchone()
-    connection.execute(
-        "UPDATE offers SET last_seen_at = ?, times_seen = times_seen + 1 WHERE id = ?", (now, row["id"])
-    )
-    return Decision(
-        accepted=bool(row["accepted"]),
-        message=row["message"],
-        policy=row["policy"],
-        policy_hash=row["policy_hash"],
-        reasons=tuple(Reason(*reason) for reason in json.loads(row["reasons"])),
-        score=row["score"],
-        factors={name: (value, part) for name, (value, part) in json.loads(row["factors"]).items()},
-        profile_hash=row["profile_hash"],
     )

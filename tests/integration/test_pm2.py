@@ -41,7 +41,7 @@ def pm2(stack: Stack) -> Iterator[Pm2]:
 async def answering(pm2: Pm2, limit_s: float = 30.0) -> None:
     async with asyncio.timeout(limit_s):
         health = raw.request("GET", "/healthz", {})
-        while await raw.ask(pm2.stack.public_port, health) is None:  # noqa: ASYNC110 - in another process
+        while await raw.ask(pm2.stack.public_port, health) is None:
             await asyncio.sleep(0.02)
 
 

@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from miner.dev.stack import LOOPBACK, ChildProcess
-from miner.server import RUN_FILE, ExitCode
+from miner.running import RUN_FILE
+from miner.server import ExitCode
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, books, say_all
 
@@ -32,7 +33,7 @@ async def begun(port: int, one: Sent) -> raw.Connection:
 async def gone(port: int, limit_s: float = 10.0) -> None:
     """Returns when nobody listens there any more."""
     async with asyncio.timeout(limit_s):
-        while raw.listens(port):  # noqa: ASYNC110 - the event is in another process
+        while raw.listens(port):
             await asyncio.sleep(0.01)
 
 

@@ -1,6 +1,18 @@
 """All checks. A new one is a `Check` in a module here and a line in `ALL`."""
 
-from miner.doctor.checks import chain, clock, data_dir, engine, environment, host, pm2, ports, store, wallet
+from miner.doctor.checks import (
+    chain,
+    clock,
+    data_dir,
+    engine,
+    environment,
+    host,
+    hub,
+    pm2,
+    ports,
+    store,
+    wallet,
+)
 from miner.doctor.examine import Check
 
 ALL: tuple[Check, ...] = (
@@ -10,6 +22,7 @@ ALL: tuple[Check, ...] = (
     store.CHECK,
     wallet.CHECK,
     chain.CHECK,
+    hub.CHECK,
     clock.CHECK,
     ports.CHECK,
     engine.CHECK,

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from core.configs import config_dir
+from core.layers.lines import parse
 from core.profile.docs import json_schema, markdown
 from core.profile.schema import EngineConfigs, Profile, Section, When
 from core.profile.targets import ContainerTargets, Lane, Limits, Scale, Targets
-from core.profile.yaml_lines import parse
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
 

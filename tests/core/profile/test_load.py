@@ -152,7 +152,7 @@ def test_an_operator_s_file_hides_the_shipped_one_and_may_extend_it(tmp_path: Pa
     mine = write(tmp_path, steady="extends: steady\ntargets: {lora_r: 77}")
     profile = load_profile("steady", [mine])
     assert [layer.file.name for layer in profile.layers] == ["base.yaml", "steady.yaml", "steady.yaml"]
-    assert profile.layers[-1].profile.targets.lora_r == 77
+    assert profile.layers[-1].content.targets.lora_r == 77
     assert profile.hardware == "4xH100"
     assert profile_files([mine])["steady"] == mine / "steady.yaml"
     assert "h100x4" in profile_files([mine])

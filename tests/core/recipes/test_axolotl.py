@@ -110,7 +110,7 @@ def test_what_the_plugin_does_in_preference_training_is_said() -> None:
 def test_dpo_uses_the_evaluations_beta() -> None:
     config = config_of(text_plan(TaskType.DPO))
     assert (config["rl"], config["rl_beta"]) == ("dpo", 0.1)
-    assert config["excess_length_strategy"] == "truncate"
+    assert "excess_length_strategy" not in config
 
 
 def test_grpo_samples_as_validators_do() -> None:

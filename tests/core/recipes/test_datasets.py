@@ -1,134 +1,62 @@
-"""The data entry of each task, against what the validator's evaluation does with the rows."""
+"""The data entries: tables of encoded rows, and the trainers that take them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from core.recipes.datasets import dataset_keys
+from core.evaluation import Era
+from core.recipes.datasets import PAIR_TRAINER, RAW_PROMPT_TRAINER, dataset_keys, reward_weights
 from core.recipes.run import RecipeError
-from core.tasks import ChatDataset, DpoDataset, EnvironmentDataset, InstructDataset, TaskType
-from tests.core.recipes.cases import DATASETS, inputs
+from core.tasks import DatasetType, EnvironmentDataset, GrpoDataset, RewardFunction, TaskType
+from tests.core.recipes.cases import DATASETS, TEXT_TASKS, inputs
 
 
-def entry(dataset: Any, **changes: Any) -> dict[str, Any]:
-    keys = dataset_keys(dataset, inputs(None, **changes))
-    return dict(keys["datasets"][0])
+def keys(dataset: DatasetType, **changes: Any) -> dict[str, Any]:
+    return dataset_keys(dataset, inputs(None, **changes))
 
 
-def test_the_held_out_file_is_read_like_the_training_file() -> None:
-    for task, dataset in DATASETS.items():
-        keys = dataset_keys(dataset, inputs(task))
-        train, test = keys["datasets"][0], keys["test_datasets"][0]
-        assert train.pop("path") == "/run/data/train.json"
-        assert test.pop("path") == "/run/data/eval.json"
-        assert train == test
+def rewarded(*weights: float) -> GrpoDataset:
+    functions = [RewardFunction(reward_func="def r(completions): ...", reward_weight=one) for one in weights]
+    return GrpoDataset(field_prompt="prompt", reward_functions=functions)
 
 
-def test_without_a_held_out_file_there_is_no_entry_for_it() -> None:
-    assert "test_datasets" not in dataset_keys(DATASETS[TaskType.CHAT], inputs(None, eval_path=None))
+@pytest.mark.parametrize("task", TEXT_TASKS)
+def test_every_task_is_read_from_the_tables_that_the_adapters_made(task: TaskType) -> None:
+    made = keys(DATASETS[task])
+    assert made["datasets"] == [{"path": "/run/data/train.json"}]
+    assert made["test_datasets"] == [{"path": "/run/data/eval.json"}]
 
 
-def test_an_instruct_prompt_has_no_separator_and_no_trailing_space() -> None:
-    kind = entry(DATASETS[TaskType.INSTRUCT])["type"]
-    assert (kind["format"], kind["no_input_format"]) == ("{instruction} {input}", "{instruction}")
-    assert (kind["system_format"], kind["system_prompt"]) == ("{system}", "")
+def test_without_held_out_rows_there_is_no_test_set() -> None:
+    assert "test_datasets" not in keys(DATASETS[TaskType.CHAT], eval_path=None)
 
 
-def test_without_an_input_field_the_prompt_is_the_instruction() -> None:
-    kind = entry(InstructDataset(field_instruction="q", field_output="a"))["type"]
-    assert kind["format"] == "{instruction}"
-    assert "field_input" not in kind
+def test_pairs_go_to_the_trainer_that_takes_them_as_they_are() -> None:
+    made = keys(DATASETS[TaskType.DPO])
+    assert (made["trainer_cls"], made["skip_prepare_dataset"]) == (PAIR_TRAINER, True)
 
 
-def test_an_instruct_task_may_bring_its_own_formats() -> None:
-    own = InstructDataset(
-        field_instruction="q",
-        field_input="ctx",
-        field_output="a",
-        field_system="sys",
-        system_prompt="be brief",
-        system_format="{system}\n",
-        format="Q: {instruction}\nC: {input}\nA:",
-        no_input_format="Q: {instruction}\nA:",
-    )
-    kind = entry(own)["type"]
-    assert kind["format"] == "Q: {instruction}\nC: {input}\nA:"
-    assert (kind["field_system"], kind["system_format"]) == ("sys", "{system}\n")
+@pytest.mark.parametrize(("era", "trainer"), [(Era.OFFERS, RAW_PROMPT_TRAINER), (Era.TOURNAMENTS, None)])
+def test_prompts_are_encoded_as_the_evaluation_of_their_era_does(era: Era, trainer: str | None) -> None:
+    assert keys(DATASETS[TaskType.GRPO], era=era).get("trainer_cls") == trainer
 
 
-def test_without_an_output_field_all_text_is_trained() -> None:
-    made = entry(InstructDataset(field_instruction="text"))
-    assert (made["type"], made["field"]) == ("completion", "text")
+def test_the_rewards_are_named_in_the_order_of_the_request() -> None:
+    made = keys(DATASETS[TaskType.GRPO], reward_module="rewards_of_this_task")
+    assert made["trl"]["reward_funcs"] == ["rewards_of_this_task.reward_0", "rewards_of_this_task.reward_1"]
 
 
 @pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        ("format", '{"instruction": {instruction}}'),
-        ("format", "{instruction} {context}"),
-        ("format", "{instruction} {"),
-        ("format", "{0}"),
-        ("no_input_format", "{input}"),
-        ("system_format", "{instruction}"),
-    ],
+    ("given", "used"),
+    [((3.0, 1.0), [0.75, 0.25]), ((0.25,), [1.0]), ((0.0, 0.0), [0.5, 0.5]), ((1e308, 1e308), [0.5, 0.5])],
 )
-def test_a_format_that_would_end_the_training_at_the_first_row_is_refused(field: str, text: str) -> None:
-    values = {"field_instruction": "q", "field_input": "i", "field_output": "a", field: text}
-    with pytest.raises(RecipeError, match=field):
-        entry(InstructDataset(**values))
-
-
-@given(st.text(max_size=40))
-def test_a_format_that_is_let_through_can_be_filled_in(text: str) -> None:
-    dataset = InstructDataset(field_instruction="q", field_input="i", field_output="a", format=text)
-    try:
-        kind = entry(dataset)["type"]
-    except RecipeError:
-        return
-    kind["format"].format(instruction="x", input="y")
-
-
-def test_a_chat_is_trained_on_the_assistants_turns_and_their_end() -> None:
-    made = entry(DATASETS[TaskType.CHAT])
-    assert made["type"] == "chat_template"
-    assert made["chat_template"] == "chatml"
-    assert made["field_messages"] == "conversations"
-    assert made["message_property_mappings"] == {"role": "from", "content": "value"}
-    assert made["roles"] == {"user": ["human"], "assistant": ["gpt"]}
-    assert (made["roles_to_train"], made["train_on_eos"]) == (["assistant"], "turn")
-
-
-def test_nulls_in_a_chat_request_mean_the_protocols_defaults() -> None:
-    names = ("chat_template", "chat_column", "chat_role_field", "chat_content_field")
-    sent = ChatDataset(**dict.fromkeys(names), chat_user_reference=None, chat_assistant_reference=None)
-    made = entry(sent)
-    assert (made["chat_template"], made["field_messages"]) == ("chatml", "conversations")
-    assert made["roles"] == {"user": ["user"], "assistant": ["assistant"]}
-
-
-def test_preferences_are_trained_raw_as_they_are_evaluated() -> None:
-    dressed = DpoDataset(
-        field_prompt="q",
-        field_system="s",
-        field_chosen="good",
-        field_rejected="bad",
-        prompt_format="<|user|>{prompt}",
-        chosen_format="{chosen}<|end|>",
-    )
-    made = entry(dressed)
-    assert made["type"] == {"field_prompt": "q", "field_chosen": "good", "field_rejected": "bad"}
-
-
-def test_a_grpo_row_is_its_prompt_and_what_the_rewards_ask_for() -> None:
-    keys = dataset_keys(DATASETS[TaskType.GRPO], inputs(None, reward_module="rewards_of_this_task"))
-    assert "type" not in keys["datasets"][0]
-    assert keys["trl"]["reward_funcs"] == ["rewards_of_this_task.reward_0", "rewards_of_this_task.reward_1"]
+def test_the_weights_of_rewards_sum_to_one(given: tuple[float, ...], used: list[float]) -> None:
+    assert reward_weights(rewarded(*given)) == used
+    assert keys(rewarded(*given))["trl"]["reward_weights"] == used
 
 
 def test_an_environment_is_not_trained_from_rows() -> None:
     with pytest.raises(RecipeError, match="tournaments"):
-        entry(EnvironmentDataset(environment_names=["gin_rummy"]))
+        keys(EnvironmentDataset(environment_names=["gin_rummy"]))

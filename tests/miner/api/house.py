@@ -100,7 +100,15 @@ async def open_house(folder: Path, template: Path | None = None, **settings: str
         shutil.copy(template, data_dir / database.FILE_NAME)
     if not nodes_file.exists():
         write_nodes(nodes_file, (VALIDATOR, 5000.0), (SECOND, 5000.0), (MINER, 0.0))
-    env = {"DATA_DIR": str(data_dir), "NODES_FILE": str(nodes_file), "MAX_JOBS": "100", **settings}
+    env = {
+        "DATA_DIR": str(data_dir),
+        "NODES_FILE": str(nodes_file),
+        "MAX_JOBS": "100",
+        "GPUS": "64xH100",
+        "POLICY": "everything-feasible",
+        "PROFILE": "base",
+        **settings,
+    }
     daemon = build(load_settings(env=env, env_file=None), MINER.ss58_address)
     await daemon.start()
     public = httpx.ASGITransport(public_app(daemon).asgi)

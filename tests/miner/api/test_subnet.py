@@ -16,8 +16,8 @@ from core.tasks import TaskType
 from core.wire import MinerSubmission
 from miner import __version__
 from miner.api.subnet import ROUTES
-from miner.store.books import Commitment
-from tests.miner.api.house import COMPACT, DEFAULT, SECOND, House, open_house, task
+from miner.fleet.base import TaskKey
+from tests.miner.api.house import COMPACT, DEFAULT, SECOND, VALIDATOR, House, open_house, task
 
 ALL = pytest.mark.parametrize("kind", TaskType)
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "fiber_vectors.json").read_text())
@@ -42,7 +42,7 @@ async def test_a_refused_offer_is_an_answer_not_an_error(tmp_path: Path, templat
         reply = await house.offer(task())
         assert reply.status_code == 200
         assert reply.json()["accepted"] is False
-        assert reply.json()["message"].startswith("Not taken: InstructTextTask is not trained here")
+        assert reply.json()["message"].startswith("Not taken: this task type is not trained here")
 
 
 @pytest.mark.parametrize("separators", [COMPACT, DEFAULT])
@@ -117,19 +117,24 @@ async def test_a_start_keeps_what_a_newer_validator_adds(house: House) -> None:
     assert json.loads(job["request"]) == payload
 
 
-async def test_a_start_of_another_validators_task_is_a_conflict_and_changes_nothing(house: House) -> None:
+async def test_a_start_of_a_task_that_another_validator_named_too_is_a_job_of_its_own(house: House) -> None:
     await house.start(task())
     before = house.rows("SELECT * FROM jobs")
     reply = await house.start(task().restarted(Random(1)), signer=SECOND)
-    assert (reply.status_code, reply.json()["error"]) == (409, "foreign_job")
-    assert house.rows("SELECT * FROM jobs") == before
+    assert (reply.status_code, reply.json()["message"]) == (200, "Training is queued.")
+    assert house.rows("SELECT * FROM jobs WHERE id = 1") == before
+    assert [row["validator"] for row in house.rows("SELECT validator FROM jobs ORDER BY id")] == [
+        VALIDATOR.ss58_address,
+        SECOND.ss58_address,
+    ]
 
 
 async def test_a_start_takes_the_place_that_its_offer_held(house: House) -> None:
     await house.offer(task())
-    assert (house.daemon.inbox.promises.jobs, house.daemon.inbox.promises.holds) == (set(), {task().task_id})
+    promises, key = house.daemon.inbox.promises, TaskKey(VALIDATOR.ss58_address, task().task_id)
+    assert (promises.jobs, set(promises.holds)) == (set(), {key})
     await house.start(task())
-    assert (house.daemon.inbox.promises.jobs, house.daemon.inbox.promises.holds) == ({task().task_id}, set())
+    assert (promises.jobs, set(promises.holds)) == ({key}, set())
     assert [row["state"] for row in house.rows("SELECT state FROM reservations")] == ["started"]
 
 
@@ -138,10 +143,9 @@ async def test_promises_outlive_the_daemon(tmp_path: Path, template: Path) -> No
         await house.offer(task(seed=1))
         await house.start(task(seed=2))
     async with open_house(tmp_path, template) as house:
-        assert house.daemon.inbox.promises.holds == {task(seed=1).task_id}
-        assert house.daemon.inbox.promises.jobs == {task(seed=2).task_id}
-        (held,) = house.daemon.books.commitments().holds
-        assert isinstance(held, Commitment)
+        promises = house.daemon.inbox.promises
+        assert set(promises.holds) == {TaskKey(VALIDATOR.ss58_address, task(seed=1).task_id)}
+        assert promises.jobs == {TaskKey(VALIDATOR.ss58_address, task(seed=2).task_id)}
 
 
 # Submissions
@@ -149,15 +153,17 @@ async def test_promises_outlive_the_daemon(tmp_path: Path, template: Path) -> No
 
 async def test_there_is_no_submission_until_one_is_made(house: House) -> None:
     path = f"/get_latest_model_submission/{task().task_id}"
+    key = TaskKey(VALIDATOR.ss58_address, task().task_id)
     for before in (None, await house.start(task())):
         reply = await house.get(path)
         assert (reply.status_code, reply.json()["error"]) == (404, "no_submission"), before
-    assert await house.daemon.books.record_submission(task().task_id, MinerSubmission(repo="me/it"))
+    assert await house.daemon.books.record_submission(key, MinerSubmission(repo="me/it"))
     reply = await house.get(path)
     assert (reply.status_code, reply.json()) == (200, {"repo": "me/it", "model_hash": None})
     made = MinerSubmission(repo="me/it", model_hash="ab" * 32)
-    assert await house.daemon.books.record_submission(task().task_id, made)
+    assert await house.daemon.books.record_submission(key, made)
     assert (await house.get(path)).json() == {"repo": "me/it", "model_hash": "ab" * 32}
+    assert (await house.get(path, signer=SECOND)).status_code == 404  # that one has published nothing
 
 
 # Tournament repositories

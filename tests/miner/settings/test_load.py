@@ -36,7 +36,8 @@ def test_without_anything_set_the_defaults_hold() -> None:
     assert settings.data_dir == Path.cwd() / ".god-miner"
     assert settings.wallet_path == Path.home() / ".bittensor/wallets"
     assert settings.max_body_bytes == 4 * 1024 * 1024
-    assert settings.task_types == tuple(TaskType)
+    assert settings.task_types is None
+    assert settings.policy_dir == settings.data_dir / "policies"
 
 
 def test_the_environment_wins_over_the_file_and_overrides_win_over_both(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_an_empty_value_counts_as_not_set(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("PUBLIC_IP=\nMAX_HOURS=\n")
     settings = load(file, NETUID="")
-    assert (settings.netuid, settings.public_ip, settings.max_hours) == (56, None, 12.0)
+    assert (settings.netuid, settings.public_ip, settings.max_hours) == (56, None, None)
     assert settings.source_of("max_hours") == "default"
 
 

@@ -123,7 +123,7 @@ def test_a_damaged_file_is_told_as_such_when_it_is_read(tmp_path: Path) -> None:
         file.seek(4096)
         file.write(b"\xff" * (size - 4096))
     with pytest.raises(database.StoreCorrupt, match="restore a backup"):
-        Books(path).commitments()
+        Books(path).taken()
 
 
 def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(

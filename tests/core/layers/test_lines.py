@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from core.profile.yaml_lines import MAX_BYTES, Path, parse
+from core.layers.lines import MAX_BYTES, Path, parse
 
 
 @pytest.fixture(params=["as built", "pure Python"])
 def _both_readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyYAML comes with and without libyaml."""
     if request.param == "pure Python":
-        monkeypatch.setattr("core.profile.yaml_lines._LOADER", yaml.SafeLoader)
+        monkeypatch.setattr("core.layers.lines._LOADER", yaml.SafeLoader)
 
 
 @pytest.mark.usefixtures("_both_readers")

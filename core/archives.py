@@ -1,0 +1,181 @@
+"""Zips from outside, opened so that nothing in them can do harm.
+
+What an archive says of itself is checked before it is believed, and counted while it is read: its table of
+contents, sizes, ratios, data that several entries share. Links, devices, encrypted and oddly packed entries
+are not for reading. Names inside are only names: whoever unpacks gives files names of his own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from core.errors import GodMinerError
+
+
+class BadArchive(GodMinerError):
+    """An archive that can't be used, or that looks made to do harm. The text may travel."""
+
+    code = "bad_archive"
+
+
+class BadEntry(BadArchive):
+    """One file of an archive that can't be read; the others may be fine."""
+
+    code = "bad_archive_entry"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Far beyond what validators send (50 pictures of a megapixel), far below what hurts."""
+
+    entries: int = 20_000
+    #: Of the archive's own table, which Python reads whole.
+    table_bytes: int = 8 * 1024**2
+    file_bytes: int = 256 * 1024**2
+    all_bytes: int = 8 * 1024**3
+    #: Of a file of more than a megabyte: pictures hardly shrink, bombs do by a thousand.
+    ratio: float = 200.0
+
+
+LIMITS = Limits()
+_RATIO_FROM = 1024**2
+_CHUNK = 256 * 1024
+_END, _END64, _FIND64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+#: What Python raises over a damaged archive.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeError,
+)
+
+
+class Archive:
+    """An open zip. `BadArchive` when it is none, or a bomb; all that is read counts against the limits."""
+
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._left = limits.all_bytes
+        try:
+            with path.open("rb") as file:
+                self._check_table(file)
+            self._zip = zipfile.ZipFile(path)
+        except (*_DAMAGE, ValueError) as error:
+            raise BadArchive(f"this is no zip, or not a whole one: {error}") from None
+        try:
+            self._check_entries()
+        except BadArchive:
+            self._zip.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._zip.close()
+
+    @property
+    def entries(self) -> list[zipfile.ZipInfo]:
+        """Files and folders, as the table lists them; a name may be there twice."""
+        return self._zip.infolist()
+
+    def pieces(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+        """A file's bytes, checked against its sum at the end. `BadEntry` when it is damaged."""
+        seen = 0
+        with self._reading(entry) as file:
+            while data := file.read(_CHUNK):
+                seen += len(data)
+                self._left -= len(data)
+                if seen > self._limits.file_bytes or self._left < 0:
+                    raise BadArchive(f"{shown(entry.filename)} makes too much of it: {self._most()}")
+                self._check_ratio(entry, seen)
+                yield data
+
+    @contextmanager
+    def _reading(self, entry: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+        try:
+            with self._zip.open(entry) as file:
+                yield file
+        except _DAMAGE as error:
+            raise BadEntry(f"damaged: {str(error)[:100]}") from None
+
+    def _check_table(self, file: IO[bytes]) -> None:
+        count, size = _table(file)
+        if count > self._limits.entries or size > self._limits.table_bytes:
+            most = f"{self._limits.entries:,} at most are unpacked"
+            raise BadArchive(f"the zip says that it holds {count:,} files ({size:,} bytes of names), {most}")
+
+    def _check_entries(self) -> None:
+        """What the table admits. Data that entries share counts once on disk and many times when unpacked."""
+        entries, limits = self.entries, self._limits
+        total = sum(entry.file_size for entry in entries)
+        if len(entries) > limits.entries:
+            raise BadArchive(f"the zip holds more than {limits.entries:,} files")
+        if total > limits.all_bytes or any(entry.file_size > limits.file_bytes for entry in entries):
+            raise BadArchive(f"the zip unpacks to {total / 1e9:.1f} GB: {self._most()}")
+        for entry in entries:
+            self._check_ratio(entry, entry.file_size)
+        if any(entry.header_offset < 0 for entry in entries):
+            raise BadArchive("this is no zip, or not a whole one: files lie before its beginning")
+        places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
+        if any(first + size > second for (first, size), (second, _) in pairwise(places)):
+            raise BadArchive("files in the zip lie on top of each other: a zip bomb")
+
+    def _check_ratio(self, entry: zipfile.ZipInfo, size: int) -> None:
+        if size > _RATIO_FROM and size > self._limits.ratio * max(entry.compress_size, 1):
+            raise BadArchive(
+                f"{shown(entry.filename)} unpacks to over {self._limits.ratio:g} times its size: a zip bomb"
+            )
+
+    def _most(self) -> str:
+        one, whole = self._limits.file_bytes / 1e6, self._limits.all_bytes / 1e9
+        return f"at most {one:.0f} MB a file and {whole:.1f} GB in all are unpacked"
+
+
+def unfit(entry: zipfile.ZipInfo) -> str | None:
+    """Why a file of an archive is not to be read, whatever it is."""
+    if entry.flag_bits & 0x1:
+        return "encrypted"
+    if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+        return "a link or a device"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "packed in an unusual way"
+    return None
+
+
+def shown(name: str) -> str:
+    return repr(name[-80:])
+
+
+def _table(file: IO[bytes]) -> tuple[int, int]:
+    """How many entries the end of the file speaks of, and the bytes of their table."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - 65_557, 0))  # the end record, with the longest comment there can be
+    tail = file.read()
+    at = tail.rfind(_END)
+    if at < 0:
+        raise zipfile.BadZipFile("its table of contents is missing, as when a download broke off")
+    count, table = struct.unpack("<HI", tail[at + 10 : at + 16])
+    if at >= 20 and tail[at - 20 : at - 16] == _FIND64:
+        (place,) = struct.unpack("<Q", tail[at - 12 : at - 4])
+        file.seek(min(place, size))
+        record = file.read(56)
+        if record.startswith(_END64):
+            count, table = struct.unpack("<QQ", record[32:48])
+    return count, table

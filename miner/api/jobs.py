@@ -1,0 +1,137 @@
+"""Jobs on the operator's port: looked at, cancelled, tried again, started, and followed as they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import StreamingResponse
+
+from miner.api.operator import operator_only
+from miner.jobs import shown
+from miner.jobs.logs import attempt_of, read_piece
+from miner.jobs.manager import Jobs
+from miner.jobs.tasks import OPERATOR, read_task_file
+from miner.store import work
+
+#: Without a line now and then a proxy, or a laptop that slept, would hold a dead stream for ever.
+HEARTBEAT_SECONDS = 15.0
+MOST_LISTED = 1000
+MOST_LOG = 1 << 20
+
+
+def jobs_of(request: Request) -> Jobs:
+    jobs: Jobs = request.app.state.daemon.running_jobs
+    return jobs
+
+
+TheJobs = Annotated[Jobs, Depends(jobs_of)]
+
+
+def build_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/jobs", list_jobs, methods=["GET"])
+    router.add_api_route("/jobs", start_job, methods=["POST"], status_code=HTTPStatus.CREATED)
+    router.add_api_route("/jobs/{job}", show_job, methods=["GET"])
+    router.add_api_route("/jobs/{job}/cancel", cancel_job, methods=["POST"])
+    router.add_api_route("/jobs/{job}/retry", retry_job, methods=["POST"])
+    router.add_api_route("/jobs/{job}/log", job_log, methods=["GET"])
+    router.add_api_route("/jobs/{job}/events", job_events, methods=["GET"])
+    router.add_api_route("/events", events, methods=["GET"])
+    return router
+
+
+async def list_jobs(
+    jobs: TheJobs,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
+    open_only: Annotated[bool, Query(alias="open")] = False,
+) -> dict[str, Any]:
+    """The newest first, with what is going on in those that are worked on."""
+    rows = await jobs.parts.book.read(lambda db: work.newest_jobs(db, limit, only_open=open_only))
+    return {"jobs": [shown.line(row, jobs.live(row.id)) for row in rows]}
+
+
+async def show_job(job: str, jobs: TheJobs) -> dict[str, Any]:
+    """By number, by task id, or by the beginning of one."""
+
+    def query(db: sqlite3.Connection) -> dict[str, Any]:
+        row = work.find_job(db, job)
+        return shown.whole(db, row, jobs.parts.data_dir, jobs.live(row.id))
+
+    return await jobs.parts.book.read(query)
+
+
+async def start_job(request: Request, jobs: TheJobs) -> dict[str, Any]:
+    """A one-off task of the operator's."""
+    task = read_task_file(await request.body(), "the task")
+    started = await jobs.take(task.start(jobs.parts.clock()), OPERATOR)
+    return {"job_id": started.job_id, "task_id": task.task_id, "state": started.state}
+
+
+async def cancel_job(job: str, jobs: TheJobs) -> dict[str, Any]:
+    """End it; what is published stays."""
+    return shown.line(await jobs.cancel(await _id_of(jobs, job)))
+
+
+async def retry_job(job: str, jobs: TheJobs) -> dict[str, Any]:
+    """Another life for a failed or cancelled job, while there is time."""
+    return shown.line(await jobs.retry(await _id_of(jobs, job)))
+
+
+async def job_log(
+    job: str,
+    jobs: TheJobs,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    start: Annotated[str, Query(alias="from", max_length=60)] = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_LOG)] = 65_536,
+) -> dict[str, Any]:
+    """A part of an attempt's log, the newest one's unless said otherwise; go on from `next`."""
+    job_id = await _id_of(jobs, job)
+    attempts = await jobs.parts.book.attempts(job_id)
+    piece = await asyncio.to_thread(read_piece, attempt_of(attempts, attempt), start, limit)
+    return piece.as_dict()
+
+
+async def events(jobs: TheJobs) -> StreamingResponse:
+    """Server-sent events of all jobs, from now on."""
+    return _stream(jobs, None)
+
+
+async def job_events(job: str, jobs: TheJobs) -> StreamingResponse:
+    """Server-sent events of one job: how it is now, then every change."""
+    return _stream(jobs, await _id_of(jobs, job))
+
+
+def _stream(jobs: Jobs, job_id: int | None) -> StreamingResponse:
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_told(jobs, job_id), media_type="text/event-stream", headers=headers)
+
+
+async def _told(jobs: Jobs, job_id: int | None) -> AsyncIterator[str]:
+    listening = jobs.parts.bus.listen(job_id)
+    live = jobs.live(job_id) if job_id is not None else None
+    yield ": god-miner\n\n"
+    if live is not None:
+        yield jobs.parts.bus.now("job", job_id, live.as_dict()).as_text()
+    waiting = asyncio.ensure_future(anext(listening, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_SECONDS)
+            if not done:
+                yield ": still here\n\n"
+                continue
+            change = waiting.result()
+            if change is None:
+                return
+            yield change.as_text()
+            waiting = asyncio.ensure_future(anext(listening, None))
+    finally:
+        waiting.cancel()
+
+
+async def _id_of(jobs: Jobs, word: str) -> int:
+    return (await jobs.parts.book.read(lambda db: work.find_job(db, word))).id

@@ -1,0 +1,171 @@
+"""`god-miner policy backtest`: what would have been, had the policy been another."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from core.profile.load import LoadedProfile
+    from miner.offers.backtest import Backtest, Run
+    from miner.offers.history import Outcome
+    from miner.offers.policies.load import LoadedPolicy
+    from miner.offers.reading import StoredOffer
+    from miner.offers.replay import Entry
+    from miner.settings import Settings
+
+DEFAULT_FLEET = "4xH100"
+
+
+def backtest(
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="A policy's name or path; several are compared. Unset: POLICY."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Plan by this tuning profile. Unset: PROFILE.")] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="On these GPUs, like 8xH100. Unset: what the policy is made for.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only offers from then on: 2d, 12h, or a date like 2025-10-01.")
+    ] = None,
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Offers from this file instead of the books."),
+    ] = None,
+    offer: Annotated[
+        str | None, typer.Option(help="Explain what becomes of this one: its number, or its task's id.")
+    ] = None,
+    directories: Annotated[
+        list[Path] | None,
+        typer.Option("--dir", help="Look here for policies first.", envvar="GOD_MINER_POLICY_DIR"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: every answer.")] = False,
+) -> None:
+    """Play the offers that came against another policy, profile or fleet: what would have been accepted, how
+    busy the GPUs, what it was worth. With --set: before and after."""
+    from core.profile.load import load_profile
+    from miner.offers.policies.choice import profile_name
+    from miner.offers.policies.load import read_settings
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    loaded = _policies(policies, settings, directories or ())
+    chosen = load_profile(profile or profile_name(settings, loaded[0], None), (settings.profile_dir,))
+    test, stored = _offers(settings, loaded[0], chosen, fleet, since, jsonl)
+    runs = [test.run(policy.name, policy) for policy in loaded]
+    if stored:
+        runs.insert(0, test.told("as decided", [_entry(one) for one in stored]))
+    if changes:
+        extra = read_settings(changes)
+        runs += [test.run(f"{one.name}, {' '.join(changes)}", one.changed(extra)) for one in loaded]
+    if offer is not None:
+        _explain(runs, offer, stored, as_json)
+    else:
+        _show(runs, as_json)
+
+
+def _policies(
+    names: Sequence[str] | None, settings: Settings, directories: Sequence[Path]
+) -> list[LoadedPolicy]:
+    """What the environment sets on top holds for the policy in force, not for one that is asked about."""
+    from miner.offers.policies.choice import on_top, policy_name
+    from miner.offers.policies.load import load_policy
+
+    places = (*directories, settings.policy_dir)
+    if names:
+        return [load_policy(name, places) for name in names]
+    return [load_policy(policy_name(settings, None), places, on_top(settings))]
+
+
+def _offers(
+    settings: Settings,
+    policy: LoadedPolicy,
+    profile: LoadedProfile,
+    fleet: str | None,
+    since: str | None,
+    jsonl: Path | None,
+) -> tuple[Backtest, list[StoredOffer]]:
+    from core.hardware import Hardware, parse_gpus
+    from miner.commands.moments import moment
+    from miner.offers.backtest import Backtest
+    from miner.offers.offered import from_lines
+
+    now = time.time()
+    start = 0.0 if since is None else moment(since, now)
+    hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or profile.hardware or DEFAULT_FLEET))
+    if jsonl is not None:
+        with jsonl.open(encoding="utf-8") as lines:
+            offers = [one for one in from_lines(lines, jsonl.name) if one.at >= start]
+        return Backtest(offers, profile, hardware, policy.terms), []
+    stored, outcomes = _from_books(settings, start, now)
+    offers = [one.offered for one in stored]
+    return Backtest(offers, profile, hardware, policy.terms, outcomes), stored
+
+
+def _from_books(settings: Settings, start: float, now: float) -> tuple[list[StoredOffer], list[Outcome]]:
+    from miner.offers.reading import reading, stored_offers
+    from miner.store.outcomes import outcomes
+
+    with reading(settings.data_dir) as connection:
+        return stored_offers(connection, since=start), outcomes(connection, now)
+
+
+def _entry(stored: StoredOffer) -> Entry:
+    from miner.offers.replay import Entry
+
+    return Entry(stored.offered, stored.decision, stored.decision.value)
+
+
+def _show(runs: Sequence[Run], as_json: bool) -> None:
+    from rich.console import Console
+
+    from miner.backtest_view import as_data, pages
+    from miner.offers.backtest import differences
+
+    if as_json:
+        typer.echo(json.dumps([as_data(run) for run in runs], indent=2))
+        return
+    changes = differences(runs[-2], runs[-1]) if len(runs) > 1 else []
+    console = Console(markup=False, highlight=False)
+    for page in pages(runs, changes):
+        console.print(page)
+
+
+def _explain(runs: Sequence[Run], which: str, stored: Sequence[StoredOffer], as_json: bool) -> None:
+    """What each run made of one offer, with all that it had accepted before."""
+    from rich.console import Console
+
+    from miner.decision_view import as_data, heading
+    from miner.decision_view import pages as decision_pages
+
+    found = [(run.summary.name, _find(run, which, stored)) for run in runs]
+    if as_json:
+        data = {name: as_data(entry.offered.offer, entry.decision) for name, entry in found}
+        typer.echo(json.dumps(data, indent=2))
+        return
+    console = Console(markup=False, highlight=False)
+    console.print(heading(found[0][1].offered.offer))
+    for name, entry in found:
+        console.print(f"\n{name}", style="bold underline")
+        for page in decision_pages(entry.offered.offer, entry.decision):
+            console.print(page)
+
+
+def _find(run: Run, which: str, stored: Sequence[StoredOffer]) -> Entry:
+    from miner.offers.reading import NoSuchOffer
+
+    task_id = next((one.offer.task_id for one in stored if str(one.number) == which), which)
+    for entry in reversed(run.entries):
+        if entry.offered.offer.task_id == task_id:
+            return entry
+    raise NoSuchOffer(f"no offer with the number or task id {which!r} is among those that were played")

@@ -1,0 +1,54 @@
+"""Which GPUs a task would get, and when: pure, so that a policy can ask it of any snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from miner.fleet.base import FleetSnapshot, Gpu, NamedLane, Placement
+from miner.fleet.calendar import Calendar
+from miner.fleet.layout import Layout, layout_of
+
+
+def place(
+    snapshot: FleetSnapshot,
+    counts: Sequence[int],
+    *,
+    now: float,
+    duration_s: float,
+    latest_start: float,
+    lane: NamedLane | None = None,
+) -> Placement | None:
+    """Cards for the first of `counts` that can begin by `latest_start`, as early as it can; None: none can.
+
+    A lane's task gets the lane's cards, and those of others only where its lane overflows. What the task
+    itself holds already is in its way: ask of `snapshot.without(key)`.
+    """
+    calendar, layout = Calendar.of(snapshot.holds, now), layout_of(snapshot.gpus)
+    usable = snapshot.usable
+    for count in counts:
+        for words, pool in pools(usable, lane):
+            found = calendar.earliest(
+                pool, count, layout, first=now, latest=latest_start, end_of=lambda start: start + duration_s
+            )
+            if found is not None:
+                return Placement(*found, words + _why(layout, found.gpus, found.start - now))
+    return None
+
+
+def pools(usable: Sequence[Gpu], lane: NamedLane | None) -> Iterator[tuple[str, Sequence[Gpu]]]:
+    """The cards that a task may have, what it should try first coming first, with words for it."""
+    if lane is None:
+        yield "", usable
+        return
+    name, terms = lane
+    yield f"lane {name}: ", [gpu for gpu in usable if gpu.index in terms.gpus]
+    if terms.overflow:
+        yield f"beyond lane {name}: ", usable
+
+
+def _why(layout: Layout, cards: Sequence[str], wait_s: float) -> str:
+    if len(cards) == 1:
+        words = "one card"
+    else:
+        words = f"{len(cards)} {'linked ' if layout.joined(cards) else ''}cards"
+    return words if wait_s <= 0 else f"{words} in {wait_s / 3600:.1f} h"

@@ -1,0 +1,180 @@
+"""The plan of an attempt: from real facts at first, one rung down after an OOM; and what it has taught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from core.budget import Refusal, Verdict
+from core.choices import GpuStrategy
+from core.hardware import Hardware
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.costs import Site
+from core.planning.gpus import COUNTS, lane_for
+from core.planning.learned import Learned, learned_from, shape_key
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.planner import plan as make
+from core.planning.timing import Measured, recalibrate
+from core.profile.load import LoadedProfile
+from core.profile.resolve import resolve
+from miner.fleet.base import NamedLane
+from miner.jobs.ports import Fetched, StepFailed
+from miner.jobs.states import EndReason
+
+Lessons = Callable[[str], Learned | None]
+
+#: Refusals about time. The task is ours already: a short training is worth more than none.
+_LATE = frozenset({Refusal.NO_TIME, Refusal.TOO_SLOW})
+_MOST_DOUBLINGS = 12
+#: Of the learning rate, after a loss of NaN.
+CALMER = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan, and what to ask the fleet for."""
+
+    plan: TrainingPlan
+    #: Numbers of GPUs that would do, the plan's own first.
+    counts: tuple[int, ...]
+    lane: NamedLane | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the planner is asked."""
+
+    spec: TaskSpec
+    inputs: Fetched
+    hardware: Hardware
+    #: How earlier attempts of this life have ended.
+    history: tuple[EndReason, ...] = ()
+
+
+def first_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
+    """With what is known now; `StepFailed` when no training can be had at all."""
+    found = _learned_plan(ask, profile, lessons)
+    if found.verdict.code in _LATE:
+        found = _in_what_is_left(ask, profile, lessons, found)
+    if not found.verdict.feasible:
+        raise StepFailed(EndReason.INFEASIBLE, found.verdict.reason)
+    return _wiser(found, ask.history)
+
+
+def _learned_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
+    """Which lesson counts depends on the plan, so there are two rounds where there is one."""
+    found = _made(ask, profile, None)
+    learned = lessons(shape_key(found))
+    return found if learned is None else _made(ask, profile, learned)
+
+
+def _made(ask: Ask, profile: LoadedProfile, learned: Learned | None) -> TrainingPlan:
+    return make(
+        ask.spec,
+        ask.inputs.model,
+        ask.inputs.data,
+        ask.hardware,
+        profile,
+        site=Site(ask.hardware, model_here=True),
+        learned=learned,
+    )
+
+
+def _in_what_is_left(
+    ask: Ask, profile: LoadedProfile, lessons: Lessons, refused: TrainingPlan
+) -> TrainingPlan:
+    """A plan for more time than there is. The trainer's own clock ends it, with the best that it has."""
+    hours = max(ask.spec.hours, 0.05)
+    for _ in range(_MOST_DOUBLINGS):
+        hours *= 2
+        longer = ask.spec.model_copy(update={"hours": hours})
+        found = _learned_plan(Ask(longer, ask.inputs, ask.hardware), profile, lessons)
+        if found.verdict.code not in _LATE:
+            break
+    if not found.verdict.feasible:
+        return refused
+    note = f"{refused.verdict.reason}: planned as if there were {hours:.2g} h, and the clock ends it"
+    time = found.time.model_copy(update={"deadline_s": refused.time.deadline_s})
+    return found.model_copy(update={"task": ask.spec, "time": time, "notes": (*found.notes, note)})
+
+
+def _wiser(plan: TrainingPlan, history: Sequence[EndReason]) -> TrainingPlan:
+    """What ends that the planner knows nothing of ask for."""
+    changes: dict[str, object] = {}
+    notes = list(plan.notes)
+    if nans := history.count(EndReason.NAN):
+        rate = float(f"{plan.optimizer.learning_rate * CALMER**nans:.6g}")
+        changes["optimizer"] = plan.optimizer.model_copy(update={"learning_rate": rate})
+        notes.append(f"learning_rate {plan.optimizer.learning_rate:g} → {rate:g}: the loss became NaN")
+    if EndReason.HOST_MEMORY in history and plan.loader.workers:
+        update = {"workers": 0, "prefetch_factor": None, "persistent_workers": False}
+        changes["loader"] = plan.loader.model_copy(update=update)
+        notes.append(f"loader workers {plan.loader.workers} → 0: the host's memory ran out")
+    return plan.model_copy(update={**changes, "notes": tuple(notes)}) if changes else plan
+
+
+def draft(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Draft:
+    """The first plan, and every smaller number of GPUs that would still do."""
+    plan = first_plan(ask, profile, lessons)
+    counts = (plan.gpus.count, *_smaller(plan, ask, profile, lessons))
+    return Draft(plan, counts, _lane(ask, profile))
+
+
+def _lane(ask: Ask, profile: LoadedProfile) -> NamedLane | None:
+    task = ask.spec.task_type
+    targets = resolve(profile, task, ask.inputs.model).targets
+    if targets.gpu_strategy is not GpuStrategy.LANES:
+        return None
+    return lane_for(targets, ask.inputs.model, task)
+
+
+def _smaller(plan: TrainingPlan, ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Iterator[int]:
+    for count in sorted((one for one in COUNTS if one < plan.gpus.count), reverse=True):
+        fewer = ask.hardware.model_copy(update={"gpus": ask.hardware.gpus.take(count)})
+        found = _learned_plan(Ask(ask.spec, ask.inputs, fewer), profile, lessons)
+        if found.verdict.feasible and found.gpus.count == count:
+            yield count
+
+
+def plan_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan:
+    """One rung down. Out of time is no end here either: a smaller plan ends when the clock says so."""
+    found = next_after_oom(plan, failure)
+    if found is None:
+        steps = ", ".join(plan.oom_steps) or "the first plan"
+        raise StepFailed(EndReason.OOM, f"the GPU's memory ran out and no smaller plan is left after {steps}")
+    if found.verdict.code in _LATE:
+        longer = found.steps.model_copy(update={"total": max(found.steps.total, plan.steps.total, 1)})
+        return found.model_copy(update={"verdict": Verdict(feasible=True), "steps": longer})
+    return found
+
+
+def lesson_of(plan: TrainingPlan, known: Learned | None, measured_step_s: float | None) -> Learned | None:
+    """What this plan's run has taught, added to what was known; None for nothing new."""
+    found = learned_from(plan)
+    known = known or Learned()
+    slowness = known.slowness
+    if measured_step_s and plan.time.step_s and not plan.oom_steps:
+        # The plan had the known slowness in it already.
+        slowness = min(max(known.slowness * measured_step_s / plan.time.step_s, 0.05), 50.0)
+    merged = Learned(
+        micro=_least(known.micro, found.micro),
+        checkpointing=known.checkpointing or found.checkpointing,
+        length=_least(known.length, found.length),
+        gpus=max(known.gpus or 0, found.gpus or 0) or None,
+        slowness=slowness,
+    )
+    return None if merged == known else merged
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def measured_plan(
+    plan: TrainingPlan, steps: int, elapsed_s: float, step_s: float, eval_s: float | None
+) -> TrainingPlan:
+    """The same run at the speed that it has shown."""
+    return recalibrate(
+        plan, Measured(steps_done=steps, elapsed_s=max(elapsed_s, 0.0), step_s=step_s, eval_s=eval_s)
+    )

@@ -1,0 +1,213 @@
+"""From a queued job to an attempt that is ready to launch: inputs, plan, GPUs, plan again, folder.
+
+Inputs come first, so that no GPU waits for a download. The plan is made twice: for what the job could be
+given, to know how many GPUs to ask for, and for what it was given, in the time that is left then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from core.hardware import Hardware
+from core.plan import TrainingPlan
+from core.planning.learned import Learned, shape_key
+from core.planning.oom import OutOfMemory
+from miner.fleet.base import Grant, HoldKind
+from miner.jobs import plans
+from miner.jobs.desk import Desk
+from miner.jobs.folder import AttemptFolder, remove
+from miner.jobs.launch import run_spec, write_attempt
+from miner.jobs.loopback import free_port
+from miner.jobs.past import Past, read_past
+from miner.jobs.plans import Draft
+from miner.jobs.ports import Fetched, StepFailed
+from miner.jobs.states import EndReason, JobState
+from miner.jobs.tasks import Task, spec_of, task_of, wanted_of
+from miner.store import work
+
+
+async def prepare(desk: Desk) -> None:
+    """Ends in state TRAINING with a new attempt in the books. `StepFailed` when there is none to be had."""
+    if desk.row.state is not JobState.PREPARING:
+        await desk.move(JobState.PREPARING)
+    task = task_of(desk.row)
+    fetched = await fetch(desk, task)
+    past = await read_past(desk)
+    plan, grant = await _place(desk, task, fetched, past)
+    await _set_up(desk, task, fetched, past, plan, grant)
+
+
+def useful_until(desk: Desk) -> float:
+    """After this moment no training can come to anything that is published in time."""
+    return desk.times().end_by
+
+
+async def fetch(desk: Desk, task: Task) -> Fetched:
+    """What is there already costs nothing: so this is also how a later attempt gets its facts."""
+    if desk.fetched is None:
+        wanted = wanted_of(desk.row, task, desk.folder)
+        desk.fetched = await desk.persist(
+            "fetch", lambda: desk.parts.inputs.fetch(wanted, desk.told), lambda: useful_until(desk)
+        )
+    return desk.fetched
+
+
+async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> tuple[TrainingPlan, Grant]:
+    async def drafted() -> tuple[Hardware, Draft]:
+        could = desk.parts.fleet.could_have(desk.key)
+        if could is None:
+            raise StepFailed(EndReason.NO_GPU, "no GPU of this host can be used")
+        return could, await _draft(desk, task, fetched, past, could)
+
+    desk.doing("plan")
+    could, draft = await desk.persist("plan", drafted, lambda: useful_until(desk), past.next_number)
+    grant = await _acquire(desk, draft)
+    if past.ended_by is EndReason.OOM:
+        return draft.plan, grant  # the rung decides everything but the steps, and the clock decides those
+    given = could.model_copy(update={"gpus": grant.gpus})
+    return (await _draft(desk, task, fetched, past, given)).plan, grant
+
+
+async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware: Hardware) -> Draft:
+    """Tens of milliseconds, so not on the event loop."""
+    parts, now = desk.parts, desk.now()
+    if past.ended_by is EndReason.OOM and past.plan is not None:
+        failure = _failure(desk, past, hardware)
+        plan = await asyncio.to_thread(plans.plan_after_oom, past.plan, failure)
+        await _learn(desk, plan)
+        return Draft(plan, (plan.gpus.count,))
+    ask = plans.Ask(spec_of(desk.row, task, now), fetched, hardware, past.history)
+
+    def made() -> Draft:
+        def lessons(shape: str) -> Learned | None:
+            text = parts.book.read_now(lambda db: work.lesson(db, shape))
+            return Learned.model_validate_json(text) if text else None
+
+        return plans.draft(ask, parts.profile(), lessons)
+
+    return await asyncio.to_thread(made)
+
+
+def _failure(desk: Desk, past: Past, hardware: Hardware) -> OutOfMemory:
+    assert past.plan is not None
+    holds = desk.parts.fleet.snapshot(desk.now()).holds
+    mine = set(past.gpus)
+    others = [one for one in holds if one.key != desk.key and one.kind is HoldKind.JOB]
+    planned_at = desk.row.deadline_at - past.plan.time.deadline_s
+    return OutOfMemory(
+        moment=past.oom_moment,
+        elapsed_s=max(desk.now() - planned_at, 0.0),
+        neighbours=any(mine & set(one.gpus) for one in others),
+        available=max(hardware.gpus.count, past.plan.gpus.count),
+    )
+
+
+async def _learn(desk: Desk, plan: TrainingPlan) -> None:
+    """The larger plan did not fit: the next one of this shape need not find that out again."""
+    shape = shape_key(plan)
+    lesson = plans.lesson_of(plan, await desk.parts.book.learned(shape), None)
+    if lesson is not None:
+        await desk.parts.book.keep_lesson(shape, lesson)
+
+
+async def _acquire(desk: Desk, draft: Draft) -> Grant:
+    """The GPUs of the attempt before, where they still do; else a place in the queue."""
+    held, exclusive = desk.grant, draft.plan.launch.exclusive
+    if held is not None and len(held.ids) in draft.counts and desk.gpu_lost is None and not exclusive:
+        return held
+    desk.grant, desk.gpu_lost = None, None
+    desk.doing("gpus")
+
+    async def wait() -> Grant:
+        return await desk.parts.fleet.acquire(
+            desk.key,
+            draft.counts,
+            until=desk.row.deadline_at,
+            priority=_priority(desk),
+            exclusive=exclusive,
+            lane=draft.lane,
+        )
+
+    desk.grant = await desk.persist("gpus", wait, lambda: useful_until(desk))
+    desk.show()
+    return desk.grant
+
+
+def _priority(desk: Desk) -> float:
+    """What its offer was worth, as the fleet has it."""
+    holds = desk.parts.fleet.snapshot(desk.now()).holds
+    return next((one.priority for one in holds if one.key == desk.key), 0.0)
+
+
+async def _set_up(
+    desk: Desk, task: Task, fetched: Fetched, past: Past, plan: TrainingPlan, grant: Grant
+) -> None:
+    """The folder, then the row: an attempt in the books can always be launched from its files."""
+    parts, now, number = desk.parts, desk.now(), past.next_number
+    times = desk.times(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
+    if times.end_by <= now:
+        raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
+    taken = {port for job, port in parts.ports.items() if job != desk.row.id}
+    port = parts.ports[desk.row.id] = free_port(taken, parts.random)
+    plan = plan.model_copy(update={"launch": plan.launch.model_copy(update={"port": port})})
+    folder = desk.folder.attempt(number)
+    resume = resumable(past, plan)
+    run = run_spec(desk.row, task, fetched, folder, plan, times, now, resume)
+
+    def written() -> None:
+        remove(folder.path)  # of a life that ended before the attempt was in the books
+        tidy(desk, number, resume)
+        write_attempt(folder, run, plan)
+        desk.folder.point_latest(number)
+
+    await desk.persist("write", lambda: _on_disk(written), lambda: times.end_by)
+    await _enter(desk, folder, number, grant, times.end_by)
+
+
+async def _on_disk(action: Callable[[], None]) -> None:
+    try:
+        await asyncio.to_thread(action)
+    except OSError as error:
+        raise StepFailed(EndReason.DISK_FULL, f"the attempt's folder can't be written: {error}") from error
+
+
+async def _enter(desk: Desk, folder: AttemptFolder, number: int, grant: Grant, end_by: float) -> None:
+    key = f"{desk.row.id}-{number}-{secrets.token_hex(4)}"
+    desk.row = await desk.parts.book.begin_attempt(
+        desk.row,
+        number,
+        engine=desk.parts.engine.name,
+        key=key,
+        folder=str(folder.path),
+        gpus=grant.ids,
+        end_by=end_by,
+    )
+    desk.live.attempt = number
+    desk.show()
+
+
+def resumable(past: Past, plan: TrainingPlan) -> Path | None:
+    """The last checkpoint, where the next plan can go on from it."""
+    before = past.plan
+    if past.checkpoint is None or before is None or past.ended_by is EndReason.NAN:
+        return None  # after NaN: what is saved may be poisoned already
+    same = (
+        before.engine is plan.engine
+        and before.method is plan.method
+        and before.adapter == plan.adapter
+        and before.parallelism is plan.parallelism
+        and before.optimizer.name is plan.optimizer.name
+        and (plan.fsdp is None or before.batch.world_size == plan.batch.world_size)
+    )
+    return past.checkpoint if same else None
+
+
+def tidy(desk: Desk, number: int, keep: Path | None) -> None:
+    """The scratch of earlier attempts, but for what is resumed from: it would fill the disk."""
+    for earlier in range(1, number):
+        place = desk.folder.attempt(earlier).work
+        if keep is None or not keep.is_relative_to(place):
+            remove(place)

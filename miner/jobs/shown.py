@@ -1,0 +1,77 @@
+"""Jobs as the command line, the operator's port and pages show them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from miner.jobs.folder import job_folder
+from miner.jobs.live import Live
+from miner.jobs.states import MEANING
+from miner.jobs.tasks import shown_request
+from miner.store import work
+from miner.store.work import AttemptRow, JobRow, StepRow
+
+
+def line(row: JobRow, live: Live | None = None) -> dict[str, Any]:
+    """One job in a list."""
+    return {
+        "id": row.id,
+        "task_id": row.task_id,
+        "validator": row.validator,
+        "task_type": row.task_type.value,
+        "model": row.model,
+        "hours": row.hours,
+        "state": row.state.value,
+        "end_reason": row.end_reason.value if row.end_reason else None,
+        "detail": row.detail,
+        "expected_repo_name": row.expected_repo_name,
+        "submission": row.submission.model_dump() if row.submission else None,
+        "submitted_at": row.submitted_at,
+        "started_at": row.started_at,
+        "deadline_at": row.deadline_at,
+        "ended_at": row.ended_at,
+        "starts": row.starts,
+        "live": live.as_dict() if live else None,
+    }
+
+
+def whole(db: sqlite3.Connection, row: JobRow, data_dir: Path, live: Live | None = None) -> dict[str, Any]:
+    """One job with all that the books know of it."""
+    meaning = MEANING[row.end_reason] if row.end_reason else None
+    return {
+        **line(row, live),
+        "meaning": {"operator": meaning.operator, "validator": meaning.validator} if meaning else None,
+        "folder": str(job_folder(data_dir, row.id).path),
+        "request": shown_request(row.request),
+        "attempts": [attempt(one) for one in work.attempts(db, row.id)],
+        "steps": [step(one) for one in work.steps(db, row.id)],
+    }
+
+
+def attempt(row: AttemptRow) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "engine": row.engine,
+        "key": row.key,
+        "gpus": list(row.gpus),
+        "folder": row.folder,
+        "started_at": row.started_at,
+        "end_by": row.end_by,
+        "ended_at": row.ended_at,
+        "end_reason": row.end_reason.value if row.end_reason else None,
+        "meaning": MEANING[row.end_reason].operator if row.end_reason else None,
+        "detail": row.detail,
+    }
+
+
+def step(row: StepRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "attempt": row.attempt,
+        "began_at": row.began_at,
+        "ended_at": row.ended_at,
+        "outcome": row.outcome,
+        "detail": row.detail,
+    }

@@ -1,0 +1,1 @@
+"""Looking at what runs: progress, standing still."""

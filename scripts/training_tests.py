@@ -1,0 +1,45 @@
+"""The trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
+
+That environment may be somebody else's and is left as it is. What the tests need beside it is installed into
+FOLDER, once, and found after everything of the environment's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("pytest", "pytest_asyncio", "hypothesis")
+#: Warnings of the stack are its own affair; with the project's setting each would be an error.
+OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
+
+
+def missing() -> list[str]:
+    found = []
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            found.append(name.replace("_", "-"))
+    return found
+
+
+def main(folder: Path, arguments: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(folder))
+    if wanted := missing():
+        install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        target = ["--target", str(folder), "-c", str(ROOT / "constraints.txt")]
+        done = subprocess.run([*install, *target, *wanted], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"the tests' own packages cannot be installed into {folder}:\n{done.stderr}")
+        importlib.invalidate_caches()
+    pytest = importlib.import_module("pytest")
+    return int(pytest.main([*OPTIONS, *(arguments or [str(ROOT / "tests" / "trainer")])]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from core.submission import place as module
+from core.submission.faults import BadSubmission
+from core.submission.place import freeze, put_in_place, settle
+from tests.core.submission.folders import write
+
+FILES = [f"part-{number}" for number in range(12)]
+
+
+def version(folder: Path, number: int) -> Path:
+    return write(folder, dict.fromkeys(FILES, f"{number}") | {"sub/deep": f"{number}"})
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(params=["exchange", "two steps"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "two steps":
+        monkeypatch.setattr(module, "_exchange", lambda new, place: False)
+    return str(request.param)
+
+
+def test_a_better_submission_takes_the_place_whole(tmp_path: Path, way: str) -> None:
+    place = tmp_path / "submission"
+    for number in range(3):
+        put_in_place(version(tmp_path / f"submission.tmp-{number}", number), place)
+        assert set(contents(place).values()) == {str(number)}
+    assert [path.name for path in tmp_path.iterdir()] == ["submission"]
+
+
+def test_the_usual_file_systems_swap_in_one_step(tmp_path: Path) -> None:
+    one, two = version(tmp_path / "one", 1), version(tmp_path / "two", 2)
+    assert module._exchange(one, two)
+    assert set(contents(one).values()) == {"2"}
+
+
+def test_files_for_their_owner_alone_can_be_read_by_whoever_publishes(tmp_path: Path) -> None:
+    new = version(tmp_path / "new", 1)
+    (new / "part-1").chmod(0o600)
+    (new / "sub").chmod(0o700)
+    put_in_place(new, tmp_path / "submission")
+    assert (tmp_path / "submission" / "part-1").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "submission" / "sub").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_frozen_copy_costs_no_room_and_stays_when_a_better_one_comes(tmp_path: Path, way: str) -> None:
+    place = tmp_path / "submission"
+    put_in_place(version(tmp_path / "a", 1), place)
+    frozen = freeze(place, tmp_path / "frozen")
+    assert (frozen / "part-0").stat().st_ino == (place / "part-0").stat().st_ino
+    put_in_place(version(tmp_path / "b", 2), place)
+    assert set(contents(frozen).values()) == {"1"}
+    assert set(contents(freeze(place, tmp_path / "frozen")).values()) == {"2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"submission", "frozen"}
+
+
+def test_only_named_files_are_frozen_so_that_checkpoints_are_not_held(tmp_path: Path) -> None:
+    place = version(tmp_path / "submission", 1)
+    frozen = freeze(place, tmp_path / "frozen", ["part-1", "sub/deep", "never"])
+    assert set(contents(frozen)) == {"part-1", "sub/deep"}
+
+
+def test_links_and_pipes_do_not_come_along(tmp_path: Path) -> None:
+    place = version(tmp_path / "submission", 1)
+    (place / "link").symlink_to("/etc/passwd")
+    os.mkfifo(place / "pipe")
+    assert set(contents(freeze(place, tmp_path / "frozen"))) == {*FILES, "sub/deep"}
+
+
+def test_where_links_are_not_allowed_it_is_a_real_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    place = version(tmp_path / "submission", 1)
+    monkeypatch.setattr(os, "link", forbidden)
+    frozen = freeze(place, tmp_path / "frozen")
+    assert contents(frozen) == contents(place)
+    assert (frozen / "part-0").stat().st_ino != (place / "part-0").stat().st_ino
+
+
+def test_nothing_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadSubmission, match="is not there"):
+        freeze(tmp_path / "submission", tmp_path / "frozen")
+    assert not (tmp_path / "frozen").exists()
+
+
+def test_a_copy_never_mixes_two_submissions_while_they_come_fast(tmp_path: Path, way: str) -> None:
+    place, over = tmp_path / "submission", threading.Event()
+    put_in_place(version(tmp_path / "first", 0), place)
+
+    def trainer() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            put_in_place(version(tmp_path / f"submission.tmp-{number}", number), place)
+
+    thread, whole = threading.Thread(target=trainer), 0
+    thread.start()
+    try:
+        for number in range(60):
+            try:
+                frozen = contents(freeze(place, tmp_path / f"frozen-{number}"))
+            except BadSubmission:
+                continue  # it gave up, and said so
+            whole += 1
+            assert len(set(frozen.values())) == 1
+            assert set(frozen) == {*FILES, "sub/deep"}
+    finally:
+        over.set()
+        thread.join()
+    assert whole > 10
+
+
+_SWAPPER = """
+import sys
+from pathlib import Path
+from core.submission import place
+from tests.core.submission.test_place import version
+if sys.argv[2] == "two steps":
+    place._exchange = lambda new, at: False
+root, number = Path(sys.argv[1]), 0
+print("ready", flush=True)
+while True:
+    number += 1
+    place.put_in_place(version(root / f"submission.tmp-{number}", number), root / "submission")
+"""
+
+
+@pytest.mark.parametrize("after", [0.0, 0.01, 0.03, 0.06, 0.1])
+def test_a_trainer_killed_at_any_instant_leaves_a_whole_submission(
+    tmp_path: Path, way: str, after: float
+) -> None:
+    place = tmp_path / "submission"
+    put_in_place(version(tmp_path / "first", 0), place)
+    command = [sys.executable, "-c", _SWAPPER, str(tmp_path), way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threading.Event().wait(after)
+        process.kill()
+    assert settle(place)
+    assert len(set(contents(place).values())) == 1
+    assert set(contents(place)) == {*FILES, "sub/deep"}

@@ -1,0 +1,153 @@
+"""Zips made to do harm, and zips that are merely broken."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.archives import Archive, BadArchive, BadEntry, Limits, unfit
+from tests.core.pictures import make_zip, zip_bytes
+
+SMALL = Limits(entries=20, table_bytes=4096, file_bytes=3_000_000, all_bytes=5_000_000, ratio=100)
+
+
+def problem(path: Path, limits: Limits = SMALL) -> str:
+    def read() -> None:
+        with Archive(path, limits) as archive:
+            for entry in archive.entries:
+                list(archive.pieces(entry))
+
+    with pytest.raises(BadArchive) as caught:
+        read()
+    return str(caught.value)
+
+
+def test_a_sound_zip_gives_its_files_in_pieces(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 3000
+    with Archive(make_zip(tmp_path / "a.zip", {"a/b.txt": content, "c": b""})) as archive:
+        found = {entry.filename: b"".join(archive.pieces(entry)) for entry in archive.entries}
+        assert [unfit(entry) for entry in archive.entries] == [None, None]
+    assert found == {"a/b.txt": content, "c": b""}
+
+
+def test_bombs_are_refused_by_what_their_table_admits(tmp_path: Path) -> None:
+    zeros = make_zip(tmp_path / "zeros.zip", {"a": b"\0" * 2_000_000})
+    assert "'a' unpacks to over 100 times its size: a zip bomb" in problem(zeros)
+    much = make_zip(tmp_path / "much.zip", {f"{n}": b"x" * 1_000_000 for n in range(6)})
+    assert "unpacks to 0.0 GB: at most 3 MB a file and 0.0 GB in all" in problem(much)
+    many = make_zip(tmp_path / "many.zip", {f"{n}": b"" for n in range(21)})
+    assert "21 files" in problem(many)
+    names = make_zip(tmp_path / "names.zip", {"n" * 5000: b""})
+    assert "bytes of names" in problem(names)
+
+
+def test_a_bomb_that_lies_about_its_size_is_stopped_while_it_is_read(tmp_path: Path) -> None:
+    """The table says 1000 bytes; Python reads no further than that, and finds the sum wrong."""
+    data = bytearray(zip_bytes({"a": b"\0" * 2_900_000}))
+    at = data.rfind(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", 1000)
+    (tmp_path / "a.zip").write_bytes(data)
+    with Archive(tmp_path / "a.zip", SMALL) as archive, pytest.raises(BadEntry):
+        assert sum(map(len, archive.pieces(archive.entries[0]))) <= 1000
+
+
+def test_limits_count_what_is_really_read(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "a.zip", {"a": bytes(range(256)) * 8000}, zipfile.ZIP_STORED)
+    with Archive(path, SMALL) as archive:
+        for _ in range(2):
+            assert sum(map(len, archive.pieces(archive.entries[0]))) == 2_048_000
+        with pytest.raises(BadArchive, match="makes too much of it"):
+            list(archive.pieces(archive.entries[0]))
+
+
+def test_entries_that_share_their_data_are_refused(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"a": b"x" * 500, "b": b"y" * 500}))
+    second = data.rfind(b"PK\x01\x02")
+    data[second + 42 : second + 46] = struct.pack("<I", 0)  # where b's data begins: where a's does
+    (tmp_path / "a.zip").write_bytes(data)
+    assert "on top of each other" in problem(tmp_path / "a.zip")
+
+
+def test_a_table_that_promises_millions_of_entries_is_not_read(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"a": b"x"}))
+    end = data.rfind(b"PK\x05\x06")
+    data[end + 10 : end + 12] = struct.pack("<H", 65535)
+    (tmp_path / "a.zip").write_bytes(data)
+    assert "65,535 files" in problem(tmp_path / "a.zip")
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 9, 10**9, 46 * 10**9, 0)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
+    (tmp_path / "b.zip").write_bytes(bytes(data[:end]) + record + locator + bytes(data[end:]))
+    assert "1,000,000,000 files" in problem(tmp_path / "b.zip")
+
+
+def test_damage_in_one_file_is_that_files_end(tmp_path: Path) -> None:
+    data = bytearray(zip_bytes({"a": bytes(range(256)) * 100, "b": b"fine"}))
+    data[60] ^= 0xFF
+    (tmp_path / "a.zip").write_bytes(data)
+    with Archive(tmp_path / "a.zip") as archive:
+        first, second = archive.entries
+        with pytest.raises(BadEntry, match="damaged"):
+            list(archive.pieces(first))
+        assert b"".join(archive.pieces(second)) == b"fine"
+
+
+def test_links_devices_and_secrets_are_unfit() -> None:
+    entry = zipfile.ZipInfo("a")
+    assert unfit(entry) is None
+    for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO):
+        entry.external_attr = (kind | 0o644) << 16
+        assert unfit(entry) == "a link or a device"
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    entry.flag_bits = 1
+    assert unfit(entry) == "encrypted"
+    entry.flag_bits, entry.compress_type = 0, zipfile.ZIP_LZMA
+    assert unfit(entry) == "packed in an unusual way"
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x05\x06", b"text", b"PK\x05\x06" + b"\xff" * 18])
+def test_what_is_no_zip_is_told(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.zip").write_bytes(data)
+    assert problem(tmp_path / "a.zip")
+
+
+def test_a_zip_that_broke_off_is_told(tmp_path: Path) -> None:
+    whole = zip_bytes({"a": b"x" * 1000})
+    (tmp_path / "a.zip").write_bytes(whole[:-30])
+    assert "broke off" in problem(tmp_path / "a.zip")
+
+
+SOUND = zip_bytes({"a/1.txt": b"one", "a/2.txt": b"two" * 400, "b": bytes(range(256))})
+
+
+@given(data=st.data())
+def test_a_zip_changed_anywhere_is_read_or_refused_and_nothing_else(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made = bytearray(SOUND)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(made) - 1))
+        made[at : at + 1] = data.draw(st.binary(max_size=4))
+        if not made:
+            break
+    path = tmp_path_factory.getbasetemp() / "fuzzed.zip"
+    path.write_bytes(made)
+    with contextlib.suppress(BadArchive), Archive(path, SMALL) as archive:
+        for entry in archive.entries:
+            with contextlib.suppress(BadEntry):
+                assert sum(map(len, archive.pieces(entry))) <= SMALL.file_bytes
+
+
+def test_reading_stops_at_the_total_of_all_files(tmp_path: Path) -> None:
+    tight = Limits(all_bytes=2000)
+    with Archive(make_zip(tmp_path / "a.zip", {"a": b"x" * 900, "b": b"y" * 1000}), tight) as archive:
+        for entry in archive.entries:
+            list(archive.pieces(entry))
+        with pytest.raises(BadArchive, match="makes too much"):
+            list(archive.pieces(archive.entries[0]))

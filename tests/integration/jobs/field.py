@@ -1,0 +1,278 @@
+"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub.
+
+Trainings are `payload.py`; what each one does stands in its dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.profile.load import load_profile
+from core.wire import MinerSubmission
+from miner.engines.base import Engine
+from miner.jobs import launch
+from miner.jobs.book import JobBook
+from miner.jobs.desk import Parts
+from miner.jobs.inputs.fetch import JobInputs
+from miner.jobs.manager import Jobs
+from miner.jobs.ports import Fetched, Inputs, Publisher, StepFailed, Told, Wanted
+from miner.jobs.room import Room
+from miner.jobs.states import EndReason
+from miner.jobs.tasks import OPERATOR, read_task_file
+from miner.jobs.times import Pace
+from miner.publish import HubPublisher, PublishTo
+from miner.settings import Settings, load_settings
+from miner.store.books import Books
+from miner.store.work import AttemptRow, JobRow
+from tests.core.submission import folders
+from tests.doubles.flaky import FlakyServer, Reply, Request
+from tests.miner.jobs.house import MemoryHub, MemoryInputs, books_in, fleet_of
+
+PAYLOAD = Path(__file__).with_name("payload.py").read_text()
+TRAINER = ("python", "-c", PAYLOAD)
+DATASET = {"field_instruction": "instruct", "field_output": "output"}
+
+#: Everything that waits is scaled down; the order of things stays.
+QUICK = Pace(
+    poll_s=0.05,
+    engine_poll_s=0.2,
+    pause_s=0.1,
+    pause_cap_s=0.5,
+    margin_s=2.0,
+    grace_s=2.0,
+    stall_factor=10.0,
+    stall_min_s=2.0,
+    start_limit_s=60.0,
+    dump_s=0.3,
+    attempt_needs_s=1.0,
+)
+
+
+class Files(FlakyServer):
+    """Datasets by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.datasets: dict[str, bytes] = {}
+
+    def answer(self, request: Request) -> Reply:
+        content = self.datasets.get(request.path.strip("/").partition("?")[0])
+        return Reply(404) if content is None else Reply(200, body=content)
+
+
+def rows(do: dict[str, Any], count: int = 40) -> bytes:
+    made: list[dict[str, Any]] = [
+        {"instruct": f"What is {number} + 1?", "output": f"It is {number + 1}."} for number in range(count)
+    ]
+    made[0]["_do"] = do
+    return json.dumps(made).encode()
+
+
+def base_model(folder: Path) -> Path:
+    """A model small enough to be made here, whole enough to be taken for one."""
+    files = {
+        "model.embed_tokens.weight": folders.bf16(folders.ROWS, 16),
+        "model.layers.0.self_attn.q_proj.weight": folders.bf16(16, 16),
+    }
+    folders.base(folder)
+    (folder / "model.safetensors").write_bytes(folders.safetensors(files))
+    return folder
+
+
+class LightInputs(MemoryInputs):
+    """What the file server has, without asking it: where the network is not what is tried, two processes for
+    each fetch are not worth their second."""
+
+    def __init__(self, model: Path, files: Files) -> None:
+        super().__init__(model)
+        self.files = files
+
+    async def fetch(self, wanted: Wanted, told: Told) -> Fetched:
+        found = await super().fetch(wanted, told)
+        name = str(wanted.data).rsplit("/", 1)[-1]
+        try:
+            found.data_path.write_bytes(self.files.datasets[name])
+        except OSError as error:
+            raise StepFailed(EndReason.DISK_FULL, str(error)) from None
+        return found
+
+
+@dataclass
+class Field:
+    folder: Path
+    settings: Settings
+    books: Books
+    engine: Engine
+    inputs: Inputs
+    publisher: Publisher
+    files: Files
+    model: Path
+    pace: Pace
+    alerts: list[tuple[str, str]] = field(default_factory=list)
+    gpus: str = "4xH100"
+    profile: str = "steady"
+    jobs: Jobs = field(init=False)
+
+    @property
+    def data_dir(self) -> Path:
+        return self.settings.data_dir
+
+    @property
+    def hub(self) -> Path:
+        return Path(self.settings.hub.partition(":")[2])
+
+    async def up(self) -> None:
+        """Begin, or begin again as after a restart."""
+        loaded = load_profile(self.profile)
+        book = JobBook(self.books)
+        room = Room(self.data_dir, book, keep_s=3600)
+        parts = Parts(
+            data_dir=self.data_dir,
+            book=book,
+            engine=self.engine,
+            fleet=fleet_of(self.gpus),
+            inputs=self.inputs,
+            publisher=self.publisher,
+            profile=lambda: loaded,
+            pace=self.pace,
+            alert=lambda kind, text: self.alerts.append((kind, text)),
+            make_room=room.make,
+        )
+        self.jobs = Jobs(parts, room=room)
+        await self.jobs.start()
+
+    async def start(
+        self, name: str, do: dict[str, Any], *, seconds: float = 3600.0, repo: str | None = None
+    ) -> int:
+        self.files.datasets[name] = rows(do)
+        task = {
+            "model": folders.BASE_ID,
+            "model_folder": str(self.model),
+            "task_id": name,
+            "hours_to_complete": seconds / 3600,
+            "expected_repo_name": repo or f"repo-{name}",
+            "dataset": f"{self.files.url}/{name}",
+            "dataset_type": DATASET,
+        }
+        read = read_task_file(json.dumps(task), name)
+        return (await self.jobs.take(read.start(time.time()), OPERATOR)).job_id
+
+    async def row(self, job: int) -> JobRow:
+        return await self.jobs.parts.book.load(job)
+
+    async def attempts(self, job: int) -> list[AttemptRow]:
+        return await self.jobs.parts.book.attempts(job)
+
+    async def ends(self, job: int) -> list[str | None]:
+        return [one.end_reason for one in await self.attempts(job)]
+
+    async def over(self, job: int, limit_s: float = 60.0) -> JobRow:
+        """Once the job is over and all of it is put away."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not ((row := await self.row(job)).state.is_over and self.jobs.live(job) is None):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(await self.told(job)) from None
+        return row
+
+    async def told(self, job: int) -> str:
+        """All that is known of a job that did not come to its end."""
+        row, live = await self.row(job), self.jobs.live(job)
+        logs = [Path(one.folder) / "log" for one in await self.attempts(job)]
+        tails = [log.read_text(errors="replace")[-1500:] if log.exists() else "no log" for log in logs]
+        return f"{row}\n{live}\n{await self.attempts(job)}\n" + "\n---\n".join(tails)
+
+    async def training(self, job: int, step: int = 1, limit_s: float = 60.0) -> None:
+        """Once its training has done so many steps."""
+        await self.until(job, lambda live: (live.step or 0) >= step, limit_s)
+
+    async def until(self, job: int, holds: Any, limit_s: float = 60.0) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                while (live := self.jobs.live(job)) is None or not holds(live):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(await self.told(job)) from None
+
+    def launches(self, job: int, attempt: int = 1) -> int:
+        place = self.data_dir / f"jobs/{job}/attempt_{attempt}/launches"
+        return len(place.read_text()) if place.exists() else 0
+
+    def run(self, job: int, attempt: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            (self.data_dir / f"jobs/{job}/attempt_{attempt}/run.json").read_text()
+        )
+        return found
+
+    def is_published(self, made: MinerSubmission | None) -> bool:
+        """Whether all of it lies in the hub's folder."""
+        if made is None:
+            return False
+        if isinstance(self.publisher, MemoryHub):
+            return "adapter_model.safetensors" in self.publisher.repos[made.repo]
+        return (self.hub / made.repo / "adapter_model.safetensors").is_file()
+
+    @property
+    def light_hub(self) -> MemoryHub:
+        assert isinstance(self.publisher, MemoryHub)
+        return self.publisher
+
+    async def orphans(self) -> list[str]:
+        """What the engine still has of jobs that are over."""
+        over = [await self.row(int(one.key.partition("-")[0])) for one in await self.engine.ours()]
+        return [row.task_id for row in over if row.state.is_over]
+
+
+@asynccontextmanager
+async def field_of(
+    engine: Engine, settings: Settings, files: Files, *, light: bool, pace: Pace = QUICK, **more: Any
+) -> AsyncIterator[Field]:
+    """`light`: fetched and published within this process."""
+    books = books_in(settings.data_dir)
+    books.writer.start(asyncio.get_running_loop())
+    model = base_model(settings.data_dir / "base")
+    made = Field(
+        settings.data_dir,
+        settings,
+        books,
+        engine,
+        LightInputs(model, files) if light else JobInputs(settings),
+        MemoryHub() if light else HubPublisher(PublishTo.of(settings)),
+        files,
+        model,
+        pace,
+        **more,
+    )
+    before = dict(launch.TRAINERS)
+    launch.TRAINERS["text"] = TRAINER
+    try:
+        await made.up()
+        yield made
+    finally:
+        await made.jobs.stop()
+        for one in await engine.ours():
+            await engine.stop(one.ref, force=True)
+        launch.TRAINERS.update(before)
+        await books.writer.close()
+
+
+def field_settings(data_dir: Path, **more: Any) -> Settings:
+    given: dict[str, Any] = {
+        "data_dir": data_dir,
+        "hub": f"local:{data_dir / 'hub'}",
+        "hf_user": "tester",
+        "allow_private_networks": "127.0.0.0/8",
+        "min_free_disk_bytes": 0,
+        "trainer_ulimits": "core=0",
+        "trainer_processes": 256,
+        **more,
+    }
+    return load_settings(env={}, env_file=None, **given)

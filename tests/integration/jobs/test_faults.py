@@ -1,0 +1,198 @@
+"""The table of faults: what breaks in a training, and what must hold, on each engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.plan import TrainingPlan
+from miner.engines.base import Engine, EngineSpec, Phase
+from miner.jobs.states import EndReason, JobState
+from tests.integration.jobs.field import Field
+
+pytestmark = pytest.mark.integration
+
+GOOD = {"steps": 6, "save": [3]}
+
+
+def plan_of(field: Field, job: int, attempt: int) -> TrainingPlan:
+    return TrainingPlan.from_json((field.data_dir / f"jobs/{job}/attempt_{attempt}/plan.json").read_text())
+
+
+async def published(field: Field, job: int) -> None:
+    row = await field.over(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+    assert field.is_published(row.submission)
+    assert await field.orphans() == []
+
+
+async def test_a_training_that_goes_well_is_published_and_leaves_nothing_behind(field: Field) -> None:
+    job = await field.start("t1", {"*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.TRAINED]
+    assert field.launches(job) == 1
+
+
+async def test_out_of_gpu_memory_becomes_a_smaller_plan(field: Field) -> None:
+    job = await field.start("t1", {"1": {"at": {"2": "oom"}}, "*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.OOM, EndReason.TRAINED]
+    first, second = (plan_of(field, job, number).batch for number in (1, 2))
+    assert second.micro < first.micro
+    assert second.effective == first.effective
+
+
+async def test_a_loss_of_nan_is_tried_again_more_calmly(field: Field) -> None:
+    job = await field.start("t1", {"1": {"at": {"2": "nan"}}, "*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.NAN, EndReason.TRAINED]
+
+
+async def test_a_crash_is_tried_again_once(field: Field) -> None:
+    job = await field.start("t1", {"*": {"at": {"2": "crash"}}})
+    row = await field.over(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.CRASHED)
+    assert await field.ends(job) == [EndReason.CRASHED, EndReason.CRASHED]
+    log = (field.data_dir / f"jobs/{job}/latest/log").read_text()
+    assert "RuntimeError: a bug of the trainer" in log
+    assert await field.orphans() == []
+
+
+async def test_bad_data_is_not_tried_again(field: Field) -> None:
+    job = await field.start("t1", {"*": {"at": {"1": "bad_data"}}})
+    row = await field.over(job)
+    assert (row.state, row.end_reason, row.detail) == (
+        JobState.FAILED,
+        EndReason.BAD_DATA,
+        "no row has an answer",
+    )
+    assert await field.ends(job) == [EndReason.BAD_DATA]
+
+
+async def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(field: Field) -> None:
+    job = await field.start("t1", {"1": {"checkpoint": [3], "at": {"4": "die"}}, "*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.KILLED, EndReason.TRAINED]
+    assert field.run(job, 2)["resume_from"].endswith("/attempt_1/work/checkpoint-3")
+
+
+async def test_a_run_that_somebody_kills_from_outside_goes_on(field: Field) -> None:
+    job = await field.start("t1", {"1": {"steps": 1000, "checkpoint": [2]}, "*": GOOD})
+    await field.training(job, 3)
+    await kill(field, job)
+    await published(field, job)
+    # With a whole process group nobody is left to write the end down.
+    how = EndReason.KILLED if field.engine.name == "docker" else EndReason.LOST
+    assert await field.ends(job) == [how, EndReason.TRAINED]
+    assert field.run(job, 2)["resume_from"] is not None
+
+
+async def kill(field: Field, job: int) -> None:
+    """As an operator would who means something else."""
+    row = (await field.attempts(job))[-1]
+    if field.engine.name == "docker":
+        import docker
+
+        client = docker.DockerClient(base_url=field.settings.docker_host)
+        try:
+            for container in client.containers.list():
+                if container.name.endswith(row.key) or row.key in str(container.labels):
+                    container.kill()
+        finally:
+            client.close()
+        return
+    pid = int(json.loads((Path(row.folder) / "start.json").read_text())["pid"])
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+async def test_a_hang_is_seen_told_where_and_ended(field: Field) -> None:
+    job = await field.start("t1", {"1": {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}, "*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.HUNG, EndReason.TRAINED]
+    assert "most recent call first" in (field.data_dir / f"jobs/{job}/attempt_1/log").read_text()
+    assert field.run(job, 2)["resume_from"] is not None
+    assert "job_hung" in [kind for kind, _ in field.alerts]
+
+
+class Tight:
+    """An engine whose runs get little memory."""
+
+    def __init__(self, engine: Engine, memory_bytes: int) -> None:
+        self._engine, self._memory = engine, memory_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def submit(self, spec: EngineSpec) -> str:
+        return await self._engine.submit(replace(spec, memory_bytes=self._memory))
+
+
+async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
+    if field.engine.name == "process" and not getattr(field.engine, "_cgroups", None):
+        pytest.skip("without cgroups a process's memory is not limited")
+    await field.jobs.stop()
+    field.engine = Tight(field.engine, 96 << 20)  # type: ignore[assignment]
+    await field.up()
+    job = await field.start("t1", {"1": {"steps": 100, "at": {"3": "eat"}}, "*": GOOD})
+    await published(field, job)
+    assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED]
+
+
+@pytest.mark.parametrize("manner", ["obeys", "is deaf"])
+async def test_the_deadline_is_kept_whatever_the_training_does(field: Field, manner: str) -> None:
+    at = {"20": "deaf"} if manner == "is deaf" else {}
+    job = await field.start("t1", {"*": {"steps": 100_000, "save": [5], "at": at}}, seconds=10)
+    await published(field, job)
+    row = await field.row(job)
+    assert field.light_hub.commits[-1][1] <= row.deadline_at - 2.0
+    assert await field.ends(job) == [EndReason.TRAINED]
+
+
+async def test_four_jobs_at_once_have_gpus_ports_and_folders_of_their_own(field: Field) -> None:
+    do = {"*": {"steps": 40, "step_s": 0.05, "save": [3]}}
+    jobs = [await field.start(f"t{number}", do) for number in range(4)]
+    for job in jobs:
+        await field.training(job)
+    rows = [(await field.attempts(job))[0] for job in jobs]
+    assert sorted(row.gpus for row in rows) == [("0",), ("1",), ("2",), ("3",)]
+    ports = [plan_of(field, job, 1).launch.port for job in jobs]
+    assert len(set(ports)) == 4
+    statuses = [await field.engine.poll(row.ref or "", Path(row.folder)) for row in rows]
+    assert {one.phase for one in statuses} == {Phase.RUNNING}
+    for job in jobs:
+        await published(field, job)
+    assert len(field.light_hub.repos) == 4
+
+
+async def test_a_cancelled_job_leaves_no_process_behind(field: Field) -> None:
+    job = await field.start("t1", {"*": {"steps": 100_000, "at": {"5": "deaf"}}})
+    await field.training(job, 5)
+    await field.jobs.cancel(job)
+    row = await field.over(job)
+    assert row.state is JobState.CANCELLED
+    assert await field.orphans() == []
+
+
+async def test_a_restart_adopts_what_runs_within_seconds_and_launches_nothing_twice(field: Field) -> None:
+    do = {"*": {"steps": 60, "step_s": 0.05, "save": [3, 30]}}
+    jobs = [await field.start(f"t{number}", do) for number in range(4)]
+    for job in jobs:
+        await field.training(job)
+    await field.jobs.stop()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await field.up()
+    for job in jobs:
+        await field.training(job)
+    assert loop.time() - began < 5
+    for job in jobs:
+        await published(field, job)
+        assert field.launches(job) == 1
+    assert len(field.light_hub.repos) == 4

@@ -1,0 +1,195 @@
+"""The shared cache of models: what is whole, what is kept, what goes first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from miner.jobs.inputs.cache import ModelCache, Snapshot
+from miner.jobs.inputs.locks import locked
+from miner.jobs.ports import StepFailed
+from miner.jobs.states import EndReason
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ModelCache:
+    return ModelCache(tmp_path / "models", quota=1000, keep_free=0)
+
+
+def put(cache: ModelCache, model: str, size: int = 300, used: float = 0.0, commit: str = COMMIT) -> Snapshot:
+    cache.claim(model, size)
+    (cache.partial(model, commit) / "deep").mkdir(exist_ok=True)
+    (cache.partial(model, commit) / "deep/weights").write_bytes(b"w" * size)
+    made = cache.commit(model, commit, {"single": None})
+    os.utime(made.path.with_suffix(".json"), (used, used))
+    return made
+
+
+def models(cache: ModelCache) -> list[str]:
+    return [one.model for one in cache.snapshots()]
+
+
+def test_a_committed_model_is_a_plain_folder_that_anybody_may_read(cache: ModelCache) -> None:
+    os_umask = os.umask(0o077)
+    try:
+        made = put(cache, "owner/name")
+    finally:
+        os.umask(os_umask)
+    assert made.path == cache.folder / "owner--name" / COMMIT
+    assert (made.path / "deep/weights").stat().st_mode & 0o777 == 0o644
+    assert made.path.stat().st_mode & 0o777 == 0o755
+    assert (made.path / "deep").stat().st_mode & 0o777 == 0o755
+    assert (made.bytes, made.files, made.about) == (300, {"deep/weights": 300}, {"single": None})
+    for found in (cache.find("owner/name"), cache.find("owner/name", COMMIT)):
+        assert found is not None
+        assert found.path == made.path
+    assert cache.find("owner/name", "d" * 40) is None
+    assert cache.find("owner/other") is None
+    assert cache.unfinished() == []
+
+
+def test_the_newest_snapshot_is_found_where_no_commit_is_named(cache: ModelCache) -> None:
+    put(cache, "a/b", used=5, commit="1" * 40)
+    put(cache, "a/b", used=9, commit="2" * 40)
+    found = cache.find("a/b")
+    assert found is not None
+    assert found.commit == "2" * 40
+
+
+@pytest.mark.parametrize("harm", ["short", "gone", "record"])
+def test_a_snapshot_that_is_not_whole_any_more_is_none(cache: ModelCache, harm: str) -> None:
+    made = put(cache, "a/b")
+    if harm == "short":
+        (made.path / "deep/weights").write_bytes(b"")
+    elif harm == "gone":
+        (made.path / "deep/weights").unlink()
+    else:
+        made.path.with_suffix(".json").write_text("{")
+    assert cache.find("a/b") is None
+    put(cache, "a/b")
+    assert cache.find("a/b") is not None
+
+
+def test_a_kill_between_record_and_folder_loses_nothing(cache: ModelCache) -> None:
+    made = put(cache, "a/b")
+    cache.partial("a/b", COMMIT).rmdir()
+    made.path.rename(cache.folder / ".partial/a--b" / COMMIT)
+    assert cache.find("a/b") is None
+    assert models(cache) == []
+    assert [one.model for one in cache.unfinished()] == ["a/b"]
+    cache.commit("a/b", COMMIT, {})
+    assert models(cache) == ["a/b"]
+
+
+def test_the_least_recently_used_goes_first_when_there_is_no_room(cache: ModelCache) -> None:
+    for number, name in enumerate(("a/1", "a/2", "a/3"), 1):
+        put(cache, name, used=float(number))
+    cache.find("a/1")
+    put(cache, "a/4", 300)
+    assert sorted(models(cache)) == ["a/1", "a/3", "a/4"]
+    put(cache, "a/5", 900)
+    assert models(cache) == ["a/5"]
+
+
+def test_what_a_job_needs_stays_and_then_the_disk_is_full(cache: ModelCache) -> None:
+    put(cache, "a/1", 600)
+    cache.leases.hold(7, "a/1")
+    with pytest.raises(StepFailed) as caught:
+        cache.claim("a/2", 500)
+    assert caught.value.reason is EndReason.DISK_FULL
+    assert "0.00 GB more than there is room for" in str(caught.value)
+    assert models(cache) == ["a/1"]
+    cache.leases.release(7)
+    cache.claim("a/2", 500)
+    assert models(cache) == []
+
+
+def test_the_disk_counts_as_well_as_the_quota(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path, quota=1 << 60, keep_free=1 << 58)
+    with pytest.raises(StepFailed, match="MIN_FREE_DISK_BYTES"):
+        cache.claim("a/1", 1)
+
+
+def test_what_is_fetched_right_now_is_reckoned_with_and_never_evicted(cache: ModelCache) -> None:
+    with cache.fetching("a/1"):
+        cache.claim("a/1", 700)
+        (cache.partial("a/1", COMMIT) / "x").write_bytes(b"x" * 100)
+        with pytest.raises(StepFailed):
+            cache.claim("a/2", 400)
+        cache.claim("a/2", 300)
+    assert [one.model for one in cache.unfinished()] == ["a/1"]
+    cache.claim("a/3", 1000)
+    assert cache.unfinished() == []
+
+
+def test_what_was_begun_counts_for_its_own_model(cache: ModelCache) -> None:
+    (cache.partial("a/1", COMMIT) / "x").write_bytes(b"x" * 600)
+    cache.claim("a/1", 1000)
+    assert [one.bytes for one in cache.unfinished()] == [600]
+
+
+def test_another_commit_gives_up_what_was_begun(cache: ModelCache) -> None:
+    (cache.partial("a/1", "1" * 40) / "x").write_bytes(b"x")
+    assert list(cache.partial("a/1", "2" * 40).parent.iterdir()) == [cache.partial("a/1", "2" * 40)]
+
+
+def test_pruning_takes_what_nobody_needs(cache: ModelCache) -> None:
+    for number in (1, 2, 3):
+        put(cache, f"a/{number}", 100, used=float(number))
+    (cache.partial("a/4", COMMIT) / "x").write_bytes(b"x" * 50)
+    cache.leases.hold(1, "a/2")
+    dry = cache.prune(dry_run=True)
+    assert [one.model for one in dry] == ["a/4", "a/1", "a/3"]
+    assert len(models(cache)) == 3
+    assert [one.model for one in cache.prune(to_bytes=250)] == ["a/4", "a/1"]
+    assert [one.model for one in cache.prune(models=("a/2",))] == []
+    assert [one.model for one in cache.prune(models=("a/3",))] == ["a/3"]
+    assert models(cache) == ["a/2"]
+    with locked(cache.folder / ".locks/a--2"):
+        cache.leases.release(1)
+        assert cache.prune() == []
+    assert [one.model for one in cache.prune()] == ["a/2"]
+    assert list((cache.folder / ".trash").iterdir()) == []
+
+
+def test_an_empty_cache_has_nothing(cache: ModelCache) -> None:
+    assert (cache.snapshots(), cache.unfinished(), cache.find("a/b"), cache.prune()) == ([], [], None, [])
+
+
+NAMES = st.sampled_from(["a/1", "a/2", "b", "c-d/e_f.g"])
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "hold", "release", "prune", "find"]), NAMES, st.integers(1, 700)),
+    max_size=15,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(steps=STEPS)
+def test_whatever_happens_held_models_stay_and_the_quota_holds(
+    steps: list[tuple[str, str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache = ModelCache(tmp_path_factory.mktemp("cache"), quota=1000, keep_free=0)
+    for what, model, number in steps:
+        held = {one.path for one in cache.snapshots() if one.model in cache.leases.by_model()}
+        if what == "put":
+            with contextlib.suppress(StepFailed):
+                put(cache, model, number, used=float(number), commit=f"{number:040}")
+        elif what == "hold":
+            cache.leases.hold(number, model)
+        elif what == "release":
+            cache.leases.release_all_but(())
+        elif what == "prune":
+            cache.prune(to_bytes=number)
+        else:
+            cache.find(model)
+        there = {one.path for one in cache.snapshots()}
+        assert held <= there
+        assert sum(one.bytes for one in cache.snapshots()) <= 1000
+        assert all(path.is_dir() for path in there)

@@ -1,0 +1,155 @@
+"""What an operator and a validator may want of a job while it is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from core.run_files import RunEnd
+from miner.jobs.manager import NotNow
+from miner.jobs.states import EndReason, JobState
+from miner.store.work import NoSuchJob
+from tests.miner.jobs.house import House, Trainer
+
+
+async def obeys(trainer: Trainer) -> None:
+    trainer.step(1)
+    trainer.save(0.5)
+    await trainer.wait_for_stop()
+    trainer.end(RunEnd.STOPPED)
+
+
+async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(house: House) -> None:
+    house.engine.default = obeys
+    job = await house.start()
+    await house.until(lambda: bool(house.hub.commits))
+    assert (await house.jobs.cancel(job)).state is JobState.CANCELLED
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+    assert row.submission is not None, "what is published stays"
+    (attempt,) = await house.attempts(job)
+    assert attempt.end_reason is EndReason.CANCELLED
+    assert not house.engine.runs
+    assert not house.fleet.ledger.holds
+
+
+async def test_a_training_that_will_not_end_is_killed_when_its_job_is_cancelled(house: House) -> None:
+    async def deaf(_: Trainer) -> None:
+        await asyncio.sleep(60)
+
+    house.engine.default = deaf
+    job = await house.start()
+    await house.until(lambda: bool(house.engine.submitted))
+    await house.jobs.cancel(job)
+    await house.over_within(job)
+    assert [force for _, force in house.engine.stops][-1] is True
+    assert not house.engine.runs
+
+
+async def test_a_cancelled_download_ends_at_once(house: House) -> None:
+    house.inputs.troubles = [60.0]
+    job = await house.start()
+    await asyncio.sleep(0.05)
+    await house.jobs.cancel(job)
+    assert (await house.over_within(job, 2)).state is JobState.CANCELLED
+    assert house.engine.submitted == []
+    assert house.inputs.released == [job]
+
+
+async def test_what_is_over_can_not_be_cancelled(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    with pytest.raises(NotNow, match="over already"):
+        await house.jobs.cancel(job)
+    with pytest.raises(NotNow, match="only a failed or cancelled one"):
+        await house.jobs.retry(job)
+    with pytest.raises(NoSuchJob, match="no job 99"):
+        await house.jobs.cancel(99)
+
+
+async def test_a_failed_job_can_be_tried_again_with_its_attempts_forgotten(house: House) -> None:
+    async def bad(trainer: Trainer) -> None:
+        trainer.end(RunEnd.BAD_DATA)
+
+    house.engine.scripts = [bad]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.FAILED
+    assert (await house.jobs.retry(job)).state is JobState.QUEUED
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert [one.number for one in await house.attempts(job)] == [1, 2]
+
+
+async def test_a_validator_that_starts_a_failed_job_again_gets_another_try(house: House) -> None:
+    async def bad(trainer: Trainer) -> None:
+        trainer.end(RunEnd.BAD_DATA)
+
+    house.engine.scripts = [bad]
+    job = await house.start()
+    await house.over_within(job)
+    assert await house.start(name="repo-2") == job
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-2"
+
+
+async def test_a_second_start_changes_the_name_of_what_is_being_trained(house: House) -> None:
+    house.engine.default = obeys
+    job = await house.start()
+    await house.until(lambda: bool(house.hub.commits))
+    assert await house.start(name="repo-2", seconds=2.0) == job
+    row = await house.over_within(job)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-2"
+    assert house.hub.moves == [("me/repo-1", "me/repo-2")]
+    assert len(house.engine.submitted) == 1
+
+
+async def test_a_second_start_moves_what_is_published_already(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    await house.start(name="repo-2")
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-2"
+    assert set(house.hub.repos) == {"me/repo-2"}
+    assert len(house.engine.submitted) == 1
+
+
+async def test_a_repeated_start_with_the_same_name_changes_nothing(house: House) -> None:
+    release = asyncio.Event()
+
+    async def waits(trainer: Trainer) -> None:
+        await release.wait()
+        trainer.save(0.5)
+        trainer.end()
+
+    house.engine.default = waits
+    job = await house.start()
+    await house.until(lambda: bool(house.engine.submitted))
+    for _ in range(5):
+        assert await house.start() == job
+    release.set()
+    assert (await house.over_within(job)).starts == 6
+    assert len(house.engine.submitted) == 1
+    assert len(house.hub.commits) == 1
+
+
+async def test_changes_are_told_to_whoever_listens(house: House) -> None:
+    seen: list[str] = []
+
+    async def listen() -> None:
+        async for change in house.parts.bus.listen():
+            if change.kind == "job":
+                seen.append(change.data["state"])
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    job = await house.start()
+    await house.over_within(job)
+    states = list(dict.fromkeys(seen))
+    assert states == ["queued", "preparing", "training", "publishing", "done"]
+    house.parts.bus.close()
+    await listener

@@ -1,0 +1,379 @@
+"""A job from its start to its end, with and without trouble on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.plan import TrainingPlan
+from core.progress import CheckpointEvent, OomEvent
+from core.run_files import RunEnd, RunSpec
+from miner.engines.base import Why
+from miner.jobs.ports import StepFailed
+from miner.jobs.states import EndReason, JobState
+from miner.store import work
+from tests.miner.jobs.house import FAST, EndedBy, House, Trainer, opened
+
+
+def plan_of(house: House, job: int, attempt: int) -> TrainingPlan:
+    return TrainingPlan.from_json(
+        (house.parts.data_dir / f"jobs/{job}/attempt_{attempt}/plan.json").read_text()
+    )
+
+
+def run_of(house: House, job: int, attempt: int) -> RunSpec:
+    return RunSpec.from_json((house.parts.data_dir / f"jobs/{job}/attempt_{attempt}/run.json").read_text())
+
+
+async def ends(house: House, job: int) -> list[EndReason | None]:
+    return [one.end_reason for one in await house.attempts(job)]
+
+
+def ending(end: RunEnd, detail: str = "", moment: str | None = None) -> Callable[[Trainer], Awaitable[None]]:
+    async def script(trainer: Trainer) -> None:
+        trainer.step(1)
+        trainer.end(end, detail, moment)
+
+    return script
+
+
+async def test_a_started_job_is_trained_and_published_under_the_expected_name(house: House) -> None:
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-1"
+    (attempt,) = await house.attempts(job)
+    assert attempt.end_reason is EndReason.TRAINED
+    assert house.engine.removed == [attempt.key]
+    assert house.inputs.released == [job]
+    assert not house.fleet.ledger.holds
+    assert [key.task_id for key in house.over] == ["t1"]
+
+
+async def test_every_step_is_in_the_books_with_its_beginning_and_its_end(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    steps = await house.parts.book.read(lambda db: work.steps(db, job))
+    assert [one.name for one in steps] == ["fetch", "plan", "gpus", "write", "launch", "publish"]
+    assert all(one.outcome == "ok" and one.ended_at and one.ended_at >= one.began_at for one in steps)
+
+
+async def test_the_attempt_folder_tells_what_was_run_and_holds_nothing_secret(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    folder = house.parts.data_dir / f"jobs/{job}"
+    assert (folder / "latest").readlink() == Path("attempt_1")
+    names = {one.name for one in (folder / "latest").iterdir()}
+    assert names >= {"run.json", "plan.json", "config", "command.txt", "environment.txt", "progress.jsonl"}
+    assert (folder / "latest/config/config.yml").read_text().startswith("# profile h100x4")
+    everything = b"".join(one.read_bytes() for one in (folder / "attempt_1").rglob("*") if one.is_file())
+    assert b"X-Amz-Signature" not in everything
+    spec = house.engine.submitted[0]
+    assert spec.argv[:3] == ("python", "-m", "trainer.text")
+    assert len(spec.gpus) == 4
+    assert {mount.read_only for mount in spec.mounts} == {True}
+
+
+async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next_job(house: House) -> None:
+    async def oom(trainer: Trainer) -> None:
+        trainer.say(OomEvent(t=0, moment="train", text="tried to allocate 2 GiB"))
+        trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
+
+    house.engine.scripts = [oom, oom]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert await ends(house, job) == [EndReason.OOM, EndReason.OOM, EndReason.TRAINED]
+    micros = [plan_of(house, job, number).batch for number in (1, 2, 3)]
+    assert [one.micro for one in micros] == [micros[0].micro, micros[0].micro // 2, micros[0].micro // 4]
+    assert len({one.effective for one in micros}) == 1
+    second = await house.start(task_id="t2", name="repo-2")
+    await house.over_within(second)
+    assert plan_of(house, second, 1).batch.micro == micros[2].micro
+
+
+async def test_a_ladder_without_a_rung_left_is_the_end(house: House) -> None:
+    house.engine.default = ending(RunEnd.OOM, moment="train")
+    job = await house.start()
+    row = await house.over_within(job, 30)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.OOM)
+    assert "no smaller plan" in row.detail
+
+
+async def test_a_loss_of_nan_is_tried_once_more_at_half_the_learning_rate(house: House) -> None:
+    house.engine.default = ending(RunEnd.NAN)
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.NAN)
+    first, second = (plan_of(house, job, number).optimizer.learning_rate for number in (1, 2))
+    assert second == pytest.approx(first / 2)
+    assert len(house.engine.submitted) == 2
+
+
+@pytest.mark.parametrize("end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.INFEASIBLE])
+async def test_what_another_try_can_not_mend_is_not_tried_again(house: House, end: RunEnd) -> None:
+    house.engine.default = ending(end, "column 'instruct' is missing")
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason(end.value))
+    assert row.detail == "column 'instruct' is missing"
+    assert len(house.engine.submitted) == 1
+    assert [kind for kind, _ in house.alerts] == ["job_failed"]
+
+
+async def test_a_crash_nobody_foresaw_gets_one_more_try(house: House) -> None:
+    async def crash(trainer: Trainer) -> None:
+        raise EndedBy(Why.FAILED, 1)
+
+    house.engine.default = crash
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.CRASHED)
+    assert await ends(house, job) == [EndReason.CRASHED, EndReason.CRASHED]
+
+
+async def test_a_killed_training_goes_on_from_its_last_checkpoint(house: House) -> None:
+    saved: list[Path] = []
+
+    async def killed(trainer: Trainer) -> None:
+        trainer.step(10)
+        saved.append(trainer.checkpoint(10))
+        raise EndedBy(Why.KILLED, 137)
+
+    house.engine.scripts = [killed]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert await ends(house, job) == [EndReason.KILLED, EndReason.TRAINED]
+    assert run_of(house, job, 2).resume_from == str(saved[0])
+    assert saved[0] in [mount.path for mount in house.engine.submitted[1].mounts]
+
+
+async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(house: House) -> None:
+    async def lies(trainer: Trainer) -> None:
+        (Path(trainer.run.work_dir) / "link").symlink_to("/etc")
+        trainer.say(CheckpointEvent(t=0, step=1, path=f"{trainer.run.work_dir}/link"))
+        raise EndedBy(Why.KILLED, 137)
+
+    house.engine.scripts = [lies]
+    job = await house.start()
+    await house.over_within(job)
+    assert run_of(house, job, 2).resume_from is None
+
+
+async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(house: House) -> None:
+    async def hangs(trainer: Trainer) -> None:
+        for number in range(1, 12):
+            trainer.step(number)
+            await asyncio.sleep(0.005)
+        trainer.checkpoint(11)
+        await asyncio.sleep(60)
+
+    house.engine.scripts = [hangs]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert await ends(house, job) == [EndReason.HUNG, EndReason.TRAINED]
+    first = (await house.attempts(job))[0]
+    assert "no step for" in first.detail
+    assert house.engine.dumped == [first.key]
+    assert run_of(house, job, 2).resume_from is not None
+    assert ("job_hung", f"job {job}: {first.detail}") in [(kind, text) for kind, text in house.alerts]
+
+
+async def test_a_lost_gpu_moves_the_job_to_others(house: House) -> None:
+    began = asyncio.Event()
+
+    async def long(trainer: Trainer) -> None:
+        trainer.step(1)
+        began.set()
+        await trainer.wait_for_stop()
+        trainer.end(RunEnd.STOPPED)
+
+    house.engine.scripts = [long]
+    job = await house.start()
+    await began.wait()
+    held = house.engine.submitted[0].gpus
+    stock = house.fleet.stock
+    cards = tuple(replace(one, out="fell off the bus") if one.id == held[0] else one for one in stock.gpus)
+    assert stock.hardware is not None
+    less = stock.hardware.model_copy(update={"gpus": stock.hardware.gpus.take(3)})
+    house.fleet.update(replace(stock, gpus=cards, hardware=less, failed={held[0]: "fell off the bus"}))
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert await ends(house, job) == [EndReason.GPU_LOST, EndReason.TRAINED]
+    assert held[0] not in house.engine.submitted[1].gpus
+
+
+async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_another_try(house: House) -> None:
+    async def saves_and_crashes(trainer: Trainer) -> None:
+        trainer.save(0.5)
+        raise EndedBy(Why.FAILED, 1)
+
+    house.engine.default = saves_and_crashes
+    job = await house.start(seconds=20)
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED)
+    assert await ends(house, job) == [EndReason.CRASHED]
+
+
+async def test_a_later_attempt_never_replaces_a_better_model(house: House) -> None:
+    async def saves_and_dies(trainer: Trainer) -> None:
+        trainer.save(0.5)
+        await asyncio.sleep(0.05)
+        raise EndedBy(Why.KILLED, 137)
+
+    async def worse(trainer: Trainer) -> None:
+        trainer.save(0.9)
+        await asyncio.sleep(0.05)
+        trainer.end()
+
+    house.engine.scripts = [saves_and_dies, worse]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert len(house.engine.submitted) == 2
+    assert house.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.5 1"
+    assert len(house.hub.commits) == 1
+
+
+async def test_a_first_model_is_published_while_the_training_goes_on_and_a_better_one_replaces_it(
+    house: House,
+) -> None:
+    async def two(trainer: Trainer) -> None:
+        trainer.step(1)
+        trainer.save(0.9, 1)
+        while not house.hub.commits:
+            await asyncio.sleep(0.005)
+        trainer.save(0.5, 2)
+        trainer.end()
+
+    house.engine.scripts = [two]
+    job = await house.start()
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE
+    assert len(house.hub.commits) == 2
+    assert house.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.5 2"
+
+
+async def test_a_hub_that_fails_early_does_not_disturb_the_training(house: House) -> None:
+    house.hub.troubles = [StepFailed(EndReason.NETWORK, "cut"), StepFailed(EndReason.BAD_SUBMISSION, "bad")]
+
+    async def saves(trainer: Trainer) -> None:
+        for number in (1, 2, 3):
+            trainer.save(1.0 / number, number)
+            await asyncio.sleep(0.1)
+        trainer.end()
+
+    house.engine.scripts = [saves]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert await ends(house, job) == [EndReason.TRAINED]
+
+
+async def test_a_network_that_comes_back_costs_a_pause_and_nothing_else(house: House) -> None:
+    cut = StepFailed(EndReason.NETWORK, "connection reset")
+    house.inputs.troubles = [cut, cut]
+    house.hub.troubles = [cut, StepFailed(EndReason.RATE_LIMITED, "429", retry_after=0.02)]
+    job = await house.start()
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert len(house.engine.submitted) == 1
+
+
+async def test_inputs_that_nobody_can_have_end_the_job_at_once(house: House) -> None:
+    house.inputs.troubles = [StepFailed(EndReason.MODEL_GATED, "tiny/llama is gated")]
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.MODEL_GATED)
+    assert house.engine.submitted == []
+
+
+async def test_a_model_that_its_check_refuses_is_trained_once_more(tmp_path: Path) -> None:
+    async with opened(tmp_path / "data", replace(FAST, publish_early=False)) as house:
+        await refused_once(house)
+
+
+async def refused_once(house: House) -> None:
+    house.hub.troubles = [StepFailed(EndReason.BAD_SUBMISSION, "weights are NaN")]
+
+    async def saves_last(trainer: Trainer) -> None:
+        trainer.save(0.5)
+        trainer.end()
+        await asyncio.sleep(0)
+
+    house.engine.default = saves_last
+    job = await house.start()
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE
+    assert await ends(house, job) == [EndReason.BAD_SUBMISSION, EndReason.TRAINED]
+    assert (house.parts.data_dir / f"jobs/{job}/attempt_1/submission.refused").is_dir()
+
+
+async def test_an_engine_that_does_not_answer_changes_nothing(house: House) -> None:
+    began = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def waits(trainer: Trainer) -> None:
+        began.set()
+        await go_on.wait()
+        trainer.save(0.5)
+        trainer.end()
+
+    house.engine.scripts = [waits]
+    job = await house.start()
+    await began.wait()
+    house.engine.gone = True
+    live = house.jobs.live(job)
+    assert live is not None
+    await house.until(lambda: "does not answer" in live.trouble)
+    go_on.set()
+    await asyncio.sleep(0.05)
+    assert (await house.parts.book.load(job)).state is JobState.TRAINING
+    house.engine.gone = False
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert len(house.engine.submitted) == 1
+
+
+async def test_an_engine_that_is_gone_at_the_start_is_waited_for(house: House) -> None:
+    house.engine.gone = True
+    job = await house.start()
+    await asyncio.sleep(0.1)
+    house.engine.gone = False
+    assert (await house.over_within(job)).state is JobState.DONE
+    assert len(house.engine.submitted) == 1
+
+
+async def test_our_own_mistake_is_tried_twice_and_then_ends_the_job(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(house.inputs, "fetch", fails)
+    job = await house.start()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.BUG)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_jobs_at_once_have_their_own_gpus_ports_and_folders(house: House) -> None:
+    release = asyncio.Event()
+
+    async def waits(trainer: Trainer) -> None:
+        await release.wait()
+        trainer.save(0.5)
+        trainer.end()
+
+    house.engine.default = waits
+    jobs = [await house.start(task_id=f"t{number}", name=f"r{number}") for number in range(4)]
+    await house.until(lambda: bool(house.engine.submitted))
+    release.set()
+    for job in jobs:
+        assert (await house.over_within(job, 20)).state is JobState.DONE
+    ports = [plan_of(house, job, 1).launch.port for job in jobs]
+    assert all(port is not None for port in ports)
+    folders = {spec.run_dir for spec in house.engine.submitted}
+    assert len(folders) == 4
+    assert {f"me/r{number}" for number in range(4)} == set(house.hub.repos)
+    assert json.loads((house.parts.data_dir / "jobs/1/published.json").read_text())["repo"] == "me/r0"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from core.models import Family
+from core.tasks import ImageModelType
+from miner.offers.ask import size_of, understand
+from tests.miner.offers.builders import offer, picture_offer
+
+
+def test_a_text_offer_is_called_by_its_type_and_sized_by_its_count() -> None:
+    ask = understand(offer())
+    assert (ask.kinds, ask.params, ask.size.doubt) == (("instruct",), 8_030_261_248, None)
+    assert ask.model.family is Family.LLAMA
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "taken_for", "doubt"),
+    [
+        ("someone/tiny-1b", 70_000_000_000, 70_000_000_000, True),
+        ("someone/giant-70b", 7_000_000_000, 70_000_000_000, True),
+        ("someone/model-70b-awq", 9_000_000_000, 70_000_000_000, True),
+        ("someone/llama-8b", 7_000_000_000, 7_000_000_000, False),
+        ("someone/no-size", 7_000_000_000, 7_000_000_000, False),
+        ("someone/llama-8b", None, 8_000_000_000, False),
+        ("someone/llama-8b", 0, 8_000_000_000, False),
+        ("someone/no-size", 0, None, False),
+    ],
+)
+def test_of_two_sizes_that_contradict_each_other_the_larger_is_planned_for(
+    name: str, count: int | None, taken_for: int | None, doubt: bool
+) -> None:
+    found = size_of(name, count)
+    assert (found.params, found.doubt is not None) == (taken_for, doubt)
+    ask = understand(offer(model=name, model_params_count=count))
+    assert ask.planned_params == (taken_for if doubt else count)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "billions"),
+    [
+        ("a/llama-8b", 8_030_261_248, 8),
+        ("a/llama-70b", 70_553_706_496, 40),
+        ("a/llama-1b", 300_000_000, 1),
+        ("a/llama-70b", None, 8),
+        ("a/llama-3b", None, 3),
+        ("a/llama", None, 1),
+        ("a/llama", 0, 1),
+    ],
+)
+def test_billions_are_counted_as_validators_count_them(name: str, count: int | None, billions: int) -> None:
+    assert understand(offer(model=name, model_params_count=count)).billions == billions
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("rayonlabs/FLUX.1-dev", ("flux", "image")),
+        ("stabilityai/stable-diffusion-xl-base-1.0", ("sdxl", "image")),
+        ("runwayml/stable-diffusion-v1-5", ("sd", "sdxl", "image")),
+        ("stabilityai/stable-diffusion-2-1", ("sd", "sdxl", "image")),
+        ("someone/sd-1.5-anime", ("sd", "sdxl", "image")),
+        ("someone/sd1x-lightning", ("sdxl", "image")),
+        ("someone/my-sdxl-1", ("sdxl", "image")),
+    ],
+)
+def test_a_picture_offer_is_called_by_its_image_model_first(name: str, kinds: tuple[str, ...]) -> None:
+    assert understand(picture_offer(model=name)).kinds == kinds
+
+
+def test_what_a_start_says_of_the_image_model_wins_over_its_name() -> None:
+    ask = understand(picture_offer(), ImageModelType.QWEN_IMAGE)
+    assert ask.kinds == ("qwen-image", "image")
+    assert ask.model.family is Family.QWEN_IMAGE

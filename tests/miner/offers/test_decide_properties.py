@@ -1,0 +1,187 @@
+"""What holds for any offer, fleet and policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from core.tasks import TaskType
+from core.wire import MAX_COUNT, MinerTaskOffer
+from miner.fleet.base import FleetSnapshot, Hold, HoldKind, TaskKey
+from miner.offers.decision import Decision
+from miner.offers.history import History
+from tests.miner.offers.builders import HOUR, NOON, decided, fleet, offer, outcome, policy
+
+NAMES = st.sampled_from(
+    [
+        "meta-llama/Llama-3.1-8B",
+        "unsloth/Llama-3.3-70B-Instruct",
+        "Qwen/Qwen2.5-0.5B",
+        "someone/mystery",
+        "someone/tiny-1b-of-70b",
+        "mistralai/Mixtral-8x7B-v0.1",
+        "rayonlabs/FLUX.1-dev",
+        "a",
+    ]
+)
+WORDS = st.from_regex(r"\A[A-Za-z0-9_]{1,20}/[A-Za-z0-9_]{1,20}\Z")
+OFFERS = st.builds(
+    MinerTaskOffer,
+    model=NAMES | WORDS,
+    hours_to_complete=st.floats(0, 10_000) | st.sampled_from([0.0, 0.1, 1.0, 3.0, 6.0]),
+    task_id=st.just("task-1"),
+    task_type=st.sampled_from(TaskType),
+    ds_size=st.none() | st.integers(0, MAX_COUNT),
+    model_params_count=st.none() | st.integers(0, MAX_COUNT) | st.sampled_from([8 * 10**9, 70 * 10**9]),
+)
+SENSIBLE = st.builds(
+    offer,
+    model=NAMES,
+    hours_to_complete=st.floats(0.5, 10),
+    task_type=st.sampled_from(TaskType),
+    model_params_count=st.none() | st.sampled_from([10**9, 8 * 10**9, 34 * 10**9]),
+)
+POLICIES = st.sampled_from(["h100x4", "h100x8", "conservative", "everything-feasible"])
+PROFILES = st.sampled_from(["h100x4-strategy", "h100x8", "steady", "h100x4"])
+
+
+@st.composite
+def holds(draw: st.DrawFn, cards: int = 8) -> tuple[Hold, ...]:
+    """Windows that do not overlap on any card, as a fleet keeps them."""
+    found, free_from = [], [-3.0] * cards
+    for number in range(draw(st.integers(0, 12))):
+        chosen = draw(st.sets(st.integers(0, cards - 1), min_size=1, max_size=cards))
+        start = max(free_from[card] for card in chosen) + draw(st.floats(0, 3))
+        end = start + draw(st.floats(0.05, 6))
+        for card in chosen:
+            free_from[card] = end
+        found.append(
+            Hold(
+                TaskKey("v", f"t{number}"),
+                draw(st.sampled_from(HoldKind)),
+                tuple(str(card) for card in sorted(chosen)),
+                NOON + start * HOUR,
+                NOON + end * HOUR,
+                draw(st.floats(-1, 5)),
+            )
+        )
+    return tuple(found)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetSnapshot:
+    return fleet(draw(st.sampled_from(["8xH100", "8xA100-PCIE-40GB", "8xL4"])), *draw(holds()))
+
+
+def assert_nothing_is_booked_twice(found: Decision, on: FleetSnapshot, now: float = NOON) -> None:
+    place = found.placement
+    if place is None:
+        return
+    assert place.gpus
+    assert len(set(place.gpus)) == len(place.gpus)
+    assert set(place.gpus) <= {gpu.id for gpu in on.usable}
+    assert now <= place.starts_at < place.ends_at
+    for one in on.holds:
+        if set(one.gpus) & set(place.gpus):
+            assert one.ends_at <= place.starts_at or place.ends_at <= one.starts_at
+
+
+@settings(max_examples=150)
+@given(OFFERS, POLICIES, PROFILES, fleets())
+def test_any_offer_gets_a_decision_that_books_no_gpu_twice(
+    asked: MinerTaskOffer, name: str, plan_by: str, on: FleetSnapshot
+) -> None:
+    found = decided(asked, policy(name), on, plan_by=plan_by)
+    assert found.accepted is not bool(found.failed)
+    assert all(reason.way for reason in found.failed)
+    assert not found.accepted or found.placement is not None
+    assert_nothing_is_booked_twice(found, on)
+
+
+@settings(max_examples=60)
+@given(SENSIBLE, fleets(), PROFILES)
+def test_what_is_accepted_fits_between_its_start_and_its_deadline(
+    asked: MinerTaskOffer, on: FleetSnapshot, plan_by: str
+) -> None:
+    found = decided(asked, on=on, plan_by=plan_by)
+    assume(found.accepted)
+    assert found.plan is not None
+    assert found.placement is not None
+    seconds = asked.hours_to_complete * HOUR
+    assert found.plan.wait_s + found.plan.busy_s <= seconds
+    delay = policy().terms.fitting.start_delay
+    assert found.placement.ends_at - NOON <= seconds + delay + 1e-6
+    held = found.placement.ends_at - found.placement.starts_at
+    assert held >= found.plan.busy_s
+
+
+@settings(max_examples=60)
+@given(SENSIBLE, st.data(), PROFILES)
+def test_one_hold_more_never_turns_a_refusal_into_an_acceptance(
+    asked: MinerTaskOffer, data: st.DataObject, plan_by: str
+) -> None:
+    taken = data.draw(holds())
+    assume(taken)
+    fewer = decided(asked, on=fleet("8xH100", *taken[:-1]), plan_by=plan_by)
+    more = decided(asked, on=fleet("8xH100", *taken), plan_by=plan_by)
+    assert more.accepted <= fewer.accepted
+
+
+LIMITS: dict[str, st.SearchStrategy[tuple[Any, Any]]] = {
+    "rules.max_hours": st.tuples(st.floats(0.5, 12), st.floats(0, 12)).map(lambda it: (it[0], sum(it))),
+    "rules.max_jobs": st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda it: (it[0], sum(it))),
+    "rules.min_value": st.tuples(st.floats(-1, 3), st.floats(0, 3)).map(lambda it: (sum(it), it[0])),
+    "rules.min_success": st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda it: (max(it), min(it))),
+    "score.threshold": st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda it: (max(it), min(it))),
+}
+
+
+@settings(max_examples=60)
+@given(SENSIBLE, fleets(), st.sampled_from(sorted(LIMITS)), st.data())
+def test_a_kinder_limit_never_turns_an_acceptance_into_a_refusal(
+    asked: MinerTaskOffer, on: FleetSnapshot, key: str, data: st.DataObject
+) -> None:
+    strict, kind = data.draw(LIMITS[key])
+    # A longer limit makes a task look shorter, never longer, so the score can only rise.
+    one = decided(asked, policy("h100x8", **{key.replace(".", "__"): strict}), on)
+    other = decided(asked, policy("h100x8", **{key.replace(".", "__"): kind}), on)
+    assert one.accepted <= other.accepted
+
+
+@settings(max_examples=30)
+@given(SENSIBLE, st.lists(st.booleans(), max_size=12))
+def test_one_more_success_never_lowers_score_or_value(asked: MinerTaskOffer, ends: list[bool]) -> None:
+    history = History(outcome(number, published=end) for number, end in enumerate(ends))
+    before = decided(asked, policy("h100x8"), history=history)
+    history.add(outcome(1000, published=True))
+    after = decided(asked, policy("h100x8"), history=history)
+    assert after.score is not None
+    assert before.score is not None
+    assert after.score >= before.score - 1e-12
+    assert after.value is not None
+    assert before.value is not None
+    assert after.value.points >= before.value.points - 1e-12
+
+
+@settings(max_examples=30)
+@given(SENSIBLE, fleets(), POLICIES)
+def test_the_same_question_gets_the_same_answer(asked: MinerTaskOffer, on: FleetSnapshot, name: str) -> None:
+    assert decided(asked, policy(name), on) == decided(asked, policy(name), on)
+
+
+@settings(max_examples=20)
+@given(st.lists(SENSIBLE, min_size=5, max_size=25), st.sampled_from(["h100x8", "steady"]))
+def test_offers_that_come_one_after_the_other_never_share_a_gpu(
+    offers: list[MinerTaskOffer], plan_by: str
+) -> None:
+    taken: tuple[Hold, ...] = ()
+    for number, asked in enumerate(offers):
+        on = fleet("8xH100", *taken)
+        found = decided(asked, on=on, plan_by=plan_by)
+        assert_nothing_is_booked_twice(found, on)
+        if found.accepted and found.placement is not None:
+            place = found.placement
+            key = TaskKey("v", str(number))
+            taken += (Hold(key, HoldKind.OFFER, place.gpus, place.starts_at, place.ends_at),)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from core.tasks import TaskType
+from miner.offers.decision import Decision, PlanBrief
+from tests.miner.offers.builders import (
+    HOUR,
+    NOON,
+    decided,
+    fleet,
+    hold,
+    offer,
+    picture_offer,
+    policy,
+    verdict,
+)
+
+
+def brief(found: Decision) -> PlanBrief:
+    assert found.plan is not None
+    return found.plan
+
+
+def test_gpus_are_held_for_the_plan_and_something_to_spare_but_not_beyond_the_deadline() -> None:
+    asked = picture_offer(hours_to_complete=3.0)
+    short = decided(asked, policy(fitting__spare=0.5, fitting__start_delay="10m"))
+    assert short.placement is not None
+    held = short.placement.ends_at - short.placement.starts_at
+    assert held == pytest.approx(1.5 * brief(short).busy_s + 600)
+    long = decided(offer(model="a/llama-13b", model_params_count=13 * 10**9), policy(fitting__spare=1))
+    assert long.placement is not None
+    assert long.placement.ends_at - NOON == 3 * HOUR + 300
+
+
+def test_a_task_waits_for_its_gpus_and_is_planned_for_the_hours_that_are_left() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=0.4))
+    waiting = decided(on=busy, by=policy(fitting__max_wait="30m"))
+    assert waiting.accepted
+    assert waiting.placement is not None
+    assert waiting.placement.starts_at == pytest.approx(NOON + 0.4 * HOUR, abs=130)
+    assert brief(waiting).wait_s == pytest.approx(0.4 * HOUR, abs=130)
+    assert brief(waiting).epochs < brief(decided()).epochs
+    assert brief(waiting).wait_s + brief(waiting).busy_s <= 3 * HOUR
+    assert "of waiting" in verdict(waiting, "gpus").text
+
+
+def test_no_task_waits_longer_than_allowed_and_is_told_how_long_it_would() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=1.5))
+    refused = decided(on=busy, by=policy(fitting__max_wait="30m"))
+    found = verdict(refused, "gpus")
+    assert not found.passed
+    assert "free in 1 h 30 min" in found.text
+    assert found.way.startswith("fitting.max_wait of 90m")
+    assert decided(on=busy, by=policy(fitting__max_wait="90m")).accepted
+    never = verdict(decided(on=fleet("4xH100", hold("a", "0123", end=9))), "gpus")
+    assert "until its deadline" in never.text
+
+
+def test_a_wait_that_leaves_too_little_time_is_no_way_out() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=0.9))
+    refused = decided(offer(hours_to_complete=1.0), policy(fitting__max_wait="1h"), busy)
+    assert not verdict(refused, "gpus").passed
+    assert verdict(refused, "plan").passed
+
+
+def test_where_too_few_are_free_it_is_planned_for_fewer() -> None:
+    busy = fleet("4xH100", hold("a", "01", end=9))
+    fewer = decided(plan_by="h100x4", on=busy, by=policy())
+    assert fewer.placement is not None
+    assert len(fewer.placement.gpus) == 2
+    assert brief(fewer).gpus == 2
+    stubborn = decided(plan_by="h100x4", on=busy, by=policy(fitting__fewer_gpus=False))
+    assert not stubborn.accepted
+
+
+def test_of_waiting_and_fewer_gpus_the_one_that_trains_more_is_taken() -> None:
+    soon = fleet("4xH100", hold("a", "01", end=0.1))
+    found = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="h100x4", on=soon)
+    assert found.placement is not None
+    assert len(found.placement.gpus) == 4
+    later = fleet("4xH100", hold("a", "01", end=0.45))
+    small = decided(picture_offer(), plan_by="h100x4", on=later)
+    assert small.placement is not None
+    assert small.placement.starts_at == NOON
+
+
+def test_a_lane_keeps_its_gpus_and_overflows_where_it_may() -> None:
+    on_lane = decided(on=fleet("8xH100"), plan_by="h100x8")
+    assert on_lane.placement is not None
+    assert on_lane.placement.gpus == ("2", "3")
+    assert on_lane.placement.why.startswith("lane medium")
+    full = fleet("8xH100", hold("a", "23", end=9))
+    beyond = decided(on=full, plan_by="h100x8")
+    assert beyond.placement is not None
+    assert not set(beyond.placement.gpus) & {"2", "3"}
+    assert "beyond lane medium" in beyond.placement.why
+
+
+def test_the_reference_pass_must_leave_time_with_the_largest_dataset_too() -> None:
+    asked = offer(
+        model="mistralai/Mistral-7B-Instruct-v0.3",
+        model_params_count=7_248_023_552,
+        task_type=TaskType.DPO,
+        hours_to_complete=4.0,
+    )
+    assert decided(asked, plan_by="steady").accepted
+    found = decided(asked, plan_by="steady", on=fleet("1xH100"))
+    assert not verdict(found, "plan").passed
+    assert "500,000 rows" in verdict(found, "plan").text
+    assert found.message.startswith("Not taken: the task can't be finished")
+    busy = fleet("4xH100", hold("a", "012", end=9))
+    assert not decided(asked, plan_by="steady", on=busy).accepted
+    assert decided(asked, plan_by="h100x4-strategy", on=busy).accepted
+
+
+def test_the_number_of_pictures_counts_and_that_of_a_text_offer_does_not() -> None:
+    few, many = (brief(decided(picture_offer(ds_size=size))) for size in (10, 50))
+    assert few.busy_s < many.busy_s
+    assert brief(decided(offer(ds_size=10))) == brief(decided(offer(ds_size=10**9)))

@@ -1,0 +1,121 @@
+"""A hub on loopback, submissions, and a publisher between them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from core.tasks import TaskType
+from core.wire import MinerSubmission
+from miner.jobs.ports import Outgoing
+from miner.publish import HubPublisher, PublishTo
+from tests.core.submission import folders
+from tests.core.submission.folders import BASE_ID
+from tests.core.submission.test_model_hash import plainly
+from tests.doubles.hub import Hub
+from tests.doubles.hub_repos import Blob
+from tests.doubles.hub_upload import Unseen
+
+REPO = "3f0c6a52-0000-4000-8000-123456789abc"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@dataclass
+class Bench:
+    """What a test of publishing needs at hand."""
+
+    hub: Hub
+    folder: Path
+    told: list[tuple[str, int, int | None]] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+    submission: Path = Path()
+
+    def __post_init__(self) -> None:
+        self.base = folders.base(self.folder / "base")
+        self.submission = folders.adapter(self.folder / "submission")
+
+    def publisher(self, **more: Any) -> HubPublisher:
+        about: dict[str, Any] = {
+            "hub": "huggingface",
+            "endpoint": self.hub.url,
+            "token": SecretStr(self.hub.token),
+            "user": "tester",
+            "folder": self.folder / "state",
+        }
+        about |= {name: more.pop(name) for name in list(more) if name in about}
+        return HubPublisher(
+            PublishTo(**about), first_pause=0.01, noted=lambda _, text: self.noted.append(text), **more
+        )
+
+    def outgoing(self, **changes: Any) -> Outgoing:
+        about: dict[str, Any] = {
+            "job_id": 1,
+            "task_id": "task-1",
+            "task_type": TaskType.INSTRUCT,
+            "model": BASE_ID,
+            "model_path": self.base,
+            "folder": self.submission,
+            "repo_name": REPO,
+            "finish_by": time.time() + 120,
+        }
+        return Outgoing(**about | changes)
+
+    async def publish(self, publisher: HubPublisher | None = None, **changes: Any) -> MinerSubmission:
+        made = publisher or self.publisher()
+        return await made.publish(self.outgoing(**changes), lambda *what: self.told.append(what))
+
+    def there(self, name: str = REPO, owner: str = "tester") -> dict[str, Blob]:
+        files = dict(self.hub.repo(f"{owner}/{name}").head.files)
+        files.pop(".gitattributes")
+        return files
+
+    def hash_of(self, name: str = REPO, owner: str = "tester") -> str | None:
+        """Taken as a validator does: of a snapshot of what the hub holds."""
+        folder = self.folder / f"snapshot-{time.monotonic_ns()}"
+        for path, blob in self.hub.repo(f"{owner}/{name}").head.files.items():
+            assert not isinstance(blob, Unseen)
+            assert isinstance(blob.content, bytes)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(blob.content)
+        return plainly(folder)
+
+
+@pytest.fixture
+def bench(hub: Hub, tmp_path: Path) -> Bench:
+    return Bench(hub, tmp_path)
+
+
+def workers(parent: int | None = None) -> list[int]:
+    """The publishing processes of this process that are running."""
+    found = []
+    for path in Path(f"/proc/{parent or os.getpid()}/task").glob("*/children"):
+        for pid in path.read_text().split():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"miner.publish.worker" in words:
+                found.append(int(pid))
+    return found
+
+
+def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Wait for something that other threads or processes do."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if happened():
+            return True
+        time.sleep(0.01)
+    return False

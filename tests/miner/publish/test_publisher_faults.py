@@ -1,0 +1,312 @@
+"""Every way in which publishing goes wrong, with the real client: what is tried again, resumed, told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from core.wire import MinerSubmission
+from miner.jobs.ports import StepFailed
+from miner.jobs.states import EndReason
+from miner.publish import publisher as module
+from tests.core.submission import folders
+from tests.core.submission.folders import bf16, safetensors, write
+from tests.doubles.flaky import Reply, Request
+from tests.doubles.hub import Hub
+from tests.doubles.hub_repos import Blob, Commit
+from tests.miner.publish.conftest import REPO, Bench, until, workers
+
+PART = 100_000
+
+
+def large(bench: Bench, files: int = 1) -> Path:
+    """A submission whose weights are sent in ten parts each."""
+    bench.hub.part_size = PART
+    width = PART * 10 // 2 // 100 - 60
+    if files == 1:
+        weights = {"a.lora_A.weight": bf16(width, 100)}
+        return write(bench.submission, {"adapter_model.safetensors": safetensors(weights)})
+    folder, where, content = bench.folder / "full", {}, {}
+    for number in range(1, files + 1):
+        name = f"model-{number:05}-of-{files:05}.safetensors"
+        content[name] = safetensors({f"model.{number}.weight": bf16(width, 100, seed=number)})
+        where[f"model.{number}.weight"] = name
+    index = {"weight_map": where}
+    return write(
+        folder, {"config.json": folders.SAVED_CONFIG, "model.safetensors.index.json": index, **content}
+    )
+
+
+async def failed(bench: Bench, made: module.HubPublisher | None = None, **changes: object) -> StepFailed:
+    with pytest.raises(StepFailed) as caught:
+        await bench.publish(made, **changes)
+    return caught.value
+
+
+async def test_a_connection_cut_in_the_last_part_costs_that_part_and_nothing_else(bench: Bench) -> None:
+    folder = large(bench)
+    bench.hub.fail("PUT /upload/[0-9a-f]+/10", cut_request_after=PART // 2)
+    made = await bench.publish(bench.publisher(tries=1), folder=folder)
+    assert made.model_hash == bench.hash_of()
+    size = (folder / "adapter_model.safetensors").stat().st_size
+    assert size < bench.hub.bytes_taken("PUT /upload") <= size + PART
+
+
+async def test_killed_at_99_percent_the_files_that_arrived_are_not_sent_again(bench: Bench) -> None:
+    folder = large(bench, files=4)
+    bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=3, request_rate=20_000)
+    publishing = asyncio.create_task(bench.publish(folder=folder))
+    await asyncio.to_thread(until, lambda: len(bench.hub.lines("POST /complete")) == 3)
+    (pid,) = workers()
+    os.kill(pid, signal.SIGKILL)
+    first = bench.hub.bytes_taken("PUT /upload")
+    made = await publishing
+    assert made.model_hash == bench.hash_of()
+    assert first > 3.8 * 10 * PART
+    assert bench.hub.bytes_taken("PUT /upload") - first < 1.2 * 10 * PART
+
+
+async def test_killed_at_the_end_a_deduplicated_file_goes_on_in_its_middle(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.hub.deduplicated = tmp_path / "store"
+    size = 200_000_000
+    write(
+        bench.submission, {"adapter_model.safetensors": safetensors({"a": ("I8", [size], os.urandom(size))})}
+    )
+    publishing = asyncio.create_task(bench.publish())
+    # Pieces of 64 MB are stored; what the client knows of them it writes down every second.
+    assert await asyncio.to_thread(until, lambda: _stored(tmp_path) > 0.9 * size)
+    (pid,) = workers()
+    os.kill(pid, signal.SIGKILL)
+    made = await publishing
+    assert made.model_hash is not None
+    assert bench.hub.lines("PUT /upload") == []
+    (said,) = [text for text in bench.noted if text.startswith("published")]
+    assert int(said.split("bytes, ")[1].split(" ")[0].replace(",", "")) < 0.75 * size
+
+
+def _stored(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+
+
+async def test_a_store_that_fails_again_and_again_is_gone_around(bench: Bench, tmp_path: Path) -> None:
+    bench.hub.deduplicated = tmp_path / "no" / "such" / "\0store"
+    made = await bench.publish()
+    assert made.model_hash == bench.hash_of()
+    assert bench.hub.lines("PUT /upload")
+
+
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [("POST /api/repos/create", 500), ("GET /api/models/.*/tree", 503), ("POST .*/commit", 502)],
+)
+async def test_a_hub_in_trouble_is_asked_again(bench: Bench, where: str, status: int) -> None:
+    bench.hub.fail(where, status=status)
+    assert (await bench.publish()).model_hash == bench.hash_of()
+
+
+async def test_a_hub_that_stays_in_trouble_is_left_for_later(bench: Bench) -> None:
+    bench.hub.fail("POST /api/repos/create", status=500, times=None)
+    error = await failed(bench, bench.publisher(tries=3))
+    assert error.reason is EndReason.NETWORK
+    assert "answers 500" in str(error)
+    assert len(bench.hub.lines("POST /api/repos/create")) == 3
+
+
+async def test_a_hub_that_is_not_there_is_left_for_later(bench: Bench) -> None:
+    error = await failed(bench, bench.publisher(tries=2, endpoint="http://127.0.0.1:9"))
+    assert error.reason is EndReason.NETWORK
+    assert "can't be reached" in str(error)
+
+
+async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: Bench) -> None:
+    bench.hub.fail("POST .*/commit", no_reply=True)
+    made = await bench.publish()
+    assert made.model_hash == bench.hash_of()
+    assert len(bench.hub.repo(made.repo).commits) == 2
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(bench: Bench) -> None:
+    waited: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    bench.hub.fail("POST /api/repos/create", status=429, headers={"Retry-After": "7"})
+    await bench.publish(bench.publisher(pause=pause))
+    assert waited == [7.0]
+
+
+async def test_a_rate_limit_that_stays_is_told_as_one(bench: Bench) -> None:
+    bench.hub.fail("POST /api/repos/create", status=429, times=None, headers={"Retry-After": "0"})
+    error = await failed(bench, bench.publisher(tries=2))
+    assert error.reason is EndReason.RATE_LIMITED
+    assert error.retry_after == 0
+
+
+async def test_a_rate_limit_in_the_middle_of_an_upload_is_shown_while_it_is_waited_for(bench: Bench) -> None:
+    bench.hub.fail("PUT /upload", status=429, headers={"Retry-After": "0"})
+    await bench.publish()
+    assert any("Rate limited. Waiting" in text for text in bench.noted)
+
+
+async def test_a_wrong_token_is_told_at_once_and_never_shown(bench: Bench) -> None:
+    wrong = "hf_" + "w" * 34
+    error = await failed(bench, bench.publisher(token=SecretStr(wrong), user=None))
+    assert error.reason is EndReason.HUB_REFUSED
+    assert "HF_TOKEN" in str(error)
+    assert len(bench.hub.requests) == 1
+    assert wrong not in str(error)
+
+
+async def test_no_token_is_told_without_asking(bench: Bench) -> None:
+    error = await failed(bench, bench.publisher(token=None))
+    assert error.reason is EndReason.HUB_REFUSED
+    assert "HF_TOKEN is not set" in str(error)
+    assert bench.hub.requests == []
+
+
+async def test_a_token_that_may_only_read_is_told_at_once(bench: Bench) -> None:
+    bench.hub.roles["tester"] = {"role": "read"}
+    error = await failed(bench)
+    assert error.reason is EndReason.HUB_REFUSED
+    assert "may not write there" in str(error)
+    assert len(bench.hub.lines("create")) == 1
+
+
+async def test_somebody_who_writes_at_the_same_time_is_seen_and_overruled(bench: Bench) -> None:
+    bench.hub.fail("POST .*/commit", status=412, body=b'{"error": "A commit has happened since."}')
+    assert (await bench.publish()).model_hash == bench.hash_of()
+    assert len(bench.hub.lines("POST .*/commit")) == 2
+
+
+class DamagingHub(Hub):
+    """Keeps something else than what it was sent."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def answer(self, request: Request) -> Reply:
+        reply = super().answer(request)
+        if request.line.endswith("/commit/main") and reply.status == 200 and self.times:
+            self.times -= 1
+            repo = self.repo(f"tester/{REPO}")
+            head, name = repo.head, "adapter_model.safetensors"
+            files = {**head.files, name: Blob(b"x" * head.files[name].size, large=True)}
+            repo.commits[-1] = Commit(head.sha, head.title, head.at, files)
+        return reply
+
+
+async def test_damage_on_the_hubs_side_is_noticed_and_repaired(tmp_path: Path) -> None:
+    with DamagingHub(times=1) as hub:
+        bench = Bench(hub, tmp_path)
+        assert (await bench.publish()).model_hash == bench.hash_of()
+        assert len(hub.lines("POST .*/commit")) == 2
+
+
+async def test_damage_that_stays_is_told_with_the_file(tmp_path: Path) -> None:
+    with DamagingHub(times=99) as hub:
+        bench = Bench(hub, tmp_path)
+        error = await failed(bench, bench.publisher(tries=2))
+        assert error.reason is EndReason.NETWORK
+        assert "holds something else than was sent: adapter_model.safetensors" in str(error)
+
+
+async def test_a_repository_that_strangers_can_not_see_is_no_success(bench: Bench) -> None:
+    bench.hub.fail(f"GET /api/models/tester/{REPO}$", skip=2, times=None, status=401)
+    error = await failed(bench, bench.publisher(tries=1))
+    assert "can't be seen without a token" in str(error)
+
+
+async def test_an_upload_that_will_be_late_is_told_and_ended_at_its_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.publish.pace.LEAST_SECONDS", 0.3)
+    folder = large(bench)
+    bench.hub.fail("PUT /upload", request_rate=40_000, times=None)
+    began = time.time()
+    # Long enough for a process to start on a busy machine, too short for the upload.
+    error = await failed(bench, folder=folder, finish_by=began + 7)
+    assert error.reason is EndReason.DEADLINE
+    assert time.time() - began < 12
+    assert any("will not be done in time" in text for text in bench.noted)
+    assert workers() == []
+
+
+async def test_a_time_that_is_over_is_not_begun_with(bench: Bench) -> None:
+    assert (await failed(bench, finish_by=time.time() - 1)).reason is EndReason.DEADLINE
+    assert bench.hub.requests == []
+
+
+async def test_an_upload_can_be_cancelled_at_any_moment(bench: Bench) -> None:
+    folder = large(bench)
+    bench.hub.fail("PUT /upload", request_rate=50_000, times=None)
+    publishing = asyncio.create_task(bench.publish(folder=folder))
+    assert await asyncio.to_thread(until, lambda: bench.hub.bytes_taken("PUT /upload") > 1000)
+    publishing.cancel()
+    began = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    assert time.monotonic() - began < 2
+    assert workers() == []
+
+
+async def test_a_hub_that_falls_silent_is_not_waited_for_without_end(bench: Bench) -> None:
+    bench.hub.fail("POST /api/repos/create", delay=60, times=2)
+    made = await bench.publish(bench.publisher(silence=3.0))
+    assert made.model_hash == bench.hash_of()
+
+
+async def test_the_token_is_in_no_argument_environment_or_file(bench: Bench) -> None:
+    folder = large(bench)
+    bench.hub.fail("PUT /upload", request_rate=200_000, times=None)
+    publishing = asyncio.create_task(bench.publish(folder=folder))
+    assert await asyncio.to_thread(until, lambda: bench.hub.bytes_taken("PUT /upload") > 1000)
+    (pid,) = workers()
+    token = bench.hub.token.encode()
+    for name in ("cmdline", "environ"):
+        assert token not in Path(f"/proc/{pid}/{name}").read_bytes()
+    await publishing
+    files = [path for path in (bench.folder / "state").rglob("*") if path.is_file()]
+    assert all(token not in path.read_bytes() for path in files)
+
+
+_DAEMON = """
+import asyncio, sys, time
+from pathlib import Path
+from pydantic import SecretStr
+from core.tasks import TaskType
+from miner.jobs.ports import Outgoing
+from miner.publish import HubPublisher, PublishTo
+url, token, folder, base, state = sys.argv[1:]
+to = PublishTo("huggingface", url, SecretStr(token), "tester", Path(state))
+out = Outgoing(1, "t", TaskType.INSTRUCT, "tester/Base-1B", Path(base), Path(folder), "name")
+asyncio.run(HubPublisher(to).publish(out, lambda *_: None))
+"""
+
+
+def test_when_the_daemon_is_killed_its_upload_ends_and_the_next_one_goes_on(bench: Bench) -> None:
+    folder = large(bench, files=2)
+    slow = bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=1, request_rate=20_000, times=None)
+    command = [sys.executable, "-c", _DAEMON, bench.hub.url, bench.hub.token]
+    command += [str(folder), str(bench.base), str(bench.folder / "state")]
+    with subprocess.Popen(command) as daemon:
+        assert until(lambda: bench.hub.lines("POST /complete"))
+        (worker,) = workers(daemon.pid)
+        daemon.kill()
+    assert until(lambda: not Path(f"/proc/{worker}").exists(), 5)
+    slow.times = 0
+    before = bench.hub.bytes_taken("PUT /upload")
+    made = asyncio.run(bench.publish(folder=folder, repo_name="name"))
+    assert made == MinerSubmission(repo="tester/name", model_hash=bench.hash_of("name"))
+    assert bench.hub.bytes_taken("PUT /upload") - before < 1.2 * 10 * PART

@@ -1,0 +1,102 @@
+"""What the clock makes of measured steps, evaluations and saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.callbacks.simulated import START, Time, plan_of
+from trainer.callbacks.clock import ENOUGH_STEPS, Clock
+
+
+def clock(time: Time, seconds: float, total: int = 100, wanted: int = 1000, **changes: Any) -> Clock:
+    return Clock(plan_of(total, wanted, 1.0, **changes), end_by=START + seconds, now=time)
+
+
+def step(one: Clock, time: Time, seconds: float, times: int = 1) -> None:
+    for _ in range(times):
+        time.pass_by(seconds)
+        one.stepped(seconds)
+
+
+def test_until_steps_are_timed_the_whole_wish_stands() -> None:
+    one = clock(Time(), 1000.0)
+    assert (one.total, one.sure) == (1000, False)
+
+
+def test_a_few_timed_steps_settle_how_many_fit() -> None:
+    time = Time()
+    one = clock(time, 1000.0)
+    one.evaluated(1.0)
+    one.submitted(1.0)
+    one.saved(1.0)
+    step(one, time, 4.0, times=3 + ENOUGH_STEPS)
+    assert one.after_step().total == pytest.approx(1000 / 4, rel=0.15)
+
+
+def test_the_first_steps_are_not_counted_because_they_compile_and_allocate() -> None:
+    time = Time()
+    one = clock(time, 1000.0)
+    step(one, time, 60.0, times=3)
+    step(one, time, 1.0, times=ENOUGH_STEPS)
+    assert one.step_s == pytest.approx(1.0)
+
+
+def test_the_finish_begins_early_enough_for_the_slowest_of_the_last_evaluations() -> None:
+    time = Time()
+    one = clock(time, 100.0)
+    for seconds in (5.0, 20.0, 5.0):
+        one.evaluated(seconds)
+    one.submitted(10.0)
+    step(one, time, 1.0, times=10)
+    time.now = START + 100 - one.finish_s - 1.0
+    assert one.finish_s >= 30
+    assert one.after_step().stop
+
+
+def test_a_step_that_would_not_be_over_in_time_is_not_begun() -> None:
+    time = Time()
+    one = clock(time, 1000.0)
+    one.evaluated(1.0)
+    one.submitted(1.0)
+    step(one, time, 100.0, times=3 + ENOUGH_STEPS)
+    time.now = START + 1000 - one.finish_s - 50
+    assert one.after_step().stop
+
+
+def test_evaluations_keep_apart_as_far_as_their_share_of_the_time_demands() -> None:
+    time = Time()
+    one = clock(time, 10_000.0, total=1000)
+    one.evaluated(50.0)
+    step(one, time, 1.0, times=20)
+    one.forecast()
+    assert one.eval_every >= 500
+
+
+def test_a_run_that_turns_out_short_is_evaluated_as_often_as_a_long_one() -> None:
+    time = Time()
+    one = clock(time, 300.0, total=1000)
+    one.evaluated(0.1)
+    step(one, time, 3.0, times=10)
+    one.forecast()
+    assert 4 <= one.total // one.eval_every <= 30
+
+
+def test_more_time_than_the_plan_knew_of_is_used() -> None:
+    time = Time()
+    one = clock(time, 1_000_000.0, wanted=5000)
+    step(one, time, 1.0, times=10)
+    assert one.after_step().total == 5000
+
+
+def test_without_held_out_rows_evaluations_cost_nothing() -> None:
+    one = clock(Time(), 100.0, eval_rows=0)
+    assert one.eval_s == 0.0
+
+
+def test_a_resumed_clock_counts_on() -> None:
+    one = clock(Time(), 1000.0)
+    one.resumed(50)
+    assert one.done == 50
+    assert not one.after_step().evaluate

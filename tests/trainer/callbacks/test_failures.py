@@ -1,0 +1,123 @@
+"""What an exception means, and that it is written down before the process ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.progress import OomEvent, events_in
+from core.run_files import ExitCode, RunEnd, RunSpec
+from core.tasks import TaskType
+from trainer.callbacks.failures import NotANumber, failure_of
+from trainer.errors import BadData
+from trainer.sheet import Failure, Prepared, Sheet, read_record
+
+ROOT = Path(__file__).parents[3]
+
+
+class OutOfMemoryError(RuntimeError):
+    """torch's own has this name; it is a RuntimeError too."""
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), RunEnd.OOM),
+        (RuntimeError("CUDA error: out of memory"), RunEnd.OOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), RunEnd.OOM),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), RunEnd.OOM),
+        (MemoryError(), RunEnd.OOM),
+        (OSError(errno.ENOSPC, "No space left on device"), RunEnd.DISK_FULL),
+        (RuntimeError("safetensors: I/O error: No space left on device (os error 28)"), RunEnd.DISK_FULL),
+        (
+            ValueError("num_samples should be a positive integer value, but got num_samples=0"),
+            RunEnd.BAD_DATA,
+        ),
+        (BadData("no rows"), RunEnd.BAD_DATA),
+        (NotANumber("nan"), RunEnd.NAN),
+        (KeyError("conversations"), RunEnd.CRASHED),
+        (RuntimeError("expected scalar type Float but found BFloat16"), RunEnd.CRASHED),
+    ],
+)
+def test_an_exception_has_the_end_that_it_means(error: Exception, end: RunEnd) -> None:
+    found = failure_of(error, "train")
+    assert found.end is end
+    assert type(error).__name__ in found.detail
+    assert found.moment == ("train" if end is RunEnd.OOM else None)
+
+
+def test_the_cause_of_an_exception_counts() -> None:
+    error = RuntimeError("dataset preparation failed")
+    error.__cause__ = BadData("all rows too long")
+    assert failure_of(error, "load").end is RunEnd.BAD_DATA
+
+
+CRASHING = """
+import sys
+from trainer.callbacks.failures import catch_all
+from trainer.sheet import Sheet
+
+sheet = Sheet.read()
+catch_all(sheet, 3, lambda: "generation")
+raise eval(sys.argv[1])
+"""
+
+
+def sheet_in(folder: Path) -> Sheet:
+    run = RunSpec(
+        task_id="t",
+        task_type=TaskType.INSTRUCT,
+        model_id="m",
+        model_path="/m",
+        data_path="/d",
+        work_dir=str(folder),
+        submission_dir=str(folder / "submission"),
+        progress_path=str(folder / "progress.jsonl"),
+        result_path=str(folder / "result.json"),
+        stop_path=str(folder / "stop"),
+        began_at=0,
+        end_by=1,
+        deadline_at=2,
+    )
+    prepared = Prepared(train_path="t", train_rows=1, eval_rows=0)
+    return Sheet(run=run, plan_path="p", launch_dir=str(folder), prepared=prepared)
+
+
+@pytest.mark.parametrize(
+    ("raised", "end", "code"),
+    [
+        ("RuntimeError('CUDA out of memory')", RunEnd.OOM, ExitCode.OOM),
+        ("ZeroDivisionError()", RunEnd.CRASHED, ExitCode.CRASHED),
+    ],
+)
+def test_a_rank_that_fails_says_why_and_ends_at_once(
+    tmp_path: Path, raised: str, end: RunEnd, code: ExitCode
+) -> None:
+    sheet = sheet_in(tmp_path)
+    environment = {**os.environ, "GOD_MINER_SHEET": str(sheet.write()), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", CRASHING, raised],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert "Traceback" in done.stderr
+    failure = read_record(Failure, sheet.failure_path(3))
+    assert failure is not None
+    assert failure.end is end
+    assert "line" in failure.traceback
+    progress = tmp_path / "progress.jsonl"
+    events = [line.event for line in events_in(progress.read_bytes())] if progress.exists() else []
+    if end is RunEnd.OOM:
+        assert isinstance(events[0], OomEvent)
+        assert events[0].moment == "generation"
+    else:
+        assert events == []

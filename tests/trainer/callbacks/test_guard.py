@@ -1,0 +1,73 @@
+"""Orphans end, stacks are dumped, stop files are seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from trainer.callbacks.guard import StopFile
+
+ROOT = Path(__file__).parents[3]
+WATCHING = """
+import subprocess, sys, time
+from trainer.callbacks import guard
+guard.WRAPPER_S = 0.05
+guard.end_with(int(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(60)
+"""
+DUMPING = """
+import time
+from trainer.callbacks.guard import dump_stacks_on_request
+dump_stacks_on_request()
+def a_place_with_a_name():
+    print("ready", flush=True)
+    time.sleep(60)
+a_place_with_a_name()
+"""
+
+
+def started(code: str, *arguments: str) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def test_a_training_without_its_wrapper_ends() -> None:
+    wrapper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    training = started(WATCHING, str(wrapper.pid))
+    wrapper.kill()  # a zombie until it is waited for: gone all the same
+    assert training.wait(timeout=20) == 1
+    _, errors = training.communicate()
+    assert "wrapper is gone" in errors
+    wrapper.wait(timeout=20)
+
+
+def test_a_hanging_process_says_where_it_is_and_goes_on() -> None:
+    child = started(DUMPING)
+    os.kill(child.pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    assert child.poll() is None
+    child.kill()
+    _, errors = child.communicate(timeout=20)
+    assert "a_place_with_a_name" in errors
+
+
+def test_a_stop_file_is_seen_once_it_is_there(tmp_path: Path) -> None:
+    stop = StopFile(tmp_path / "stop", every_s=0.0)
+    assert not stop.asked
+    (tmp_path / "stop").touch()
+    assert stop.asked
+    (tmp_path / "stop").unlink()
+    assert stop.asked

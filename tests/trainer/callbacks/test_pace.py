@@ -1,0 +1,125 @@
+"""The way through a training whose length is a forecast, and the rate that belongs to each point of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.choices import Optimizer, Schedule
+from core.plan_parts import LrStage, OptimizerPlan
+from trainer.callbacks.pace import Pace, rate_factor
+
+
+def optimizer(schedule: Schedule, **changes: Any) -> OptimizerPlan:
+    return OptimizerPlan(name=Optimizer.ADAMW_TORCH, learning_rate=1e-3, **{"schedule": schedule, **changes})
+
+
+def rates(plan: OptimizerPlan, total: int, warmup: int = 0) -> list[float]:
+    """The factors of a whole training."""
+    pace, found = Pace(total, warmup), []
+    for _ in range(total):
+        found.append(rate_factor(plan, pace))
+        pace.advance()
+    return found
+
+
+DECAYING = (
+    Schedule.LINEAR,
+    Schedule.COSINE,
+    Schedule.COSINE_WITH_MIN_LR,
+    Schedule.ONE_CYCLE,
+)
+
+
+@pytest.mark.parametrize("schedule", DECAYING)
+def test_a_decay_begins_at_the_peak_after_the_warmup_and_ends_near_nothing(schedule: Schedule) -> None:
+    found = rates(optimizer(schedule), 100, warmup=10)
+    assert max(found) == pytest.approx(1.0)
+    assert found.index(max(found)) in (9, 10)
+    assert found[-1] < 0.02
+    assert found[10:] == sorted(found[10:], reverse=True)
+
+
+def test_the_first_step_already_moves_the_weights() -> None:
+    assert rates(optimizer(Schedule.COSINE), 100, warmup=10)[0] == pytest.approx(0.1)
+
+
+def test_the_decay_ends_at_the_least_rate_that_was_asked_for() -> None:
+    found = rates(optimizer(Schedule.LINEAR, min_lr_ratio=0.25), 400)
+    assert found[-1] == pytest.approx(0.25, abs=0.005)
+
+
+def test_restarts_come_as_often_as_asked_and_the_last_cycle_ends_low() -> None:
+    found = rates(optimizer(Schedule.COSINE_WITH_RESTARTS, cycles=4), 400)
+    jumps = [at for at in range(1, 400) if found[at] > found[at - 1] + 0.5]
+    assert jumps == [pytest.approx(at, abs=1) for at in (100, 200, 300)]
+    assert found[-1] < 0.01
+
+
+def test_warmup_stable_decay_holds_until_the_cooldown() -> None:
+    found = rates(optimizer(Schedule.WSD, cooldown_share=0.2), 100)
+    assert set(found[:80]) == {1.0}
+    assert found[80:] == sorted(found[80:], reverse=True)
+    assert found[-1] < 0.06
+
+
+def test_a_constant_rate_stays_with_and_without_warmup() -> None:
+    assert set(rates(optimizer(Schedule.CONSTANT), 20, warmup=5)) == {1.0}
+    assert rates(optimizer(Schedule.CONSTANT_WITH_WARMUP), 20, warmup=5)[4:] == [1.0] * 16
+
+
+def test_three_stages_multiply_the_schedule_for_their_share_of_the_training() -> None:
+    stages = (LrStage(share=0.3, factor=1.0), LrStage(share=0.5, factor=0.5), LrStage(share=0.2, factor=0.1))
+    found = rates(optimizer(Schedule.CONSTANT, stages=stages), 100)
+    assert found == [1.0] * 30 + [0.5] * 50 + [0.1] * 20
+
+
+def test_a_warmup_takes_half_of_a_training_that_turns_out_short() -> None:
+    found = rates(optimizer(Schedule.LINEAR), 10, warmup=1000)
+    assert found.index(max(found)) in (4, 5)
+    assert found[-1] < 0.25
+
+
+@given(
+    st.lists(st.integers(20, 5000), min_size=1, max_size=20),
+    st.sampled_from(DECAYING),
+)
+def test_however_often_the_forecast_changes_the_rate_never_jumps_up_and_ends_decayed(
+    forecasts: list[int], schedule: Schedule
+) -> None:
+    plan, pace = optimizer(schedule), Pace(forecasts[0], 5)
+    before, every = None, 15
+    while pace.done < pace.total:
+        if pace.done % every == 0 and pace.done // every < len(forecasts):
+            pace.forecast(forecasts[pace.done // every])
+            if pace.done >= pace.total:
+                break
+        rate = rate_factor(plan, pace)
+        assert before is None or pace.done <= 5 or rate <= before + 1e-9
+        assert 0 <= rate <= 1
+        before = rate
+        pace.advance()
+    assert pace.fraction <= 1 + 1e-9
+
+
+@given(st.integers(50, 2000), st.integers(1, 49))
+def test_a_correction_spreads_the_way_that_is_left_over_the_steps_that_are_left(total: int, at: int) -> None:
+    pace = Pace(total)
+    for _ in range(at):
+        pace.advance()
+    pace.forecast(total * 2)
+    while pace.done < pace.total:
+        pace.advance()
+    assert pace.fraction == pytest.approx(1.0)
+
+
+def test_a_pace_goes_on_where_another_process_left_it() -> None:
+    one = Pace(100, 10)
+    for _ in range(37):
+        one.advance()
+    other = Pace(7, 10)
+    other.restore(one.state())
+    assert other == one

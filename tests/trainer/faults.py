@@ -1,0 +1,98 @@
+"""What can go wrong in a training, brought about on purpose; and looks behind the engine's curtain.
+
+Applied in the training process before the engine begins, as the fork server is asked to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def _wrap_step(change: Any) -> None:
+    """`change(trainer, inputs)` before each micro step of supervised training."""
+    from axolotl.core.trainers import AxolotlTrainer
+    from transformers import Trainer
+
+    plain = Trainer.training_step
+
+    def step(self: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        change(self, inputs)
+        return plain(self, model, inputs, *rest, **named)
+
+    AxolotlTrainer.training_step = step
+
+
+def out_of_memory_above_one_row() -> None:
+    def change(trainer: Any, inputs: Any) -> None:
+        import torch
+
+        if inputs["input_ids"].shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    _wrap_step(change)
+
+
+def broken_after_ten_steps() -> None:
+    """Weights become NaN, as after a step that was much too large."""
+
+    def change(trainer: Any, inputs: Any) -> None:
+        import torch
+
+        if trainer.state.global_step == 10:
+            with torch.no_grad():
+                next(weight for weight in trainer.model.parameters() if weight.requires_grad).fill_(math.nan)
+
+    _wrap_step(change)
+
+
+def raises_at_step_five() -> None:
+    def change(trainer: Any, inputs: Any) -> None:
+        if trainer.state.global_step == 5:
+            raise RuntimeError("device-side assert triggered")
+
+    _wrap_step(change)
+
+
+def slower_steps() -> None:
+    """A fifth of a second each: a machine whose speed the plan has not guessed."""
+    _wrap_step(lambda trainer, inputs: time.sleep(0.2))
+
+
+def hangs_at_step_five() -> None:
+    _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
+
+
+def cut_off(seconds: str) -> None:
+    """The time is over so long after the training has begun, however long it took to begin."""
+    from trainer.callbacks.session import Session
+
+    plain = Session.begin
+
+    def begin(self: Session) -> None:
+        self.clock.end_by = time.time() + float(seconds)
+        Path(os.environ["GOD_MINER_SHEET"]).with_name("end_by").write_text(str(self.clock.end_by))
+        plain(self)
+
+    Session.begin = begin  # type: ignore[method-assign]
+
+
+def dumps_arguments() -> None:
+    """The arguments that the engine's trainer really has, beside the sheet."""
+    from transformers import Trainer
+
+    plain = Trainer.train
+
+    def train(self: Any, *rest: Any, **named: Any) -> Any:
+        place = Path(os.environ["GOD_MINER_SHEET"]).with_name("arguments.json")
+        found = {key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)}
+        found["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
+        found["trainer"] = type(self).__name__
+        place.write_text(json.dumps(found), encoding="utf-8")
+        return plain(self, *rest, **named)
+
+    Trainer.train = train

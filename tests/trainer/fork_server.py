@@ -1,0 +1,101 @@
+"""Imports the training stack once and forks for every program: seconds instead of half a minute each.
+
+    python -m tests.trainer.fork_server
+
+A line on stdin asks for a program (JSON: command, env, cwd, log, patch), a line on stdout answers with its
+pid, and another one with its exit code when it has ended. `patch` names a function of
+`tests.trainer.faults` that is called first. Programs are run as their `__main__` would be, in a session of
+their own; nothing but the cost of the imports differs from a process started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import traceback
+from typing import Any
+
+
+def _run(command: list[str]) -> int:
+    """The part of the command after `-m`; a launcher for one process adds nothing that is needed here."""
+    module = max(at for at, word in enumerate(command) if word == "-m")
+    name, arguments = command[module + 1], command[module + 2 :]
+    if name == "axolotl.cli.train":
+        from axolotl.cli.train import do_cli
+
+        do_cli(arguments[0])
+        return 0
+    if name == "trainer.prepare":
+        from trainer.prepare import main
+
+        return main(arguments[0])
+    raise ValueError(f"nothing is known of {name}")
+
+
+def _become(ask: dict[str, Any]) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(ask["env"])
+    os.chdir(ask["cwd"])
+    log = os.open(ask["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    sys.argv = ["program"]
+    sys.path[:0] = [part for part in ask["env"].get("PYTHONPATH", "").split(os.pathsep) if part]
+    code = 1
+    try:
+        for patch in ask["patch"].split():
+            from tests.trainer import faults
+
+            name, *arguments = patch.split(":")
+            getattr(faults, name)(*arguments)
+        code = _run(ask["command"])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exc()
+    os._exit(code)
+
+
+def _say(**words: Any) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    import axolotl.cli.train
+    import axolotl.core.builders
+    import axolotl.train  # noqa: F401 - what every fork would import
+    import trl  # noqa: F401
+
+    import trainer.axolotl_plugin
+    import trainer.prepare  # noqa: F401
+
+    _say(ready=True)
+    children: set[int] = set()
+    open_ = True
+    while open_ or children:
+        ready, _, _ = select.select([sys.stdin] if open_ else [], [], [], 0.02)
+        if ready:
+            line = sys.stdin.readline()
+            open_ = bool(line)
+            if line:
+                child = os.fork()
+                if child == 0:
+                    _become(json.loads(line))
+                children.add(child)
+                _say(pid=child)
+        for child in list(children):
+            with contextlib.suppress(ChildProcessError):
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    children.discard(child)
+                    _say(ended=child, code=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()

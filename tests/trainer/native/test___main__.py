@@ -1,0 +1,144 @@
+"""A task through the trainer's own door, on the native engine: rows, plan, training, submission."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from core.choices import Engine
+from core.progress import events_in
+from core.run_files import RunEnd, RunResult, RunSpec
+from core.tasks import DpoDataset, InstructDataset, TaskType
+from tests.trainer.native import tiny
+
+WORDS = (
+    "red",
+    "green",
+    "blue",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "apple",
+    "pear",
+    "plum",
+    "near",
+    "far",
+)
+
+
+def model_with_tokenizer(folder: Path) -> Path:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    tiny.model_folder(folder, vocab_size=len(tokenizer), max_position_embeddings=512)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def task(folder: Path, task_type: TaskType, seconds: float, **changes: Any) -> RunSpec:
+    """A run in `folder`, planned for the CPU by itself."""
+    rows: list[dict[str, str]]
+    if task_type is TaskType.DPO:
+        rows = [
+            {"p": f"say {a} {b}", "c": f"{b} {a}", "r": f"{a} {a}"} for a in WORDS for b in WORDS if a != b
+        ]
+        dataset: Any = DpoDataset(field_prompt="p", field_chosen="c", field_rejected="r")
+    else:
+        rows = [{"q": f"turn {a} {b}", "a": f"{b} {a} {b}"} for a in WORDS for b in WORDS if a != b]
+        dataset = InstructDataset(field_instruction="q", field_output="a")
+    (folder / "rows.json").write_text(json.dumps(rows))
+    now = time.time()
+    whole: dict[str, Any] = {
+        "task_id": "t",
+        "task_type": task_type,
+        "model_id": "tests/tiny",
+        "model_path": str(model_with_tokenizer(folder / "model")),
+        "data_path": str(folder / "rows.json"),
+        "dataset": dataset,
+        "work_dir": str(folder / "work"),
+        "submission_dir": str(folder / "submission"),
+        "progress_path": str(folder / "progress.jsonl"),
+        "result_path": str(folder / "result.json"),
+        "stop_path": str(folder / "stop"),
+        "began_at": now,
+        "end_by": now + seconds,
+        "deadline_at": now + seconds + 60,
+    }
+    run = RunSpec(**{**whole, **changes})
+    (folder / "run.json").write_text(run.to_json())
+    return run
+
+
+def start(folder: Path, profile: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.text", "--run", str(folder / "run.json")],
+        env={**os.environ, "GOD_MINER_PROFILE": str(profile), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "native-demo.yaml"
+    path.write_text(
+        "extends: cpu-demo\ntargets:\n  engine: native\n  max_steps: 30\n  learning_rate: 5e-3\n"
+        "limits:\n  max_gpus: 1\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("task_type", [TaskType.INSTRUCT, TaskType.DPO])
+def test_a_task_ends_with_a_better_model_than_it_began_with(
+    tmp_path: Path, profile: Path, task_type: TaskType
+) -> None:
+    task(tmp_path, task_type, 200)
+    process = start(tmp_path, profile)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
+    assert result.end in (RunEnd.FINISHED, RunEnd.EARLY), said
+    assert result.best is not None
+    assert result.base is not None
+    assert result.best.value < result.base.value
+    if task_type is TaskType.DPO:
+        assert result.base.value == pytest.approx(0.6931, abs=1e-3)
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"), tmp_path / "submission"
+    )
+    assert torch.isfinite(model(torch.arange(8)[None]).logits).all()
+    plan = json.loads(next((tmp_path / "work").glob("launch-*/plan.json")).read_text())
+    assert plan["engine"] == Engine.NATIVE
+
+
+def test_asked_to_stop_it_hands_in_what_it_has_and_ends_well(tmp_path: Path, profile: Path) -> None:
+    profile.write_text(profile.read_text().replace("max_steps: 30", "max_steps: 50") + "  max_steps: 5000\n")
+    task(tmp_path, TaskType.INSTRUCT, 200)
+    process = start(tmp_path, profile)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (tmp_path / "submission").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    kinds = [line.event.event for line in events_in((tmp_path / "progress.jsonl").read_bytes()) if line.event]
+    assert "submission" in kinds

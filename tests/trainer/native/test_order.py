@@ -1,0 +1,96 @@
+"""Which rows are trained in which step, on which rank."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.native.order import Order
+
+
+def order(
+    lengths: list[int],
+    *,
+    world: int = 1,
+    micro: int = 2,
+    accumulation: int = 1,
+    packing: bool = False,
+    grouped: bool = False,
+) -> Order:
+    return Order(
+        np.asarray(lengths, dtype=np.int64),
+        32,
+        micro,
+        accumulation,
+        world,
+        packing=packing,
+        group_by_length=grouped,
+    )
+
+
+def rows_of(step: list) -> list[int]:
+    return sorted(row for rank in step for micro in rank for sequence in micro for row in sequence)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60).filter(lambda found: min(found) <= 32),
+    st.sampled_from([1, 2, 3]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_rank_gets_the_same_number_of_full_batches_and_a_run_goes_on_where_it_stopped(
+    lengths: list[int], world: int, micro: int, accumulation: int, packing: bool, grouped: bool
+) -> None:
+    made = order(
+        lengths, world=world, micro=micro, accumulation=accumulation, packing=packing, grouped=grouped
+    )
+    steps = list(islice(made.steps(), 7))
+    for step in steps:
+        assert [len(rank) for rank in step] == [accumulation] * world
+        assert all(len(batch) == micro for rank in step for batch in rank)
+    assert list(islice(made.steps(3), 4)) == steps[3:]
+    assert list(islice(made.for_rank(world - 1, 2), 2)) == [step[world - 1] for step in steps[2:4]]
+
+
+def test_an_epoch_has_each_row_at_most_once_and_the_next_one_another_order() -> None:
+    made = order(list(range(1, 33)), micro=4)
+    steps = list(islice(made.steps(), 2 * made.steps_per_epoch))
+    first, second = steps[: made.steps_per_epoch], steps[made.steps_per_epoch :]
+    assert sorted(row for step in first for row in rows_of(step)) == list(range(32))
+    assert first != second
+
+
+def test_the_rows_of_a_step_do_not_depend_on_how_many_share_it() -> None:
+    lengths = [1 + index % 30 for index in range(64)]
+    alone = order(lengths, micro=4, accumulation=2, world=1)
+    shared = order(lengths, micro=4, accumulation=1, world=2)
+    for one, two in zip(islice(alone.steps(), 12), islice(shared.steps(), 12), strict=True):
+        assert rows_of(one) == rows_of(two)
+
+
+def test_neighbours_are_of_like_length_when_grouped() -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 33, size=512).tolist()
+
+    def spread(made: Order) -> float:
+        spans = []
+        for step in islice(made.steps(), made.steps_per_epoch):
+            sizes = [lengths[row] for row in rows_of(step)]
+            spans.append(max(sizes) - min(sizes))
+        return sum(spans) / len(spans)
+
+    assert spread(order(lengths, micro=8, grouped=True)) < spread(order(lengths, micro=8)) / 3
+
+
+def test_rows_that_are_too_long_are_left_out_and_nothing_left_is_said() -> None:
+    made = order([40, 3, 50, 4])
+    assert {row for step in islice(made.steps(), 3) for row in rows_of(step)} == {1, 3}
+    with pytest.raises(ValueError, match="no row"):
+        next(order([40]).steps())

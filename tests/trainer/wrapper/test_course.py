@@ -1,0 +1,343 @@
+"""Text runs through real Axolotl, each in a few seconds: what is learned, when it ends, what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from core.choices import Method
+from core.progress import CheckpointEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
+from core.run_files import RunEnd, RunResult, RunSpec
+from core.tasks import TaskType
+from tests.trainer import tiny
+from tests.trainer.forks import ForkServer
+from tests.trainer.tasks import ENDLESS, TEXT_TASKS, planned, task, write_profile
+from trainer.callbacks.submission import kind_of
+from trainer.inputs.tables import read_table
+from trainer.inputs.text import PreparedText
+from trainer.scoring.held_out import HeldOut
+from trainer.sheet import Sheet
+from trainer.wrapper import course as course_module
+from trainer.wrapper.course import TextCourse
+from trainer.wrapper.signals import StopRequest
+
+SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    return write_profile(tmp_path / "profile.yaml")
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    return write_profile(tmp_path / "endless.yaml", **ENDLESS)
+
+
+def follow(run: RunSpec, forks: ForkServer, *, retries: bool = False, patch: str = "") -> RunResult:
+    start = functools.partial(forks.start, patch=patch)
+    return TextCourse(run, StopRequest(Path(run.stop_path)), retries=retries, start=start).follow()
+
+
+def events(run: RunSpec) -> list[Event]:
+    data = Path(run.progress_path).read_bytes()
+    return [line.event for line in events_in(data) if line.event is not None]
+
+
+def sheet_of(run: RunSpec, launch: int = 1) -> Sheet:
+    return Sheet.model_validate_json((Path(run.work_dir) / f"launch-{launch}" / "sheet.json").read_bytes())
+
+
+def submitted_model(run: RunSpec) -> Any:
+    """As anybody loads it, with plain transformers and peft."""
+    if kind_of(Path(run.submission_dir)) == "adapter":
+        base = AutoModelForCausalLM.from_pretrained(run.model_path)
+        return PeftModel.from_pretrained(base, run.submission_dir).eval()
+    return AutoModelForCausalLM.from_pretrained(run.submission_dir).eval()
+
+
+def rescored(run: RunSpec) -> tuple[float, float]:
+    """Base and submission, scored anew on the held-out rows by the validator's metric."""
+    prepared = sheet_of(run).prepared
+    assert prepared.eval_path is not None
+    files = PreparedText(
+        Path(prepared.train_path),
+        Path(prepared.eval_path),
+        prepared.train_rows,
+        prepared.eval_rows,
+        {},
+        prepared.digest,
+        Path(prepared.rewards_dir) if prepared.rewards_dir else None,
+    )
+    held = HeldOut.open(run, files, tiny.tokenizer(adds_begin=True))
+    base = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
+    return held.remember_base(base).value, held.score(submitted_model(run), reference=base).value
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+@pytest.mark.parametrize("task_type", [TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO])
+def test_what_is_submitted_loads_anywhere_and_is_better_than_the_base_on_held_out_rows(
+    forks: ForkServer, profile: Path, tmp_path: Path, task_type: TaskType, method: Method
+) -> None:
+    run = planned(task(tmp_path, task_type), profile, method=method)
+    result = follow(run, forks)
+    assert (result.end, result.submission, result.steps) == (RunEnd.FINISHED, True, 20), result.detail
+    assert result.best is not None
+    assert result.base is not None
+    base, ours = rescored(run)
+    assert base == pytest.approx(result.base.value, abs=1e-3)
+    assert ours == pytest.approx(result.best.value, abs=1e-3)
+    assert ours < base
+    assert kind_of(Path(run.submission_dir)) == ("adapter" if method is Method.LORA else "full")
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+def test_a_task_with_rewards_raises_them(forks: ForkServer, tmp_path: Path, method: Method) -> None:
+    faster = {"learning_rate": 5e-3, "max_steps": 40, "val_rows_max": 8, "grpo_generations": 4}
+    profile = write_profile(
+        tmp_path / "grpo.yaml", targets=faster, sections={"grpo": {"targets": {"grpo_generations": 4}}}
+    )
+    run = planned(task(tmp_path, TaskType.GRPO, rows=100), profile, method=method)
+    result = follow(run, forks)
+    assert result.end is RunEnd.FINISHED, result.detail
+    assert result.best is not None
+    assert not result.best.lower_is_better
+    assert result.best.value > 0  # gains over the base's rewards, less KL
+    assert submitted_model(run) is not None
+
+
+class Watch(threading.Thread):
+    """Looks at the submission all the time: once there, it is to be there for ever, and whole."""
+
+    def __init__(self, run: RunSpec) -> None:
+        super().__init__(daemon=True)
+        self.place, self.looks, self.torn = Path(run.submission_dir), 0, 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            kind = kind_of(self.place)
+            if kind is not None:
+                self.looks += 1
+            elif self.looks:
+                # Between the header's look and the exchange a file may vanish; a second look must find it.
+                self.torn += kind_of(self.place) is None
+            time.sleep(0.002)
+
+    def done(self) -> None:
+        self._over.set()
+        self.join()
+
+
+#: Seconds that a busy machine may take for what was forecast from the seconds before.
+BUSY = 2.0
+
+
+def lateness(run: RunSpec) -> float:
+    """From the end that `cut_off` set to the training's last word."""
+    launch = Path(sheet_of(run).launch_dir)
+    return (launch / "outcome.json").stat().st_mtime - float((launch / "end_by").read_text())
+
+
+def rates(run: RunSpec) -> list[float]:
+    return [event.lr for event in events(run) if isinstance(event, StepEvent) and event.lr is not None]
+
+
+@pytest.mark.parametrize("task_type", TEXT_TASKS)
+def test_cut_off_at_a_random_moment_a_whole_submission_was_there_from_the_first_evaluation_on(
+    forks: ForkServer, endless: Path, tmp_path: Path, task_type: TaskType
+) -> None:
+    """`benchmarks/deadlines.py` does this twenty times for each type."""
+    seconds = random.Random(task_type.value).uniform(2, 5) + 4 * (task_type is TaskType.GRPO)
+    run = planned(task(tmp_path, task_type, 600), endless)
+    watch = Watch(run)
+    watch.start()
+    result = follow(run, forks, patch=f"cut_off:{seconds}")
+    watch.done()
+    assert result.end is RunEnd.CLOCK, result.detail
+    assert result.submission
+    assert lateness(run) <= BUSY
+    assert (watch.torn, watch.looks > 10) == (0, True)
+    submitted_model(run)
+
+
+def test_a_machine_slower_than_planned_ends_decayed_and_in_time(
+    forks: ForkServer, endless: Path, tmp_path: Path
+) -> None:
+    run = planned(task(tmp_path, TaskType.INSTRUCT, 600), endless)
+    result = follow(run, forks, patch="slower_steps cut_off:8")
+    assert result.end is RunEnd.CLOCK
+    assert lateness(run) <= BUSY
+    found = rates(run)
+    assert 10 < len(found) < 45
+    assert max(found) == pytest.approx(1e-3, rel=0.01)
+    assert found[-1] < 0.1 * max(found)
+
+
+def test_killed_at_random_instants_it_leaves_a_whole_submission(
+    forks: ForkServer, endless: Path, tmp_path: Path
+) -> None:
+    """A full model: its files take longest. Nobody is asked, as when a container is killed."""
+    chance = random.Random(9)
+    model = tiny.save(tmp_path / "model")
+    for death in range(2):
+        run = task(tmp_path / f"{death}", TaskType.INSTRUCT, 600, model=model)
+        run = planned(run, endless, method=Method.FULL)
+        killed: list[Any] = []
+
+        def start(*arguments: Any, killed: list[Any] = killed) -> Any:
+            killed.append(forks.start(*arguments))
+            return killed[-1]
+
+        thread = threading.Thread(
+            target=TextCourse(run, StopRequest(Path(run.stop_path)), retries=False, start=start).follow
+        )
+        thread.start()
+        place = Path(run.submission_dir)
+        until = time.time() + 120
+        while kind_of(place) is None and time.time() < until:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 1.5))
+        killed[-1].kill()
+        thread.join(timeout=60)
+        assert kind_of(place) == "full", f"death {death}"
+        submitted_model(run)
+
+
+def test_asked_to_stop_it_saves_ends_and_can_be_resumed_with_the_same_schedule(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    profile = write_profile(
+        tmp_path / "profile.yaml", targets={"max_steps": 40, "eval_steps": 10, "lr_scheduler": "linear"}
+    )
+    first = planned(task(tmp_path / "first", TaskType.INSTRUCT), profile)
+
+    def stop_when_training() -> None:
+        while not any(isinstance(event, SubmissionEvent) for event in seen()):
+            time.sleep(0.02)
+        Path(first.stop_path).touch()
+
+    def seen() -> list[Event]:
+        return events(first) if Path(first.progress_path).exists() else []
+
+    threading.Thread(target=stop_when_training, daemon=True).start()
+    result = follow(first, forks, patch="slower_steps")
+    assert (result.end, result.exit_code) == (RunEnd.STOPPED, 0)
+    checkpoint = [event for event in events(first) if isinstance(event, CheckpointEvent)][-1]
+    assert checkpoint.step == result.steps < 40
+
+    second = first.model_copy(
+        update={
+            "work_dir": str(tmp_path / "second"),
+            "progress_path": str(tmp_path / "second.jsonl"),
+            "result_path": str(tmp_path / "second.json"),
+            "stop_path": str(tmp_path / "second-stop"),
+            "resume_from": checkpoint.path,
+        }
+    )
+    Path(second.work_dir).mkdir()
+    again = follow(second, forks)
+    assert (again.end, again.steps) == (RunEnd.FINISHED, 40)
+    steps = [event for event in events(second) if isinstance(event, StepEvent)]
+    assert steps[0].step == result.steps + 1
+    # Linear from the peak at step 2 to nothing at step 40.
+    assert steps[0].lr == pytest.approx(1e-3 * (40 - result.steps) / 38, rel=0.1)
+    assert again.best is not None
+    assert result.best is not None
+    assert again.best.value < result.best.value
+
+
+def test_out_of_memory_climbs_down_the_ladder_and_finishes(
+    forks: ForkServer, profile: Path, tmp_path: Path
+) -> None:
+    run = planned(task(tmp_path, TaskType.INSTRUCT), profile)
+    result = follow(run, forks, retries=True, patch="out_of_memory_above_one_row")
+    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
+    notes = [event.text for event in events(run) if isinstance(event, NoteEvent) and event.kind == "remedy"]
+    assert notes == ["after oom: micro_batch_size 2 → 1"]
+    assert any(event.event == "oom" for event in events(run))
+
+
+def test_with_a_daemon_running_out_of_memory_is_reported_and_left_to_it(
+    forks: ForkServer, profile: Path, tmp_path: Path
+) -> None:
+    run = planned(task(tmp_path, TaskType.INSTRUCT), profile)
+    result = follow(run, forks, patch="out_of_memory_above_one_row")
+    assert (result.end, result.moment, result.submission) == (RunEnd.OOM, "train", False)
+    assert int(result.exit_code) == 30
+    assert "Tried to allocate" in result.detail
+
+
+def test_a_model_that_breaks_is_noticed_and_what_was_best_before_stays(
+    forks: ForkServer, profile: Path, tmp_path: Path
+) -> None:
+    run = planned(task(tmp_path, TaskType.INSTRUCT), profile)
+    result = follow(run, forks, patch="broken_after_ten_steps")
+    assert (result.end, result.submission, int(result.exit_code)) == (RunEnd.NAN, True, 0)
+    assert result.best is not None
+    assert result.best.step <= 10
+    submitted_model(run)
+
+
+def test_a_crash_is_tried_again_once_and_then_told_with_its_cause(
+    forks: ForkServer, profile: Path, tmp_path: Path
+) -> None:
+    run = planned(task(tmp_path, TaskType.INSTRUCT), profile)
+    result = follow(run, forks, retries=True, patch="raises_at_step_five")
+    assert result.end is RunEnd.CRASHED
+    assert "device-side assert" in result.detail
+    assert result.submission  # of the first evaluation, so validators upload it all the same
+    assert len(list(Path(run.work_dir).glob("launch-*"))) == 2
+
+
+def test_an_engine_without_our_plugin_is_no_success(
+    forks: ForkServer, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Axolotl only logs that it could not import a plugin, trains to the end and exits 0."""
+    monkeypatch.setattr(course_module, "PLUGIN", "trainer.not_there.Plugin")
+    run = planned(task(tmp_path, TaskType.INSTRUCT), profile)
+    result = follow(run, forks)
+    assert (result.end, result.submission) == (RunEnd.CRASHED, False)
+    assert "never loaded our plugin" in result.detail
+
+
+@pytest.mark.parametrize("task_type", [TaskType.DPO, TaskType.GRPO])
+def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
+    forks: ForkServer, tmp_path: Path, task_type: TaskType
+) -> None:
+    said = {"neftune_alpha": 3.0, "dataloader_drop_last": True, "max_steps": 2}
+    run = planned(task(tmp_path, task_type), write_profile(tmp_path / "p.yaml", targets=said))
+    assert follow(run, forks, patch="dumps_arguments").end is RunEnd.FINISHED
+    found = json.loads(Path(sheet_of(run).launch_dir, "arguments.json").read_text("utf-8"))
+    assert found["neftune_noise_alpha"] == 3.0
+    assert found["dataloader_drop_last"] is True
+    assert found["ddp_find_unused_parameters"] is False
+    assert "SessionCallback" in found["callbacks"]
+
+
+def test_new_rows_at_an_old_place_are_trained_on(forks: ForkServer, profile: Path, tmp_path: Path) -> None:
+    """Axolotl's cache of prepared rows knows paths and settings, not contents."""
+    run = planned(task(tmp_path, TaskType.INSTRUCT, data=tiny.instruct_rows(100, seed=1)), profile)
+    assert follow(run, forks).submission
+    Path(run.data_path).write_text(json.dumps(tiny.instruct_rows(100, seed=2)), encoding="utf-8")
+    assert follow(run, forks).submission
+    first, second = (read_table(path) for path in Path(run.work_dir).glob("data-*/*/train"))
+    assert list(first) != list(second)
+    cached = [path for path in (Path(run.work_dir) / "prepared").iterdir() if path.is_dir()]
+    assert len(cached) == 2

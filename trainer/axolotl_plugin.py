@@ -1,0 +1,165 @@
+"""Our hooks in Axolotl: a plugin that the configuration lists.
+
+Axolotl trains; everything that decides about the training (when it ends, what is best, what is submitted)
+is the session's. What Axolotl's own builders would do of that is switched off here, and what its builder
+for preference and reward training silently ignores is put back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from axolotl.integrations.base import BasePlugin
+
+from core.choices import EvalMetric
+from core.plan import TrainingPlan
+from core.tasks import TaskType
+from trainer.callbacks.clock import Clock
+from trainer.callbacks.ema import MovingAverage
+from trainer.callbacks.failures import catch_all
+from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with
+from trainer.callbacks.meter import Meter
+from trainer.callbacks.ranks import ranks_here
+from trainer.callbacks.report import Report
+from trainer.callbacks.session import Judge, Session
+from trainer.callbacks.submission import Submission
+from trainer.hf_host import AVERAGE_FILE, HfHost, SessionCallback, resume_state
+from trainer.hf_patches import add_kl, count_tokens
+from trainer.judges import EngineJudge, HeldOutJudge, frozen_base, has_adapter
+from trainer.sheet import Sheet
+
+SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
+
+
+class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
+    """One per training process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.sheet = Sheet.read()
+        self.plan = TrainingPlan.from_json(Path(self.sheet.plan_path).read_bytes())
+        self.report = Report(Path(self.sheet.run.progress_path) if self.rank == 0 else None)
+        self.session: Session | None = None
+
+    @property
+    def supervised(self) -> bool:
+        return self.plan.task.task_type in SUPERVISED
+
+    def register(self, cfg: dict[str, Any]) -> None:
+        """The engine goes on without a plugin that it could not load: the marker tells the wrapper that ours
+        is there."""
+        catch_all(self.sheet, self.rank, lambda: self.session.moment if self.session else "load")
+        dump_stacks_on_request()
+        end_with(self.sheet.wrapper_pid)
+        if self.rank == 0:
+            self.sheet.marker_path.touch()
+            self.report.stage("load", "the engine reads rows and model")
+
+    def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
+        """The first hook with the checked configuration."""
+        import torch
+
+        # Axolotl pins several processes to accelerators by their rank, also where there is none.
+        if not torch.cuda.is_available():
+            cfg.device_map = None
+        # The session does both, for every kind of task and in the validator's metric.
+        cfg.early_stopping_patience = None
+        cfg.load_best_model_at_end = False
+
+    def get_training_args(self, cfg: Any) -> dict[str, Any]:
+        """Laid over what the builder made, for preference and reward training too."""
+        import torch
+
+        loader = self.plan.loader
+        arguments: dict[str, Any] = {
+            # The upper bound: the session ends the run where the clock says, and the clock may be generous.
+            "max_steps": self._most_steps(),
+            "eval_strategy": "no",
+            "save_strategy": "no",
+            "load_best_model_at_end": False,
+            "eval_on_start": False,
+            # A loss that is no number is shown and counted, not replaced by the mean of those before.
+            "logging_nan_inf_filter": False,
+            "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
+        }
+        if not torch.cuda.is_available():
+            arguments["use_cpu"] = True
+        if not self.supervised:
+            arguments["ddp_find_unused_parameters"] = False
+            arguments["dataloader_drop_last"] = loader.drop_last
+            if self.plan.precision.neftune_alpha:
+                arguments["neftune_noise_alpha"] = self.plan.precision.neftune_alpha
+        return arguments
+
+    def _most_steps(self) -> int:
+        steps = self.plan.steps
+        return max(steps.wanted or steps.total, steps.total, 1)
+
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        average = _average(self.plan, trainer)
+        coefficient = self.sheet.run.kl_coefficient if self.supervised else None
+        base = self._base(trainer) if coefficient else None
+        host = HfHost(trainer, self._judge(trainer, base), average)
+        self.session = self._session(trainer, host)
+        meter = Meter(self.plan)
+        count_tokens(trainer, meter)
+        if coefficient:
+            add_kl(trainer, coefficient, base)
+        return [SessionCallback(self.sheet, self.session, host, meter)]
+
+    def _session(self, trainer: Any, host: HfHost) -> Session:
+        run = self.sheet.run
+        stop = StopFile(Path(run.stop_path))
+        session = Session(
+            plan=self.plan,
+            clock=Clock(self.plan, end_by=run.end_by, now=time.time),
+            submission=Submission(Path(run.submission_dir), run.model_id, Path(run.model_path)),
+            report=self.report,
+            ranks=ranks_here(trainer.args.device),
+            host=host,
+            stop_asked=lambda: stop.asked,
+        )
+        if self.sheet.resume_from and (state := resume_state(Path(self.sheet.resume_from))):
+            session.restore(state)
+            _restore_average(host.average, Path(self.sheet.resume_from), state)
+        return session
+
+    def _base(self, trainer: Any) -> Any:
+        """For the KL term: a full fine-tune keeps the base beside it, a LoRA has it inside."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return None if has_adapter(model) else frozen_base(self.sheet.run.model_path, model)
+
+    def _judge(self, trainer: Any, base: Any) -> Judge | None:
+        if self.plan.steps.eval_metric is EvalMetric.LOSS:
+            return EngineJudge(trainer) if trainer.eval_dataset is not None else None
+        if not self.sheet.prepared.eval_rows:
+            return None
+        return HeldOutJudge(self.sheet, trainer, ranks_here(trainer.args.device), base)
+
+    def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
+        """The engine's own schedules know nothing of the clock."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        session = self.session
+        if session is None:
+            return None
+        return LambdaLR(optimizer, lambda _: session.rate)
+
+
+def _average(plan: TrainingPlan, trainer: Any) -> MovingAverage | None:
+    if plan.ema is None:
+        return None
+    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    return MovingAverage(trained, plan.ema.decay, plan.ema.every)
+
+
+def _restore_average(average: MovingAverage | None, folder: Path, state: dict[str, Any]) -> None:
+    if average is None or not (folder / AVERAGE_FILE).is_file():
+        return
+    from safetensors.torch import load_file
+
+    average.restore(load_file(folder / AVERAGE_FILE), int(state.get("average_updates", 0)))

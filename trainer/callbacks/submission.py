@@ -1,0 +1,188 @@
+"""The submission: complete at every instant from the first time it is written.
+
+A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it
+scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death, its
+score is the right one, so that a later attempt does not replace a better model with a worse one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.run_files import Score
+from core.submission.check import Base, examine
+from core.submission.faults import BadSubmission, FaultKind
+from core.submission.folder import listing, open_plain
+from core.submission.place import put_in_place, settle
+from core.submission.prepare import mend_in_place
+from core.submission.safetensors import Header, read_header
+from core.submission.selection import CONFIG, SubmissionKind
+from core.submission.selection import kind_of as kind_by_names
+from core.submission.weigh import Told, Weighed
+from core.tasks import TaskType
+
+#: What describes a model besides its weights: a fine-tune keeps the base's own, unchanged.
+DESCRIPTION = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass
+class Submission:
+    place: Path
+    model_id: str
+    #: The base model's folder (or file).
+    base: Path
+    task_type: TaskType | None = None
+
+    def prepare(self) -> None:
+        """Once, by one process: what an earlier attempt left half done is put in order."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        settle(self.place)
+        shutil.rmtree(self._beside("new"), ignore_errors=True)
+
+    @property
+    def exists(self) -> bool:
+        return self.place.is_dir() and kind_of(self.place, self.task_type) is not None
+
+    @property
+    def score(self) -> Score | None:
+        """Of the folder that is there; None when nothing is known of it."""
+        known = self._ledger().get(_identity(self.place)) if self.place.is_dir() else None
+        return Score.model_validate(known) if known else None
+
+    def put(self, write: Callable[[Path], None], score: Score | None) -> None:
+        """`write` fills an empty folder with the weights. `BadSubmission` when that made no whole model."""
+        new = self._beside("new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True, mode=0o755)
+        try:
+            write(new)
+            self._finish(new)
+            self._note(new, score)
+            put_in_place(new, self.place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+    def _beside(self, kind: str) -> Path:
+        return self.place.parent / f".{self.place.name}.{kind}"
+
+    def _finish(self, folder: Path) -> None:
+        """The engine's output as a submission: the weights, what belongs to them, and nothing else."""
+        kind = kind_by_names(listing(folder).names(), self.task_type)
+        if kind is SubmissionKind.FULL:
+            describe(folder, self.base)
+        items = mend_in_place(folder, self._base(), self.task_type).items
+        if kind is SubmissionKind.ADAPTER:
+            # PEFT resizes the base's embeddings to a tokenizer that lies beside an adapter; there is no need.
+            items = {name: item for name, item in items.items() if name not in DESCRIPTION}
+        _remove_others(folder, items.keys())
+        found = examine(items, kind, self._base(), weighed_by=_header_alone).faults
+        # A model whose name the hub would not take gets no name in its card: that is no reason to have none.
+        grave = [fault for fault in found if fault.kind is not FaultKind.BAD_CARD]
+        if grave:
+            raise BadSubmission(str(folder), grave)
+
+    def _base(self) -> Base:
+        return Base(self.model_id, self.base if self.base.is_dir() else None)
+
+    def _note(self, folder: Path, score: Score | None) -> None:
+        kept = {_identity(folder): score.model_dump() if score else None}
+        if self.place.is_dir():
+            here = _identity(self.place)
+            kept[here] = self._ledger().get(here)
+        half = self._beside("scores.half")
+        half.write_text(json.dumps(kept), encoding="utf-8")
+        half.rename(self._beside("scores.json"))
+
+    def _ledger(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._beside("scores.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _identity(folder: Path) -> str:
+    """Kept when the folder is renamed; an inode's number alone is given out again as soon as it is free."""
+    seen = folder.stat()
+    return f"{seen.st_ino} {seen.st_mtime_ns}"
+
+
+def kind_of(folder: Path, task_type: TaskType | None = None) -> SubmissionKind | None:
+    """What lies there, if it is whole; None for anything else. Reads headers, not weights."""
+    try:
+        names = listing(folder).names()
+        kind = kind_by_names(names, task_type)
+        items = {name: folder / name for name in names}
+        faults = examine(items, kind, weighed_by=_header_alone).faults
+    except BadSubmission:
+        return None
+    return kind if not faults else None
+
+
+def describe(folder: Path, base: Path) -> None:
+    """Validators compare a full model's config with the base's, field by field, and evaluate with the base's
+    tokenizer: so both are the base's own files, whatever the engine made of them."""
+    for name in DESCRIPTION:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+    path = folder / CONFIG
+    if not path.is_file():
+        return
+    config = json.loads(path.read_text("utf-8"))
+    dtype = _dtype_of(folder)
+    for key in ("torch_dtype", "dtype"):
+        if dtype and key in config:
+            config[key] = dtype
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _dtype_of(folder: Path) -> str | None:
+    """The format that most of the weights are in."""
+    kinds: list[str] = []
+    for file in sorted(folder.glob("model*.safetensors")):
+        kinds += [tensor.dtype for tensor in _header(file).tensors.values()]
+    return _DTYPES.get(max(set(kinds), key=kinds.count)) if kinds else None
+
+
+def _header(file: Path) -> Header:
+    with open(open_plain(file), "rb") as opened:
+        return read_header(opened)
+
+
+def _header_alone(file: Path, told: Told | None) -> Weighed:
+    """Whether a weight file is as long as it says. Reading all of it would take as long as writing it did;
+    whether its numbers are finite the evaluation has shown."""
+    size = file.stat().st_size
+    return Weighed("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
+
+
+def _remove_others(folder: Path, kept: Set[str]) -> None:
+    """Reference adapters, training arguments, checkpoints: everything in here would be uploaded."""
+    for entry in list(folder.iterdir()):
+        if entry.name in kept:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            os.unlink(entry)

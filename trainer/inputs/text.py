@@ -1,0 +1,304 @@
+"""A text task from its file to what the engine reads: the one door to the adapters.
+
+    task = read_task(spec, tokenizer)            # the rows in tokens, and the facts that a plan needs
+    files = write_task(task, plan, folder)       # training and held-out rows, for Axolotl and for the scores
+
+The original is never touched, and the same task, plan and folder give the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.data import DatasetFacts
+from core.data_facts import facts_from_lengths
+from core.evaluation import GRPO_COMPLETION, GRPO_KL_LENGTH, Rules, rules_of, sequence_limit
+from core.plan import TrainingPlan
+from core.recipes.datasets import GRPO_EXTRA, reward_name
+from core.run_files import RunSpec
+from core.tasks import ChatDataset, DpoDataset, GrpoDataset, InstructDataset, TaskType
+from trainer.errors import BadData, BadReward
+from trainer.inputs.chat import chat_rows
+from trainer.inputs.files import Record, read_rows, text_of
+from trainer.inputs.instruct import instruct_rows, is_completion, learned, pieces
+from trainer.inputs.pairs import cut, pair_rows, says_nothing
+from trainer.inputs.prompts import extra_text, prompt_rows, shorten
+from trainer.inputs.rows import Ids, LabelledRow, PairRow, PromptRow, Row
+from trainer.inputs.split import fingerprint, hold_out
+from trainer.inputs.tables import write_table
+from trainer.inputs.tokens import Tokenizer, encode, model_window
+from trainer.rewards import TABLE, write_rewards
+from trainer.sandbox import Rewards
+
+#: Why rows are missing, as shown to the operator.
+NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE = (
+    "no answer",
+    "no prompt",
+    "too long",
+    "equal answers",
+    "like a held-out row",
+)
+_DONE = "done.json"
+#: Prompts that the rewards are tried out on.
+TRIED = 5
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task's rows as its evaluation reads them."""
+
+    spec: RunSpec
+    tokenizer: Tokenizer
+    rows: Sequence[Row]
+    #: Of each row: the same for rows that differ in case, blanks and punctuation only.
+    fingerprints: Sequence[int]
+    #: Why rows are missing, and how many for each reason.
+    dropped: Mapping[str, int]
+    #: Measured with the model's own tokenizer.
+    facts: DatasetFacts
+    #: Tokens of the longest row (DPO: pair) that evaluation looks at.
+    limit: int
+
+    @property
+    def rules(self) -> Rules:
+        return rules_of(self.spec.era)
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """What lies on disk for one attempt; goes into `RunInputs` and `HeldOut.open`."""
+
+    train_path: Path
+    #: None: too few rows to hold any out.
+    eval_path: Path | None
+    train_rows: int
+    eval_rows: int
+    #: Why rows are missing, and how many for each reason, those of `TextTask` included.
+    dropped: Mapping[str, int]
+    #: Of the rows and of how they were cut: new data is a new path, so no cache can mix them up.
+    digest: str
+    #: GRPO: holds the module `task_rewards`; belongs on PYTHONPATH.
+    rewards_dir: Path | None = None
+
+
+def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:
+    """`BadData` when nothing can be trained from it."""
+    records, window = read_rows(Path(spec.data_path)), model_window(spec.model_path)
+    if isinstance(spec.dataset, DpoDataset):
+        return _pairs(spec, spec.dataset, records, tokenizer, window)
+    if isinstance(spec.dataset, GrpoDataset):
+        return _prompts(spec, spec.dataset, records, tokenizer)
+    if isinstance(spec.dataset, InstructDataset | ChatDataset):
+        return _labelled(spec, spec.dataset, records, tokenizer, window)
+    raise BadData(f"a task of type {spec.task_type} with {spec.dataset!r} is not trained from rows of text")
+
+
+def _labelled(
+    spec: RunSpec,
+    dataset: InstructDataset | ChatDataset,
+    records: list[Record],
+    tokenizer: Tokenizer,
+    window: int | None,
+) -> TextTask:
+    """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
+    limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
+    while True:
+        kept: list[LabelledRow] = []
+        prints, dropped = array("Q"), Counter[str]()
+        for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
+            reason = _why_not(row, limit, is_completion(dataset))
+            if reason is not None or row is None:
+                dropped[reason or NO_ANSWER] += 1
+                continue
+            kept.append(row)
+            prints.append(fingerprint(_texts(record)))
+        if kept or limit >= most or not dropped[TOO_LONG]:
+            break
+        limit = min(2 * limit, most)
+    _any_left(kept, dropped, f"the longest that evaluation takes is {limit} tokens")
+    answers = [learned(row.labels) for row in kept]
+    prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
+    facts = facts_from_lengths(spec.task_type, prompts, answers)
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _encoded(
+    dataset: InstructDataset | ChatDataset, records: list[Record], tokenizer: Tokenizer, limit: int
+) -> Iterator[LabelledRow | None]:
+    if isinstance(dataset, InstructDataset):
+        return instruct_rows(dataset, records, tokenizer, limit)
+    return chat_rows(dataset, records, tokenizer)
+
+
+def _why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
+    """Evaluation drops rows of one token and rows without a label, and all that are too long."""
+    if row is None or len(row.ids) < 2 or not learned(row.labels):
+        return NO_ANSWER
+    return TOO_LONG if len(row.ids) > limit and not completion else None
+
+
+def _pairs(
+    spec: RunSpec, dataset: DpoDataset, records: list[Record], tokenizer: Tokenizer, window: int | None
+) -> TextTask:
+    rules = rules_of(spec.era)
+    limit = rules.dpo_limit(window)
+    kept: list[PairRow] = []
+    prints, dropped = array("Q"), Counter[str]()
+    for record, whole in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
+        row = cut(whole, rules, limit)
+        if row is None or says_nothing(row):
+            dropped[TOO_LONG if row is None else EQUAL] += 1
+            continue
+        kept.append(row)
+        prints.append(fingerprint(_texts(record)))
+    _any_left(kept, dropped, "every pair needs two different answers")
+    lengths = [[len(row[side]) for row in kept] for side in range(3)]
+    facts = facts_from_lengths(TaskType.DPO, lengths[0], lengths[1], lengths[2])
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokenizer: Tokenizer) -> TextTask:
+    kept: list[PromptRow] = []
+    prints, dropped = array("Q"), Counter[str]()
+    for record, row in zip(records, prompt_rows(dataset, records), strict=True):
+        if not row.prompt.strip():
+            dropped[NO_PROMPT] += 1
+            continue
+        kept.append(row)
+        prints.append(fingerprint(_texts(record)))
+    _any_left(kept, dropped, "every row needs a prompt")
+    sizes = [len(ids) for ids in encode(tokenizer, [row.prompt for row in kept], special_tokens=False)]
+    facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
+    limit = (rules_of(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _texts(record: Record) -> Iterator[str]:
+    for value in record.values():
+        if isinstance(value, list):
+            for one in value:
+                yield from _texts(one) if isinstance(one, dict) else (text_of(one),)
+        else:
+            yield text_of(value)
+
+
+def _any_left(rows: Sequence[Row], dropped: Mapping[str, int], rule: str) -> None:
+    if not rows:
+        reasons = ", ".join(f"{count} with {reason}" for reason, count in sorted(dropped.items()))
+        raise BadData(f"no row can be trained on: {reasons or 'there are none'}; {rule}")
+
+
+def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText:
+    """Rows longer than the plan's sequence are dropped or cut by the evaluation's rule; the rest is split.
+
+    Held-out rows are as long as evaluation takes them, whatever the training can afford.
+    """
+    split = hold_out([_tokens(row) for row in task.rows], task.fingerprints, plan.steps.eval_rows, plan.seed)
+    train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
+    held = list(_fitted(task, [task.rows[place] for place in split.held], None))
+    dropped = Counter(task.dropped)
+    dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
+    dropped[DOUBLE] += len(split.left_out)
+    _any_left(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
+    digest = _digest([*train, *held], task, len(train))
+    place = folder / digest[:16]
+    if not (place / _DONE).is_file():
+        _write(place, train, held, digest)
+    return PreparedText(
+        train_path=place / "train",
+        eval_path=place / "eval" if held else None,
+        train_rows=len(train),
+        eval_rows=len(held),
+        dropped=dict(+dropped),
+        digest=digest,
+        rewards_dir=_rewards(task, place / "rewards"),
+    )
+
+
+def _rewards(task: TextTask, folder: Path) -> Path | None:
+    """Module and table of the rewards, each tried on some prompts as validators try them."""
+    dataset = task.spec.dataset
+    if not isinstance(dataset, GrpoDataset):
+        return None
+    rows = [row for row in task.rows if isinstance(row, PromptRow)]
+    as_json = any(row.extra is not None and not isinstance(row.extra, str) for row in rows)
+    progress = task.spec.progress_path
+    write_rewards(dataset, folder, era=task.spec.era, progress_path=progress, extra_is_json=as_json)
+    rewards = Rewards.open(folder / TABLE)
+    try:
+        extra = [extra_text(row.extra) for row in rows[:TRIED]]
+        prompts = [row.prompt for row in rows[:TRIED]]
+        columns = {GRPO_EXTRA: extra} if any(extra) else {}
+        problems = rewards.problems(prompts, prompts=prompts, **columns)
+    finally:
+        rewards.close()
+    if all(problems):
+        shown = "; ".join(f"{reward_name(place)}: {problem}" for place, problem in enumerate(problems))
+        raise BadReward(f"none of the task's reward functions gives rewards: {shown}"[:2000])
+    return folder
+
+
+def _tokens(row: Row) -> Ids:
+    """What of a row is looked at for near-duplicates."""
+    if isinstance(row, LabelledRow):
+        return row.ids
+    if isinstance(row, PairRow):
+        return [*row.prompt, *row.chosen]
+    return list(row.prompt.encode("utf-8", "replace"))
+
+
+def _fitted(task: TextTask, rows: Sequence[Row], plan: TrainingPlan | None) -> Iterator[Row]:
+    """The rows at the plan's length; without a plan at the evaluation's."""
+    if isinstance(task.spec.dataset, GrpoDataset):
+        most = plan.sequence.prompt_limit if plan is not None else None
+        yield from _shortened(task, [row for row in rows if isinstance(row, PromptRow)], most)
+        return
+    length = min(plan.sequence.length, task.limit) if plan is not None else task.limit
+    for row in rows:
+        if isinstance(row, PairRow):
+            shorter = cut(row, task.rules, length)
+            if shorter is not None and not says_nothing(shorter):
+                yield shorter
+        elif isinstance(row, LabelledRow):
+            if len(row.ids) <= length:
+                yield row
+            elif is_completion(task.spec.dataset):
+                yield from pieces(row, length)
+
+
+def _shortened(task: TextTask, rows: Sequence[PromptRow], most: int | None) -> Iterator[PromptRow]:
+    limit = most or task.rules.grpo_prompt or GRPO_KL_LENGTH
+    texts = shorten([row.prompt for row in rows], task.tokenizer, task.rules, limit)
+    for row, text in zip(rows, texts, strict=True):
+        yield PromptRow(text, row.extra)
+
+
+def _digest(rows: Iterable[Row], task: TextTask, trained: int) -> str:
+    found = hashlib.sha256(f"{task.spec.era} {trained}".encode())
+    for row in rows:
+        if isinstance(row, PromptRow):
+            found.update(json.dumps([row.prompt, row.extra], default=str).encode())
+        else:
+            for part in row:
+                found.update(len(part).to_bytes(4, "big") + array("i", part).tobytes())
+    return found.hexdigest()
+
+
+def _write(place: Path, train: Sequence[Row], held: Sequence[Row], digest: str) -> None:
+    """Beside it first: what was cut off in the middle is never taken for whole."""
+    beside = place.with_name(f".{place.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
+    beside.mkdir(parents=True)
+    write_table(train, beside / "train")
+    if held:
+        write_table(held, beside / "eval")
+    (beside / _DONE).write_text(json.dumps({"train": len(train), "eval": len(held), "digest": digest}))
+    beside.rename(place)

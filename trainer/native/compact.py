@@ -1,0 +1,61 @@
+"""A Llama-style model of our own size, for training from nothing: shapes by rule, weights at random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+#: A head this wide suits every attention kernel.
+_HEAD = 64
+#: Width for each layer: models of this size that learned best lie between 64 and 128.
+_WIDTH_PER_LAYER = 80
+
+
+def shape_of(params: int, vocabulary: int, length: int) -> dict[str, Any]:
+    """A configuration with about so many parameters, its tied table of tokens included."""
+    best: dict[str, Any] = {}
+    least = float("inf")
+    for width in range(_HEAD, 8192 + 1, _HEAD):
+        layers = max(round(width / _WIDTH_PER_LAYER), 2)
+        found = _params(width, layers, vocabulary)
+        if abs(found - params) < least:
+            least = abs(found - params)
+            best = _config(width, layers, vocabulary, length)
+        if found > 2 * params:
+            break
+    return best
+
+
+def make(folder: Path, params: int, vocabulary: int, length: int, seed: int = 42) -> None:
+    """Write such a model, as transformers loads it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig(**shape_of(params, vocabulary, length))).save_pretrained(folder)
+
+
+def _config(width: int, layers: int, vocabulary: int, length: int) -> dict[str, Any]:
+    heads = width // _HEAD
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4 if heads % 4 == 0 else heads,
+        "intermediate_size": _inner(width),
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+        "tie_word_embeddings": True,
+    }
+
+
+def _inner(width: int) -> int:
+    """Two and two thirds of the width, in steps that matrix units like."""
+    return -(-width * 8 // 3 // 64) * 64
+
+
+def _params(width: int, layers: int, vocabulary: int) -> int:
+    heads = width // _HEAD
+    shared = (heads // 4 if heads % 4 == 0 else heads) * _HEAD
+    layer = 2 * width * width + 2 * width * shared + 3 * width * _inner(width) + 2 * width
+    return layers * layer + vocabulary * width + width

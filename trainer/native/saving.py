@@ -1,0 +1,246 @@
+"""What survives: states to go on from, and models to hand in.
+
+A state is what is trained, the optimizer and the place in the data, nothing of the frozen base. The tensors
+are copied to the host in the step's pause and written by a thread beside the training; a folder gets its name
+when all of it is on disk. So a kill at any instant leaves whole ones only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.errors import GodMinerError
+from trainer.callbacks.ema import MovingAverage
+from trainer.native.net import plain
+from trainer.native.optimizing import Masters, local
+from trainer.native.ranks import Ranks, whole
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class BadCheckpoint(GodMinerError):
+    """A state of another run, or not a whole one."""
+
+    code = "bad_checkpoint"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is."""
+
+    step: int
+    #: Of the numbers that decide what a step is; a state goes on only in a run like its own.
+    shape: str
+    #: What the session must know to go on.
+    session: dict[str, Any] = field(default_factory=dict)
+
+
+class Saver:
+    """One writing thread; a second save waits for the first."""
+
+    def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
+        self._folder, self._ranks, self._keep = folder, ranks, keep
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    def save(
+        self,
+        net: nn.Module,
+        masters: Masters,
+        place: Place,
+        done: Callable[[Path], None],
+        average: MovingAverage | None = None,
+    ) -> None:
+        """Copies now, writes later, then calls `done` with the folder, from the thread; on every rank."""
+        self.wait()
+        weights = trained_weights(net)
+        # Each rank's own shards of the optimizer, and its own random numbers.
+        mine = {"masters": _on_host(masters.state()), "random": _random_state(self._ranks)}
+        if average is not None:
+            means = {name: local(mean) for name, mean in average.state().items()}
+            mine["average"] = {"means": _on_host(means), "updates": average.updates}
+        if self._ranks.world > 1:
+            self._write_rank(mine, place.step)
+            self._ranks.wait()
+            mine = {}
+        if self._ranks.rank == 0:
+            work = (weights, mine, place, done)
+            self._thread = threading.Thread(target=self._write_safely, args=work, name="saving")
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was begun is on disk; a failed write is raised here."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def _unfinished(self, step: int) -> Path:
+        return self._folder / f".checkpoint-{step}.tmp"
+
+    def _write_rank(self, mine: dict[str, Any], step: int) -> None:
+        folder = self._unfinished(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(mine, folder / f"rank{self._ranks.rank}.pt")
+
+    def _write_safely(
+        self, weights: dict[str, Tensor], mine: dict[str, Any], place: Place, done: Callable[[Path], None]
+    ) -> None:
+        try:
+            done(self._write(weights, mine, place))
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
+            self._failed = error
+
+    def _write(self, weights: dict[str, Tensor], mine: dict[str, Any], place: Place) -> Path:
+        from safetensors.torch import save_file
+
+        folder, finished = self._unfinished(place.step), self._folder / f"checkpoint-{place.step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, folder / "trained.safetensors")
+        if mine:
+            torch.save(mine, folder / "rank0.pt")
+        (folder / "place.json").write_text(json.dumps(asdict(place) | {"world": self._ranks.world}))
+        sync_folder(folder)
+        shutil.rmtree(finished, ignore_errors=True)
+        folder.rename(finished)
+        for _, old in states_in(self._folder)[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return finished
+
+
+def load(
+    folder: Path,
+    net: nn.Module,
+    masters: Masters,
+    ranks: Ranks,
+    shape: str,
+    average: MovingAverage | None = None,
+) -> Place:
+    """Take up a state; `BadCheckpoint` where it is not this run's."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        said = json.loads((folder / "place.json").read_text())
+        world = said.pop("world")
+        place = Place(**said)
+        weights = load_file(folder / "trained.safetensors")
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise BadCheckpoint(f"{folder} is not a whole state of this trainer: {error}") from error
+    if place.shape != shape:
+        raise BadCheckpoint(f"{folder} is of another run: {place.shape}, where this one is {shape}")
+    if world != ranks.world:
+        raise BadCheckpoint(f"{folder} was written by {world} processes and cannot go on with {ranks.world}")
+    _put(net, weights, folder)
+    # Our own file, of this trainer's making; tensors and plain values are all that is read from it.
+    state = torch.load(folder / f"rank{ranks.rank}.pt", map_location=ranks.device, weights_only=True)
+    masters.take_up(state["masters"])
+    if average is not None and "average" in state:
+        average.restore(state["average"]["means"], state["average"]["updates"])
+    torch.set_rng_state(state["random"]["cpu"].cpu())
+    if ranks.device.type == "cuda":
+        torch.cuda.set_rng_state(state["random"]["cuda"].cpu(), ranks.device)
+    return place
+
+
+def newest(folder: Path) -> Path | None:
+    found = states_in(folder)
+    return found[-1][1] if found else None
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
+def states_in(folder: Path) -> list[tuple[int, Path]]:
+    """Whole states, oldest first."""
+    if not folder.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def trained_weights(net: nn.Module) -> dict[str, Tensor]:
+    """What is trained, whole and on the host. Every rank must ask, for shards to be gathered."""
+    return {
+        name: whole(weight.detach()).to("cpu", copy=True).contiguous()
+        for name, weight in net.named_parameters()
+        if weight.requires_grad
+    }
+
+
+def export(net: nn.Module, folder: Path | None, ranks: Ranks) -> None:
+    """The model as transformers and PEFT load it: an adapter, or the whole. Every rank calls this."""
+    trained = {name.removeprefix("model."): value for name, value in trained_weights(net).items()}
+    model: Any = net.model
+    if not hasattr(model, "peft_config"):
+        # Frozen weights and tied ones, which are listed twice here, come from the model itself.
+        for name, value in plain(model).state_dict().items():
+            trained.setdefault(name, whole(value).cpu())
+    if ranks.rank or folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = plain(model).dtype
+    if not hasattr(model, "peft_config"):
+        trained = {name: value.to(dtype) for name, value in trained.items()}
+    model.save_pretrained(folder, state_dict=trained)
+
+
+def sync_folder(folder: Path) -> None:
+    """Every file and the folder itself on disk."""
+    for path in [*(path for path in folder.rglob("*") if path.is_file()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@torch.no_grad()
+def _put(net: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    own = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+    wrong = [
+        name
+        for name in own.keys() | weights.keys()
+        if name not in own or name not in weights or own[name].shape != weights[name].shape
+    ]
+    if wrong:
+        raise BadCheckpoint(f"{folder} is of another model: {sorted(wrong)[:3]} do not fit")
+    for name, weight in own.items():
+        if hasattr(weight, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
+
+            here: Any = weight
+            weight.copy_(distribute_tensor(weights[name].to(here.device), here.device_mesh, here.placements))
+        else:
+            weight.copy_(weights[name])
+
+
+def _random_state(ranks: Ranks) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return state
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _on_host(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_host(one) for one in value)
+    return value

@@ -1,0 +1,177 @@
+"""Rows of tokens on disk: written once, mapped by any number of processes, never loaded whole.
+
+A folder holds `ids.bin` (the tokens), `trained.bin` (one byte per token: whether its prediction counts),
+`ends.bin` (where each row ends) and `meta.json`. It appears under its name only when it is complete. A plain
+file of tokens, as pretraining corpora come, is read without the rest: every token counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import GodMinerError
+
+VERSION = 1
+#: Rows checked against the vocabulary at a time.
+_CHECKED_AT_ONCE = 1 << 24
+
+Ids: TypeAlias = NDArray[np.generic]
+
+
+class BadTokens(GodMinerError):
+    """A token file that cannot be what it says."""
+
+    code = "bad_tokens"
+
+
+class Row(NamedTuple):
+    ids: Ids
+    #: Whether predicting this token counts.
+    trained: NDArray[np.bool_]
+
+
+def width_of(vocabulary: int) -> np.dtype[Any]:
+    """Two bytes are enough for most vocabularies and halve what is read."""
+    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+class TokenWriter:
+    """Appends rows; `close` makes the folder visible. Left without `close`, nothing is."""
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        self._folder, self._vocabulary = folder, vocabulary
+        self._unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._unfinished.mkdir(parents=True)
+        self._ids = (self._unfinished / "ids.bin").open("wb")
+        self._trained = (self._unfinished / "trained.bin").open("wb")
+        self._ends: list[int] = []
+        self._dtype = width_of(vocabulary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._ids.close()
+            self._trained.close()
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def add(self, ids: Sequence[int] | Ids, trained: Sequence[bool] | NDArray[np.bool_]) -> None:
+        row = np.asarray(ids, dtype=np.int64)
+        counts = np.asarray(trained, dtype=np.bool_)
+        if row.shape != counts.shape or row.ndim != 1:
+            raise BadTokens(f"a row of {row.size} tokens came with {counts.size} marks; one each is needed")
+        if row.size and not 0 <= int(row.min()) <= int(row.max()) < self._vocabulary:
+            worst = int(row.max() if row.max() >= self._vocabulary else row.min())
+            raise BadTokens(f"token {worst} is outside the vocabulary of {self._vocabulary}")
+        self._ids.write(row.astype(self._dtype).tobytes())
+        self._trained.write(counts.tobytes())
+        self._ends.append((self._ends[-1] if self._ends else 0) + row.size)
+
+    def close(self) -> None:
+        np.asarray(self._ends, dtype=np.int64).tofile(self._unfinished / "ends.bin")
+        for file in (self._ids, self._trained):
+            _to_disk(file)
+        meta = {
+            "version": VERSION,
+            "vocabulary": self._vocabulary,
+            "dtype": self._dtype.name,
+            "rows": len(self._ends),
+            "tokens": self._ends[-1] if self._ends else 0,
+        }
+        (self._unfinished / "meta.json").write_text(json.dumps(meta))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._unfinished.rename(self._folder)
+
+
+class TokenFile:
+    """Rows of tokens, mapped. Opening checks that the files are as long as they claim."""
+
+    def __init__(self, ids: Ids, trained: NDArray[np.bool_] | None, ends: NDArray[np.int64]) -> None:
+        self._ids, self._trained, self._ends = ids, trained, ends
+        self.lengths: NDArray[np.int64] = np.diff(ends, prepend=0)
+
+    @classmethod
+    def open(cls, folder: Path, vocabulary: int) -> Self:
+        """A folder that `TokenWriter` made, for a model with so many tokens."""
+        try:
+            meta = json.loads((folder / "meta.json").read_text())
+            made_for, dtype = int(meta["vocabulary"]), np.dtype(meta["dtype"])
+            rows, tokens = int(meta["rows"]), int(meta["tokens"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadTokens(f"{folder} is no token folder ({error}); write it anew") from error
+        if meta.get("version") != VERSION:
+            raise BadTokens(f"{folder} has version {meta.get('version')!r}, not {VERSION}; write it anew")
+        if made_for > vocabulary:
+            raise BadTokens(
+                f"{folder} was made for {made_for} tokens and the model has {vocabulary}: another tokenizer's"
+            )
+        ids = _mapped(folder / "ids.bin", dtype, tokens)
+        trained = _mapped(folder / "trained.bin", np.dtype(np.bool_), tokens)
+        ends = np.asarray(_mapped(folder / "ends.bin", np.dtype(np.int64), rows))
+        if rows and (int(ends[-1]) != tokens or bool((np.diff(ends, prepend=0) < 0).any())):
+            raise BadTokens(f"{folder}/ends.bin does not end {rows} rows of {tokens} tokens; write it anew")
+        return cls(ids, trained, ends)
+
+    @classmethod
+    def stream(cls, path: Path, vocabulary: int, length: int, dtype: str = "uint16") -> Self:
+        """A plain file of tokens, cut into rows of `length`; a shorter rest is left out."""
+        width = np.dtype(dtype)
+        size = path.stat().st_size if path.is_file() else 0
+        if not size or size % width.itemsize:
+            raise BadTokens(f"{path} has {size} bytes, no whole number of {width.name} tokens")
+        ids = _mapped(path, width, size // width.itemsize)
+        for start in range(0, len(ids), _CHECKED_AT_ONCE):
+            most = int(ids[start : start + _CHECKED_AT_ONCE].max())
+            if most >= vocabulary:
+                raise BadTokens(f"{path} holds token {most}; the model has {vocabulary}: another tokenizer's")
+        rows = len(ids) // length
+        if not rows:
+            raise BadTokens(f"{path} has {len(ids)} tokens, fewer than one row of {length}")
+        return cls(ids, None, np.arange(1, rows + 1, dtype=np.int64) * length)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> Row:
+        end = int(self._ends[index])
+        start = end - int(self.lengths[index])
+        ids = self._ids[start:end]
+        if self._trained is None:
+            return Row(ids, np.ones(end - start, dtype=np.bool_))
+        return Row(ids, self._trained[start:end])
+
+
+def write_rows(
+    folder: Path, vocabulary: int, rows: Iterable[tuple[Sequence[int], Sequence[bool]]]
+) -> TokenFile:
+    with TokenWriter(folder, vocabulary) as writer:
+        for ids, trained in rows:
+            writer.add(ids, trained)
+    return TokenFile.open(folder, vocabulary)
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:
+    size = path.stat().st_size if path.is_file() else -1
+    if size != count * dtype.itemsize:
+        raise BadTokens(
+            f"{path} has {size} bytes where {count} × {dtype.itemsize} belong: cut off; write it anew"
+        )
+    return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype=dtype)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()

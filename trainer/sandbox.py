@@ -1,0 +1,247 @@
+"""Calls of reward code, each in a child process with a time limit: a reward can fail, but not end the
+training.
+
+A function that raises, returns something else than one number a completion, takes too long, or kills its
+process, gives zeros, and the reason goes into the log and into progress.jsonl, once for each reason. One that
+never comes back three times in a row is not called again: its share of the clock is better spent otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.progress import NoteEvent, line_of
+
+log = logging.getLogger(__name__)
+
+WORKER = Path(__file__).with_name("reward_worker.py")
+#: Seconds for a call: the first of a function loads what it imports.
+FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.05
+#: Times in a row after which a function that never comes back is not called again.
+PATIENCE = 3
+LONGEST_REPLY = 16 << 20
+#: All that a reward's process is told of ours. No GPU: the training's memory is planned to the last gigabyte.
+PASSED = ("PATH", "LANG", "LC_ALL", "HF_HOME", "TORCH_HOME", "NLTK_DATA", "SYSTEMROOT")
+FIXED = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class NoReply(Exception):
+    """The process said nothing in time, or is gone."""
+
+
+class Worker:
+    """One child process; it is started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = ""
+
+    def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Its reply. `NoReply`, with the process ended, when there is none."""
+        try:
+            process = self._process if self._process is not None else self._start()
+            line = self._exchange(process, json.dumps(question).encode() + b"\n", time.monotonic() + seconds)
+            reply = json.loads(line)
+            if not isinstance(reply, dict):
+                raise NoReply("it replied with something else than a reply")
+        except (OSError, ValueError, NoReply) as error:
+            code = self.end()
+            reason = str(error) if isinstance(error, NoReply) else "its process ended"
+            raise NoReply(f"{reason} (exit {code})" if code is not None and code >= 0 else reason) from error
+        return reply
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._folder = tempfile.mkdtemp(prefix="reward-")
+        passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(WORKER)],
+            cwd=self._folder,
+            env={**passed, **FIXED, "HOME": self._folder, "TMPDIR": self._folder},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[bytes], question: bytes, until: float) -> bytes:
+        """Both directions at once: a child that reads nothing must not keep us writing for ever."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        os.set_blocking(process.stdout.fileno(), False)
+        reply, rest = bytearray(), memoryview(question)
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(process.stdout, selectors.EVENT_READ)
+            waiting.register(process.stdin, selectors.EVENT_WRITE)
+            while not reply.endswith(b"\n"):
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise NoReply("it did not come back in time")
+                for key, _ in waiting.select(left):
+                    if key.fileobj is process.stdin:
+                        rest = rest[os.write(key.fd, rest[: 1 << 16]) :]
+                        if not rest:
+                            waiting.unregister(process.stdin)
+                        continue
+                    read = os.read(key.fd, 1 << 16)
+                    if not read:
+                        raise NoReply("its process ended")
+                    reply += read
+                    if len(reply) > LONGEST_REPLY:
+                        raise NoReply("its reply is too long")
+        return bytes(reply)
+
+    def end(self) -> int | None:
+        """Its exit code, negative for a signal; None when it was not running."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        code = process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return code
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.end()
+
+
+class Rewards:
+    """A task's reward functions, by their place in the request."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._rewards: list[dict[str, Any]] = table["rewards"]
+        self._only: list[str] | None = table["only"]
+        self._decode: list[str] = table["decode"]
+        self._progress: str | None = table["progress"]
+        self._workers = [Worker() for _ in self._rewards]
+        self._called: set[int] = set()
+        self._silent = [0] * len(self._rewards)
+        self._told: set[tuple[int, str]] = set()
+
+    @classmethod
+    def open(cls, file: Path) -> Rewards:
+        return cls(json.loads(file.read_text("utf-8")))
+
+    def __len__(self) -> int:
+        return len(self._rewards)
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(one["weight"]) for one in self._rewards]
+
+    def call(self, place: int, completions: Sequence[str] | None, **columns: Any) -> list[float]:
+        """One number for each completion, whatever happens."""
+        texts = [one if isinstance(one, str) else str(one) for one in completions or ()]
+        rewards, problem = self.attempt(place, texts, columns)
+        if problem is not None:
+            self._tell(place, problem)
+        return rewards
+
+    def attempt(
+        self, place: int, completions: list[str], columns: Mapping[str, Any]
+    ) -> tuple[list[float], str | None]:
+        """The numbers, and what was wrong with them."""
+        reward, zeros = self._rewards[place], [0.0] * len(completions)
+        if reward["problem"] is not None:
+            return zeros, str(reward["problem"])
+        if self._silent[place] >= PATIENCE:
+            return zeros, "is not called any more, it never came back"
+        question = {
+            "place": place,
+            "source": reward["source"],
+            "function": reward["function"],
+            "completions": completions,
+            "columns": self._known(reward, columns),
+        }
+        first = FIRST_CALL if place not in self._called else CALL
+        try:
+            reply = self._workers[place].ask(question, first + EACH * len(completions))
+        except NoReply as error:
+            self._silent[place] += 1
+            return zeros, str(error)
+        self._silent[place] = 0
+        self._called.add(place)
+        return _numbers(reply, zeros)
+
+    def problems(self, completions: list[str], **columns: Any) -> list[str | None]:
+        """What is wrong with each function when it is called with these, as validators try them out."""
+        return [self.attempt(place, completions, columns)[1] for place in range(len(self))]
+
+    def _known(self, reward: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns that the function takes and JSON can say."""
+        taken = {
+            name: value
+            for name, value in columns.items()
+            if (reward["anything"] or name in reward["parameters"])
+            and (self._only is None or (name in self._only and name in reward["parameters"]))
+        }
+        plain = {name: value for name, value in taken.items() if isinstance(value, list) and _plain(value)}
+        return {
+            name: [_decoded(one) for one in value] if name in self._decode else value
+            for name, value in plain.items()
+        }
+
+    def _tell(self, place: int, problem: str) -> None:
+        if (place, problem) in self._told:
+            return
+        self._told.add((place, problem))
+        text = f"reward {place} gives zeros: {problem}"
+        log.warning("%s", text)
+        if self._progress is not None:
+            event = NoteEvent(t=time.time(), kind="reward", text=text[:2000])
+            with contextlib.suppress(OSError), open(self._progress, "ab", buffering=0) as file:
+                file.write(line_of(event))
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+
+
+def _numbers(reply: Mapping[str, Any], zeros: list[float]) -> tuple[list[float], str | None]:
+    if "problem" in reply:
+        return zeros, str(reply["problem"])
+    values = reply.get("rewards")
+    if not isinstance(values, list) or len(values) != len(zeros):
+        return zeros, "replied with something else than its rewards"
+    missing = sum(1 for value in values if not isinstance(value, int | float))
+    found = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    return found, "a reward that is no finite number counts as zero" if missing else None
+
+
+def _decoded(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _plain(value: object) -> bool:
+    """Whether JSON can say it: cheaply, by the first item that is there."""
+    while isinstance(value, list):
+        value = next((item for item in value if item is not None), None)
+    return value is None or isinstance(value, str | int | float | dict)

@@ -1,0 +1,172 @@
+"""GRPO: what the rewards say of the model's completions, less half of its KL to the base on the prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS, GRPO_KL_LENGTH, GRPO_KL_WEIGHT, Rules
+from core.recipes.datasets import GRPO_EXTRA
+from trainer.inputs.rows import PromptRow
+from trainer.inputs.tokens import Tokenizer, encode
+from trainer.sandbox import Rewards
+from trainer.scoring.batches import batch_tokens, batches, share
+from trainer.scoring.forward import divergence, predicted, scoring, unwrapped, vocabulary, without_adapter
+
+#: Prompts that are answered together, each `GRPO_GENERATIONS` times.
+PROMPTS = 16
+#: Seed of the sampling: checkpoints are compared on the same draws.
+SEED = 42
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Completions of some of the prompts, by place, and what each reward function gave them."""
+
+    #: One list for each function, with `GRPO_GENERATIONS` numbers for each prompt.
+    rewards: list[list[float]]
+    kl_total: float
+    kl_prompts: int
+
+
+def sampled(
+    model: Any,
+    rows: Sequence[PromptRow],
+    tokenizer: Tokenizer,
+    rewards: Rewards,
+    rules: Rules,
+    *,
+    reference: Any = None,
+    rank: int = 0,
+    world: int = 1,
+    window: int | None = None,
+    completion: int = GRPO_COMPLETION,
+) -> Sampled:
+    model = unwrapped(model)
+    mine = list(rows[rank::world])
+    found: list[list[float]] = [[] for _ in range(len(rewards))]
+    for start in range(0, len(mine), PROMPTS):
+        batch = mine[start : start + PROMPTS]
+        answers = completions(
+            model, [row.prompt for row in batch], tokenizer, rules, completion, SEED + start
+        )
+        asked = [row for row in batch for _ in range(GRPO_GENERATIONS)]
+        columns: dict[str, Any] = {"prompts": [row.prompt for row in asked]}
+        if any(row.extra is not None for row in asked):
+            columns[GRPO_EXTRA] = [row.extra for row in asked]
+        for place, numbers in enumerate(found):
+            numbers += rewards.call(place, answers, **columns)
+    apart = list(prompt_kl(model, reference, [row.prompt for row in mine], tokenizer, window))
+    return Sampled(found, math.fsum(apart), len(apart))
+
+
+def completions(
+    model: Any, prompts: Sequence[str], tokenizer: Tokenizer, rules: Rules, longest: int, seed: int
+) -> list[str]:
+    """`GRPO_GENERATIONS` for each prompt, side by side, sampled as the evaluation samples."""
+    whole = encode(tokenizer, prompts, special_tokens=rules.special_tokens)
+    ids = [one[-rules.grpo_prompt :] if rules.grpo_prompt else one for one in whole]
+    width = max(max(len(one) for one in ids), 1)
+    device = next(model.parameters()).device
+    pad = tokenizer.pad_token_id or 0
+    tokens = torch.tensor([[pad] * (width - len(one)) + list(one) for one in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in ids], device=device)
+    with scoring(model), torch.random.fork_rng(devices=_devices(device)):
+        torch.manual_seed(seed)
+        made = model.generate(
+            input_ids=tokens,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=rules.grpo_temperature,
+            top_k=rules.grpo_top_k,
+            top_p=1.0,
+            repetition_penalty=1.0,
+            num_beams=1,
+            num_return_sequences=GRPO_GENERATIONS,
+            max_new_tokens=longest,
+            min_new_tokens=None,
+            pad_token_id=pad,
+            eos_token_id=tokenizer.eos_token_id,
+            use_cache=True,
+        )
+    decode: Any = tokenizer
+    return list(decode.batch_decode(made[:, width:], skip_special_tokens=True))
+
+
+def _devices(device: torch.device) -> list[int]:
+    return [device.index or 0] if device.type == "cuda" else []
+
+
+def prompt_kl(
+    model: Any, reference: Any, prompts: Sequence[str], tokenizer: Tokenizer, window: int | None
+) -> Iterator[float]:
+    """KL(base || fine-tuned) on each prompt, the mean over its positions; long prompts lose their end."""
+    limit = GRPO_KL_LENGTH if window is None or window >= 2 * GRPO_KL_LENGTH else math.ceil(window / 2)
+    ids = [one for one in encode(tokenizer, prompts, limit=limit) if one]
+    pad = tokenizer.pad_token_id or 0
+    with scoring(model):
+        for places, _ in share(batches([len(one) for one in ids], batch_tokens(vocabulary(model))), 0, 1):
+            # Every position counts, the last one too, which predicts nothing here: a row one token longer.
+            rows = [[*ids[place], pad] for place in places]
+            if reference is not None:
+                with scoring(reference):
+                    base = predicted(reference, rows, rows, pad)
+            else:
+                with without_adapter(model) as bare:
+                    base = predicted(bare, rows, rows, pad)
+            tuned = predicted(model, rows, rows, pad)
+            apart = divergence(base, tuned).double().cpu()
+            for row in range(len(places)):
+                yield float(apart[tuned.rows.cpu() == row].mean())
+
+
+def normalised(raw: Sequence[Sequence[float]]) -> list[list[float]]:
+    """As validators compare submissions: `raw` has each model's mean of each function; higher is better.
+
+    Of a function: less its minimum if that is negative, over its maximum. A single model is not normalised.
+    """
+    if len(raw) < 2:
+        return [list(one) for one in raw]
+    columns = [_column([one[place] for one in raw]) for place in range(len(raw[0]))]
+    return [[column[at] for column in columns] for at in range(len(raw))]
+
+
+def _column(values: list[float]) -> list[float]:
+    low = min(values)
+    if low < 0 and len(values) == 2:
+        return [0.75 if value == max(values) else 0.25 for value in values]
+    shifted = [value - low for value in values] if low < 0 else values
+    most = max(shifted)
+    return [value / most for value in shifted] if most > 0 else [1.0] * len(values)
+
+
+def standing(means: Sequence[float], kl: float, weights: Sequence[float]) -> float:
+    return math.fsum(weight * mean for weight, mean in zip(weights, means, strict=True)) - GRPO_KL_WEIGHT * kl
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What stands in for the other submissions while training: the base's own rewards.
+
+    Validators divide by the best of the field, which nobody knows beforehand. Here a function's gain over the
+    base is divided by the size of the base's rewards, so that functions in hundreds of characters and
+    functions between 0 and 1 weigh alike.
+    """
+
+    means: tuple[float, ...]
+    sizes: tuple[float, ...]
+
+    @classmethod
+    def of(cls, sums: Sequence[float], squares: Sequence[float], count: float) -> Scale:
+        means = [one / max(count, 1) for one in sums]
+        pairs = zip(means, squares, strict=True)
+        spreads = [math.sqrt(max(square / max(count, 1) - mean * mean, 0.0)) for mean, square in pairs]
+        sizes = [max(abs(one), two) or 1.0 for one, two in zip(means, spreads, strict=True)]
+        return cls(tuple(means), tuple(sizes))
+
+    def gains(self, means: Sequence[float]) -> list[float]:
+        return [(one - base) / size for one, base, size in zip(means, self.means, self.sizes, strict=True)]

@@ -1,0 +1,200 @@
+"""The held-out rows of a run and the score of a model on them, in the validator's own metric.
+
+held = HeldOut.open(spec, files, tokenizer)
+base = held.remember_base(model)             # before training; with several ranks see `Measured.merged`
+now = held.score(model)                      # at every evaluation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from core.evaluation import Rules, rules_of
+from core.run_files import RunSpec, Score
+from core.tasks import TaskType
+from trainer.inputs.rows import LabelledRow, PairRow, PromptRow, Row
+from trainer.inputs.tables import read_table
+from trainer.inputs.text import PreparedText
+from trainer.inputs.tokens import Tokenizer, model_window
+from trainer.rewards import TABLE
+from trainer.sandbox import Rewards
+from trainer.scoring.forward import scoring, without_adapter
+from trainer.scoring.generation import Sampled, Scale, sampled, standing
+from trainer.scoring.preferences import LogProbs, pair_log_probs, pair_losses
+from trainer.scoring.supervised import row_losses
+
+#: Prompts that are answered at an evaluation: generating takes hundreds of passes each.
+MOST_PROMPTS = 64
+
+Formula = Callable[[Sequence[float]], float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A score of some of the rows. Ranks each measure their part; the sums of all make the value of all."""
+
+    metric: str
+    lower_is_better: bool
+    sums: tuple[float, ...]
+    formula: Formula
+    #: By the places of the rows measured here: the loss of each. GRPO has none.
+    rows: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        return self.formula(self.sums)
+
+    def rewards(self) -> tuple[tuple[float, ...], float]:
+        """GRPO: the mean of each reward function, and the KL to the base on the prompts."""
+        totals, _ = _by_function(self.sums)
+        kl = self.sums[-2] / self.sums[-1] if self.sums[-1] else 0.0
+        return tuple(total / max(self.sums[-3], 1) for total in totals), kl
+
+    def merged(self, sums: Sequence[float]) -> Measured:
+        """The score of all ranks, from the elementwise sum of their `sums`."""
+        return replace(self, sums=tuple(sums))
+
+    def as_score(self, step: int) -> Score:
+        return Score(value=self.value, metric=self.metric, lower_is_better=self.lower_is_better, step=step)
+
+
+class HeldOut:
+    """Opened once; `score` may be called at every evaluation."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        rewards: Rewards | None = None,
+        *,
+        most_prompts: int = MOST_PROMPTS,
+    ) -> None:
+        self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
+        self._pad = tokenizer.pad_token_id or 0
+        self.rows = rows[:most_prompts] if spec.task_type is TaskType.GRPO else rows
+        self._log_probs: dict[int, LogProbs] = {}
+        #: The untrained model's score, of all ranks; GRPO measures gains over it.
+        self.base: Measured | None = None
+
+    @classmethod
+    def open(cls, spec: RunSpec, files: PreparedText, tokenizer: Tokenizer) -> HeldOut:
+        """`ValueError` when no rows were held out."""
+        if files.eval_path is None:
+            raise ValueError("no rows were held out, so there is nothing to score on")
+        rewards = Rewards.open(files.rewards_dir / TABLE) if files.rewards_dir is not None else None
+        return cls(spec, read_table(files.eval_path), tokenizer, rewards)
+
+    def remember_base(self, model: Any, *, rank: int = 0, world: int = 1) -> Measured:
+        """The untrained model's score, and what later scores need of it.
+
+        With several ranks `base` is then to be set to the merged one.
+        """
+        if self._spec.task_type is TaskType.DPO:
+            self._log_probs = pair_log_probs(model, self._pairs(), self._pad, rank=rank, world=world)
+            measured = self._preferences(self._log_probs)
+        elif self._spec.task_type is TaskType.GRPO:
+            measured = self._generation(model, model, rank, world)
+        else:
+            losses = row_losses(model, self._labelled(), self._pad, rank=rank, world=world)
+            measured = self._losses(losses.rows, 0.0, 0)
+        self.base = measured
+        return measured
+
+    def score(self, model: Any, *, reference: Any = None, rank: int = 0, world: int = 1) -> Measured:
+        """The model's score on this rank's share of the rows.
+
+        `reference` is the base model where a score needs more of it than `remember_base` kept: GRPO's KL and
+        tasks with a KL term. None: the model's own adapter, switched off.
+        """
+        if self._spec.task_type is TaskType.DPO:
+            policy = pair_log_probs(model, self._pairs(), self._pad, rank=rank, world=world)
+            if not self._log_probs.keys() >= policy.keys():
+                self._log_probs |= self._reference_log_probs(model, reference, rank, world)
+            return self._preferences(policy)
+        if self._spec.task_type is TaskType.GRPO:
+            return self._generation(model, reference, rank, world)
+        found = row_losses(
+            model,
+            self._labelled(),
+            self._pad,
+            reference=reference,
+            kl=bool(self._spec.kl_coefficient),
+            rank=rank,
+            world=world,
+        )
+        return self._losses(found.rows, found.kl_total, found.kl_tokens)
+
+    def _labelled(self) -> list[LabelledRow]:
+        return [row for row in self.rows if isinstance(row, LabelledRow)]
+
+    def _pairs(self) -> list[PairRow]:
+        return [row for row in self.rows if isinstance(row, PairRow)]
+
+    def _losses(self, rows: Mapping[int, float], kl_total: float, kl_tokens: int) -> Measured:
+        coefficient = self._spec.kl_coefficient or 0.0
+
+        def value(sums: Sequence[float]) -> float:
+            apart = sums[2] / sums[3] if sums[3] else 0.0
+            return _mean(sums) + coefficient * apart
+
+        sums = (sum(rows.values()), float(len(rows)), kl_total, float(kl_tokens))
+        return Measured("eval_loss+kl" if coefficient else "eval_loss", True, sums, value, rows)
+
+    def _preferences(self, policy: Mapping[int, LogProbs]) -> Measured:
+        rows = pair_losses(policy, self._log_probs)
+        return Measured("dpo_loss", True, (sum(rows.values()), float(len(rows))), _mean, rows)
+
+    def _reference_log_probs(self, model: Any, reference: Any, rank: int, world: int) -> dict[int, LogProbs]:
+        if reference is not None:
+            return pair_log_probs(reference, self._pairs(), self._pad, rank=rank, world=world)
+        with scoring(model), without_adapter(model) as base:
+            return pair_log_probs(base, self._pairs(), self._pad, rank=rank, world=world)
+
+    def _generation(self, model: Any, reference: Any, rank: int, world: int) -> Measured:
+        assert self._rewards is not None, "a GRPO task has rewards"
+        prompts = [row for row in self.rows if isinstance(row, PromptRow)]
+        found = sampled(
+            model,
+            prompts,
+            self._tokenizer,
+            self._rewards,
+            self._rules,
+            reference=reference,
+            rank=rank,
+            world=world,
+            window=model_window(self._spec.model_path),
+        )
+        return Measured("reward-kl", False, _reward_sums(found), self._gain)
+
+    @property
+    def _rules(self) -> Rules:
+        return rules_of(self._spec.era)
+
+    def _gain(self, sums: Sequence[float]) -> float:
+        """Weighted gains over the base's rewards, less what validators take for KL; 0 for the base itself."""
+        assert self._rewards is not None
+        if self.base is None:
+            raise ValueError("GRPO is scored against the base: remember_base comes first")
+        scale = Scale.of(*_by_function(self.base.sums), self.base.sums[-3])
+        means, kl = replace(self.base, sums=tuple(sums)).rewards()
+        return standing(scale.gains(means), kl, self._rewards.weights)
+
+
+def _mean(sums: Sequence[float]) -> float:
+    return sums[0] / sums[1] if sums[1] else float("nan")
+
+
+def _reward_sums(found: Sampled) -> tuple[float, ...]:
+    """Sums and sums of squares of each function, the number of completions, the KL and its number."""
+    totals = [sum(numbers) for numbers in found.rewards]
+    squares = [sum(number * number for number in numbers) for numbers in found.rewards]
+    count = float(len(found.rewards[0])) if found.rewards else 0.0
+    return (*totals, *squares, count, found.kl_total, float(found.kl_prompts))
+
+
+def _by_function(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    functions = (len(sums) - 3) // 2
+    return sums[:functions], sums[functions : 2 * functions]

@@ -1,0 +1,73 @@
+"""Instruct and chat: the mean over rows of the mean cross-entropy of a row's labels; and the KL to the base.
+
+Every row weighs the same, however long its answer. Tasks with a KL term add a coefficient times the mean over
+all labelled tokens of KL(fine-tuned || base).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.inputs.rows import LabelledRow
+from trainer.scoring.batches import batch_tokens, batches, share
+from trainer.scoring.forward import (
+    Predicted,
+    by_row,
+    divergence,
+    log_probs,
+    predicted,
+    scoring,
+    unwrapped,
+    vocabulary,
+    without_adapter,
+)
+
+
+@dataclass
+class Losses:
+    """Of some of the rows, by their places."""
+
+    rows: dict[int, float] = field(default_factory=dict)
+    kl_total: float = 0.0
+    kl_tokens: int = 0
+
+
+def row_losses(
+    model: Any,
+    rows: Sequence[LabelledRow],
+    pad: int,
+    *,
+    reference: Any = None,
+    kl: bool = False,
+    rank: int = 0,
+    world: int = 1,
+    most_tokens: int | None = None,
+) -> Losses:
+    """`reference` (None: the adapter switched off) is asked only for the KL."""
+    model, found = unwrapped(model), Losses()
+    most = most_tokens or batch_tokens(vocabulary(model))
+    with scoring(model):
+        for places, counts in share(batches([len(row.ids) for row in rows], most), rank, world):
+            ids, labels = [rows[place].ids for place in places], [rows[place].labels for place in places]
+            seen = predicted(model, ids, labels, pad)
+            sums, tokens = by_row(-log_probs(seen), seen, len(places))
+            apart = divergence(seen, _base(model, reference, ids, labels, pad)) if kl else None
+            if not counts:
+                continue
+            found.rows |= dict(zip(places, (sums / tokens).tolist(), strict=True))
+            if apart is not None:
+                found.kl_total += float(apart.double().sum())
+                found.kl_tokens += int(apart.numel())
+    return found
+
+
+def _base(
+    model: Any, reference: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
+) -> Predicted:
+    if reference is not None:
+        with scoring(reference):
+            return predicted(reference, ids, labels, pad)
+    with without_adapter(model) as base:
+        return predicted(base, ids, labels, pad)

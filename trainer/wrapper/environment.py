@@ -1,0 +1,68 @@
+"""What a child of the wrapper is started with: offline, and with every cache in the work folder.
+
+A tournament's container may run as any user, without a home, without capabilities, with a read-only cache:
+none of the libraries may find that out by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: No library asks the network, nor tells it anything.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "WANDB_MODE": "offline",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Ours, the plan's on top, and Python's own search path with our packages first."""
+    caches = _caches(work)
+    for folder in {*caches.values()}:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    found = {**os.environ, **OFFLINE, **caches, **more}
+    # torch asks for the user's name where it makes up a cache folder; a uid without an entry has none.
+    found.setdefault("USER", "trainer")
+    found.setdefault("LOGNAME", found["USER"])
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    found["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT), *inherited])
+    # The engine's folder has modules with names of their own; the working folder must not be searched.
+    found["PYTHONSAFEPATH"] = "1"
+    return found
+
+
+def _caches(work: Path) -> dict[str, str]:
+    cache = work / "cache"
+    # Sockets are made in the temporary folder, and their paths may have 107 letters: a short one is kept.
+    temporary = {} if _writable_temporary() else {"TMPDIR": str(cache / "tmp")}
+    return {
+        **temporary,
+        "HOME": str(cache / "home"),
+        "XDG_CACHE_HOME": str(cache),
+        "HF_HOME": str(cache / "hf"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "MPLCONFIGDIR": str(cache / "matplotlib"),
+        "NUMBA_CACHE_DIR": str(cache / "numba"),
+        "WANDB_DIR": str(cache / "wandb"),
+    }
+
+
+def _writable_temporary() -> bool:
+    try:
+        with tempfile.TemporaryFile():
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,65 @@
+"""From a command line to an exit code, with a result file whatever happens in between."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from core.errors import GodMinerError
+from core.run_files import ExitCode, RunEnd, RunResult, RunSpec
+from trainer.command_line import UsageError
+from trainer.errors import TrainingError
+from trainer.wrapper.processes import adopt_orphans, kill_descendants
+from trainer.wrapper.result import conclude
+from trainer.wrapper.signals import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+class Course(Protocol):
+    def follow(self) -> RunResult: ...
+
+
+def run_to_the_end(
+    parse: Callable[[Sequence[str]], RunSpec],
+    course: Callable[[RunSpec, StopRequest], Course],
+    arguments: Sequence[str],
+) -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        run = parse(arguments)
+    except UsageError as error:
+        log.error("%s", error)
+        return int(ExitCode.USAGE)
+    stop = StopRequest(Path(run.stop_path))
+    stop.listen()
+    adopt_orphans()
+    try:
+        _make_folders(run)
+        result = course(run, stop).follow()
+    except Exception as error:  # noqa: BLE001 - whatever it is: the result file says so, with the traceback
+        result = _failed(run, error)
+    finally:
+        kill_descendants()
+    log.info("%s: %s", result.end, result.detail or "no details")
+    return int(result.exit_code)
+
+
+def _make_folders(run: RunSpec) -> None:
+    # Files are for whoever uploads them, not only for the user that the container happens to run as.
+    os.umask(0o022)
+    Path(run.work_dir).mkdir(parents=True, exist_ok=True)
+    for path in (run.progress_path, run.result_path, run.submission_dir, run.stop_path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _failed(run: RunSpec, error: Exception) -> RunResult:
+    log.error("the run ends with an error", exc_info=error)
+    end = error.end if isinstance(error, TrainingError) else RunEnd.CRASHED
+    words = str(error) if isinstance(error, GodMinerError) else "".join(traceback.format_exception(error))
+    return conclude(run, end, words)

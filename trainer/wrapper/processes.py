@@ -1,0 +1,133 @@
+"""A child and everything it starts, wherever that hides.
+
+Launchers put their workers into sessions of their own, so signals to a group do not reach them. This process
+makes itself the foster parent of every orphan below it (a Linux subreaper): then the tree of descendants is
+complete, and killing it leaves nobody behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_PR_SET_CHILD_SUBREAPER = 36
+#: Lines of the engine's output that are kept for the report of a crash.
+TAIL_LINES = 60
+#: A process that was killed is gone within this, unless it hangs in the kernel.
+KILL_S = 10.0
+
+
+def adopt_orphans() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Every process below this one, children before grandchildren; zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], deque([os.getpid() if pid is None else pid])
+    while queue:
+        below = children.get(queue.popleft(), [])
+        found += below
+        queue.extend(below)
+    return found
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        fields = (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[1])
+
+
+def kill_descendants(own: int | None = None) -> None:
+    """All of them, and those that they start meanwhile; orphans' exit codes are collected, `own`'s is not."""
+    until = time.monotonic() + KILL_S
+    while time.monotonic() < until and (left := descendants()):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    reap(own)
+
+
+def reap(own: int | None = None) -> None:
+    """Orphans that ended under our care; the child itself is left to whoever waits for it."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == own:
+            continue
+        with contextlib.suppress(ChildProcessError, OSError):
+            if (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] == "Z":
+                os.waitpid(int(entry.name), os.WNOHANG)
+
+
+def dump_stacks() -> None:
+    """SIGUSR1 to every descendant that has a handler for it; the others would die of it."""
+    for pid in descendants():
+        if _catches(pid, signal.SIGUSR1):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR1)
+
+
+def _catches(pid: int, number: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+class Child:
+    """A program in a session of its own. Its output goes where ours goes, and the end of it is remembered."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def close(self) -> int:
+        """Kill whatever is left of it, and read its last words."""
+        kill_descendants(self.pid)
+        code = self._process.wait()
+        self._reader.join(timeout=KILL_S)
+        return code
+
+    def _pass_on(self, stream: IO[bytes]) -> None:
+        for line in iter(stream.readline, b""):
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            # A progress bar rewrites its line: what was written last is what counts.
+            self.tail.append(line.rstrip(b"\r\n").rpartition(b"\r")[2].decode("utf-8", "replace")[:500])

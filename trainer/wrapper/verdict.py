@@ -1,0 +1,54 @@
+"""How a launch went, from all that it left behind: its own word first, then the failures, then the exit
+code."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from core.run_files import RunEnd
+from trainer.sheet import Failure, Outcome
+from trainer.wrapper.supervise import Ended
+
+#: The kernel kills with this when a container's memory is used up; launchers report it in their own words.
+_KILLED = re.compile(r"exitcode\s*:\s*-9|SIGKILL|Signal 9", re.IGNORECASE)
+_SAID = 12
+
+
+class Attempt(NamedTuple):
+    end: RunEnd
+    detail: str
+    outcome: Outcome | None = None
+    moment: str | None = None
+
+
+def judged(
+    ended: Ended, outcome: Outcome | None, failures: Sequence[Failure | None], marked: bool
+) -> Attempt:
+    """`marked`: our plugin was there."""
+    if outcome is not None:
+        return Attempt(outcome.end, outcome.detail, outcome)
+    found = sorted((one for one in failures if one is not None), key=_weight)
+    if found and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
+        # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
+        return Attempt(found[0].end, found[0].detail, moment=found[0].moment)
+    if ended.verdict is not None:
+        return Attempt(ended.verdict.end, ended.verdict.detail)
+    if not marked:
+        return Attempt(RunEnd.CRASHED, f"the engine never loaded our plugin{_last_words(ended)}")
+    if ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail):
+        why = "a training process was killed from outside, as the kernel does when host memory runs out"
+        return Attempt(RunEnd.OOM, why, moment="train")
+    return Attempt(RunEnd.CRASHED, f"the engine ended with {ended.code}{_last_words(ended)}")
+
+
+def _weight(failure: Failure) -> tuple[bool, float]:
+    """Memory first: the ranks that did not run out fail as well, some of them sooner."""
+    return failure.end is not RunEnd.OOM, failure.at
+
+
+def _last_words(ended: Ended) -> str:
+    lines = [line for line in ended.tail if line.strip()][-_SAID:]
+    return "; its last words:\n" + "\n".join(lines) if lines else " without a word"
