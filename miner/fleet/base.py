@@ -72,6 +72,8 @@ class FleetSnapshot:
 
     def without(self, key: TaskKey) -> FleetSnapshot:
         holds = tuple(hold for hold in self.holds if hold.key != key)
+        if len(holds) == len(self.holds):
+            return self
         return FleetSnapshot(self.gpus, holds, self.hardware, self.taken_at, self.trouble)
 
 
