@@ -22,6 +22,7 @@ NAMES = (
     "policy",
     "inputs",
     "publish",
+    "engines",
 )
 
 
