@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from core.errors import ConfigError
 from core.hardware import Hardware
@@ -21,6 +21,10 @@ from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
+#: A refusal is repeated to the same question for so long, and so many of them are kept.
+REFUSALS_SECONDS = 5.0
+MOST_REFUSALS = 2048
+
 Alert = Callable[[str, str], None]
 
 
@@ -32,6 +36,9 @@ class Judge:
         self._settings = settings
         self._alert = alert
         self._policy_name = self._profile_name = ""
+        self._refused: dict[Hashable, Decision] = {}
+        self._refused_when: tuple[object, ...] = (None,) * 6
+        self._refused_since = 0.0
         self._live_policy: LivePolicy
         self._live_profile: LiveProfile
         self.policy: LoadedPolicy
@@ -60,6 +67,7 @@ class Judge:
             log.info("trainings are planned by profile %s", name)
 
     def learn(self, outcomes: Iterable[Outcome]) -> None:
+        self._refused.clear()
         for outcome in outcomes:
             self.history.add(outcome)
 
@@ -70,8 +78,35 @@ class Judge:
         fleet: FleetSnapshot,
         image_type: ImageModelType | None = None,
     ) -> Decision:
-        """`fleet` without what this task holds itself."""
-        return decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
+        """`fleet` without what this task holds itself.
+
+        A refusal is good for the same question again while nothing has changed, for some seconds: whoever
+        sends thousands of offers gets answers, and the others wait no longer for theirs.
+        """
+        self._forget_refusals(now, fleet)
+        asked = (
+            offer.model,
+            offer.model_params_count,
+            offer.hours_to_complete,
+            offer.task_type,
+            offer.ds_size,
+            image_type,
+        )
+        known = self._refused.get(asked)
+        if known is not None:
+            return known
+        decision = decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
+        if not decision.accepted and len(self._refused) < MOST_REFUSALS:
+            self._refused[asked] = decision
+        return decision
+
+    def _forget_refusals(self, now: float, fleet: FleetSnapshot) -> None:
+        """Unless policy, profile, cards and holds are the very same as a moment ago."""
+        seen = (self.policy, self.profile, fleet.gpus, fleet.holds, fleet.hardware, fleet.trouble)
+        is_same = all(one is other for one, other in zip(seen, self._refused_when, strict=True))
+        if not is_same or not 0 <= now - self._refused_since < REFUSALS_SECONDS:
+            self._refused_when, self._refused_since = seen, now
+            self._refused.clear()
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""
