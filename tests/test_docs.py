@@ -38,7 +38,11 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    return ["/healthz", *paths, *(route.path for page in (operator, jobs) for route in page.build_router().routes)]  # type: ignore[attr-defined]
+    return [
+        "/healthz",
+        *paths,
+        *(route.path for page in (operator, jobs) for route in page.build_router().routes),
+    ]  # type: ignore[attr-defined]
 
 
 def _commands(command: Any, words: tuple[str, ...] = ("god-miner",)) -> Iterator[str]:
