@@ -76,6 +76,12 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Stop, and let go of the engines as well."""
+        await self.stop()
+        for engine in (self.parts.engine, *self.parts.others.values()):
+            await engine.close()
+
     # What happens to jobs
 
     async def take(self, start: Start, validator: str) -> Started:
@@ -148,14 +154,17 @@ class Jobs:
         job_id = desk.row.id
         try:
             await Worker(desk).run()
-            await desk.reload()
         finally:
             if self._workers.get(job_id) is asyncio.current_task():
                 del self._workers[job_id], self._desks[job_id]
-        if desk.row.state.is_over:
+        # Whoever changed the job before we left is in the books by now; who does it later finds nobody.
+        row = await self.parts.book.load(job_id)
+        if job_id in self._workers:
+            return
+        if row.state.is_over:
             self._on_over(desk.key)
-        elif job_id not in self._workers:
-            self._begin(desk.row)
+        else:
+            self._begin(row)
 
     async def _restart(self, row: JobRow) -> None:
         """A worker that waits for something long is not asked to look up: another one takes over its desk."""

@@ -110,7 +110,7 @@ async def _pipeline(settings: Settings, told: Told) -> AsyncIterator[Jobs]:
         try:
             yield jobs
         finally:
-            await jobs.stop()
+            await jobs.close()
     finally:
         await inventory.stop()
         await books.writer.close()
