@@ -52,6 +52,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ho
     assert attempt.end_reason is EndReason.TRAINED
     assert house.engine.removed == [attempt.key]
     assert house.inputs.released == [job]
+    assert house.hub.forgotten == [job]
     assert not house.fleet.ledger.holds
     assert [key.task_id for key in house.over] == ["t1"]
 
