@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ VOCABULARY = 2048
 
 
 def rows(count: int, longest: int) -> list[tuple[list[int], int]]:
-    """Tokens and how many of them are the prompt; lengths as skewed as real ones, text that can be learned."""
+    """Tokens, and how many of them are the prompt; lengths as skewed as real ones."""
     random = np.random.default_rng(0)
     made = []
     for _ in range(count):
@@ -52,13 +53,14 @@ def model(folder: Path, layers: int, width: int) -> Path:
 
 
 def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
     from core.choices import Attention
     from trainer.native import net as nets
     from trainer.native.batches import Layout, Loader
     from trainer.native.optimizing import Masters
     from trainer.native.order import Order
     from trainer.native.tokens import write_rows
-    from transformers import AutoModelForCausalLM
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
@@ -101,7 +103,11 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         labels = [row["labels"] + [-100] * (longest - len(row["labels"])) for row in some]
         mask = [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in some]
         tokens.append(sum(len(row["input_ids"]) for row in some))
-        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels), "attention_mask": torch.tensor(mask)}
+        return {
+            "input_ids": torch.tensor(ids),
+            "labels": torch.tensor(labels),
+            "attention_mask": torch.tensor(mask),
+        }
 
     class Watch(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -134,7 +140,9 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         disable_tqdm=True,
         train_sampling_strategy="group_by_length" if what["grouped"] else "random",
     )
-    Trainer(model=base, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Watch()]).train()
+    Trainer(
+        model=base, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Watch()]
+    ).train()
     return _measured(losses, stamps, tokens)
 
 
@@ -165,13 +173,15 @@ def _dressed(base: Any, what: dict[str, Any]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    return get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return get_peft_model(
+        base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
 
 
 def _measured(losses: list[float], stamps: list[float], tokens: list[int]) -> dict[str, Any]:
     """Without the first tenth, which allocates and warms up."""
     skip = max(len(losses) // 10, 1)
-    seconds = [end - start for start, end in zip(stamps, stamps[1:], strict=False)][skip:]
+    seconds = [end - start for start, end in pairwise(stamps)][skip:]
     used = tokens[skip : skip + len(seconds)]
     return {
         "tokens_s": sum(used) / sum(seconds),

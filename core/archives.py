@@ -169,7 +169,7 @@ def _table(file: IO[bytes]) -> tuple[int, int]:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 65_557, 0))  # the end record, with the longest comment there can be
     tail = file.read()
-    found = []
+    found: list[tuple[int, int]] = []
     for at in {tail.rfind(_END), len(tail) - 22}:
         if at >= 0 and tail.startswith(_END, at):
             found += _records(file, tail[max(at - 20, 0) : at + 22], size - len(tail) + at)

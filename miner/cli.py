@@ -16,6 +16,7 @@ from miner.commands import (
     doctor,
     fleet,
     images,
+    jobs,
     models,
     offers,
     policy,
@@ -42,6 +43,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(profile.app, name="profile")
 app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")

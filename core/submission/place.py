@@ -44,8 +44,8 @@ def freeze(place: Path, into: Path) -> Identity:
     room; real copies where links are not allowed. `into` appears complete or not at all, in the place of an
     earlier copy if there is one. Returns what tells this submission from the next one at `place`.
 
-    `BadSubmission` where there is none, or where links, pipes and the like lie in it: whoever trains is not to
-    be trusted with a path. One at a time for the same `into`.
+    `BadSubmission` where there is none, or where links, pipes and the like lie in it: whoever trains is not
+    to be trusted with a path. One at a time for the same `into`.
     """
     partial = into.with_name(f".{into.name}.tmp")
     try:

@@ -224,7 +224,8 @@ def demo(
         if train:
             with show.JobProgress() as told:
                 trained = run_job(place / "job", told)
-        show.demo(result, trained, json)
+    # Only now, so that a folder which is gone is not pointed at.
+    show.demo(result, trained, json)
     if not result.held or (trained is not None and not trained.held):
         raise typer.Exit(1)
 

@@ -1,6 +1,7 @@
 """Which of a job's models is the best, and a snapshot of it that nobody else writes to.
 
-The trainer renames a new submission in while we look: `core.submission.place` takes copies that never mix two.
+The trainer renames a new submission in while we look: `core.submission.place` takes copies that never mix
+two.
 """
 
 from __future__ import annotations

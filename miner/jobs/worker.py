@@ -50,14 +50,21 @@ class Worker:
             except Stale:
                 await self.desk.reload()
             except StoreUnavailable as error:
-                log.warning(
-                    "job %d waits for the store: %s", self.desk.row.id, str(error), extra=self.desk.log
-                )
-                await self.desk.pause(self.desk.parts.pace.pause(1, self.desk.parts.random))
+                await self._wait_for_the_store(str(error))
             except StepFailed as failed:
                 await self._failed(failed)
             except Exception:  # noqa: BLE001 - the boundary of everything that is done for a job
                 await self._bug()
+
+    async def _wait_for_the_store(self, why: str) -> None:
+        desk = self.desk
+        log.warning("job %d waits for the store: %s", desk.row.id, why, extra=desk.log)
+        pause = desk.parts.pace.pause(1, desk.parts.random)
+        desk.live.trouble, desk.live.retry_at = why, desk.now() + pause
+        desk.show()
+        await desk.parts.make_room()
+        await desk.pause(pause)
+        desk.live.trouble, desk.live.retry_at = "", None
 
     async def _next(self) -> bool:
         row = self.desk.row
@@ -110,7 +117,8 @@ class Worker:
         """The end goes into the books first: what is done after it can be done again."""
         desk, parts = self.desk, self.desk.parts
         await parts.book.end_attempt(attempt.row, ended.reason, ended.detail)
-        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}, {ended.detail}")
+        why = f", {ended.detail}" if ended.detail else ""
+        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}{why}")
         if measured_step_s is not None:
             shape = shape_key(attempt.plan)
             known = await parts.book.learned(shape)

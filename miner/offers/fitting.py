@@ -21,7 +21,7 @@ from core.profile.schema import ResolvedProfile
 from core.tasks import TaskType
 from core.units import show_seconds
 from miner.fleet.base import FleetSnapshot, NamedLane, Placement
-from miner.fleet.placing import place
+from miner.fleet.placing import Placing
 from miner.offers.ask import Ask
 from miner.offers.decision import PlanBrief, Reason
 from miner.offers.outline import Outline, Question, outline, roughly
@@ -103,6 +103,10 @@ class _Tries:
     ) -> None:
         self.ask, self.now, self.fleet, self.terms = ask, now, fleet, terms
         self.profile, self.hardware = profile, hardware
+        #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
+        self.earliest: Placement | None = None
+        self._placing = Placing(fleet, now)
+        self._found: dict[tuple[int, float], Placement | None] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
@@ -144,21 +148,25 @@ class _Tries:
         at_once = self._placed(whole, self.now)
         if at_once is not None:
             return whole, at_once
+        self.earliest = self._placed(whole, self.now + self.ask.hours * 3600)
         found = [one for one in (self._later(whole), *self._fewer(whole)) if one is not None]
         return max(found, key=lambda one: (one[0].share, -one[1].starts_at), default=None)
 
     def _later(self, whole: Outline) -> tuple[Outline, Placement] | None:
         """The same GPUs when they are free, with the hours that are left by then."""
-        if self.terms.max_wait <= 0:
+        waiting, wait = self.earliest, self.wait_s
+        if waiting is None or wait is None or wait > self.terms.max_wait:
             return None
-        waiting = self._placed(whole, self.now + self.terms.max_wait)
-        if waiting is None:
-            return None
-        rest = self.plan(whole.gpus, waiting.starts_at - self.now)
+        rest = self.plan(whole.gpus, wait)
         if not self._will_do(rest) or rest.gpus != whole.gpus:
             return None
-        seconds = self._seconds(rest, waiting.starts_at - self.now)
+        seconds = self._seconds(rest, wait)
         return rest, Placement(waiting.gpus, waiting.starts_at, waiting.starts_at + seconds, waiting.why)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Until as many GPUs as wished are free, where that is before the task's deadline."""
+        return None if self.earliest is None else max(self.earliest.starts_at - self.now, 0.0)
 
     def _fewer(self, whole: Outline) -> Iterator[tuple[Outline, Placement] | None]:
         """Half of the GPUs, a quarter …: the first that has room and can do it."""
@@ -175,23 +183,19 @@ class _Tries:
     def _will_do(self, plan: Outline) -> bool:
         return plan.feasible and self.too_much_data(plan) is None
 
-    def wait_for(self, plan: Outline) -> float | None:
-        """Until so many GPUs are free, where that is before the task's deadline."""
-        found = self._placed(plan, self.now + self.ask.hours * 3600)
-        return None if found is None else max(found.starts_at - self.now, 0.0)
-
     def _placed(self, plan: Outline, latest_start: float) -> Placement | None:
         return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
-        return place(
-            self.fleet,
-            (count,),
-            now=self.now,
-            duration_s=seconds,
-            latest_start=latest_start,
-            lane=self.lane,
-        )
+        """Looked for once, up to the deadline: what begins earliest answers for every limit."""
+        asked = (count, seconds)
+        if asked not in self._found:
+            deadline = self.now + max(self.ask.hours, 0.0) * 3600
+            self._found[asked] = self._placing.place(
+                (count,), duration_s=seconds, latest_start=deadline, lane=self.lane
+            )
+        found = self._found[asked]
+        return found if found is not None and found.starts_at <= latest_start else None
 
     def _seconds(self, plan: Outline, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
@@ -236,7 +240,7 @@ def _none_free(plan: Outline, tries: _Tries) -> Reason:
         f"{plan.gpus} GPUs{where} for {show_seconds(plan.total_s)} are not free within "
         f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"
     )
-    wait = tries.wait_for(plan)
+    wait = tries.wait_s
     if wait is None:
         return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
     way = f"fitting.max_wait of {math.ceil(wait / 60)}m, if the time after it is enough, or free GPUs"

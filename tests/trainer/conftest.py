@@ -24,7 +24,9 @@ for _name in (
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
-NEEDS_STACK = re.compile(rf"^(?:from|import) {STACK}\b", re.MULTILINE)
+NEEDS_STACK = re.compile(
+    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
+)
 TRAINING = importlib.util.find_spec("torch") is not None
 
 

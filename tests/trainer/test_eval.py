@@ -16,7 +16,7 @@ from core.evaluation import Era
 from core.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.runs import DATASETS, ROWS, spec
-from trainer.errors import BadData, BadModel
+from trainer.errors import BadData, BadModel, BadReward
 from trainer.eval import evaluate, main, table
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
@@ -48,7 +48,7 @@ def test_the_base_an_adapter_and_a_full_model_stand_side_by_side(tmp_path: Path,
     base, other = tiny.save(tmp_path / "base"), tiny.save(tmp_path / "other", seed=8)
     adapter = tuned(base, tmp_path / "ours", kind)
     count = 6 if kind is TaskType.GRPO else 24
-    report = evaluate(EvalTask.read(task(tmp_path, kind, count)), base, [adapter, other])
+    report = evaluate(EvalTask.read(task(tmp_path, kind, count)), base, [adapter, other], allow_rewards=True)
     assert [one.name for one in report.models] == ["base", "ours", "other"]
     assert report.rows == count
     assert report.lower_is_better is (kind is not TaskType.GRPO)
@@ -149,6 +149,12 @@ def test_a_wrong_task_file_says_what_is_wrong(tmp_path: Path, text: str) -> None
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"task\.json"):
         EvalTask.read(file)
+
+
+def test_reward_code_is_not_run_here_without_being_asked_to(tmp_path: Path) -> None:
+    base = tiny.save(tmp_path / "base")
+    with pytest.raises(BadReward, match="--allow-rewards"):
+        evaluate(EvalTask.read(task(tmp_path, TaskType.GRPO)), base, [])
 
 
 def test_what_is_no_model_says_so(tmp_path: Path) -> None:

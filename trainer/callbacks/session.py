@@ -126,9 +126,9 @@ class Session:
         self.best.score = self._agreed(self._earlier())
         self._last_judged = self.step
         self.moment = "train"
-        self.report.stage(
-            "train", f"up to {self.clock.total:,} steps, {show_seconds(max(self.clock.left, 0))} left"
-        )
+        left = show_seconds(max(self.clock.left, 0))
+        text = f"up to {self.clock.total:,} steps on {self.ranks.world} processes, {left} left"
+        self.report.stage("train", text)
 
     def _base_budget(self) -> float:
         """A tenth of the share for evaluations: about ten are to follow."""

@@ -24,7 +24,6 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -145,10 +144,6 @@ class Hub:
             raise self._missing(model) from None
         except EntryNotFoundError:
             raise StepFailed(EndReason.NETWORK, f"{model} changed while it was fetched") from None
-        except OfflineModeIsEnabled:
-            raise StepFailed(
-                EndReason.NETWORK, "HF_HUB_OFFLINE is set: unset it, the hub is needed"
-            ) from None
         except HfHubHTTPError as error:
             raise self._answered(model, error.response) from None
         except (httpx2.TransportError, ConnectionError, TimeoutError) as error:

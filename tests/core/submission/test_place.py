@@ -73,7 +73,9 @@ def test_a_frozen_copy_costs_no_room_and_stays_when_a_better_one_comes(tmp_path:
 
 
 @pytest.mark.parametrize("odd", ["link", "pipe"])
-def test_a_submission_with_links_or_pipes_in_it_is_refused_and_leaves_nothing(tmp_path: Path, odd: str) -> None:
+def test_a_submission_with_links_or_pipes_in_it_is_refused_and_leaves_nothing(
+    tmp_path: Path, odd: str
+) -> None:
     place = version(tmp_path / "submission", 1)
     if odd == "link":
         (place / odd).symlink_to("/etc/passwd")

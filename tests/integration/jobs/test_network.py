@@ -1,4 +1,4 @@
-"""What the network does to a job: cut, slow, 500, 429, truncated, of another length; to its dataset and its hub."""
+"""What the network does to a job, at its dataset and at its hub: cut, slow, 500, 429, truncated, too long."""
 
 from __future__ import annotations
 

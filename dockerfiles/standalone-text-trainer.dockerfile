@@ -1,0 +1,27 @@
+# Text training as validators build and run it, and as the daemon does. From the repository's root:
+#   docker build -f dockerfiles/standalone-text-trainer.dockerfile -t god-miner/text-trainer .
+# Validators pass the task's arguments straight to the entry point, mount /cache read-only, give no network, no
+# capabilities and perhaps another user: nothing is written but below /app/checkpoints and in /tmp.
+#
+# The engine's own image, with kernels that take hours to build. CUDA 13 needs a driver of 580 or newer.
+ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
+FROM ${BASE_IMAGE}
+
+COPY configs /app/god-miner/configs
+COPY core /app/god-miner/core
+COPY trainer /app/god-miner/trainer
+
+ENV PYTHONPATH=/app/god-miner \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HF_HUB_OFFLINE=1 \
+    TRANSFORMERS_OFFLINE=1
+
+# A base that lacks something fails here, in the build, and not after an hour in a tournament: Axolotl goes on
+# without a plugin that it cannot import. Compiled now, because the user it will run as may not write.
+RUN python -m compileall -q /app/god-miner \
+    && python -c "import axolotl.cli.train, trainer.axolotl_plugin, trainer.axolotl_trainers, trainer.text"
+
+WORKDIR /app
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "trainer.text"]

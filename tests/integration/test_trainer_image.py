@@ -1,0 +1,180 @@
+"""The text trainer's image on a real Docker Engine, built and run as validators do it in a tournament.
+
+The base is a stand-in: this machine's own training environment, mounted instead of downloaded. What is
+built on it, and everything that runs, is the real thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.run_files import ExitCode
+from tests.doubles import base_image
+from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_fixtures import own_dockerd
+from tests.doubles.required import missing
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+VARIABLE = "GOD_MINER_TRAINING_PYTHON"
+DOCKERFILE = "dockerfiles/standalone-text-trainer.dockerfile"
+BASE, IMAGE = "training-base:1", "text-trainer:1"
+TASK, BAD_TASK, REPO = "0d63e5c4", "1bad", "tournament-t-0d63e5c4-5Gabc"
+DATASET = {"field_instruction": "instruct", "field_input": "input", "field_output": "output"}
+#: A step takes milliseconds, importing the stack on a busy machine takes minutes.
+LIMIT_S = 500
+
+
+@pytest.fixture(scope="module")
+def training() -> Path:
+    python = os.environ.get(VARIABLE)
+    if not python:
+        missing(f"{VARIABLE} is not set: the python of an environment with Axolotl")
+    return Path(python)
+
+
+@pytest.fixture(scope="module")
+def engine(training: Path) -> Iterator[Dockerd]:
+    """With the training environment, and the interpreter that it was made with, in every container."""
+    said = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    found = subprocess.run([training, "-c", said], capture_output=True, text=True, check=True).stdout
+    places = [Path(line) for line in found.split() if not line.startswith("/usr")]
+    with own_dockerd(mounted=places) as made:
+        _import_base(made, training.parent)
+        yield made
+
+
+def _import_base(engine: Dockerd, programs: Path) -> None:
+    import docker
+
+    api = docker.APIClient(base_url=engine.host, version="auto", timeout=120)
+    try:
+        path = f"ENV PATH={programs}:/usr/local/bin:/usr/bin:/bin"
+        name, _, tag = BASE.partition(":")
+        api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=[path])
+    finally:
+        api.close()
+
+
+@pytest.fixture(scope="module")
+def image(engine: Dockerd) -> str:
+    """Built from the dockerfile as it is, with another base."""
+    import docker
+
+    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
+    try:
+        client.images.build(
+            path=str(ROOT),
+            dockerfile=DOCKERFILE,
+            tag=IMAGE,
+            buildargs={"BASE_IMAGE": BASE},
+            network_mode="none",
+            forcerm=True,
+        )
+    except docker.errors.BuildError as error:
+        pytest.fail("".join(line.get("stream", "") for line in error.build_log)[-4000:])
+    finally:
+        client.close()
+    return IMAGE
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, training: Path) -> Path:
+    """What a validator has downloaded: a model, the rows of one task, and nonsense for another one."""
+    folder = tmp_path_factory.mktemp("validator") / "cache"
+    (folder / "datasets").mkdir(parents=True)
+    script = (
+        "import json, sys; from pathlib import Path; from tests.trainer import tiny; "
+        "cache = Path(sys.argv[1]); tiny.save(cache / 'models' / 'org--tiny'); "
+        "rows = json.dumps(tiny.instruct_rows(100)); "
+        f"(cache / 'datasets' / '{TASK}_train_data.json').write_text(rows)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([training, "-c", script, str(folder)], env=environment, check=True, timeout=LIMIT_S)
+    nonsense = folder / "datasets" / f"{BAD_TASK}_train_data.json"
+    nonsense.write_text('[{"nothing": "of use"}]', encoding="utf-8")
+    return folder
+
+
+def arguments(task: str) -> list[str]:
+    return [
+        *("--task-id", task, "--model", "org/tiny", "--dataset", "https://example.com/rows.json"),
+        *("--dataset-type", json.dumps(DATASET), "--task-type", "InstructTextTask", "--file-format", "s3"),
+        *("--expected-repo-name", REPO, "--hours-to-complete", "0"),
+    ]
+
+
+def run(
+    engine: Dockerd, image: str, task: str, cache: Path, checkpoints: Path, **more: Any
+) -> tuple[int, str]:
+    """Under a validator's conditions: code and log."""
+    import docker
+    from docker.types import Mount
+
+    checkpoints.mkdir(exist_ok=True)
+    checkpoints.chmod(0o777)
+    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
+    try:
+        container = client.containers.create(
+            image,
+            arguments(task),
+            mounts=[
+                Mount("/app/checkpoints", str(checkpoints), type="bind"),
+                Mount("/cache", str(cache), type="bind", read_only=True),
+            ],
+            network_mode="none",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            shm_size="1g",
+            environment={"WANDB_MODE": "offline", "TRANSFORMERS_CACHE": "/cache/hf_cache"},
+            **more,
+        )
+        container.start()
+        try:
+            code = int(container.wait(timeout=LIMIT_S)["StatusCode"])
+            return code, container.logs().decode("utf-8", "replace")
+        finally:
+            container.remove(force=True)
+    finally:
+        client.close()
+
+
+def test_a_tournaments_container_trains_and_leaves_a_model_to_upload(
+    engine: Dockerd, image: str, cache: Path, training: Path, tmp_path: Path
+) -> None:
+    code, log = run(engine, image, TASK, cache, tmp_path / "checkpoints")
+    assert code == 0, log[-4000:]
+    submission = tmp_path / "checkpoints" / TASK / REPO
+    names = sorted(path.name for path in submission.iterdir())
+    assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((submission / "adapter_config.json").read_text("utf-8"))
+    assert config["base_model_name_or_path"] == "org/tiny"
+    loaded = (
+        "import sys; from peft import PeftModel; from transformers import AutoModelForCausalLM; "
+        "base = AutoModelForCausalLM.from_pretrained(sys.argv[1]); "
+        "PeftModel.from_pretrained(base, sys.argv[2]); print('loaded')"
+    )
+    done = subprocess.run(
+        [training, "-c", loaded, str(cache / "models/org--tiny"), str(submission)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert "loaded" in done.stdout, done.stderr[-2000:]
+
+
+def test_as_any_user_bad_rows_end_with_their_own_exit_code(
+    engine: Dockerd, image: str, cache: Path, tmp_path: Path
+) -> None:
+    code, log = run(engine, image, BAD_TASK, cache, tmp_path / "checkpoints", user="4242:4242")
+    assert code == ExitCode.BAD_DATA, log[-4000:]
+    assert not (tmp_path / "checkpoints" / BAD_TASK / REPO).exists()

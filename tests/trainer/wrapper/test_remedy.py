@@ -1,0 +1,76 @@
+"""What is changed before a failed training is tried again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.budget import Phase
+from core.plan import TrainingPlan
+from core.run_files import RunEnd
+from tests.core.builders import plan
+from trainer.wrapper.remedy import MOST_OOM, Failed, Remedy, remedy_for
+
+
+def failed(end: RunEnd, **changes: Any) -> Failed:
+    return Failed(**{"end": end, "moment": "train", "start_s": 60.0, "left_s": 3600.0, **changes})
+
+
+def planned() -> TrainingPlan:
+    made = plan()
+    phases = (
+        Phase(name="load", seconds=60),
+        Phase(name="train", seconds=4000),
+        Phase(name="finish", seconds=5),
+    )
+    return made.model_copy(update={"time": made.time.model_copy(update={"phases": phases})})
+
+
+def test_out_of_memory_goes_down_one_rung_and_resumes() -> None:
+    remedy = remedy_for(planned(), failed(RunEnd.OOM), [])
+    assert remedy is not None
+    assert remedy.plan.batch.micro == 4
+    assert remedy.plan.batch.effective == planned().batch.effective
+    assert remedy.resumes
+    assert str(remedy) == "after oom: micro_batch_size 8 → 4"
+
+
+def test_a_model_that_broke_gets_a_lower_rate_and_begins_anew_once() -> None:
+    remedy = remedy_for(planned(), failed(RunEnd.NAN), [])
+    assert remedy is not None
+    assert remedy.plan.optimizer.learning_rate == pytest.approx(9e-5)
+    assert not remedy.resumes
+    assert remedy_for(remedy.plan, failed(RunEnd.NAN), [remedy]) is None
+
+
+@pytest.mark.parametrize("end", [RunEnd.CRASHED, RunEnd.HUNG])
+def test_a_crash_is_tried_once_more_from_the_last_checkpoint(end: RunEnd) -> None:
+    remedy = remedy_for(planned(), failed(end), [])
+    assert remedy is not None
+    assert remedy.plan == planned()
+    assert remedy.resumes
+    assert remedy_for(planned(), failed(end), [remedy]) is None
+
+
+@pytest.mark.parametrize(
+    "end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.DISK_FULL, RunEnd.STOPPED]
+)
+def test_nothing_helps_against_bad_input(end: RunEnd) -> None:
+    assert remedy_for(planned(), failed(end), []) is None
+
+
+def test_without_the_time_to_begin_again_it_is_left_alone() -> None:
+    assert remedy_for(planned(), failed(RunEnd.OOM, left_s=100.0), []) is None
+    assert remedy_for(planned(), failed(RunEnd.CRASHED, left_s=-5.0), []) is None
+
+
+def test_the_ladder_has_an_end() -> None:
+    earlier: list[Remedy] = []
+    now = planned()
+    while (remedy := remedy_for(now, failed(RunEnd.OOM), earlier)) is not None:
+        earlier.append(remedy)
+        now = remedy.plan
+    assert 3 <= len(earlier) <= MOST_OOM
+    assert now.precision.gradient_checkpointing
+    assert now.batch.micro == 1

@@ -1,0 +1,64 @@
+"""How a launch went, from what it left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.run_files import RunEnd
+from trainer.sheet import Failure, Outcome
+from trainer.wrapper.supervise import Ended, Verdict
+from trainer.wrapper.verdict import judged
+
+
+def ended(code: int = 1, verdict: Verdict | None = None, *tail: str) -> Ended:
+    return Ended(code, verdict, tail)
+
+
+def failure(end: RunEnd, at: float = 0.0, **changes: Any) -> Failure:
+    return Failure(end=end, at=at, detail=f"because {end}", **changes)
+
+
+def test_the_trainings_own_word_counts_first() -> None:
+    outcome = Outcome(end=RunEnd.FINISHED, detail="all done", steps=7)
+    attempt = judged(ended(0), outcome, [failure(RunEnd.CRASHED)], marked=True)
+    assert (attempt.end, attempt.outcome) == (RunEnd.FINISHED, outcome)
+
+
+def test_the_first_failure_is_the_cause_and_memory_before_all() -> None:
+    first = judged(
+        ended(), None, [failure(RunEnd.CRASHED, 5), None, failure(RunEnd.BAD_DATA, 3)], marked=True
+    )
+    assert first.end is RunEnd.BAD_DATA
+    memory = judged(
+        ended(), None, [failure(RunEnd.CRASHED, 1), failure(RunEnd.OOM, 9, moment="evaluation")], marked=True
+    )
+    assert (memory.end, memory.moment) == (RunEnd.OOM, "evaluation")
+
+
+def test_what_the_wrapper_did_is_told_where_the_training_said_nothing() -> None:
+    attempt = judged(ended(-9, Verdict(RunEnd.CLOCK, "time")), None, [None], marked=True)
+    assert (attempt.end, attempt.detail) == (RunEnd.CLOCK, "time")
+
+
+def test_ranks_that_hang_after_one_failed_are_its_consequence() -> None:
+    attempt = judged(ended(-9, Verdict(RunEnd.HUNG, "quiet")), None, [failure(RunEnd.OOM)], marked=True)
+    assert attempt.end is RunEnd.OOM
+
+
+def test_an_engine_that_exits_without_our_plugin_has_failed_even_with_zero() -> None:
+    attempt = judged(ended(0, None, "some", "last words"), None, [None], marked=False)
+    assert attempt.end is RunEnd.CRASHED
+    assert "never loaded our plugin" in attempt.detail
+    assert "last words" in attempt.detail
+
+
+def test_a_kill_from_outside_is_the_hosts_memory() -> None:
+    assert judged(ended(-9), None, [None], marked=True).end is RunEnd.OOM
+    launcher = "  exitcode  : -9 (pid: 77)"
+    assert judged(ended(1, None, launcher), None, [None], marked=True).end is RunEnd.OOM
+
+
+def test_a_silent_end_is_a_crash_with_its_code() -> None:
+    attempt = judged(ended(3), None, [None], marked=True)
+    assert attempt.end is RunEnd.CRASHED
+    assert "ended with 3 without a word" in attempt.detail
