@@ -104,6 +104,26 @@ async def test_a_hub_behind_a_bad_network_gets_the_model_once(
     assert model_hash
 
 
+async def test_neither_token_nor_signed_address_is_left_in_any_file(
+    online: Field, caplog: pytest.LogCaptureFixture
+) -> None:
+    signature = "X-Amz-Signature=0123456789abcdef0123456789abcdef"
+    token = online.settings.hf_token
+    assert token is not None
+    job = await online.start("t1", {"*": {"steps": 4, "tell": True}}, query=f"?{signature}")
+    row = await online.over(job)
+    assert row.state is JobState.DONE, await online.told(job)
+    log = (online.data_dir / f"jobs/{job}/latest/log").read_text()
+    assert "PATH=" in log, "the trainer has told its whole environment"
+    secrets = (token.get_secret_value().encode(), signature.encode())
+    for path in online.data_dir.rglob("*"):
+        # The books keep requests as received, and say so; nobody but the daemon reads them.
+        if path.is_file() and not path.name.startswith("god-miner.sqlite3"):
+            content = path.read_bytes()
+            assert not [path for secret in secrets if secret in content], path
+    assert not [one for one in secrets if one.decode() in caplog.text]
+
+
 async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(
     online: Field, hub: Hub
 ) -> None:
