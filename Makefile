@@ -66,10 +66,11 @@ check: lint type walls ## the gates, without the tests
 bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, .env.example
+docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, policies, .env.example
 	$(BIN)/god-miner config env > .env.example
 	$(BIN)/god-miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
+	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
 lock: ## rewrite constraints.txt from what the resolver picks today

@@ -12,7 +12,19 @@ from benchmarks.report import Report, wide_console
 from miner.dev.presign import LoadKind
 
 #: In this order: the generator's ceiling first, since it bounds what the next can show.
-NAMES = ("generator", "offers", "startup", "garbage", "planner", "memory_model", "policy", "publish")
+NAMES = (
+    "generator",
+    "offers",
+    "startup",
+    "garbage",
+    "planner",
+    "memory_model",
+    "policy",
+    "inputs",
+    "publish",
+    "jobs",
+    "engines",
+)
 
 
 def main(

@@ -25,9 +25,9 @@ from miner.fleet.base import FleetSnapshot, Hold, HoldKind, TaskKey
 from miner.offers.ask import Ask, understand
 from miner.offers.decide import decide
 from miner.offers.decision import PlanBrief
-from miner.offers.fitting import training_share
 from miner.offers.history import Chances, History, Outcome
 from miner.offers.offered import Offered
+from miner.offers.outline import outline_of
 from miner.offers.policies.load import load_policy
 from miner.offers.replay import Entry, idle_fleet, replay
 from miner.offers.scoring import expected_value
@@ -215,7 +215,7 @@ def _trained(
     if not plan.verdict.feasible:
         nothing = expected_value(ask, JUDGE.value, _chances(ask), None, held)
         return Job(-nothing.work * JUDGE.value.penalty, held, False, False)
-    brief = PlanBrief(plan.gpus.count, plan.time.total_s, 0.0, plan.steps.epochs, training_share(plan))
+    brief = PlanBrief(plan.gpus.count, plan.time.total_s, 0.0, plan.steps.epochs, outline_of(plan).share)
     value = expected_value(ask, JUDGE.value, _chances(ask), brief, held)
     return Job(value.points, held, True, worthwhile)
 

@@ -20,8 +20,8 @@ from core.tasks import DatasetType
 SAMPLE = 2000
 #: A longer text is measured by its beginning.
 CLIP = 16_000
-#: Columns that are told of, and remembered; a file may have a different one in every row.
-_SHOWN, _MOST_COLUMNS = 20, 1000
+#: Columns that are told of, and remembered; a file may have other ones in every row.
+_SHOWN, _MOST_COLUMNS, _MOST_SHAPES = 20, 1000, 1000
 
 
 class Profile(Record):
@@ -60,14 +60,15 @@ def profile_rows(
 ) -> tuple[Profile, Sample]:
     """Read all rows once. `BadRows` when nothing can be learned from them, with what was found and wanted."""
     reader = RowReader(dataset)
-    columns: Counter[str] = Counter()
+    shapes: dict[tuple[str, ...], int] = {}
     picker = random.Random(seed)  # noqa: S311 - a sample, no secret
     sample: list[Sampled] = []
     count = usable = 0
     for row in rows:
         count += 1
-        if len(columns) < _MOST_COLUMNS:
-            columns.update(row.keys())
+        shape = tuple(row)
+        if shape in shapes or len(shapes) < _MOST_SHAPES:
+            shapes[shape] = shapes.get(shape, 0) + 1
         parts = reader.parts(row)
         if reader.can_be_learned(parts):
             usable += 1
@@ -75,10 +76,9 @@ def profile_rows(
                 sample.append(_clipped(parts))
             elif (place := int(picker.random() * usable)) < SAMPLE:
                 sample[place] = _clipped(parts)
+    columns = _columns(shapes)
     _check(reader, columns, count, usable)
-    return Profile(rows=count, usable=usable, columns=dict(columns.most_common(_MOST_COLUMNS))), Sample(
-        sample
-    )
+    return Profile(rows=count, usable=usable, columns=columns), Sample(sample)
 
 
 def facts_of(
@@ -94,6 +94,14 @@ def facts_of(
     return facts_from_parts(
         dataset, [row.parts for row in sample.rows], found.usable, None if count is None else scaled
     )
+
+
+def _columns(shapes: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for shape, count in shapes.items():
+        for name in shape:
+            found[name] += count
+    return dict(found.most_common(_MOST_COLUMNS))
 
 
 def _clipped(parts: Parts) -> Sampled:

@@ -13,6 +13,7 @@ COPY README.md LICENSE ./
 COPY configs ./configs
 COPY core ./core
 COPY miner ./miner
+COPY trainer ./trainer
 RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
 
 FROM ${BASE}

@@ -114,7 +114,7 @@ class Daemon:
             task.cancel()
         await asyncio.gather(*self._beginning, return_exceptions=True)
         if self.jobs is not None:
-            await self.jobs.stop()
+            await self.jobs.close()
         await self.keeper.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
@@ -139,6 +139,10 @@ class Daemon:
                 "usable": self.fleet.usable_count,
                 "waiting_jobs": len(self.fleet.queue()),
                 "trouble": fleet.trouble,
+            },
+            "training": {
+                "engine": self.jobs.parts.engine.name if self.jobs else None,
+                "jobs_worked_on": self.jobs.working if self.jobs else 0,
             },
             "policy": self.judge.policy.name,
             "profile": self.judge.profile.name,
@@ -365,6 +369,11 @@ def _add_gauges(daemon: Daemon) -> None:
     gauge("usable_gpus", "Cards that may be used", lambda: float(fleet.usable_count))
     gauge("busy_gpus", "Cards that a job runs on", lambda: float(fleet.busy_count))
     gauge("waiting_jobs", "Jobs that wait for GPUs", lambda: float(len(fleet.queue())))
+    gauge(
+        "jobs_worked_on",
+        "Jobs that a worker looks after",
+        lambda: float(daemon.jobs.working if daemon.jobs else 0),
+    )
     gauge("live_nonces", "Nonces that could still be replayed", lambda: float(len(daemon.nonces)))
     gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.books.writer.pending))
     gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.keeper.age() or 0.0)

@@ -24,6 +24,8 @@ PASSED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
 )
+#: One that has nothing more to say and hangs in its own end is not waited for.
+END_SECONDS = 5.0
 _LAST_WORDS = 4000
 
 
@@ -33,9 +35,9 @@ class Silent(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended by itself."""
+    """How a child ended."""
 
-    code: int
+    code: int | None
     #: The end of what it said besides events; may hold secrets of libraries' making.
     noise: bytes
 
@@ -72,19 +74,21 @@ async def converse(
             process.stdin.write(order)
             await process.stdin.drain()
         await _listen(process, heard, silence)
-        code = await process.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), END_SECONDS)
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
         said = await noise
-    return Ended(code, said)
+    return Ended(process.returncode, said)
 
 
-def own_environment(**more: str) -> dict[str, str]:
-    """For a child of our own code: it has to find this very package, wherever the daemon was started."""
-    found = {name: os.environ[name] for name in PASSED if name in os.environ}
+def own_environment(*names: str, **more: str) -> dict[str, str]:
+    """For a child of our own code: it has to find this very package, wherever the daemon was started. `names`
+    are further variables that are passed on."""
+    found = {name: os.environ[name] for name in (*PASSED, *names) if name in os.environ}
     root = str(Path(miner.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return {**found, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more}

@@ -9,7 +9,20 @@ import typer
 
 from core.errors import GodMinerError
 from miner import __version__
-from miner.commands import chain, config, dev, doctor, images, offers, policy, profile, submission
+from miner.commands import (
+    chain,
+    config,
+    dev,
+    doctor,
+    fleet,
+    images,
+    jobs,
+    models,
+    offers,
+    policy,
+    profile,
+    submission,
+)
 from miner.commands.eval import evaluate
 from miner.commands.plan import plan
 from miner.commands.publish import publish
@@ -29,7 +42,10 @@ app.command(name="eval")(evaluate)
 app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
+app.add_typer(fleet.app, name="fleet")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(profile.app, name="profile")
+app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")
 app.add_typer(offers.app, name="offers")
 app.add_typer(submission.app, name="submission")

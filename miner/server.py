@@ -34,13 +34,12 @@ from miner.api.protocol import WireLimits
 from miner.app import Daemon, build, operator_app, public_app
 from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
+from miner.running import RUN_FILE
 from miner.settings import Settings
 from miner.store.database import DataDirLock, DataDirLocked, DataDirUnusable, SchemaTooNew, StoreCorrupt
 
 log = logging.getLogger(__name__)
 
-#: Where a running daemon tells other commands its ports.
-RUN_FILE = "daemon.json"
 BACKLOG = 2048
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 

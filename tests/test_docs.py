@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from fastapi import FastAPI
 
-from miner.api import operator, subnet
+from miner.api import jobs, operator, subnet
 from miner.cli import app as cli
 from miner.settings import Settings
 
@@ -38,7 +38,11 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    return ["/healthz", *paths, *(route.path for route in operator.build_router().routes)]  # type: ignore[attr-defined]
+    return [
+        "/healthz",
+        *paths,
+        *(route.path for page in (operator, jobs) for route in page.build_router().routes),
+    ]  # type: ignore[attr-defined]
 
 
 def _commands(command: Any, words: tuple[str, ...] = ("god-miner",)) -> Iterator[str]:

@@ -22,7 +22,7 @@ from core.eval_task import EvalTask
 from core.facts import Record
 from core.run_files import RunSpec
 from core.tasks import DatasetType, GrpoDataset, TaskType
-from trainer.errors import BadData, BadModel
+from trainer.errors import BadData, BadModel, BadReward
 from trainer.inputs.text import TextTask, read_task
 from trainer.inputs.tokens import load_tokenizer
 from trainer.rewards import TABLE, write_rewards
@@ -60,11 +60,24 @@ class Report(Record):
     models: tuple[ModelScore, ...]
 
 
-def evaluate(task: EvalTask, base: Path, models: Sequence[Path], most_rows: int | None = None) -> Report:
+def evaluate(
+    task: EvalTask,
+    base: Path,
+    models: Sequence[Path],
+    *,
+    most_rows: int | None = None,
+    allow_rewards: bool = False,
+) -> Report:
     """`GodMinerError` for data or models that cannot be scored."""
     kind = task.task_type
     if kind is None:
         raise BadData("environment tasks are played, not scored on rows")
+    if kind is TaskType.GRPO and not allow_rewards:
+        # A training's rewards run within the walls of its engine; here there are none but the child's.
+        raise BadReward(
+            "the task's reward code would run on this machine with your rights: look at it, and where you "
+            "trust it say --allow-rewards"
+        )
     tokenizer = load_tokenizer(str(base))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="god-miner-eval-")))
@@ -213,10 +226,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--task", required=True, type=Path, help="what to score on, see docs/training.md")
     parser.add_argument("--rows", type=int, help="score on the first so many rows only")
+    parser.add_argument("--allow-rewards", action="store_true", help="run the task's reward code here")
     parser.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_args(arguments)
     try:
-        report = evaluate(EvalTask.read(given.task), given.base, given.model, given.rows)
+        report = evaluate(
+            EvalTask.read(given.task),
+            given.base,
+            given.model,
+            most_rows=given.rows,
+            allow_rewards=given.allow_rewards,
+        )
     except GodMinerError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -24,6 +24,8 @@ MODULE = "task_rewards"
 #: What it reads.
 TABLE = "rewards.json"
 COMPLETIONS = "completions"
+#: A function may insist on these.
+HANDED_OVER = (GRPO_EXTRA, "prompts")
 
 _HEAD = '''"""The task's rewards, each called in the sandbox. Written by god-miner; do not edit."""
 
@@ -83,9 +85,10 @@ def _names(arguments: ast.arguments) -> list[str]:
 
 
 def _takes_one(arguments: ast.arguments) -> bool:
-    """Whether `f(completions)` is a call that Python accepts."""
+    """Whether Python accepts `f(completions)`, or that and what validators hand over by name."""
     positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
+    must = positional[: len(positional) - len(arguments.defaults)]
+    required = len(must[:1]) + sum(one.arg not in HANDED_OVER for one in must[1:])
     keywords = [
         one for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default
     ]

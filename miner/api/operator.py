@@ -10,6 +10,8 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
+from miner.fleet.show import fleet_page
+
 #: Names under which a browser may reach a loopback port. Any other one in the Host header means that a web
 #: page resolved its own name to 127.0.0.1 to read this port through the operator's browser.
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
@@ -61,5 +63,11 @@ def build_router() -> APIRouter:
     async def status(request: Request) -> dict[str, Any]:
         """What the daemon knows of itself."""
         return await request.app.state.daemon.status()  # type: ignore[no-any-return]
+
+    @router.get("/fleet")
+    async def fleet(request: Request) -> dict[str, Any]:
+        """The cards, who has them until when, and who waits."""
+        daemon = request.app.state.daemon
+        return fleet_page(daemon.fleet, daemon.inventory, daemon.clock())
 
     return router

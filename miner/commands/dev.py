@@ -209,17 +209,24 @@ def demo(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for submissions of what was started.")
     ] = 0.0,
+    train: Annotated[bool, typer.Option(help="Also train and publish a little model, for real.")] = True,
     json: AsJson = False,
 ) -> None:
-    """Start a miner on loopback, send it one of every request, show what came back, stop it."""
+    """Start a miner on loopback, send it one of every request, show what came back; then one real job."""
     from miner.dev import show
     from miner.dev.demo import run_demo, somewhere
+    from miner.dev.demo_job import run_job
 
     with somewhere(folder) as place:
         on_step = show.progress if patience else None
         result = run_demo(place, seed=seed, patience_s=patience, on_step=on_step)
-        show.demo(result, json)
-    if not result.held:
+        trained = None
+        if train:
+            with show.JobProgress() as told:
+                trained = run_job(place / "job", told)
+    # Only now, so that a folder which is gone is not pointed at.
+    show.demo(result, trained, json)
+    if not result.held or (trained is not None and not trained.held):
         raise typer.Exit(1)
 
 

@@ -32,6 +32,9 @@ def evaluate(
         typer.Option(exists=True, file_okay=False, help="A model or an adapter; give it again for more."),
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Score on the first so many rows only.")] = None,
+    allow_rewards: Annotated[
+        bool, typer.Option("--allow-rewards", help="Run a GRPO task's reward code here, with your rights.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
 ) -> None:
     """Score models on a task's rows as validators do: base, ours, others side by side, and who would win."""
@@ -44,6 +47,7 @@ def evaluate(
     for one in model or []:
         arguments += ["--model", str(one.resolve())]
     arguments += ["--rows", str(rows)] if rows is not None else []
+    arguments += ["--allow-rewards"] if allow_rewards else []
     arguments += ["--json"] if as_json else []
     source = Path(core.__file__).resolve().parents[1]
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}

@@ -148,15 +148,9 @@ def _arguments(written: list[str]) -> dict[str, str]:
 
 
 def _print(looks: list[Look]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("", "Name", "Id", "Size", "Found"):
-        table.add_column(title, overflow="fold")
     for look in looks:
-        size = f"{look.size_bytes / 1e9:.1f} GB" if look.size_bytes else ""
-        found = f"{look.text}\n→ {look.fix}" if look.fix else look.text
-        table.add_row(look.short, look.name, look.id.removeprefix("sha256:")[:12], size, found)
-    Console(highlight=False).print(table)
+        size = f", {look.size_bytes / 1e9:.1f} GB" if look.size_bytes else ""
+        which = f" ({look.id.removeprefix('sha256:')[:12]}{size})" if look.id else ""
+        typer.echo(f"{look.short}: {look.name}{which}: {look.text}")
+        if look.fix:
+            typer.echo(f"  → {look.fix}")

@@ -1,19 +1,34 @@
-"""`god-miner run`: the daemon."""
+"""`god-miner run`: the daemon; with --task one task of the operator's own, looked at until it is over."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from core.errors import ConfigError
 
 
-def run() -> None:
+def run(
+    task: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Do one task instead, by the daemon if one runs, else by this process: a JSON file like a "
+            "validator's start request; `dataset` may be a file of this machine, `model_folder` a folder.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --task: every change as a line of JSON, the job at the end.")
+    ] = False,
+) -> None:
     """Answer validators until a signal ends it. Settings come from the environment and .env."""
     from miner import logs
     from miner.server import ExitCode
-    from miner.server import run as serve
     from miner.settings import load_settings
 
     try:
@@ -22,4 +37,34 @@ def run() -> None:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(ExitCode.CONFIG) from None
     logs.configure(settings)
+    if task is not None:
+        raise typer.Exit(_one(task, as_json))
+    from miner.server import run as serve
+
     raise typer.Exit(serve(settings))
+
+
+def _one(file: Path, as_json: bool) -> int:
+    """0 when its model is published."""
+    from rich.console import Console
+
+    from miner.job_display import Display
+    from miner.job_view import pages
+    from miner.jobs import oneoff
+    from miner.jobs.tasks import read_task_file
+    from miner.running import NoDaemon
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    task = read_task_file(file.read_bytes(), str(file))
+    with Display(as_json=as_json) as display:
+        try:
+            job = oneoff.by_daemon(settings, task, display.take)
+        except NoDaemon:
+            job = oneoff.here(settings, task, display.take)
+    if as_json:
+        typer.echo(json.dumps({"event": "end", **job}))
+    else:
+        for page in pages(job):
+            Console(highlight=False).print(page)
+    return 0 if job["state"] == "done" else 1

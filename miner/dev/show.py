@@ -6,7 +6,8 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from miner.dev.client import Exchange
 from miner.dev.demo import DemoResult, Step
+from miner.dev.demo_job import JobResult
 from miner.dev.load import PERCENTILES, LoadReport
 
 _SHORT = 56
@@ -61,9 +63,9 @@ def progress(step: Step) -> None:
     Console(stderr=True).print(f"{mark} {step.title}: {step.exchange.conclusion}", markup=False)
 
 
-def demo(result: DemoResult, as_json: bool) -> None:
+def demo(result: DemoResult, trained: JobResult | None, as_json: bool) -> None:
     if as_json:
-        _json(result.as_json())
+        _json({**result.as_json(), "job": trained.as_json() if trained else None})
         return
     console = _console()
     table = Table(title="What a validator sees", title_justify="left")
@@ -86,6 +88,69 @@ def demo(result: DemoResult, as_json: bool) -> None:
         f"start and ended {result.stop_s:.2f} s after SIGTERM with exit code {result.exit_code}.",
         highlight=False,
     )
+    if trained is not None:
+        job(trained)
+
+
+class JobProgress:
+    """A line of a running job that renews itself on a terminal; a line for each change elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("the daemon starts") if self._console.is_terminal else None
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, job: Mapping[str, Any]) -> None:
+        live = job["live"] or {}
+        stage = f"{job['state']}: {live.get('stage') or ''}".rstrip(": ")
+        if self._status is not None:
+            self._status.update(escape(f"{stage}{_numbers(live)}"))
+        elif stage != self._last:
+            self._console.print(stage, markup=False, highlight=False)
+        self._last = stage
+
+
+def _numbers(live: Mapping[str, Any]) -> str:
+    """Step, loss and speed, as far as they are known."""
+    said = []
+    if live.get("step") is not None:
+        said.append(f"step {live['step']}" + (f" of {live['steps']}" if live.get("steps") else ""))
+    if live.get("loss") is not None:
+        said.append(f"loss {live['loss']:.3f}")
+    if live.get("tokens_s") is not None:
+        said.append(f"{live['tokens_s']:,.0f} tokens/s")
+    if live.get("best_score") is not None:
+        said.append(f"best held-out {live['best_score']:.3f}")
+    return f", {', '.join(said)}" if said else ""
+
+
+def job(done: JobResult) -> None:
+    """The one real job of the demo, for people."""
+    console = _console()
+    if done.skipped is not None:
+        console.print(f"No job was trained: {done.skipped}", style="yellow", markup=False)
+        return
+    if done.trouble is not None:
+        console.print(f"The job went wrong: {done.trouble}", style="red", markup=False)
+        return
+    console.print(
+        f"One real job: {done.model} trained for {done.steps} steps and published in {done.seconds:.0f} s "
+        f"({' → '.join(done.states)}).\nHeld-out loss {done.base:.3f} → {done.best:.3f}. The validator was "
+        f"told {done.submission} with model_hash {(done.model_hash or '')[:12]}…: that is what lies there.",
+        markup=False,
+        highlight=False,
+    )
+    if done.folder is not None and Path(done.folder).exists():
+        console.print(f"It lies in {done.folder}.", markup=False, highlight=False)
 
 
 def load(report: LoadReport, as_json: bool) -> None:

@@ -80,7 +80,7 @@ class Log:
     def write(self, data: bytes) -> None:
         """A full disk costs the line, not the run: what can not be written is dropped."""
         with contextlib.suppress(OSError):
-            if self._size + len(data) > self._limit:
+            if self._size and self._size + len(data) > self._limit:
                 self._turn_over()
             while data:
                 written = os.write(self._file, data)

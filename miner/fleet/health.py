@@ -65,14 +65,13 @@ class Health:
         self, look: Look, now: float, in_use: Callable[[str], bool], released_at: Mapping[str, float]
     ) -> Judged:
         """`in_use`: one of our jobs runs on it."""
-        if self._first_look_at is None:
-            self._first_look_at = now
+        first_look_at = self._first_look_at = now if self._first_look_at is None else self._first_look_at
         changes, unclean = [], set()
         faults = self._faults(look)
         for name, card in self._cards.items():
             fault, is_fatal = faults.get(name), name in faults
             if fault is None and not in_use(name) and (foreign := _foreign(card.seen)):
-                if now - max(released_at.get(name, 0.0), self._first_look_at) < self._settle_seconds:
+                if now - max(released_at.get(name, first_look_at), first_look_at) < self._settle_seconds:
                     unclean.add(name)
                 else:
                     fault = foreign

@@ -34,7 +34,8 @@ def _cards(index: int) -> list[dict[str, Any]]:
     handle = nv.nvmlDeviceGetHandleByIndex(index)
     capability = list(nv.nvmlDeviceGetCudaComputeCapability(handle))
     if _optional(nv.nvmlDeviceGetMigMode, handle, default=(0, 0))[0]:
-        return [_facts(one, index, capability) | {"slice": True} for one in _slices(handle)]
+        slices = [_facts(one, index, capability) | {"slice": True} for one in _slices(handle)]
+        return slices or [{"slot": index, "error": "it is to be cut into slices (MIG), and there is none"}]
     bus = _text(nv.nvmlDeviceGetPciInfo(handle).busId)
     return [_facts(handle, index, capability) | {"bus": bus, **_links(handle)}]
 

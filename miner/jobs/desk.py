@@ -111,7 +111,8 @@ class Desk:
         self.row = await self.parts.book.move(self.row, state, reason, detail)
         text = f" ({reason}{': ' + detail if detail else ''})" if reason else ""
         log.info("job %d is %s%s", self.row.id, state, text, extra=self.log)
-        self.live.stage, self.live.trouble, self.live.retry_at = "", detail if reason else "", None
+        went_wrong = reason is not None and reason is not EndReason.PUBLISHED
+        self.live.stage, self.live.trouble, self.live.retry_at = "", detail if went_wrong else "", None
         self.show()
 
     def show(self) -> None:
@@ -211,7 +212,7 @@ class Desk:
             self.row.id,
             name,
             failed.reason,
-            failed,
+            str(failed),
             failures + 1,
             pause,
             extra=self.log,

@@ -51,6 +51,8 @@ class Jobs:
         self._desks: dict[int, Desk] = {}
         self._workers: dict[int, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
+        #: Jobs whose worker is being replaced.
+        self._between: set[int] = set()
         self._stopping = False
         self._up = asyncio.Event()
 
@@ -73,6 +75,12 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop, and let go of the engines as well."""
+        await self.stop()
+        for engine in (self.parts.engine, *self.parts.others.values()):
+            await engine.close()
 
     # What happens to jobs
 
@@ -128,10 +136,10 @@ class Jobs:
     def working(self) -> int:
         return len(self._workers)
 
-    async def idle(self) -> None:
-        """Until no job needs a worker any more."""
-        while self._workers:
-            await asyncio.wait(self._workers.values())
+    async def over(self, job_id: int) -> None:
+        """Until the job needs no worker any more."""
+        while (worker := self._workers.get(job_id)) is not None or job_id in self._between:
+            await (asyncio.wait({worker}) if worker is not None else asyncio.sleep(0.01))
 
     # Workers
 
@@ -146,25 +154,32 @@ class Jobs:
         job_id = desk.row.id
         try:
             await Worker(desk).run()
-            await desk.reload()
         finally:
             if self._workers.get(job_id) is asyncio.current_task():
                 del self._workers[job_id], self._desks[job_id]
-        if desk.row.state.is_over:
+        # Whoever changed the job before we left is in the books by now; who does it later finds nobody.
+        row = await self.parts.book.load(job_id)
+        if job_id in self._workers:
+            return
+        if row.state.is_over:
             self._on_over(desk.key)
-        elif job_id not in self._workers:
-            self._begin(desk.row)
+        else:
+            self._begin(row)
 
     async def _restart(self, row: JobRow) -> None:
         """A worker that waits for something long is not asked to look up: another one takes over its desk."""
         task, desk = self._workers.pop(row.id, None), self._desks.pop(row.id, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if desk is not None:
-            desk.row = row
-            desk.show()
-        self._begin(row, desk)
+        self._between.add(row.id)
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if desk is not None:
+                desk.row = row
+                desk.show()
+            self._begin(row, desk)
+        finally:
+            self._between.discard(row.id)
 
     def _gpu_lost(self, key: TaskKey, gpu: str, why: str) -> None:
         for desk in self._desks.values():

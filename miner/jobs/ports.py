@@ -7,7 +7,7 @@ middle. Engines and the fleet have their words in `miner/engines/base.py` and `m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,6 +84,10 @@ class Inputs(Protocol):
     def release(self, job_id: int) -> None:
         """The job needs its model no more. Safe to repeat. Its own folder is the pipeline's to remove."""
 
+    def release_all_but(self, jobs: Collection[int]) -> None:
+        """At the start, with the jobs that are not over: one that ended as the daemon was killed, between its
+        end and its release, would keep its model for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -119,3 +123,7 @@ class Publisher(Protocol):
     ) -> MinerSubmission:
         """The same files under another name: a validator's second start names a new repository. Where it is
         there already, nothing happens. `StepFailed` as above."""
+
+    def forget(self, job_id: int) -> None:
+        """The job is over, so what is remembered of its files for another try is of no use. Safe to repeat; a
+        job that lives again after all costs another reading of its files."""

@@ -32,6 +32,7 @@ async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
 
     rows, running = await parts.book.read(query)
     rows.sort(key=lambda row: (row.id not in running, row.id))
+    parts.inputs.release_all_but({row.id for row in rows})
     desks = []
     for row in rows:
         desk = Desk(parts, row)
@@ -51,7 +52,7 @@ async def sweep(parts: Parts) -> None:
             await _sweep_once(parts)
         except Unreachable as error:
             failures += 1
-            log.warning("orphans can't be looked for: %s", error)
+            log.warning("orphans can't be looked for: %s", str(error))
         else:
             return
         await asyncio.sleep(parts.pace.pause(failures, parts.random))

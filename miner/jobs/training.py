@@ -49,6 +49,7 @@ class Training:
         self.reckoned_at = 0
         self.measured_step_s: float | None = None
         self._polled_at = 0.0
+        self._hurried_at: float | None = None
         self._ref = attempt.row.ref
 
     async def run(self) -> Verdict | None:
@@ -127,7 +128,7 @@ class Training:
             status = await self.engine.poll(self._ref, folder.path)
         except Unreachable as error:
             if self.desk.live.trouble != str(error):
-                log.warning("job %d: %s", self.desk.row.id, error, extra=self.desk.log)
+                log.warning("job %d: %s", self.desk.row.id, str(error), extra=self.desk.log)
             self.desk.live.trouble = str(error)
             return None
         self.desk.live.trouble = ""
@@ -159,6 +160,8 @@ class Training:
         if now >= self._times.end_by and not self.warned:
             self.warned = True
             self.desk.note("reserve", "the training is into its reserve; it should have ended by itself")
+        if self.course.end is not None and self.asked is None:
+            await self._hurry(now)
         why = self._why_end(now, status)
         if self.asked is None and why is not None:
             await self._ask(why, now)
@@ -172,11 +175,18 @@ class Training:
             return Verdict(EndReason.GPU_LOST, self.desk.gpu_lost)
         if now >= self.stop_at:
             return Verdict(EndReason.DEADLINE, "its time is up")
-        if status is not None and status.phase is Phase.QUEUED:
+        if self.course.end is not None or (status is not None and status.phase is Phase.QUEUED):
             return None
         idle = self.desk.parts.gpus_idle(self.attempt.row.gpus)
         hung = stalled(self.course, now, self.pace, idle)
         return Verdict(EndReason.HUNG, hung) if hung else None
+
+    async def _hurry(self, now: float) -> None:
+        """It has said its last word and does not go: the word stands."""
+        if now - self.course.heard_at > self.pace.grace_s and self._hurried_at is None:
+            self._hurried_at = now
+            self.desk.note("killed", "the training has ended and its process lingers: it is killed")
+            await self._stop(force=True)
 
     def _force_at(self) -> float:
         assert self.asked is not None
@@ -200,7 +210,7 @@ class Training:
         try:
             await self.engine.dump_stacks(self._ref)
         except Unreachable as error:
-            log.warning("no stacks of job %d: %s", self.desk.row.id, error, extra=self.desk.log)
+            log.warning("no stacks of job %d: %s", self.desk.row.id, str(error), extra=self.desk.log)
 
     async def _stop(self, *, force: bool) -> bool:
         """Whether the engine has taken it."""
@@ -208,7 +218,7 @@ class Training:
         try:
             await self.engine.stop(self._ref, force=force)
         except Unreachable as error:
-            log.warning("job %d can't be stopped: %s", self.desk.row.id, error, extra=self.desk.log)
+            log.warning("job %d can't be stopped: %s", self.desk.row.id, str(error), extra=self.desk.log)
             self.desk.live.trouble = str(error)
             return False
         return True

@@ -50,12 +50,21 @@ class Worker:
             except Stale:
                 await self.desk.reload()
             except StoreUnavailable as error:
-                log.warning("job %d waits for the store: %s", self.desk.row.id, error, extra=self.desk.log)
-                await self.desk.pause(self.desk.parts.pace.pause(1, self.desk.parts.random))
+                await self._wait_for_the_store(str(error))
             except StepFailed as failed:
                 await self._failed(failed)
             except Exception:  # noqa: BLE001 - the boundary of everything that is done for a job
                 await self._bug()
+
+    async def _wait_for_the_store(self, why: str) -> None:
+        desk = self.desk
+        log.warning("job %d waits for the store: %s", desk.row.id, why, extra=desk.log)
+        pause = desk.parts.pace.pause(1, desk.parts.random)
+        desk.live.trouble, desk.live.retry_at = why, desk.now() + pause
+        desk.show()
+        await desk.parts.make_room()
+        await desk.pause(pause)
+        desk.live.trouble, desk.live.retry_at = "", None
 
     async def _next(self) -> bool:
         row = self.desk.row
@@ -108,7 +117,8 @@ class Worker:
         """The end goes into the books first: what is done after it can be done again."""
         desk, parts = self.desk, self.desk.parts
         await parts.book.end_attempt(attempt.row, ended.reason, ended.detail)
-        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}, {ended.detail}")
+        why = f", {ended.detail}" if ended.detail else ""
+        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}{why}")
         if measured_step_s is not None:
             shape = shape_key(attempt.plan)
             known = await parts.book.learned(shape)
@@ -124,7 +134,7 @@ class Worker:
             if ref is not None:
                 await engine.remove(ref)
         except Unreachable as error:  # recovery sweeps it up
-            log.warning("attempt %s is left in the engine: %s", row.key, error, extra=self.desk.log)
+            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.desk.log)
 
     async def _decide(self, attempts: list[AttemptRow]) -> None:
         desk, row = self.desk, self.desk.row
@@ -183,7 +193,7 @@ class Worker:
 
     async def _failed(self, failed: StepFailed) -> None:
         desk = self.desk
-        log.warning("job %d: %s (%s)", desk.row.id, failed, failed.reason, extra=desk.log)
+        log.warning("job %d: %s (%s)", desk.row.id, str(failed), failed.reason, extra=desk.log)
         try:
             await self._end(failed.reason, str(failed))
         except Stale:
@@ -229,6 +239,7 @@ class Worker:
         row = desk.row
         if row.state is JobState.DONE and row.misnamed and desk.now() < row.deadline_at:
             await self._rename()
+        desk.parts.publisher.forget(row.id)
         return True
 
     async def _rename(self) -> None:
@@ -236,7 +247,7 @@ class Worker:
             await rename(self.desk)
         except StepFailed as failed:
             self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
-            log.warning("job %d keeps its old name: %s", self.desk.row.id, failed, extra=self.desk.log)
+            log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
 
     async def _end_run(self, attempt: AttemptRow) -> bool:
         """End a run whose job is over: asked, then killed. True when it is gone."""
@@ -258,7 +269,7 @@ class Worker:
                     await engine.stop(ref)
                 await desk.pause(pace.poll_s)
         except Unreachable as error:
-            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, error, extra=desk.log)
+            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
             await desk.pause(pace.pause(3, desk.parts.random))
             return False
         reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED

@@ -14,18 +14,17 @@ from core.budget import Refusal
 from core.choices import GpuStrategy
 from core.errors import ConfigError
 from core.hardware import Hardware
-from core.plan import TrainingPlan
 from core.planning.gpus import lane_for
-from core.planning.planner import quick_plan, usable_hours
 from core.profile.load import LoadedProfile
 from core.profile.resolve import resolve
 from core.profile.schema import ResolvedProfile
 from core.tasks import TaskType
 from core.units import show_seconds
 from miner.fleet.base import FleetSnapshot, NamedLane, Placement
-from miner.fleet.placing import place
+from miner.fleet.placing import Placing
 from miner.offers.ask import Ask
 from miner.offers.decision import PlanBrief, Reason
+from miner.offers.outline import Outline, Question, outline, roughly
 from miner.offers.policies.schema import Fitting
 
 #: What would have to change for a plan that was refused.
@@ -52,7 +51,7 @@ class Fit(NamedTuple):
 
     reasons: tuple[Reason, ...]
     code: Refusal | None = None
-    plan: TrainingPlan | None = None
+    plan: Outline | None = None
     placement: Placement | None = None
     wait_s: float = 0.0
 
@@ -61,15 +60,7 @@ class Fit(NamedTuple):
         plan = self.plan
         if plan is None:
             return None
-        return PlanBrief(
-            plan.gpus.count, plan.time.total_s, self.wait_s, plan.steps.epochs, training_share(plan)
-        )
-
-
-def training_share(plan: TrainingPlan) -> float:
-    """What part of the wished training is done."""
-    wanted = plan.steps.wanted or plan.steps.total
-    return min(plan.steps.total / wanted, 1.0) if wanted else 0.0
+        return PlanBrief(plan.gpus, plan.total_s, self.wait_s, plan.epochs, plan.share)
 
 
 def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: LoadedProfile) -> Fit:
@@ -82,12 +73,10 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return Fit((inventory, *_unplanned(text, "a profile that `profile check` finds fine")))
-    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware)
+    try_out = _Tries(ask, now, fleet, terms, resolved, roughly(fleet.hardware))
     whole = try_out.plan(fleet.hardware.gpus.count)
-    if not whole.verdict.feasible:
-        verdict = whole.verdict
-        assert verdict.code is not None
-        return Fit((inventory, *_unplanned(verdict.reason, _WAYS[verdict.code])), verdict.code, whole)
+    if whole.code is not None:
+        return Fit((inventory, *_unplanned(whole.reason, _WAYS[whole.code])), whole.code, whole)
     planned = _planned(whole)
     if (too_much := try_out.too_much_data(whole)) is not None:
         return Fit((inventory, *_unplanned(too_much, _WAYS[Refusal.TOO_SLOW])), Refusal.TOO_SLOW, whole)
@@ -114,33 +103,39 @@ class _Tries:
     ) -> None:
         self.ask, self.now, self.fleet, self.terms = ask, now, fleet, terms
         self.profile, self.hardware = profile, hardware
+        #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
+        self.earliest: Placement | None = None
+        self._placing = Placing(fleet, now)
+        self._found: dict[tuple[int, float], Placement | None] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
 
-    def plan(self, gpus: int, wait_s: float = 0.0) -> TrainingPlan:
+    def plan(self, gpus: int, wait_s: float = 0.0) -> Outline:
         ask = self.ask
-        return quick_plan(
+        # Whole minutes: moments differ, plans need not.
+        hours = ask.hours if wait_s <= 0 else ask.hours - math.ceil(wait_s / 60) / 60
+        asked = Question(
             ask.offer.model,
             ask.planned_params,
-            usable_hours(ask.hours - wait_s / 3600),
+            hours,
             ask.task_type,
-            self.hardware.model_copy(update={"gpus": self.hardware.gpus.take(gpus)}),
-            self.profile,
-            image_type=ask.image_type,
+            ask.image_type,
             # A text offer's count is the same for all and no count of anything.
-            rows=ask.offer.ds_size if ask.task_type is TaskType.IMAGE else None,
+            ask.offer.ds_size if ask.task_type is TaskType.IMAGE else None,
+            gpus,
+            self.hardware,
         )
+        return outline(asked, self.profile)
 
-    def too_much_data(self, whole: TrainingPlan) -> str | None:
+    def too_much_data(self, plan: Outline) -> str | None:
         """An offer does not tell how many rows there are. Training on them can be cut short, but not DPO's
         pass of the reference model over all of them: it must leave time with the largest dataset too."""
-        if not whole.time["reference"] or not whole.data.rows:
+        if not plan.reference_s or not plan.rows:
             return None
         most = next(rows for hours, rows in _MOST_ROWS if self.ask.hours <= hours)
-        longer = whole.time["reference"] * max(most / whole.data.rows - 1, 0.0)
-        rest = whole.time.total_s - whole.time["train"] - whole.time["evaluate"] - whole.time["save"]
-        late = rest + longer - (whole.time.deadline_s - whole.time.reserve_s)
+        longer = plan.reference_s * max(most / plan.rows - 1, 0.0)
+        late = plan.around_s + longer - plan.budget_s
         if late < 0:
             return None
         return (
@@ -148,30 +143,34 @@ class _Tries:
             f"model over them would end {show_seconds(late)} too late to train"
         )
 
-    def best(self, whole: TrainingPlan) -> tuple[TrainingPlan, Placement] | None:
+    def best(self, whole: Outline) -> tuple[Outline, Placement] | None:
         """At once on as many GPUs as wished; else whatever trains most."""
         at_once = self._placed(whole, self.now)
         if at_once is not None:
             return whole, at_once
+        self.earliest = self._placed(whole, self.now + self.ask.hours * 3600)
         found = [one for one in (self._later(whole), *self._fewer(whole)) if one is not None]
-        return max(found, key=lambda one: (training_share(one[0]), -one[1].starts_at), default=None)
+        return max(found, key=lambda one: (one[0].share, -one[1].starts_at), default=None)
 
-    def _later(self, whole: TrainingPlan) -> tuple[TrainingPlan, Placement] | None:
+    def _later(self, whole: Outline) -> tuple[Outline, Placement] | None:
         """The same GPUs when they are free, with the hours that are left by then."""
-        if self.terms.max_wait <= 0:
+        waiting, wait = self.earliest, self.wait_s
+        if waiting is None or wait is None or wait > self.terms.max_wait:
             return None
-        waiting = self._placed(whole, self.now + self.terms.max_wait)
-        if waiting is None:
+        rest = self.plan(whole.gpus, wait)
+        if not self._will_do(rest) or rest.gpus != whole.gpus:
             return None
-        rest = self.plan(whole.gpus.count, waiting.starts_at - self.now)
-        if not self._will_do(rest) or rest.gpus.count != whole.gpus.count:
-            return None
-        seconds = self._seconds(rest, waiting.starts_at - self.now)
+        seconds = self._seconds(rest, wait)
         return rest, Placement(waiting.gpus, waiting.starts_at, waiting.starts_at + seconds, waiting.why)
 
-    def _fewer(self, whole: TrainingPlan) -> Iterator[tuple[TrainingPlan, Placement] | None]:
+    @property
+    def wait_s(self) -> float | None:
+        """Until as many GPUs as wished are free, where that is before the task's deadline."""
+        return None if self.earliest is None else max(self.earliest.starts_at - self.now, 0.0)
+
+    def _fewer(self, whole: Outline) -> Iterator[tuple[Outline, Placement] | None]:
         """Half of the GPUs, a quarter …: the first that has room and can do it."""
-        count = whole.gpus.count // 2
+        count = whole.gpus // 2
         while self.terms.fewer_gpus and self.lane is None and count >= 1:
             if self._room(count, self._seconds(whole, 0.0), self.now) is not None:
                 smaller = self.plan(count)
@@ -181,32 +180,28 @@ class _Tries:
                     return
             count //= 2
 
-    def _will_do(self, plan: TrainingPlan) -> bool:
-        return plan.verdict.feasible and self.too_much_data(plan) is None
+    def _will_do(self, plan: Outline) -> bool:
+        return plan.feasible and self.too_much_data(plan) is None
 
-    def wait_for(self, plan: TrainingPlan) -> float | None:
-        """Until so many GPUs are free, where that is before the task's deadline."""
-        found = self._placed(plan, self.now + self.ask.hours * 3600)
-        return None if found is None else max(found.starts_at - self.now, 0.0)
-
-    def _placed(self, plan: TrainingPlan, latest_start: float) -> Placement | None:
-        return self._room(plan.gpus.count, self._seconds(plan, 0.0), latest_start)
+    def _placed(self, plan: Outline, latest_start: float) -> Placement | None:
+        return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
-        return place(
-            self.fleet,
-            (count,),
-            now=self.now,
-            duration_s=seconds,
-            latest_start=latest_start,
-            lane=self.lane,
-        )
+        """Looked for once, up to the deadline: what begins earliest answers for every limit."""
+        asked = (count, seconds)
+        if asked not in self._found:
+            deadline = self.now + max(self.ask.hours, 0.0) * 3600
+            self._found[asked] = self._placing.place(
+                (count,), duration_s=seconds, latest_start=deadline, lane=self.lane
+            )
+        found = self._found[asked]
+        return found if found is not None and found.starts_at <= latest_start else None
 
-    def _seconds(self, plan: TrainingPlan, wait_s: float) -> float:
+    def _seconds(self, plan: Outline, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
         it a little longer since the start, and with it the deadline, comes later than the offer."""
         until_deadline = self.ask.hours * 3600 - wait_s
-        return min(plan.time.total_s * (1 + self.terms.spare), until_deadline) + self.terms.start_delay
+        return min(plan.total_s * (1 + self.terms.spare), until_deadline) + self.terms.start_delay
 
 
 def _inventory(fleet: FleetSnapshot) -> Reason:
@@ -230,22 +225,22 @@ def _unplanned(text: str, way: str) -> tuple[Reason, Reason]:
     )
 
 
-def _planned(plan: TrainingPlan) -> Reason:
+def _planned(plan: Outline) -> Reason:
     text = (
-        f"{plan.gpus} for {show_seconds(plan.time.total_s)}, {plan.steps.epochs:.2g} epochs "
-        f"({training_share(plan):.0%} of the wish), ends {show_seconds(plan.time.slack_s)} before the reserve"
+        f"{plan.gpus}x{plan.gpu_kind} for {show_seconds(plan.total_s)}, {plan.epochs:.2g} epochs "
+        f"({plan.share:.0%} of the wish), ends {show_seconds(plan.slack_s)} before the reserve"
     )
     return Reason("plan", True, text)
 
 
-def _none_free(plan: TrainingPlan, tries: _Tries) -> Reason:
+def _none_free(plan: Outline, tries: _Tries) -> Reason:
     held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
     where = f" of lane {tries.lane[0]}" if tries.lane else ""
     text = (
-        f"{plan.gpus.count} GPUs{where} for {show_seconds(plan.time.total_s)} are not free within "
+        f"{plan.gpus} GPUs{where} for {show_seconds(plan.total_s)} are not free within "
         f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"
     )
-    wait = tries.wait_for(plan)
+    wait = tries.wait_s
     if wait is None:
         return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
     way = f"fitting.max_wait of {math.ceil(wait / 60)}m, if the time after it is enough, or free GPUs"

@@ -112,6 +112,8 @@ class _View:
 class History:
     def __init__(self, outcomes: Iterable[Outcome] = ()) -> None:
         self._by_job: dict[int, Outcome] = {}
+        #: Grows with everything that is learned.
+        self.version = 0
         self._published: dict[TaskType, int] = {}
         self._views: dict[tuple[float, tuple[SizeBand, ...]], _View] = {}
         for outcome in outcomes:
@@ -126,6 +128,7 @@ class History:
         if known == outcome:
             return
         self._by_job[outcome.job_id] = outcome
+        self.version += 1
         count = outcome.published - (known.published if known else False)
         self._published[outcome.task_type] = self._published.get(outcome.task_type, 0) + count
         if known is not None:  # a failed job that was started again: rare enough to add everything up anew

@@ -12,7 +12,7 @@ from core.profile.load import LoadedProfile
 from core.tasks import ImageModelType
 from core.wire import MinerTaskOffer
 from miner.fleet.base import FleetSnapshot
-from miner.offers.decide import decide
+from miner.offers.burst import Burst
 from miner.offers.decision import Decision
 from miner.offers.history import History, Outcome
 from miner.offers.policies.choice import on_top, policy_name, profile_name
@@ -29,6 +29,7 @@ class Judge:
 
     def __init__(self, settings: Settings, alert: Alert) -> None:
         self.history = History()
+        self._burst = Burst()
         self._settings = settings
         self._alert = alert
         self._policy_name = self._profile_name = ""
@@ -71,7 +72,9 @@ class Judge:
         image_type: ImageModelType | None = None,
     ) -> Decision:
         """`fleet` without what this task holds itself."""
-        return decide(offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type)
+        return self._burst.decide(
+            offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type
+        )
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""

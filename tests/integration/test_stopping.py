@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from miner.dev.stack import LOOPBACK, ChildProcess
-from miner.server import RUN_FILE, ExitCode
+from miner.running import RUN_FILE
+from miner.server import ExitCode
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, books, say_all
 

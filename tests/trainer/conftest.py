@@ -20,9 +20,13 @@ for _name in (
     "DO_NOT_TRACK",
 ):
     os.environ.setdefault(_name, "1")
+# Little models gain nothing from threads, and several that wait for each other lose ten times over.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
-NEEDS_STACK = re.compile(rf"^(?:from|import) {STACK}\b", re.MULTILINE)
+NEEDS_STACK = re.compile(
+    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
+)
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "
 TRAINING = importlib.util.find_spec("torch") is not None

@@ -47,6 +47,7 @@ GOOD = "def reward(completions, **kwargs):\n    return [float(len(one)) for one 
         ("def only(texts): return []", "only"),
         ("def f(a, b=1, *, c=2, **k): return []", "f"),
         ("def f(*args): return []", "f"),
+        ("def f(completions, extra_data): return []", "f"),
         ("def two(a, b): ...\ndef one(a): ...", "one"),
         ("    def indented(completions):\n        return [1]\n", "indented"),
         ("def outer(completions):\n    def inner(completions): ...\n    return []", "outer"),

@@ -9,12 +9,12 @@ another name) is filled by replacing the names it may hold.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from core.tasks import InstructDataset
 from trainer.inputs.files import Record, columns_of, need, text_of
-from trainer.inputs.rows import IGNORED, LabelledRow, compact
+from trainer.inputs.rows import IGNORED, Ids, LabelledRow, compact
 from trainer.inputs.tokens import Tokenizer, encode_filled
 
 #: The columns that the evaluation's tokenizer looks for where the request names none.
@@ -114,9 +114,9 @@ def pieces(row: LabelledRow, length: int) -> Iterator[LabelledRow]:
         yield LabelledRow(row.ids[start : start + length], row.labels[start : start + length])
 
 
-def learned(labels: Sequence[int]) -> int:
+def learned(labels: Ids) -> int:
     """How many tokens of a row are learned."""
-    return sum(1 for label in labels if label != IGNORED)
+    return len(labels) - labels.count(IGNORED)
 
 
 def is_completion(dataset: Any) -> bool:

@@ -62,4 +62,6 @@ def _end(prompt: str, offsets: Sequence[tuple[int, int]], tokenizer: Tokenizer, 
 
 def extra_text(value: Any) -> str | None:
     """What a row carries for the rewards, as the one string that tables of rows can hold."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return None
+    return text_of(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -27,9 +27,17 @@ def batches(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
     return found
 
 
-def share(found: Sequence[list[int]], rank: int, world: int) -> list[tuple[list[int], bool]]:
-    """A rank's batches, and whether each counts: all ranks make equally many, as sharded models need."""
-    rounds = -(-len(found) // world)
-    mine = [found[at] for at in range(rank, len(found), world)]
-    padding = [(mine or [list(found[0])])[-1]] * (rounds - len(mine)) if found else []
-    return [(one, True) for one in mine] + [(one, False) for one in padding]
+def share(lengths: Sequence[int], most_tokens: int, rank: int, world: int) -> list[tuple[list[int], bool]]:
+    """The batches of rows rank, rank + world, …, and whether each counts.
+
+    All ranks make equally many passes, as sharded models need: who has fewer repeats one in vain.
+    """
+    parts = [_batches_of(range(one, len(lengths), world), lengths, most_tokens) for one in range(world)]
+    mine, rounds = parts[rank], max(map(len, parts))
+    spare = (mine or parts[0])[-1:]
+    return [(one, True) for one in mine] + [(one, False) for one in spare * (rounds - len(mine))]
+
+
+def _batches_of(places: Sequence[int], lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+    found = batches([lengths[place] for place in places], most_tokens)
+    return [[places[at] for at in one] for one in found]

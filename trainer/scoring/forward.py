@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trainer.inputs.rows import IGNORED
+
+Found = TypeVar("Found")
 
 #: Bytes of one piece of logits in single precision.
 PIECE = 512 << 20
@@ -60,6 +62,29 @@ def without_adapter(model: Any) -> Iterator[Any]:
         raise ValueError("the model has no adapter to switch off: give the base model as reference")
     with switch():
         yield model
+
+
+def in_halves(
+    model: Any, places: list[int], compute: Callable[[list[int]], Found]
+) -> Iterator[tuple[list[int], Found]]:
+    """Of the places together; in halves where the GPU's memory does not hold them together."""
+    try:
+        found = compute(places)
+    except torch.OutOfMemoryError:
+        # The ranks of a sharded model wait for each other in every pass: one may not make more of them.
+        if len(places) < 2 or _is_sharded(model):
+            raise
+    else:
+        yield places, found
+        return
+    torch.cuda.empty_cache()
+    half = len(places) // 2
+    yield from in_halves(model, places[:half], compute)
+    yield from in_halves(model, places[half:], compute)
+
+
+def _is_sharded(model: Any) -> bool:
+    return any(type(weight).__name__ == "DTensor" for weight in model.parameters())
 
 
 def predicted(

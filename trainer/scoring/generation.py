@@ -14,7 +14,7 @@ from core.recipes.datasets import GRPO_EXTRA
 from trainer.inputs.rows import PromptRow
 from trainer.inputs.tokens import Tokenizer, encode
 from trainer.sandbox import Rewards
-from trainer.scoring.batches import batch_tokens, batches, share
+from trainer.scoring.batches import batch_tokens, share
 from trainer.scoring.forward import divergence, predicted, scoring, unwrapped, vocabulary, without_adapter
 
 #: Prompts that are answered together, each `GRPO_GENERATIONS` times.
@@ -109,7 +109,7 @@ def prompt_kl(
     ids = [one for one in encode(tokenizer, prompts, limit=limit) if one]
     pad = tokenizer.pad_token_id or 0
     with scoring(model):
-        for places, _ in share(batches([len(one) for one in ids], batch_tokens(vocabulary(model))), 0, 1):
+        for places, _ in share([len(one) for one in ids], batch_tokens(vocabulary(model)), 0, 1):
             # Every position counts, the last one too, which predicts nothing here: a row one token longer.
             rows = [[*ids[place], pad] for place in places]
             if reference is not None:

@@ -14,8 +14,8 @@ import torch
 
 from core.evaluation import DPO_BETA
 from trainer.inputs.rows import IGNORED, PairRow
-from trainer.scoring.batches import batch_tokens, batches, share
-from trainer.scoring.forward import by_row, log_probs, predicted, scoring, unwrapped, vocabulary
+from trainer.scoring.batches import batch_tokens, share
+from trainer.scoring.forward import by_row, in_halves, log_probs, predicted, scoring, unwrapped, vocabulary
 
 
 class LogProbs(NamedTuple):
@@ -38,17 +38,22 @@ def pair_log_probs(
     model, found = unwrapped(model), dict[int, LogProbs]()
     lengths = [2 * (len(row.prompt) + max(len(row.chosen), len(row.rejected))) for row in rows]
     most = most_tokens or batch_tokens(vocabulary(model))
+
+    def compute(places: list[int]) -> list[list[float]]:
+        sides = [(rows[place].prompt, rows[place].chosen) for place in places]
+        sides += [(rows[place].prompt, rows[place].rejected) for place in places]
+        ids = [[*prompt, *answer] for prompt, answer in sides]
+        labels = [[*[IGNORED] * len(prompt), *answer] for prompt, answer in sides]
+        seen = predicted(model, ids, labels, pad)
+        sums, _ = by_row(log_probs(seen), seen, len(sides))
+        pairs: list[list[float]] = sums.view(2, -1).T.tolist()
+        return pairs
+
     with scoring(model):
-        for places, counts in share(batches(lengths, most), rank, world):
-            chosen_sides = [(rows[place].prompt, rows[place].chosen) for place in places]
-            sides = chosen_sides + [(rows[place].prompt, rows[place].rejected) for place in places]
-            ids = [[*prompt, *answer] for prompt, answer in sides]
-            labels = [[*[IGNORED] * len(prompt), *answer] for prompt, answer in sides]
-            seen = predicted(model, ids, labels, pad)
-            sums, _ = by_row(log_probs(seen), seen, len(sides))
-            if counts:
-                both = sums.view(2, -1).T.tolist()
-                found |= {place: LogProbs(*pair) for place, pair in zip(places, both, strict=True)}
+        for batch, counts in share(lengths, most, rank, world):
+            for places, pairs in in_halves(model, batch, compute):
+                if counts:
+                    found |= {place: LogProbs(*pair) for place, pair in zip(places, pairs, strict=True)}
     return found
 
 

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from trainer.inputs.rows import LabelledRow
-from trainer.scoring.batches import batch_tokens, batches, share
+from trainer.scoring.batches import batch_tokens, share
 from trainer.scoring.forward import (
     Predicted,
     by_row,
     divergence,
+    in_halves,
     log_probs,
     predicted,
     scoring,
@@ -48,18 +51,23 @@ def row_losses(
     """`reference` (None: the adapter switched off) is asked only for the KL."""
     model, found = unwrapped(model), Losses()
     most = most_tokens or batch_tokens(vocabulary(model))
+
+    def compute(places: list[int]) -> tuple[list[float], torch.Tensor | None]:
+        ids, labels = [rows[place].ids for place in places], [rows[place].labels for place in places]
+        seen = predicted(model, ids, labels, pad)
+        sums, tokens = by_row(-log_probs(seen), seen, len(places))
+        apart = divergence(seen, _base(model, reference, ids, labels, pad)) if kl else None
+        return (sums / tokens).tolist(), apart
+
     with scoring(model):
-        for places, counts in share(batches([len(row.ids) for row in rows], most), rank, world):
-            ids, labels = [rows[place].ids for place in places], [rows[place].labels for place in places]
-            seen = predicted(model, ids, labels, pad)
-            sums, tokens = by_row(-log_probs(seen), seen, len(places))
-            apart = divergence(seen, _base(model, reference, ids, labels, pad)) if kl else None
-            if not counts:
-                continue
-            found.rows |= dict(zip(places, (sums / tokens).tolist(), strict=True))
-            if apart is not None:
-                found.kl_total += float(apart.double().sum())
-                found.kl_tokens += int(apart.numel())
+        for batch, counts in share([len(row.ids) for row in rows], most, rank, world):
+            for places, (losses, apart) in in_halves(model, batch, compute):
+                if not counts:
+                    continue
+                found.rows |= dict(zip(places, losses, strict=True))
+                if apart is not None:
+                    found.kl_total += float(apart.double().sum())
+                    found.kl_tokens += int(apart.numel())
     return found
 
 

@@ -33,7 +33,7 @@ def run(surroundings: Surroundings) -> Iterator[Finding]:
 
 def running_daemon(settings: Settings) -> dict[str, int] | None:
     """What the daemon on this data directory said of itself when it started, if it still runs."""
-    from miner.server import RUN_FILE
+    from miner.running import RUN_FILE
 
     try:
         told = json.loads((settings.data_dir / RUN_FILE).read_bytes())

@@ -64,7 +64,8 @@ def remove(folders: Iterable[Path]) -> None:
 def detect(name: str, mounts: str | None = None, own: str | None = None) -> Cgroups | str:
     """Groups, tried out with one called `name`; or why there are none."""
     why = "no cgroups with limits on memory and processes are mounted"
-    for found in _candidates(mounts or MOUNTS.read_text(), own or OWN.read_text()):
+    mounts, own = MOUNTS.read_text() if mounts is None else mounts, OWN.read_text() if own is None else own
+    for found in _candidates(mounts, own):
         try:
             _enable(found)
             found.make(name, 1 << 30, 100)

@@ -43,7 +43,7 @@ def examine(path: Path) -> Interpreter:
         )
         told = [Path(one) for one in json.loads(asked.stdout) if one]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
-        raise NoTrainingPython(f"TRAINING_PYTHON={path} does not work: {error}") from None
+        raise NoTrainingPython(f"TRAINER_PYTHON={path} does not work: {error}") from None
     return Interpreter(path, _outermost([*told, *_hops(path)]))
 
 

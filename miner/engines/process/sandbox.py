@@ -64,6 +64,8 @@ class Sandbox:
             *_memory_file_systems(spec.shm_bytes or SHM_BYTES),
             *(word for path in device_files(gpus_of(spec)) for word in ("--dev-bind", str(path), str(path))),
             *self._binds(spec),
+            # What holds it all together is in memory, and would be the user's own where we are not root.
+            *("--remount-ro", "/", "--remount-ro", "/dev"),
             "--",
             *self._last_step(spec.run_dir),
             *argv,

@@ -81,9 +81,10 @@ class Worker:
         if said:
             log.debug("the %s worker said: %s", order.task, said)
         if not answers:
-            raise StepFailed(
-                EndReason.BUG, f"the {order.task} worker ended with status {ended.code} and no answer"
-            )
+            # Killed from outside, as by a host without memory, is no mistake in it: it goes on next time.
+            killed = ended.code is not None and ended.code < 0
+            text = f"the {order.task} worker ended with status {ended.code} and no answer"
+            raise StepFailed(EndReason.NETWORK if killed else EndReason.BUG, text)
         answer = answers[-1]
         if isinstance(answer, Failed):
             raise StepFailed(answer.reason, self._redact(answer.text), answer.retry_after)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from core.data import DatasetFacts
+from core.tasks import ImageModelType
 from miner.jobs.inputs.cache import ModelCache
 from miner.jobs.inputs.child import Worker
 from miner.jobs.inputs.words import (
@@ -85,15 +86,23 @@ class JobInputs:
             patience=self.patience,
         )
         limit = settings.dataset_timeout_seconds + CHECK_SECONDS
-        return await self._carry_out(wanted, order, told, DatasetDone, limit)
+        return await self._carry_out(wanted.job_id, order, told, DatasetDone, limit)
 
-    async def _model(self, wanted: Wanted, told: Told) -> ModelDone:
-        """Without a limit: the job's deadline is one, and what is there is never lost."""
+    async def fetch_model(
+        self,
+        model: str,
+        image_type: ImageModelType | None,
+        told: Told,
+        *,
+        job_id: int = 0,
+        own: Path | None = None,
+    ) -> ModelDone:
+        """A model alone. No limit of time: a job's deadline is one, and what is there is never lost."""
         settings = self.settings
         order = ModelOrder(
-            model=wanted.model,
-            image_type=wanted.image_type,
-            own=wanted.model_folder,
+            model=model,
+            image_type=image_type,
+            own=own,
             endpoint=settings.hf_endpoint,
             token=settings.hf_token.get_secret_value() if settings.hf_token else None,
             cache=settings.model_cache_dir,
@@ -101,7 +110,12 @@ class JobInputs:
             keep_free=settings.min_free_disk_bytes,
             patience=self.patience,
         )
-        return await self._carry_out(wanted, order, told, ModelDone)
+        return await self._carry_out(job_id, order, told, ModelDone)
+
+    async def _model(self, wanted: Wanted, told: Told) -> ModelDone:
+        return await self.fetch_model(
+            wanted.model, wanted.image_type, told, job_id=wanted.job_id, own=wanted.model_folder
+        )
 
     async def _measured(
         self, wanted: Wanted, model: ModelDone, data: DatasetDone, told: Told
@@ -111,16 +125,16 @@ class JobInputs:
             return data.facts
         order = MeasureOrder(folder=wanted.folder, tokenizer=tokenizer, dataset=wanted.dataset)
         try:
-            found = await self._carry_out(wanted, order, told, Measured, MEASURE_SECONDS)
+            found = await self._carry_out(wanted.job_id, order, told, Measured, MEASURE_SECONDS)
         except StepFailed as failure:
             log.warning("job %d: lengths are reckoned by bytes: %s", wanted.job_id, failure)
             return data.facts
         return found.facts or data.facts
 
     async def _carry_out(
-        self, wanted: Wanted, order: Order, told: Told, kind: type[E], limit: float | None = None
+        self, job_id: int, order: Order, told: Told, kind: type[E], limit: float | None = None
     ) -> E:
-        answer = await self._worker.run(wanted.job_id, order, told, limit)
+        answer = await self._worker.run(job_id, order, told, limit)
         assert isinstance(answer, kind)
         return answer
 

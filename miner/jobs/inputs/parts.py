@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from miner.chain.files import write_atomically
 from miner.jobs.ports import StepFailed
@@ -59,12 +60,14 @@ class PartFile:
         self._room = room or Room()
         self._sync_every = sync_every
         self._synced = 0
-        self._file: BinaryIO = self._open()
+        with no_room_is_told(path):
+            self._file: io.FileIO = self._open()
 
-    def _open(self) -> BinaryIO:
-        """With what is safe of an earlier try."""
+    def _open(self) -> io.FileIO:
+        """With what is safe of an earlier try. Unbuffered: what was written is the system's at once, and a
+        full disk is met by a write and not by a close."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._part.open("r+b" if self._part.exists() else "w+b")
+        file = io.FileIO(self._part, "r+" if self._part.exists() else "w+")
         try:
             state = json.loads(self._state.read_bytes())
             about, synced = dict(state["about"]), int(state["synced"])
@@ -77,7 +80,7 @@ class PartFile:
         file.seek(self.size)
         return file
 
-    def _hash_again(self, file: BinaryIO) -> None:
+    def _hash_again(self, file: io.FileIO) -> None:
         left = self.size
         while left and (data := file.read(min(left, 1024**2))):
             self.sha256.update(data)
@@ -111,8 +114,10 @@ class PartFile:
         self._write_state()
 
     def write(self, data: bytes) -> None:
+        rest = memoryview(data)
         with no_room_is_told(self.path):
-            self._file.write(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
         self.sha256.update(data)
         self.size += len(data)
         if self.size - self._synced >= self._sync_every:
@@ -121,12 +126,10 @@ class PartFile:
 
     def contents(self) -> bytes:
         """All of a small one."""
-        self._file.flush()
         return self._part.read_bytes()
 
     def sync(self) -> None:
         with no_room_is_told(self.path):
-            self._file.flush()
             os.fsync(self._file.fileno())
         self._synced = self.size
         self._write_state()
@@ -151,11 +154,15 @@ def no_room_is_told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if not is_full(error):
             raise
         raise StepFailed(
             EndReason.DISK_FULL, f"{path.parent}: {error.strerror}; it goes on when there is room"
         ) from None
+
+
+def is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def sync_folder(folder: Path) -> None:

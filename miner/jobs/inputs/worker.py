@@ -13,6 +13,7 @@ import time
 import traceback
 
 from miner.jobs.inputs import words
+from miner.jobs.inputs.parts import is_full
 from miner.jobs.inputs.words import DatasetOrder, Event, Failed, ModelOrder, Order
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
@@ -83,7 +84,8 @@ def main() -> int:
         )
     except Exception as error:  # noqa: BLE001 - the outermost: everything becomes an answer
         traceback.print_exc()
-        tell(Failed(reason=EndReason.BUG, text=f"{type(error).__name__}: {error}"[:1000]))
+        reason = EndReason.DISK_FULL if is_full(error) else EndReason.BUG
+        tell(Failed(reason=reason, text=f"{type(error).__name__}: {error}"[:1000]))
     return 0
 
 

@@ -1,5 +1,4 @@
-"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub on
-disk.
+"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub.
 
 Trainings are `payload.py`; what each one does stands in its dataset.
 """
@@ -49,7 +48,7 @@ QUICK = Pace(
     margin_s=2.0,
     grace_s=2.0,
     stall_factor=10.0,
-    stall_min_s=1.0,
+    stall_min_s=2.0,
     start_limit_s=60.0,
     dump_s=0.3,
     attempt_needs_s=1.0,

@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 
-RUN = json.load(open(sys.argv[sys.argv.index("--run") + 1]))
+RUN = json.load(open(sys.argv[sys.argv.index("--run") + 1]))  # noqa: SIM115 - short-lived
 ATTEMPT = os.path.basename(os.path.dirname(RUN["progress_path"])).split("_")[1]
 HIDDEN, RANK = 16, 4
 
@@ -93,7 +93,7 @@ def save(trained, step, value):
     os.makedirs(fresh)
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
     header, data = {}, b""
-    for name, shape, numbers in zip("AB", ([RANK, HIDDEN], [HIDDEN, RANK]), trained.weights()):
+    for name, shape, numbers in zip("AB", ([RANK, HIDDEN], [HIDDEN, RANK]), trained.weights(), strict=True):
         content = b"".join(numbers)
         offsets = [len(data), len(data) + len(content)]
         header[f"{layer}.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
@@ -187,7 +187,8 @@ def train(do, trained):
         if step in do.get("checkpoint", []):
             place = os.path.join(RUN["work_dir"], f"checkpoint-{step}")
             os.makedirs(place)
-            open(os.path.join(place, "trainer_state.json"), "w").write("{}")
+            with open(os.path.join(place, "trainer_state.json"), "w") as file:
+                file.write("{}")
             say("checkpoint", step=step, path=place)
         what = do.get("at", {}).get(str(step))
         if what:
@@ -202,7 +203,8 @@ def main():
     signal.signal(signal.SIGTERM, on_term)
     with open(os.path.join(os.path.dirname(RUN["progress_path"]), "launches"), "a") as file:
         file.write("x")
-    rows = json.load(open(RUN["data_path"]))
+    with open(RUN["data_path"]) as file:
+        rows = json.load(file)
     do = rows[0].get("_do", {})
     do = do.get(ATTEMPT, do.get("*", {}))
     print("attempt", ATTEMPT, "resumes from", RUN["resume_from"], flush=True)

@@ -130,14 +130,11 @@ def test_signatures_in_trailers_are_none(daemon: Live, raw: Raw) -> None:
 
 def test_many_connections_each_get_their_own_answers(daemon: Live) -> None:
     def send(number: int) -> None:
-        offers = [daemon.offer(f"many {number} {turn}") for turn in range(10)]
+        tasks = [sample_task(TaskType.INSTRUCT, Random(f"many {number} {turn}")) for turn in range(10)]
         with daemon.raw() as raw:
-            raw.send(*(whole for _, whole in offers))
-            for task, _ in offers:
-                assert raw.reply().json() == {
-                    "message": f"Taken: InstructTextTask of {task.model}",
-                    "accepted": True,
-                }
+            raw.send(*(daemon.post(task.start_path, json.dumps(task.start()).encode()) for task in tasks))
+            for task in tasks:
+                assert raw.reply().json() == {"message": "Training is queued.", "task_id": task.task_id}
 
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(send, range(40)))
@@ -150,7 +147,8 @@ def test_an_offer_whose_sender_hung_up_is_kept_or_not_but_never_half(daemon: Liv
             raw.send(whole).reset()
     assert daemon.is_alive()
     assert (
-        daemon.rows("SELECT 1 FROM offers LEFT JOIN decisions ON offer_id = id WHERE offer_id IS NULL") == []
+        daemon.rows("SELECT 1 FROM offers LEFT JOIN decisions ON offer_id = offers.id WHERE offer_id IS NULL")
+        == []
     )
 
 

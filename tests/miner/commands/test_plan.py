@@ -158,7 +158,7 @@ def test_a_file_that_is_no_dataset_is_told_apart(tmp_path: Path, text: str) -> N
 
 
 def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
-    found = _run(*TASK[:-2], "--dataset", _file(tmp_path, ""))
+    found = _run(*TASK[:-2], "--dataset", _file(tmp_path, "[]"))
     assert "empty_dataset" in found.output
 
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -252,6 +252,8 @@ class MemoryInputs:
         self.fetched: list[Wanted] = []
         self.released: list[int] = []
         self.held: list[int] = []
+        #: The jobs whose models stayed at the last start.
+        self.kept: set[int] = set()
 
     async def fetch(self, wanted: Wanted, told: Told) -> Fetched:
         told("model", 10, 100)
@@ -272,6 +274,9 @@ class MemoryInputs:
     def release(self, job_id: int) -> None:
         self.released.append(job_id)
 
+    def release_all_but(self, jobs: Collection[int]) -> None:
+        self.kept = set(jobs)
+
 
 class MemoryHub:
     """What is published, by repository; every change counted."""
@@ -280,6 +285,7 @@ class MemoryHub:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.commits: list[tuple[str, float]] = []
         self.moves: list[tuple[str, str]] = []
+        self.forgotten: list[int] = []
         self.troubles: list[StepFailed | float] = []
 
     async def publish(self, outgoing: Outgoing, told: Told) -> MinerSubmission:
@@ -296,6 +302,9 @@ class MemoryHub:
             self.repos[repo] = files
             self.commits.append((repo, time.time()))
         return MinerSubmission(repo=repo, model_hash=f"{len(self.commits):064d}")
+
+    def forget(self, job_id: int) -> None:
+        self.forgotten.append(job_id)
 
     async def move(
         self, earlier: MinerSubmission, repo_name: str, finish_by: float | None = None

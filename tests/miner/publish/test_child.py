@@ -60,7 +60,7 @@ async def test_silence_ends_it(tmp_path: Path) -> None:
 async def test_one_that_has_answered_and_lives_on_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miner.publish.child.END_SECONDS", 0.2)
+    monkeypatch.setattr("miner.children.END_SECONDS", 0.2)
     code = f"print('{DONE}', flush=True); os.close(1); time.sleep(60)"
     answer, _ = await run(child(tmp_path, code))
     assert isinstance(answer, Published)

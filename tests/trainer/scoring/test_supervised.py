@@ -14,6 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 from tests.trainer import tiny
 from trainer.inputs.rows import IGNORED, LabelledRow
+from trainer.scoring import supervised
 from trainer.scoring.supervised import row_losses
 
 
@@ -69,6 +70,30 @@ def test_more_ranks_than_rows_leave_some_with_nothing_to_report() -> None:
     model, rows = tiny.model(), labelled(2)
     parts = [row_losses(model, rows, 4, rank=rank, world=5, most_tokens=1).rows for rank in range(5)]
     assert [len(part) for part in parts] == [1, 1, 0, 0, 0]
+
+
+def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows, real, sizes = tiny.model(), labelled(13), supervised.predicted, []
+
+    def small(*arguments: Any) -> Any:
+        sizes.append(len(arguments[1]))
+        if sizes[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    whole = row_losses(model, rows, 4).rows
+    monkeypatch.setattr(supervised, "predicted", small)
+    assert row_losses(model, rows, 4).rows == pytest.approx(whole, rel=1e-4)
+    assert sizes[0] == 13
+
+
+def test_a_row_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(supervised, "predicted", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        row_losses(tiny.model(), labelled(2), 4)
 
 
 def test_the_kl_is_the_mean_over_labelled_tokens() -> None:

@@ -1,0 +1,141 @@
+"""What the pipeline adds to a training, by engine: from a start to its first step, and a restart.
+
+The trainer is one that does nothing (`tests/integration/jobs/payload.py`), inputs are at hand, so what is
+measured is ours: books, planning, GPUs, folders, the engine, and noticing the first step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks.report import Report
+from miner.engines.base import Engine
+from miner.engines.choose import docker_engine, process_engine
+from miner.jobs.states import JobState
+from miner.jobs.times import Pace
+from miner.settings import Settings
+from miner.store import database, work
+from tests.doubles import base_image, dockerd
+from tests.doubles.base_image import PYTHON
+from tests.integration.jobs.field import Field, Files, field_of, field_settings
+
+#: The daemon's own pace; a first step is noticed when its file is looked at.
+PACE = Pace()
+OVER = 1000
+RUNNING = 4
+
+
+def run(quick: bool) -> Report:
+    report = Report(
+        "From a start to the first step, and a restart (the trainer does nothing)",
+        ("engine", "what", "median s", "worst s"),
+    )
+    rounds = 3 if quick else 10
+    for name in ("process", "docker"):
+        if name == "docker" and (why := dockerd.why_not()):
+            report.notes.append(f"No Docker here: {why}")
+            continue
+        for what, taken in asyncio.run(_measured(name, rounds)).items():
+            report.rows.append((name, what, f"{median(taken):.2f}", f"{max(taken):.2f}"))
+            report.data[f"{name}: {what}"] = taken
+    report.notes.append(
+        f"A step counts as seen when the daemon has told displays of it; it looks every {PACE.poll_s:g} s."
+    )
+    report.notes.append(f"Restart: {OVER:,} jobs in the store that are over, {RUNNING} in training.")
+    return report
+
+
+async def _measured(name: str, rounds: int) -> dict[str, list[float]]:
+    with _place() as folder, Files() as files:
+        async with (
+            _engine(name, folder) as (engine, settings),
+            field_of(engine, settings, files, light=True, pace=PACE) as field,
+        ):
+            overhead = [await _first_step(field, number) for number in range(rounds)]
+            restarts = await _restarts(field, rounds)
+    return {
+        "start recorded → its process began": [launch for launch, _ in overhead],
+        "start recorded → first step seen": [seen for _, seen in overhead],
+        "restart → all four looked after": restarts,
+    }
+
+
+async def _first_step(field: Field, number: int) -> tuple[float, float]:
+    began = time.time()
+    job = await field.start(f"t{number}", {"*": {"steps": 10**6, "step_s": 0.05}})
+    await field.training(job)
+    seen = time.time()
+    await field.jobs.cancel(job)
+    await field.over(job, 120)
+    start = (field.data_dir / f"jobs/{job}/attempt_1/start.json").stat().st_mtime
+    return start - began, seen - began
+
+
+async def _restarts(field: Field, rounds: int) -> list[float]:
+    await _fill(field)
+    jobs = [await field.start(f"long{n}", {"*": {"steps": 10**6, "step_s": 0.2}}) for n in range(RUNNING)]
+    for job in jobs:
+        await field.training(job)
+    taken = []
+    for _ in range(rounds):
+        await field.jobs.stop()
+        began = time.perf_counter()
+        await field.up()
+        for job in jobs:
+            await field.training(job)
+        taken.append(time.perf_counter() - began)
+        assert [field.launches(job) for job in jobs] == [1] * RUNNING
+    for job in jobs:
+        await field.jobs.cancel(job)
+        await field.over(job, 120)
+    return taken
+
+
+async def _fill(field: Field) -> None:
+    """Jobs that are over, each with an attempt."""
+    book = field.jobs.parts.book
+    first = await book.read(lambda db: work.newest_jobs(db, 1))
+    assert first
+    with database.connect(field.books.path) as db:
+        columns = (
+            "validator, task_type, model, hours, state, end_reason, started_at, deadline_at, starts, "
+            "request, lock_token, updated_at"
+        )
+        db.executemany(
+            f"INSERT INTO jobs (task_id, {columns}) SELECT ?, {columns} FROM jobs WHERE id = ?",
+            [(f"old{number}", first[0].id) for number in range(OVER)],
+        )
+    assert first[0].state is JobState.CANCELLED
+
+
+@asynccontextmanager
+async def _engine(name: str, folder: Path) -> AsyncIterator[tuple[Engine, Settings]]:
+    if name == "process":
+        settings = field_settings(folder / "data", trainer_python=PYTHON, trainer_sandbox="off")
+        engine: Engine = process_engine(settings)
+        yield engine, settings
+        await engine.close()
+        return
+    with dockerd.Dockerd(folder / "d") as host:
+        base_image.load(host.host)
+        settings = field_settings(folder / "data", docker_host=host.host, trainer_text_image=base_image.NAME)
+        engine = docker_engine(settings)
+        yield engine, settings
+        await engine.close()
+
+
+@contextmanager
+def _place() -> Iterator[Path]:
+    """Short: a socket's path has 107 letters at most."""
+    folder = Path(tempfile.mkdtemp(prefix="gm-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,202 @@
+"""Runs inside the training environment: one training of a little model, and what it took, as one JSON line.
+
+    training-python benchmarks/native_worker.py native|hf|loader FOLDER '{"steps": 60, "micro": 8, …}'
+
+Model, rows, batch, optimizer, numbers and steps are the same for both; neither evaluates or saves. FOLDER is
+made by whoever comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+VOCABULARY = 2048
+
+
+def rows(count: int, longest: int) -> list[tuple[list[int], int]]:
+    """Tokens, and how many of them are the prompt; lengths as skewed as real ones."""
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        length = int(np.clip(random.lognormal(np.log(longest / 4), 0.6), 8, longest))
+        start, step = int(random.integers(VOCABULARY)), int(random.integers(1, 4))
+        made.append(([(start + step * at) % VOCABULARY for at in range(length)], length // 3))
+    return made
+
+
+def model(folder: Path, layers: int, width: int) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = folder / f"model-{layers}-{width}"
+    if not path.exists():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=max(width // 32, 1),
+            num_key_value_heads=max(width // 64, 1),
+            max_position_embeddings=2048,
+        )
+        LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    from core.choices import Attention
+    from trainer.native import net as nets
+    from trainer.native.batches import Layout, Loader
+    from trainer.native.optimizing import Masters
+    from trainer.native.order import Order
+    from trainer.native.tokens import write_rows
+
+    made = rows(what["rows"], what["longest"])
+    marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
+    file = write_rows(folder / "rows", VOCABULARY, marked)
+    base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
+    net = nets.Net(base.train(), Attention.SDPA)
+    named = [(name, weight) for name, weight in net.named_parameters() if weight.requires_grad]
+    masters = Masters(named, lambda found: torch.optim.AdamW([one for _, one in found], lr=1e-3, fused=True))
+    packing = bool(what.get("packing"))
+    order = Order(
+        file.lengths, what["longest"], what["micro"], 1, 1, packing=packing, group_by_length=what["grouped"]
+    )
+    loader = Loader(file, order, Layout(packed=packing, length=what["longest"] if packing else None))
+    weights = [weight for _, weight in named]
+    losses, stamps, tokens = [], [time.perf_counter()], []
+    for (batch,) in loader:
+        loss = net(batch) / batch.count
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
+        masters.step()
+        masters.zero_grad()
+        losses.append(float(loss.detach()))
+        stamps.append(time.perf_counter())
+        tokens.append(batch.tokens)
+        if len(losses) == what["steps"]:
+            break
+    loader.close()
+    return _measured(losses, stamps, tokens) | {"waited": loader.waited_s / (stamps[-1] - stamps[0])}
+
+
+def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    made = rows(what["rows"], what["longest"])
+    data = [{"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]} for ids, prompt in made]
+
+    def collate(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        longest = -(-max(len(row["input_ids"]) for row in some) // 8) * 8
+        ids = [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in some]
+        labels = [row["labels"] + [-100] * (longest - len(row["labels"])) for row in some]
+        mask = [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in some]
+        tokens.append(sum(len(row["input_ids"]) for row in some))
+        return {
+            "input_ids": torch.tensor(ids),
+            "labels": torch.tensor(labels),
+            "attention_mask": torch.tensor(mask),
+        }
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            stamps.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            stamps.append(time.perf_counter())
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if "loss" in logs:
+                losses.append(float(logs["loss"]))
+
+    losses: list[float] = []
+    stamps: list[float] = []
+    tokens: list[int] = []
+    base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
+    arguments = TrainingArguments(
+        output_dir=str(folder / "hf"),
+        per_device_train_batch_size=what["micro"],
+        max_steps=what["steps"],
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        train_sampling_strategy="group_by_length" if what["grouped"] else "random",
+    )
+    Trainer(
+        model=base, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Watch()]
+    ).train()
+    return _measured(losses, stamps, tokens)
+
+
+def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    """Batches alone, as fast as they come."""
+    from trainer.native.batches import Layout, Loader
+    from trainer.native.order import Order
+    from trainer.native.tokens import write_rows
+
+    made = rows(what["rows"], what["longest"])
+    marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
+    file = write_rows(folder / "rows", VOCABULARY, marked)
+    order = Order(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
+    batches = Loader(file, order, Layout(), ahead=8)
+    stamps, tokens = [time.perf_counter()], []
+    for (batch,) in batches:
+        tokens.append(batch.tokens)
+        stamps.append(time.perf_counter())
+        if len(tokens) == 20 * what["steps"]:
+            break
+    batches.close()
+    return {"tokens_s": sum(tokens) / (stamps[-1] - stamps[0])}
+
+
+def _dressed(base: Any, what: dict[str, Any]) -> Any:
+    if what["method"] == "full":
+        return base
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    return get_peft_model(
+        base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+
+
+def _measured(losses: list[float], stamps: list[float], tokens: list[int]) -> dict[str, Any]:
+    """Without the first tenth, which allocates and warms up."""
+    skip = max(len(losses) // 10, 1)
+    seconds = [end - start for start, end in pairwise(stamps)][skip:]
+    used = tokens[skip : skip + len(seconds)]
+    return {
+        "tokens_s": sum(used) / sum(seconds),
+        "step_ms": 1e3 * statistics.median(seconds),
+        "loss": statistics.fmean(losses[-max(len(losses) // 10, 1) :]),
+    }
+
+
+def main() -> None:
+    kind, folder, what = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    torch.set_num_threads(what.get("threads", 1))
+    path = model(folder, what["layers"], what["width"])
+    made = {"native": native, "hf": hf, "loader": loader}[kind](folder / kind, path, what)
+    print(json.dumps(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Daemons of the smallest kind, which may be killed while they submit a run.
+
+`python -m tests.doubles.submitter KIND DATA_DIR DOCKER_HOST`, then a line of JSON for each: its key, run
+folder and command. Everything was imported before, so each is there at once: its process number is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from miner.engines.base import Engine, EngineSpec
+from tests.doubles import base_image
+from tests.doubles.engine_bench import docker_bench, process_bench
+
+
+def main(kind: str, data_dir: str, host: str) -> None:
+    if kind == "docker":
+        bench = docker_bench(Path(data_dir), host, base_image.NAME)
+    else:
+        bench = process_bench(Path(data_dir), sandbox=kind != "process")
+    # Nobody waits for the children.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            submit(bench.engine, line)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+def submit(engine: Engine, line: str) -> None:
+    told = json.loads(line)
+    asyncio.run(engine.submit(EngineSpec(told["key"], tuple(told["argv"]), Path(told["run_dir"]))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

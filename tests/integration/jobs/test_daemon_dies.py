@@ -1,0 +1,150 @@
+"""`kill -9` of the daemon at random instants: jobs go on, are adopted within seconds, published once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from miner.dev.stack import ChildProcess, Stack, prepare
+from tests.core.submission import folders
+from tests.doubles.base_image import PYTHON
+from tests.integration.jobs.field import DATASET, Files, base_model, rows
+
+pytestmark = pytest.mark.integration
+
+LIVES = 22
+DAEMON = Path(__file__).with_name("daemon.py")
+SETTINGS = {
+    "ENGINE": "process",
+    "TRAINER_PYTHON": str(PYTHON),
+    "TRAINER_SANDBOX": "off",
+    "TRAINER_ULIMITS": "core=0",
+    "TRAINER_PROCESSES": "256",
+    "GPUS": "4xH100",
+    "PROFILE": "steady",
+    "HF_USER": "tester",
+    "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+    "MIN_FREE_DISK_BYTES": "0",
+    "JOB_POLL_SECONDS": "0.05",
+    "RETRY_PAUSE_SECONDS": "0.1",
+    "STALL_MIN_SECONDS": "60",
+}
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Stack:
+    return prepare(tmp_path / "miner")
+
+
+@pytest.fixture
+def child(stack: Stack) -> Iterator[ChildProcess]:
+    made = ChildProcess(
+        [sys.executable, str(DAEMON), "run"],
+        stack.public_port,
+        stack.folder,
+        stack.log_file,
+        {**stack.settings(), **SETTINGS},
+    )
+    yield made
+    made.stop()
+
+
+class Operator:
+    """The operator's port, which may be gone at any moment."""
+
+    def __init__(self, stack: Stack, files: Files, model: Path) -> None:
+        self.stack, self.files, self.model = stack, files, model
+
+    def ask(self, method: str, path: str, **more: Any) -> Any:
+        with httpx.Client(base_url=self.stack.operator_url, timeout=10) as client:
+            return client.request(method, path, **more).raise_for_status().json()
+
+    def start(self, name: str, do: dict[str, Any]) -> None:
+        """Until it is acknowledged: what was not may be sent again."""
+        self.files.datasets[name] = rows(do)
+        task = {
+            "model": folders.BASE_ID,
+            "model_folder": str(self.model),
+            "task_id": name,
+            "hours_to_complete": 1,
+            "expected_repo_name": f"repo-{name}",
+            "dataset": f"{self.files.url}/{name}",
+            "dataset_type": DATASET,
+        }
+        self.until(lambda: self.ask("POST", "/jobs", json=task))
+
+    def until(self, ask: Any, limit_s: float = 30.0) -> Any:
+        ends = time.monotonic() + limit_s
+        while True:
+            try:
+                if found := ask():
+                    return found
+            except httpx.HTTPError:
+                if time.monotonic() > ends:
+                    raise
+            assert time.monotonic() < ends, "not in time"
+            time.sleep(0.02)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/jobs", params={"limit": 1000})["jobs"]
+        return found
+
+    def adopted(self) -> bool:
+        """Whether all that is in training is looked after."""
+        return all(one["live"] and one["live"]["stage"] for one in self.jobs() if one["state"] == "training")
+
+
+def kill(child: ChildProcess) -> None:
+    assert child.process is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.process.wait()
+
+
+def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
+    stack: Stack, child: ChildProcess, files: Files, tmp_path: Path
+) -> None:
+    random = Random(56)
+    operator = Operator(stack, files, base_model(tmp_path / "base"))
+    adoptions = []
+    for life in range(LIVES):
+        child.start()
+        began = time.monotonic()
+        operator.until(operator.adopted)
+        adoptions.append(child.start_s + time.monotonic() - began)
+        if life < LIVES - 4:
+            do = {"steps": random.randint(5, 30), "step_s": 0.05, "save": [2, 4, 8, 16]}
+            operator.start(f"t{life}", {"*": do})
+        time.sleep(random.uniform(0.0, 1.5))
+        kill(child)
+    child.start()
+    operator.until(lambda: all(one["state"] == "done" for one in operator.jobs()), 90)
+    assert max(adoptions) < 5 + 5, adoptions  # the bar is 5 s, and this machine may be busy
+    jobs = operator.jobs()
+    assert len(jobs) == LIVES - 4
+    for job in jobs:
+        whole(stack, job)
+    assert child.stop() == 0
+    left = [path for path in stack.data_dir.glob("jobs/*/attempt_*") if path.name != "attempt_1"]
+    assert left == [], "nothing was tried twice"
+
+
+def whole(stack: Stack, job: dict[str, Any]) -> None:
+    """Launched once, and the model of the hub is the one that was trained."""
+    folder = stack.data_dir / f"jobs/{job['id']}"
+    assert (folder / "attempt_1/launches").read_text() == "x", job
+    assert job["submission"]["repo"] == f"tester/repo-{job['task_id']}"
+    place = stack.data_dir / "hub" / job["submission"]["repo"]
+    trained = (folder / "attempt_1/submission/adapter_model.safetensors").read_bytes()
+    assert (place / "adapter_model.safetensors").read_bytes() == trained
+    told = json.loads((folder / "published.json").read_text())
+    assert told["repo"] == job["submission"]["repo"]

@@ -1,0 +1,62 @@
+"""The disk is full while something comes or is saved: said so, nothing corrupt, over when it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from miner.engines.choose import process_engine
+from miner.jobs.states import EndReason, JobState
+from tests.doubles.base_image import PYTHON
+from tests.doubles.required import missing
+from tests.integration.disks import Disk, small_disk
+from tests.integration.jobs.field import Field, Files, field_of, field_settings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with small_disk(tmp_path / "data", megabytes=24) as made:
+        if made is None:
+            missing("no file system can be mounted here")
+        yield made
+
+
+@pytest_asyncio.fixture
+async def field(disk: Disk, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
+    settings = field_settings(tmp_path / "data", trainer_python=PYTHON, trainer_sandbox="off")
+    engine = process_engine(settings)
+    async with field_of(engine, settings, files, light=False) as made:
+        yield made
+    await engine.close()
+
+
+async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_no_more(field: Field) -> None:
+    job = await field.start("t1", {"1": {"save": [2], "at": {"4": "fill"}}, "*": {"steps": 4}})
+    row = await field.over(job)
+    assert row.state is JobState.DONE, await field.told(job)
+    assert field.is_published(row.submission)
+    assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
+
+
+async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
+    field: Field, disk: Disk, files: Files
+) -> None:
+    files.fail("/t1", delay=1.0)
+    job = await field.start("t1", {"*": {"steps": 4}})
+    disk.fill(os.getpid())
+    await field.until(job, lambda live: live.retry_at is not None)
+    live = field.jobs.live(job)
+    assert live is not None
+    assert "space" in live.trouble or "free" in live.trouble
+    disk.free(os.getpid())
+    row = await field.over(job)
+    assert row.state is JobState.DONE, await field.told(job)
+    data = Path(field.run(job, 1)["data_path"]).read_bytes()
+    assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]

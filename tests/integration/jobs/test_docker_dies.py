@@ -1,0 +1,81 @@
+"""`kill -9` of dockerd, with and without live-restore: the right reason, resumed by rule, no orphan."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import pytest_asyncio
+
+from miner.engines.choose import docker_engine
+from miner.jobs.states import EndReason, JobState
+from tests.doubles import base_image
+from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_fixtures import own_dockerd
+from tests.integration.jobs.field import Field, Files, field_of, field_settings
+
+pytestmark = [
+    pytest.mark.integration,
+    # The library leaves a socket to the collector when nobody listens at its other end.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(params=[True, False], ids=["live-restore", "no live-restore"])
+def dockerd(request: pytest.FixtureRequest) -> Iterator[Dockerd]:
+    """One of its own: it is going to be killed."""
+    with own_dockerd(live_restore=request.param) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def field(dockerd: Dockerd, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
+    settings = field_settings(tmp_path / "data", docker_host=dockerd.host, trainer_text_image=base_image.NAME)
+    engine = docker_engine(settings)
+    async with field_of(engine, settings, files, light=True) as made:
+        yield made
+    await engine.close()
+    gc.collect()
+
+
+async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
+    field: Field, dockerd: Dockerd
+) -> None:
+    """Three times in one job's life, at random instants: a training survives where the engine lets it, and is
+    resumed from its checkpoint where not."""
+    random = Random(5)
+    first = {"steps": 120, "step_s": 0.1, "save": [3], "checkpoint": [3]}
+    job = await field.start("t1", {"1": first, "*": {"steps": 10, "save": [3]}})
+    await field.training(job, random.randint(4, 12))
+    dockerd.kill()
+    await field.until(job, lambda live: live.trouble or live.attempt == 2)
+    dockerd.start()
+    row = await field.over(job, 90)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+    assert await field.orphans() == []
+    ends = await field.ends(job)
+    if dockerd.live_restore:
+        assert ends == [EndReason.TRAINED]
+        assert field.launches(job) == 1
+    else:
+        assert ends == [EndReason.KILLED, EndReason.TRAINED]
+        assert field.run(job, 2)["resume_from"] is not None
+    assert len({repo for repo, _ in field.light_hub.commits}) == 1
+
+
+async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
+    field: Field, dockerd: Dockerd
+) -> None:
+    job = await field.start("t1", {"*": {"steps": 30, "step_s": 0.05, "save": [3]}})
+    await field.training(job, 3)
+    dockerd.kill()
+    await field.until(job, lambda live: live.step == 30)
+    dockerd.start()
+    row = await field.over(job, 90)
+    assert row.state is JobState.DONE, await field.told(job)
+    assert await field.ends(job) == [EndReason.TRAINED]
+    assert field.launches(job) == 1
+    assert await field.orphans() == []

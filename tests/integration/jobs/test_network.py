@@ -1,0 +1,114 @@
+"""What the network does to a job, at its dataset and at its hub: cut, slow, 500, 429, truncated, too long."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from core.submission.model_hash import model_hash
+from miner.engines.choose import process_engine
+from miner.jobs.states import EndReason, JobState
+from tests.doubles import hub_upload
+from tests.doubles.base_image import PYTHON
+from tests.doubles.hub import Hub
+from tests.integration.jobs.field import Field, Files, field_of, field_settings
+
+pytestmark = pytest.mark.integration
+
+assert hub_upload  # brings the routes that write
+DO = {"*": {"steps": 4}}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 500, "times": 2},
+        {"status": 429, "times": 1, "headers": {"Retry-After": "0"}},
+        {"cut_after": 1000, "times": 2},
+        {"cut_after": 1000, "how": "close", "times": 1},
+        {"declared_length": 50_000_000, "cut_after": 3000, "how": "close"},
+        {"rate": 20_000.0},
+    ],
+    ids=["500", "429", "cut", "closed", "wrong length", "slow"],
+)
+async def test_a_dataset_behind_a_bad_network_arrives_whole(
+    whole: Field, files: Files, fault: dict[str, Any]
+) -> None:
+    files.fail("/t1", **fault)
+    job = await whole.start("t1", DO)
+    row = await whole.over(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await whole.told(job)
+    run = whole.run(job, 1)
+    assert Path(run["data_path"]).is_file()
+    assert await whole.ends(job) == [EndReason.TRAINED]
+
+
+async def test_a_dataset_that_is_gone_ends_the_job_at_once(whole: Field, files: Files) -> None:
+    files.fail("/t1", status=403, times=None)
+    job = await whole.start("t1", DO)
+    row = await whole.over(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DATA_GONE)
+    assert await whole.attempts(job) == []
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def online(tmp_path: Path, files: Files, hub: Hub) -> AsyncIterator[Field]:
+    """Published to what speaks like the hub."""
+    settings = field_settings(
+        tmp_path / "data",
+        trainer_python=PYTHON,
+        trainer_sandbox="off",
+        hub="huggingface",
+        hf_endpoint=hub.url,
+        hf_token=hub.token,
+    )
+    engine = process_engine(settings)
+    async with field_of(engine, settings, files, light=False) as made:
+        yield made
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"match": "POST /api/models/tester/repo-t1/commit", "status": 500},
+        {"match": "POST /api/models/tester/repo-t1/commit", "no_reply": True},
+        {"match": "POST /api/repos/create", "status": 429, "headers": {"Retry-After": "0"}},
+        {"match": "PUT /", "cut_request_after": 600},
+    ],
+    ids=["500", "no reply", "429", "upload cut"],
+)
+async def test_a_hub_behind_a_bad_network_gets_the_model_once(
+    online: Field, hub: Hub, fault: dict[str, Any]
+) -> None:
+    hub.fail(**{"times": 1, **fault})
+    job = await online.start("t1", DO)
+    row = await online.over(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await online.told(job)
+    assert row.submission is not None
+    assert row.submission.repo == "tester/repo-t1"
+    head = hub.repo("tester/repo-t1").head
+    ours = (online.data_dir / f"jobs/{job}/attempt_1/submission/adapter_model.safetensors").read_bytes()
+    assert head.files["adapter_model.safetensors"].sha256 == __import__("hashlib").sha256(ours).hexdigest()
+    assert row.submission.model_hash
+    assert model_hash
+
+
+async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(
+    online: Field, hub: Hub
+) -> None:
+    hub.tokens.clear()
+    job = await online.start("t1", DO, seconds=8)
+    row = await online.over(job)
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
+    assert "HF_TOKEN" in row.detail

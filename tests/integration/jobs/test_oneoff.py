@@ -1,0 +1,147 @@
+"""`god-miner run --task` and `god-miner jobs`, with a daemon and without."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.dev.stack import ChildProcess, Stack, prepare
+from tests.core.submission import folders
+from tests.integration.jobs.field import DATASET, base_model, rows
+from tests.integration.jobs.test_daemon_dies import DAEMON, SETTINGS
+
+pytestmark = pytest.mark.integration
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Stack:
+    return prepare(tmp_path / "miner")
+
+
+@pytest.fixture
+def child(stack: Stack) -> Iterator[ChildProcess]:
+    made = ChildProcess(
+        [sys.executable, str(DAEMON), "run"],
+        stack.public_port,
+        stack.folder,
+        stack.log_file,
+        {**stack.settings(), **SETTINGS},
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def begin(child: ChildProcess) -> Callable[..., subprocess.Popen[str]]:
+    """A command of god-miner's, in the daemon's environment."""
+    return lambda *words: subprocess.Popen(
+        [sys.executable, str(DAEMON), *words],
+        cwd=child.folder,
+        env=child.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str], limit_s: float = 60) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=limit_s)
+    return process.returncode, out, err
+
+
+def task(folder: Path, do: dict[str, Any]) -> str:
+    model = base_model(folder / "base")
+    (folder / "data.json").write_bytes(rows(do))
+    told = {
+        "model": folders.BASE_ID,
+        "model_folder": str(model),
+        "task_id": "mine",
+        "hours_to_complete": 1,
+        "dataset": str(folder / "data.json"),
+        "dataset_type": DATASET,
+    }
+    (folder / "task.json").write_text(json.dumps(told))
+    return str(folder / "task.json")
+
+
+def test_a_task_is_done_by_this_process_where_no_daemon_runs(begin: Any, tmp_path: Path) -> None:
+    code, out, err = end(begin("run", "--task", task(tmp_path, {"*": {"steps": 5}}), "--json"))
+    assert code == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    states = list(dict.fromkeys(one["state"] for one in events if one["event"] == "job"))
+    assert states == ["queued", "preparing", "training", "publishing", "done"]
+    assert events[-1]["submission"]["repo"] == "tester/task-mine"
+
+
+def test_a_task_that_fails_says_why_and_exits_with_one(begin: Any, tmp_path: Path) -> None:
+    code, out, _ = end(begin("run", "--task", task(tmp_path, {"*": {"at": {"1": "bad_data"}}})))
+    assert code == 1
+    assert "no row has an answer" in out
+
+
+def test_ctrl_c_cancels_the_task_and_leaves_no_process(begin: Any, tmp_path: Path, stack: Stack) -> None:
+    process = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
+    for line in process.stdout:
+        if json.loads(line).get("step"):
+            break
+    process.send_signal(signal.SIGINT)
+    code, out, err = end(process)
+    assert code == 1, err
+    assert json.loads(out.splitlines()[-1])["state"] == "cancelled"
+    exited = stack.data_dir / "jobs/1/attempt_1/exit.json"
+    assert exited.exists()
+
+
+def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_cancelled(
+    begin: Any, child: ChildProcess, tmp_path: Path
+) -> None:
+    child.start()
+    watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000, "save": [2]}}), "--json")
+    for line in watching.stdout:
+        if (json.loads(line).get("step") or 0) > 2:
+            break
+    following = begin("jobs", "logs", "mine", "-f")
+    code, out, _ = end(begin("jobs", "list", "--json"))
+    (listed,) = json.loads(out)
+    assert (code, listed["state"], listed["live"]["stage"]) == (0, "training", "train")
+    code, out, _ = end(begin("jobs", "cancel", "mine"))
+    assert (code, out) == (0, "job 1 (mine) is cancelled\n")
+    code, out, err = end(watching)
+    assert code == 1, err
+    assert json.loads(out.splitlines()[-1])["end_reason"] == "cancelled"
+    code, out, _ = end(following)
+    assert code == 0
+    assert "attempt 1 resumes from None" in out
+    code, _, err = end(begin("jobs", "cancel", "1"))
+    assert code == 1
+    assert "over already" in err
+    code, out, _ = end(begin("jobs", "retry", "1", "--json"))
+    assert (code, json.loads(out)["state"]) == (0, "queued")
+
+
+def test_an_open_stream_does_not_hold_the_daemons_end_up(
+    begin: Any, child: ChildProcess, tmp_path: Path
+) -> None:
+    child.start()
+    watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
+    for line in watching.stdout:
+        if json.loads(line).get("step"):
+            break
+    began = time.monotonic()
+    assert child.stop() == 0
+    assert time.monotonic() - began < 8
+    code, _, err = end(watching)
+    assert code == 1
+    assert "goes on when it is started again" in err
+    child.start()
+    end(begin("jobs", "cancel", "mine"))

@@ -1,0 +1,72 @@
+"""The daemon killed at any instant of a submit: the run is there once, or can be started; never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from miner.engines import remains
+from miner.engines.base import EngineSpec, Why
+from miner.engines.owner import data_id
+from tests.doubles.engine_bench import EngineBench
+from tests.doubles.engine_fixtures import bench, kind
+
+__all__ = ["bench", "kind"]
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+INSTANTS = 20
+#: How long a submit takes, with room for a slow machine.
+LONGEST_S = {"process": 0.1, "sandboxed process": 0.1, "docker": 0.6}
+PAYLOAD = "open('ran', 'a').write('x')"
+
+
+@pytest.fixture
+def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.doubles.submitter", bench.kind, str(bench.data_dir)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [*command, bench.settings.docker_host], cwd=ROOT, text=True, bufsize=1, **pipes
+    ) as process:
+        yield process
+
+
+def submitting(daemons: subprocess.Popen[str], spec: EngineSpec) -> int:
+    assert daemons.stdin is not None
+    assert daemons.stdout is not None
+    told = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv}
+    daemons.stdin.write(json.dumps(told) + "\n")
+    return int(daemons.stdout.readline())
+
+
+async def test_a_daemon_killed_at_any_instant_of_a_submit(
+    bench: EngineBench, daemons: subprocess.Popen[str]
+) -> None:
+    dice = random.Random(bench.kind)
+    for _ in range(INSTANTS):
+        spec = bench.code(PAYLOAD)
+        daemon = submitting(daemons, spec)
+        await asyncio.sleep(dice.uniform(0, LONGEST_S[bench.kind]))
+        with suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
+
+        known = await bench.again().find(spec.key)
+        run = await bench.submit(spec)
+        assert known in (None, run.ref)
+        status = await bench.end_of(run)
+        assert (status.why, run.file("ran")) == (Why.OK, "x")
+        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+        await bench.engine.remove(run.ref)
+        run.ref = ""
+        assert await bench.engine.ours() == []

@@ -1,0 +1,198 @@
+"""Inputs under kills at random instants and on disks that fill up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from core.tasks import FileFormat, InstructDataset, TaskType
+from miner.jobs.inputs.fetch import JobInputs
+from miner.jobs.inputs.words import Patience
+from miner.jobs.ports import Fetched, StepFailed, Wanted
+from miner.jobs.states import EndReason
+from miner.settings import load_settings
+from tests.doubles.files import FileStore
+from tests.doubles.hub import Hub
+from tests.integration.disks import small_disk
+from tests.miner.jobs.inputs.models import sharded
+
+pytestmark = pytest.mark.integration
+
+DATASET = InstructDataset(field_instruction="q", field_output="a")
+DATA = json.dumps([{"q": "word " * 20, "a": "three little words"} for _ in range(12_000)]).encode()
+MODEL = sharded(3, 6000)
+KILLS = 24
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        hub.add("owner/model", MODEL)
+        yield hub
+
+
+@pytest.fixture
+def store() -> Iterator[FileStore]:
+    with FileStore() as store:
+        yield store
+
+
+def inputs_in(folder: Path, hub: Hub) -> JobInputs:
+    env = {
+        "DATA_DIR": str(folder),
+        "HF_ENDPOINT": hub.url,
+        "MIN_FREE_DISK_BYTES": "0",
+        "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+    }
+    settings = load_settings(env=env, env_file=None)
+    return JobInputs(settings, patience=Patience(tries=2, first_pause=0.01, timeout=5.0))
+
+
+def wanted_in(folder: Path, store: FileStore, data: bytes = DATA) -> Wanted:
+    return Wanted(
+        job_id=1,
+        task_type=TaskType.INSTRUCT,
+        model="owner/model",
+        data=store.add("a", data),
+        file_format=FileFormat.S3,
+        folder=folder / "jobs/1/inputs",
+        dataset=DATASET,
+    )
+
+
+def silent(_what: str, _did: int, _of: int | None) -> None:
+    pass
+
+
+def check(found: Fetched) -> None:
+    assert found.data_path.read_bytes() == DATA
+    assert found.data.rows == 12_000
+    assert {path.name: path.read_bytes() for path in found.model_path.iterdir()} == MODEL
+
+
+def children() -> list[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for children in tasks for pid in children.read_text().split()]
+
+
+async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_and_lose_little(
+    hub: Hub, store: FileStore, tmp_path: Path
+) -> None:
+    picker = random.Random(5)
+    inputs, wanted = inputs_in(tmp_path, hub), wanted_in(tmp_path, store)
+    hub.fail("GET /store", rate=1_500_000.0, times=None)
+    store.fail(rate=1_500_000.0, times=None)
+    kills = 0
+    while kills < KILLS:
+        task = asyncio.create_task(inputs.fetch(wanted, silent))
+        await asyncio.wait({task}, timeout=picker.uniform(0.1, 1.5))
+        if task.done():  # all of it came through: once more from nothing
+            check(task.result())
+            inputs.release(1)
+            inputs.cache.prune()
+            (wanted.folder / "data.json").unlink()
+            continue
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        kills += 1
+        with contextlib.suppress(StepFailed):
+            check(await task)
+        if (wanted.folder / "data.json").exists():
+            assert (wanted.folder / "data.json").read_bytes() == DATA
+        for one in inputs.cache.snapshots():
+            assert {path.name: path.read_bytes() for path in one.path.iterdir()} == MODEL
+    check(await inputs.fetch(wanted, silent))
+
+
+async def test_a_worker_that_was_killed_is_tried_again(hub: Hub, store: FileStore, tmp_path: Path) -> None:
+    store.fail(cut_after=1000, how="hang")
+    task = asyncio.create_task(inputs_in(tmp_path, hub).fetch(wanted_in(tmp_path, store), silent))
+    while not store.requests:
+        await asyncio.sleep(0.02)
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(StepFailed) as caught:
+        await task
+    assert caught.value.reason is EndReason.NETWORK
+    assert "status -9" in str(caught.value)
+
+
+class Disk:
+    """Where little fits, until there is room."""
+
+    def __init__(self, folder: Path, free: Callable[[], None]) -> None:
+        self.folder = folder
+        self.free = free
+
+
+@contextmanager
+def limited(folder: Path, size: int) -> Iterator[Disk]:
+    """Files that may not grow, for every process that is started meanwhile: every machine has that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder.mkdir()
+
+    def free() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield Disk(folder, free)
+    finally:
+        free()
+
+
+@pytest.fixture(params=["limited", "mounted"])
+async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
+    if request.param == "limited":
+        with limited(tmp_path / "disk", 600_000) as made:
+            yield made
+        return
+    with small_disk(tmp_path / "disk", megabytes=8) as mounted:
+        if mounted is None:
+            pytest.skip("no file system can be mounted here; the limit on file sizes has been tried instead")
+        filler = tmp_path / "disk/filler"
+        filler.write_bytes(b"x" * 7_500_000)
+        yield Disk(tmp_path / "disk", filler.unlink)
+
+
+@pytest.mark.parametrize("told_before", [True, False])
+async def test_a_disk_that_fills_up_under_a_dataset_is_told_and_it_goes_on_when_there_is_room(
+    hub: Hub, store: FileStore, disk: Disk, told_before: bool
+) -> None:
+    """With its length the server tells before that there is no room; without, it is found while writing."""
+    hub.add("owner/model", {name: data for name, data in MODEL.items() if "0000" not in name})
+    inputs, wanted = inputs_in(disk.folder, hub), wanted_in(disk.folder, store)
+    if not told_before:
+        store.fail(no_length=True, times=1)
+    with pytest.raises(StepFailed) as caught:
+        await inputs._dataset(wanted, silent)
+    assert caught.value.reason is EndReason.DISK_FULL
+    assert not (wanted.folder / "data.json").exists()
+    disk.free()
+    done = await inputs._dataset(wanted, silent)
+    assert done.path.read_bytes() == DATA
+    assert done.facts.rows == 12_000
+
+
+async def test_a_disk_that_fills_up_under_a_model_is_told_and_it_goes_on_when_there_is_room(
+    hub: Hub, store: FileStore, disk: Disk
+) -> None:
+    inputs = inputs_in(disk.folder, hub)
+    with pytest.raises(StepFailed) as caught:
+        await inputs.fetch_model("owner/model", None, silent)
+    assert caught.value.reason is EndReason.DISK_FULL
+    assert inputs.cache.snapshots() == []
+    disk.free()
+    done = await inputs.fetch_model("owner/model", None, silent)
+    assert {path.name: path.read_bytes() for path in done.path.iterdir()} == MODEL

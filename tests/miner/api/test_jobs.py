@@ -1,0 +1,201 @@
+"""Jobs on the operator's port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from core.run_files import RunEnd
+from miner.api import errors, jobs
+from miner.jobs.manager import NoJobsYet
+from miner.jobs.states import JobState
+from tests.miner.jobs.house import DATASET, House, Trainer, opened
+
+TOKEN = "operator-token-0123456789"
+
+
+@dataclass
+class Port:
+    house: House
+    client: httpx.AsyncClient
+    app: FastAPI
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self.client.request(method, path, **more)
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[Port]:
+    async with opened(tmp_path / "data") as house:
+        app = FastAPI()
+        errors.install(app)
+        app.include_router(jobs.build_router())
+        app.state.operator_token = None
+        app.state.daemon = SimpleNamespace(running_jobs=house.jobs)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield Port(house, client, app)
+
+
+async def obeys(trainer: Trainer) -> None:
+    trainer.step(3, 10, loss=0.5)
+    Path(trainer.run.progress_path).with_name("log").write_text("one\ntwo\n")
+    await trainer.wait_for_stop()
+    trainer.end(RunEnd.STOPPED)
+
+
+async def test_jobs_are_listed_with_what_goes_on(port: Port) -> None:
+    house = port.house
+    house.engine.scripts = [obeys]
+    job = await house.start()
+    live = house.jobs.live(job)
+    assert live is not None
+    await house.until(lambda: live.step == 3)
+    (listed,) = (await port.ask("GET", "/jobs?open=true")).json()["jobs"]
+    assert (listed["id"], listed["state"], listed["live"]["loss"]) == (job, "training", 0.5)
+    await house.jobs.cancel(job)
+    await house.over_within(job)
+    assert (await port.ask("GET", "/jobs?open=true")).json()["jobs"] == []
+    (listed,) = (await port.ask("GET", "/jobs")).json()["jobs"]
+    assert (listed["state"], listed["live"]) == ("cancelled", None)
+
+
+async def test_one_job_is_shown_whole_without_what_opens_something(port: Port) -> None:
+    job = await port.house.start()
+    await port.house.over_within(job)
+    for word in (str(job), "t1"):
+        found = (await port.ask("GET", f"/jobs/{word}")).json()
+        assert found["meaning"]["validator"] == "a submission"
+        assert [one["end_reason"] for one in found["attempts"]] == ["trained"]
+        assert found["steps"][0]["name"] == "fetch"
+        assert "X-Amz-Signature" not in json.dumps(found)
+
+
+async def test_a_job_is_cancelled_and_tried_again(port: Port) -> None:
+    port.house.engine.scripts = [obeys]
+    job = await port.house.start()
+    await port.house.until(lambda: bool(port.house.engine.submitted))
+    assert (await port.ask("POST", f"/jobs/{job}/cancel")).json()["state"] == "cancelled"
+    await port.house.over_within(job)
+    again = await port.ask("POST", f"/jobs/{job}/cancel")
+    assert (again.status_code, again.json()["error"]) == (409, "job_state")
+    assert (await port.ask("POST", f"/jobs/{job}/retry")).json()["state"] == "queued"
+    assert (await port.house.over_within(job)).state is JobState.DONE
+
+
+async def test_the_operators_own_task_is_taken(port: Port, tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text("[]")
+    task = {
+        "model": "a/b",
+        "hours_to_complete": 1,
+        "dataset": str(tmp_path / "d.json"),
+        "dataset_type": DATASET,
+    }
+    reply = await port.ask("POST", "/jobs", json=task)
+    assert reply.status_code == 201
+    row = await port.house.over_within(reply.json()["job_id"])
+    assert (row.state, row.validator) == (JobState.DONE, "operator")
+
+
+async def test_a_task_that_is_wrong_is_refused_with_its_problems(port: Port) -> None:
+    reply = await port.ask("POST", "/jobs", json={"model": "a/b"})
+    assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
+    assert "hours_to_complete" in reply.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/jobs/99", 404),
+        ("GET", "/jobs/99/log", 404),
+        ("GET", "/jobs/99/events", 404),
+        ("POST", "/jobs/99/cancel", 404),
+        ("POST", "/jobs/x/retry", 404),
+        ("GET", "/jobs?limit=0", 422),
+    ],
+)
+async def test_what_is_not_there_or_makes_no_sense_is_told(
+    port: Port, method: str, path: str, status: int
+) -> None:
+    assert (await port.ask(method, path)).status_code == status
+
+
+async def test_a_log_is_read_piece_by_piece(port: Port) -> None:
+    port.house.engine.scripts = [obeys]
+    job = await port.house.start()
+    assert (await port.ask("GET", f"/jobs/{job}/log")).status_code in (200, 404)
+    await port.house.until(lambda: bool(port.house.engine.submitted))
+    await asyncio.sleep(0.05)
+    first = (await port.ask("GET", f"/jobs/{job}/log?limit=4")).json()
+    assert first["text"] == "one\n"
+    second = (await port.ask("GET", f"/jobs/{job}/log?from={first['next']}")).json()
+    assert (second["text"], second["ended"]) == ("two\n", False)
+    assert (await port.ask("GET", f"/jobs/{job}/log?attempt=2")).status_code == 404
+    await port.house.jobs.cancel(job)
+
+
+async def test_events_begin_with_how_it_is_and_end_with_the_daemon(port: Port) -> None:
+    port.house.engine.scripts = [obeys]
+    job = await port.house.start()
+    await port.house.until(lambda: bool(port.house.engine.submitted))
+    stream = jobs._told(port.house.jobs, job)
+    assert (await anext(stream)).startswith(": ")
+    now = await anext(stream)
+    assert "event: job" in now
+    assert json.loads(now.partition("data: ")[2])["job_id"] == job
+    await port.house.jobs.cancel(job)
+    states = []
+    async for text in stream:
+        if "event: job" in text:
+            states.append(json.loads(text.partition("data: ")[2])["state"])
+        if states and states[-1] == "cancelled":
+            port.house.parts.bus.close()
+    assert states[-1] == "cancelled"
+
+
+async def test_a_quiet_stream_shows_that_it_lives(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT_SECONDS", 0.01)
+    stream = jobs._told(port.house.jobs, None)
+    assert [await anext(stream) for _ in range(3)] == [": god-miner\n\n", *[": still here\n\n"] * 2]
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8000", "null"])
+async def test_a_page_of_another_origin_changes_nothing(port: Port, origin: str) -> None:
+    reply = await port.ask("POST", "/jobs/1/cancel", headers={"origin": origin})
+    assert reply.status_code == 403
+    reply = await port.ask("POST", "/jobs/1/cancel", headers={"origin": "http://127.0.0.1"})
+    assert reply.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/jobs"), ("POST", "/jobs"), ("GET", "/events"), ("POST", "/jobs/1/cancel")]
+)
+async def test_with_a_token_set_nothing_else_opens(port: Port, method: str, path: str) -> None:
+    port.app.state.operator_token = SecretStr(TOKEN)
+    assert (await port.ask(method, path)).status_code == 401
+    reply = await port.ask(
+        "GET", "/jobs", headers={"authorization": f"Bearer {TOKEN}", "host": "miner.example"}
+    )
+    assert reply.status_code == 200
+
+
+async def test_before_there_is_an_engine_all_that_is_said_is_that(port: Port) -> None:
+    class Early:
+        @property
+        def running_jobs(self) -> Any:
+            raise NoJobsYet("there is no engine to train with yet")
+
+    port.app.state.daemon = Early()
+    reply = await port.ask("GET", "/jobs")
+    assert (reply.status_code, reply.json()["error"]) == (503, "no_jobs_yet")

@@ -1,0 +1,86 @@
+"""What doctor finds of engines: real ones, tried out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.doctor import Finding, Status, Surroundings
+from miner.doctor.checks import engine
+from miner.settings import load_settings
+from tests.doubles import base_image
+from tests.doubles.dockerd import Dockerd
+
+
+def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
+    given = {"docker_host": f"unix://{tmp_path}/none", "trainer_ulimits": "core=0", **settings}
+    loaded = load_settings(env={}, env_file=None, data_dir=tmp_path / "data", **given)
+    findings = {one.what: one for one in engine.run(Surroundings(loaded))}
+    # A doctor leaves nothing behind.
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["python"])
+    return findings
+
+
+def test_nothing_that_can_train_is_a_failure_with_all_reasons(tmp_path: Path) -> None:
+    findings = found(tmp_path, trainer_python=tmp_path / "no-python")
+    assert findings["training engine"].status is Status.FAIL
+    assert "does not run" in findings["docker"].detail
+    assert "no-python" in findings["training python"].detail
+    assert "MAX_JOBS=0" in findings["training engine"].fix
+
+
+def test_only_the_engine_that_was_asked_for_is_looked_at(tmp_path: Path) -> None:
+    assert "docker" not in found(tmp_path, engine="process", trainer_python=tmp_path / "no")
+    assert "training python" not in found(tmp_path, engine="docker")
+
+
+def test_a_python_without_the_training_stack_is_told(tmp_path: Path) -> None:
+    findings = found(tmp_path, engine="process", trainer_python=sys.executable)
+    assert findings["training python"].status is Status.FAIL
+    assert "lacks" in findings["training python"].detail
+
+
+def test_local_processes_are_tried_out(tmp_path: Path) -> None:
+    """The stack itself is pretended: one that finds torch and axolotl."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$2" in *find_spec*) exit 0;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    findings = found(tmp_path, engine="process", trainer_python=python, trainer_sandbox="off")
+    assert findings["training engine"].status is Status.OK
+    assert findings["trial run"].status is Status.OK
+    assert "GRPO" in findings["sandbox"].detail
+
+
+@pytest.mark.parametrize(("gib", "status"), [(0.0625, Status.WARN), (64, Status.OK)])
+def test_shared_memory_is_judged(gib: float, status: Status) -> None:
+    assert engine.shared_memory(int(gib * engine.GIB)).status is status
+
+
+@pytest.mark.integration
+def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
+    findings = found(
+        tmp_path, engine="docker", docker_host=docker_host.host, trainer_text_image=base_image.NAME
+    )
+    assert findings["training engine"].status is Status.OK
+    assert "live-restore" in findings["docker"].fix
+    assert findings["image text"].status is Status.WARN
+    assert findings["image toolkit"].status is Status.WARN
+    assert findings["trial run"].status is Status.OK
+    limits = found(
+        tmp_path,
+        engine="docker",
+        docker_host=docker_host.host,
+        trainer_text_image=base_image.NAME,
+        trainer_ulimits="nofile=99999999999",
+    )
+    assert "TRAINER_ULIMITS" in limits["trial run"].detail
+
+
+@pytest.mark.integration
+def test_a_docker_without_the_image_is_no_engine(tmp_path: Path, docker_host: Dockerd) -> None:
+    findings = found(tmp_path, engine="docker", docker_host=docker_host.host)
+    assert findings["training engine"].status is Status.FAIL
+    assert findings["image text"].fix == "god-miner images build text"

@@ -1,0 +1,53 @@
+"""What Docker's refusals mean. The texts are those of a Docker Engine 20.10."""
+
+from __future__ import annotations
+
+import pytest
+
+from miner.engines.base import Rejected, Unreachable
+from miner.engines.docker.client import Refused
+from miner.engines.docker.refusals import is_left_over, meaning
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "way_out"),
+    [
+        (404, "No such image: god-miner/text-trainer:latest", "images build"),
+        (400, "Requested CPUs are not available - requested 90, available: 0-1", "docker info"),
+        (400, "invalid mount config: bind source path does not exist: /x", "same files"),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]', "container toolkit"),
+        (
+            500,
+            "OCI runtime create failed: error running hook: stderr: nvidia-container-cli: device error: 7: "
+            "unknown device: unknown",
+            "nvidia-smi -L",
+        ),
+        (500, "runc create failed: error setting rlimit type 8: operation not permitted", "TRAINER_ULIMITS"),
+        (500, "cannot set both Count and DeviceIDs on device request", ""),
+    ],
+)
+def test_what_will_never_be_is_rejected_with_the_way_out(status: int, text: str, way_out: str) -> None:
+    found = meaning(Refused(status, text), "starting")
+    assert isinstance(found, Rejected)
+    assert way_out in str(found)
+    assert text[:30] in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connection error: dial unix /run/containerd/containerd.sock: connect: connection refused",
+        "context deadline exceeded",
+        "task f57901e5: already exists",
+        "id already in use",
+        "something that nobody has seen yet",
+    ],
+)
+def test_docker_s_own_trouble_is_asked_again_later(text: str) -> None:
+    assert isinstance(meaning(Refused(500, text), "starting"), Unreachable)
+
+
+def test_left_overs_of_an_earlier_start_are_known() -> None:
+    assert is_left_over(Refused(500, "task f57901e5: already exists"))
+    assert is_left_over(Refused(500, "id already in use"))
+    assert not is_left_over(Refused(500, "unknown device"))

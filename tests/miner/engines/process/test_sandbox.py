@@ -1,0 +1,84 @@
+"""The sandbox's command line. What it holds back is shown in tests/integration/test_engines_hostile.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from miner.engines.base import EngineSpec, Mount
+from miner.engines.process import sandbox
+from miner.engines.process.interpreter import Interpreter
+from miner.engines.process.sandbox import Sandbox, detect
+
+PYTHON = Interpreter(Path("/env/bin/python"), (Path("/env"),))
+
+
+def command(uid: int | None = 10002, **fields: object) -> list[str]:
+    spec = EngineSpec("k", ("a",), Path("/d/jobs/1/a"), **fields)  # type: ignore[arg-type]
+    made = Sandbox(Path("/usr/bin/bwrap"), PYTHON, Path("/d/hosts"), (Path("/code"),), uid, 99)
+    return made.command(spec, ["/env/bin/python", "-m", "x"])
+
+
+def test_every_namespace_is_its_own_and_it_dies_with_us() -> None:
+    words = command()
+    for name in ("pid", "net", "ipc", "uts"):
+        assert f"--unshare-{name}" in words
+    assert "--die-with-parent" in words
+    assert "--share-net" not in words
+
+
+def test_root_becomes_another_user_and_others_get_a_user_namespace() -> None:
+    as_root, as_user = command(uid=10002), command(uid=None)
+    assert "--unshare-user" not in as_root
+    assert as_root[as_root.index("--uid") + 1] == "10002"
+    assert "--unshare-user" in as_user
+    assert "--cap-add" not in as_user
+    assert "--uid" not in as_user
+
+
+def test_only_the_run_folder_and_what_is_named_so_can_be_written() -> None:
+    words = command(mounts=(Mount(Path("/d/models")), Mount(Path("/d/out"), read_only=False)))
+    writable = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
+    read_only = [words[at + 1] for at, word in enumerate(words) if word == "--ro-bind"]
+    assert writable == ["/d/jobs/1/a", "/d/out"]
+    assert {"/env", "/code", "/d/models", "/usr", "/sys"} <= set(read_only)
+    assert not {"/", "/etc", "/root", "/home", "/d", "/var", "/run"} & {*writable, *read_only}
+
+
+def test_memory_file_systems_have_a_size() -> None:
+    words = " ".join(command(shm_bytes=12345))
+    assert "--size 12345 --tmpfs /dev/shm" in words
+    assert f"--size {sandbox.TMP_BYTES} --tmpfs /tmp" in words
+
+
+def test_the_command_comes_last_after_everything_was_given_up() -> None:
+    words = command()
+    last = words[words.index("--") + 1 :]
+    assert last[:3] == ["/env/bin/python", "-I", "-S"]
+    assert last[3].endswith("inside.py")
+    assert last[-4:] == ["--", "/env/bin/python", "-m", "x"]
+
+
+def test_without_bubblewrap_there_is_none_and_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt install bubblewrap" in str(detect(PYTHON, tmp_path / "hosts", (), None, 10))
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo 'No permissions to create new namespace' >&2; exit 1", "No permissions"),
+        ("echo \"['lo', 'eth0']\"", "does not close off the network"),
+    ],
+)
+def test_one_that_does_not_hold_is_none(
+    script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert told in str(detect(PYTHON, tmp_path / "hosts", (), None, 10))

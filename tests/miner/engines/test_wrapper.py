@@ -1,0 +1,289 @@
+"""The wrapper alone, as the script that it is: records, output, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.engines import wrapper
+
+UP = "import signal, time, os; open('up', 'w').write(str(os.getpid()));"
+
+
+class Wrapped:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, options: tuple[str, ...] = (), **more: Any) -> subprocess.Popen[bytes]:
+        script = [sys.executable, "-I", "-S", wrapper.__file__, "--dir", str(self.folder), *options, "--"]
+        process = subprocess.Popen([*script, *command], **more)
+        self.started.append(process)
+        return process
+
+    def run(self, code: str, *options: str, **more: Any) -> int:
+        return self.start("python", "-c", code, options=options, **more).wait(20)
+
+    def read(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return found
+
+    def until(self, name: str) -> str:
+        ends = time.monotonic() + 10
+        path = self.folder / name
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < ends, name
+            time.sleep(0.005)
+        return path.read_text()
+
+
+@pytest.fixture
+def wrapped(tmp_path: Path) -> Iterator[Wrapped]:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = Wrapped(folder)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+def until_gone(pid: int) -> None:
+    ends = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_start_and_end_are_recorded_and_the_code_is_passed_on(wrapped: Wrapped) -> None:
+    before = time.time()
+    assert wrapped.run("raise SystemExit(7)") == 7
+    start, end = wrapped.read("start.json"), wrapped.read("exit.json")
+    assert before - 0.1 <= start["at"] <= end["at"] <= time.time()
+    assert start["pid"] == wrapped.started[0].pid
+    assert start["boot"] == wrapper.boot_id()
+    assert end["code"] == 7
+    assert (end["signals"], end["timeout"], end["oom_kills"]) == ([], False, 0)
+    assert [path.name for path in wrapped.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_python_is_the_interpreter_of_the_wrapper(wrapped: Wrapped) -> None:
+    wrapped.run("import sys; print(sys.executable)")
+    assert (wrapped.folder / "log").read_text().strip() == sys.executable
+
+
+def test_an_end_by_signal_is_a_code_as_shells_have_it(wrapped: Wrapped) -> None:
+    assert wrapped.run("import os; os.kill(os.getpid(), 11)") == 139
+    assert wrapped.read("exit.json")["code"] == 139
+
+
+def test_a_command_that_can_not_be_run_says_so_in_the_log(wrapped: Wrapped) -> None:
+    assert wrapped.start("/no/such").wait(10) == 127
+    assert wrapped.start(str(wrapped.folder)).wait(10) == 126
+    log = (wrapped.folder / "log").read_text()
+    assert "/no/such can not be started" in log
+    assert "Permission denied" in log
+
+
+def test_the_log_keeps_its_beginning_and_its_newest_and_stays_small(wrapped: Wrapped) -> None:
+    wrapped.run("for n in range(50000): print(f'line {n:06}')", "--log-bytes", "131072")
+    kept = {path.name: path.read_text() for path in wrapped.folder.glob("log*")}
+    assert set(kept) == {"log", "log.first", "log.before"}
+    assert sum(map(len, kept.values())) < 3 * 131072 + 200
+    assert kept["log.first"].startswith("line 000000\nline 000001\n")
+    assert kept["log"].startswith("[the output before this is in log.first and log.before]\n")
+    assert kept["log"].endswith("line 049999\n")
+    whole = kept["log.before"].split("]\n")[-1] + kept["log"].split("]\n")[-1]
+    assert whole in "".join(f"line {n:06}\n" for n in range(50000))
+
+
+def test_output_that_is_no_text_is_kept_as_it_is(wrapped: Wrapped) -> None:
+    wrapped.run("import os; os.write(1, bytes(range(256)) * 300); os.write(2, b'torn')")
+    assert (wrapped.folder / "log").read_bytes() == bytes(range(256)) * 300 + b"torn"
+
+
+def test_a_full_disk_costs_output_and_not_the_run_nor_its_end(wrapped: Wrapped) -> None:
+    """The end was given its room at the start."""
+
+    def no_growth_after_the_start(process: subprocess.Popen[bytes]) -> None:
+        wrapped.until("up")
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (600, 600))
+
+    code = f"{UP}\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('x' * 100000); raise SystemExit(5)"
+    process = wrapped.start("python", "-c", code)
+    no_growth_after_the_start(process)
+    (wrapped.folder / "go").touch()
+    assert process.wait(10) == 5
+    assert wrapped.read("exit.json")["code"] == 5
+    assert (wrapped.folder / "log").stat().st_size <= 600
+
+
+def test_nothing_starts_when_the_start_can_not_be_recorded(wrapped: Wrapped) -> None:
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    code = "import os; os.mkdir('ran')"
+    assert wrapped.run(code, preexec_fn=full, stderr=subprocess.DEVNULL) != 0
+    assert not (wrapped.folder / "ran").exists()
+    assert not (wrapped.folder / "start.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_trainer_is_asked_to_end_and_the_asking_recorded(number: int, wrapped: Wrapped) -> None:
+    code = f"{UP}signal.signal(15, lambda *_: exit(3)); open('ready', 'w').write('1'); time.sleep(60)"
+    process = wrapped.start("python", "-c", code)
+    wrapped.until("ready")
+    process.send_signal(number)
+    assert process.wait(10) == 3
+    assert wrapped.read("exit.json")["signals"] == [signal.Signals(number).name]
+
+
+def test_a_signal_before_there_is_anybody_to_get_it_is_not_lost(wrapped: Wrapped) -> None:
+    for _ in range(5):
+        process = wrapped.start("sleep", "60")
+        wrapped.until("start.json")
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(10)
+        assert code in (143, -signal.SIGTERM)
+        (wrapped.folder / "start.json").unlink()
+
+
+def test_a_hangup_of_the_terminal_is_nothing(wrapped: Wrapped) -> None:
+    process = wrapped.start("python", "-c", f"{UP}time.sleep(0.3)")
+    wrapped.until("up")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(10) == 0
+
+
+def test_sigquit_kills_all_at_once_and_the_end_is_recorded(wrapped: Wrapped) -> None:
+    code = f"{UP}signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(60)"
+    process = wrapped.start("python", "-c", code)
+    pid = int(wrapped.until("up"))
+    process.send_signal(signal.SIGQUIT)
+    assert process.wait(10) == 137
+    assert wrapped.read("exit.json")["signals"] == ["SIGQUIT"]
+    until_gone(pid)
+
+
+def test_the_limit_asks_first_and_kills_then(wrapped: Wrapped, tmp_path: Path) -> None:
+    # The grace is half a minute; here it is that of a copy.
+    script = tmp_path / "wrapper.py"
+    script.write_text(Path(wrapper.__file__).read_text().replace("GRACE_S = 30.0", "GRACE_S = 0.3"))
+    deaf = (
+        f"{UP}signal.signal(15, lambda *_: open('asked', 'w').write('1')); [time.sleep(1) for _ in range(60)]"
+    )
+    command = [
+        sys.executable,
+        script,
+        "--dir",
+        wrapped.folder,
+        "--limit-s",
+        "0.3",
+        "--",
+        "python",
+        "-c",
+        deaf,
+    ]
+    began = time.monotonic()
+    assert subprocess.run(command, timeout=20, check=False).returncode == 137
+    assert time.monotonic() - began < 10
+    assert wrapped.until("asked")
+    assert wrapped.read("exit.json")["timeout"] is True
+
+
+def test_children_that_ran_away_end_with_it(wrapped: Wrapped) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open('away', 'w').write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+while not (os.path.exists('away') and open('away').read()): time.sleep(0.01)
+"""
+    assert wrapped.run(code) == 0
+    until_gone(int(wrapped.until("away")))
+
+
+def test_an_end_is_not_held_up_by_who_keeps_the_output_open(wrapped: Wrapped) -> None:
+    began = time.monotonic()
+    assert wrapped.run("import subprocess; subprocess.Popen(['sleep', '60']); print('done')") == 0
+    assert time.monotonic() - began < 5
+    assert (wrapped.folder / "log").read_text() == "done\n"
+
+
+def test_a_trainer_that_closes_its_output_runs_on(wrapped: Wrapped) -> None:
+    code = "import os, time; os.close(1); os.close(2); time.sleep(0.2); open('on', 'w').write('1')"
+    assert wrapped.run(code) == 0
+    assert wrapped.until("on")
+
+
+def test_signals_get_through_a_flood_of_output(wrapped: Wrapped) -> None:
+    process = wrapped.start(
+        "python", "-c", f"{UP}\nwhile True: os.write(1, b'x' * 65536)", options=("--log-bytes", "65536")
+    )
+    wrapped.until("up")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 143
+
+
+def test_links_left_for_it_are_not_followed(wrapped: Wrapped, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    for name in ("start.json", "exit.json", ".start.json.part", ".exit.part"):
+        (wrapped.folder / name).symlink_to(victim)
+    assert wrapped.run("pass") == 0
+    assert victim.read_text() == "whole"
+    (wrapped.folder / "log").unlink()
+    (wrapped.folder / "log").symlink_to(victim)
+    assert wrapped.run("print('over it')", stderr=subprocess.DEVNULL) != 0
+    assert victim.read_text() == "whole"
+
+
+def test_limits_that_are_not_allowed_become_the_most_that_is(wrapped: Wrapped) -> None:
+    wrapped.run(
+        "import resource; print(resource.getrlimit(4), resource.getrlimit(7))",
+        *("--rlimit", "core=0", "--rlimit", "nofile=999999999999"),
+    )
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert (wrapped.folder / "log").read_text().strip() == f"(0, 0) ({hard}, {hard})"
+
+
+def test_the_lock_is_signed_and_held_to_the_end_and_by_nobody_else(wrapped: Wrapped, tmp_path: Path) -> None:
+    import fcntl
+
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    code = f"{UP}print(sorted(os.listdir('/proc/self/fd'))); time.sleep(0.3)"
+    process = wrapped.start("python", "-c", code, options=("--lock-fd", str(lock)), pass_fds=(lock,))
+    os.close(lock)
+    wrapped.until("up")
+    signed = json.loads((tmp_path / "lock").read_text())
+    assert signed["pid"] == process.pid
+    other = os.open(tmp_path / "lock", os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    process.wait(10)
+    fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(other)
+    # 0, 1, 2, and the folder that is being listed.
+    assert len(eval((wrapped.folder / "log").read_text())) == 4
+
+
+def test_kills_for_memory_are_counted_from_the_start_on(wrapped: Wrapped, tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    code = f"open({str(events)!r}, 'w').write('oom 4\\noom_kill 5\\n')"
+    wrapped.run(code, "--oom-file", str(events), "--oom-file", "/no/such/file")
+    assert wrapped.read("exit.json")["oom_kills"] == 3

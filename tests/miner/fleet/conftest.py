@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.nvml import NvmlHost, compiled
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml_host(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NvmlHost]:
+    """Makes this a host with so many cards, for every process that is started from here."""
+
+    def made(count: int = 4) -> NvmlHost:
+        host = NvmlHost(nvml_library, tmp_path / "nvml.json", count)
+        for name, value in host.environment.items():
+            monkeypatch.setenv(name, value)
+        return host
+
+    return made

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import ConfigError
+from core.tasks import FileFormat, ImageModelType, TaskType
+from miner.jobs.folder import job_folder
+from miner.jobs.ports import StepFailed
+from miner.jobs.states import EndReason, JobState
+from miner.jobs.tasks import OPERATOR, read_task_file, repo_name, shown_request, spec_of, task_of, wanted_of
+from miner.store.work import JobRow
+from tests.miner.jobs.house import DATASET, VALIDATOR, request
+
+
+def row(
+    raw: bytes, *, validator: str = VALIDATOR, task_type: TaskType = TaskType.INSTRUCT, **more: Any
+) -> JobRow:
+    values: dict[str, Any] = {
+        "id": 7,
+        "task_id": "t1",
+        "validator": validator,
+        "task_type": task_type,
+        "model": "a/b",
+        "hours": 1.0,
+        "expected_repo_name": "r1",
+        "state": JobState.QUEUED,
+        "end_reason": None,
+        "detail": "",
+        "counted_from": 0,
+        "ended_at": None,
+        "started_at": 1000.0,
+        "deadline_at": 4600.0,
+        "starts": 1,
+        "request": raw,
+        "submission": None,
+        "submitted_at": None,
+        "lock_token": 1,
+        "updated_at": 1000.0,
+    }
+    return JobRow(**{**values, **more})
+
+
+def text_task(**changes: Any) -> str:
+    return json.dumps(
+        {
+            "model": "a/b",
+            "hours_to_complete": 1,
+            "dataset": "https://e.org/d.json",
+            "dataset_type": DATASET,
+            **changes,
+        }
+    )
+
+
+def test_a_validators_request_is_read_as_it_was_received(tmp_path: Path) -> None:
+    task = task_of(row(json.dumps({**request(), "something_newer": 1}).encode()))
+    assert (task.model, task.file_format, task.is_hostile) == ("tiny/llama", FileFormat.S3, False)
+    wanted = wanted_of(row(b"{}"), task, job_folder(tmp_path, 7))
+    assert wanted.data == request()["dataset"]
+    assert wanted.folder == tmp_path / "jobs/7/inputs"
+
+
+def test_an_image_request_brings_its_family() -> None:
+    raw = {**request(), "dataset_zip": "https://e.org/z.zip", "model_type": "flux"}
+    task = task_of(row(json.dumps(raw).encode(), task_type=TaskType.IMAGE))
+    assert (task.data, task.image_type, task.dataset) == ("https://e.org/z.zip", ImageModelType.FLUX, None)
+
+
+def test_a_validator_can_not_name_files_of_this_machine() -> None:
+    raw = {**request(), "model_folder": "/etc", "dataset": "/etc/passwd"}
+    with pytest.raises(StepFailed) as failed:
+        task_of(row(json.dumps(raw).encode()))
+    assert failed.value.reason is EndReason.BAD_DATA
+    raw["dataset"] = request()["dataset"]
+    assert task_of(row(json.dumps(raw).encode())).model_folder is None
+
+
+def test_the_operator_can(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text("[]")
+    task = read_task_file(
+        text_task(dataset=str(tmp_path / "d.json"), model_folder=str(tmp_path)), "task.json"
+    )
+    start = task.start(time.time())
+    assert task.task_id.startswith("mine-")
+    known = task_of(row(start.request, validator=OPERATOR))
+    assert (known.data, known.model_folder) == (tmp_path / "d.json", tmp_path)
+
+
+def test_reward_functions_make_a_task_hostile() -> None:
+    dataset = {"field_prompt": "p", "reward_functions": [{"reward_func": "def f(): ...", "reward_weight": 1}]}
+    raw = json.dumps({**request(), "dataset_type": dataset}).encode()
+    assert task_of(row(raw, task_type=TaskType.GRPO)).is_hostile
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "Invalid JSON"),
+        ("[]", "object"),
+        (text_task(dataset=None), "give one of them"),
+        (text_task(dataset_zip="https://e.org/z.zip"), "give one of them"),
+        (text_task(dataset_type=None), "needs its `dataset_type`"),
+        (text_task(dataset_type={"environment_names": ["x"]}), "tournaments only"),
+        (text_task(hours_to_complete=0), "hours_to_complete"),
+        (text_task(model_folder="/no/such/folder"), "is no folder"),
+        (text_task(dataset="/no/such/file.json"), "no such file"),
+        (text_task(datset="x"), "datset"),
+        (text_task(model="../../etc"), "model"),
+    ],
+)
+def test_a_task_file_that_is_wrong_says_how(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.json") as wrong:
+        read_task_file(text, "task.json")
+    assert problem in str(wrong.value)
+
+
+@given(
+    st.text(max_size=200)
+    | st.dictionaries(st.text(max_size=12), st.integers() | st.text(max_size=9)).map(json.dumps)
+)
+def test_whatever_a_task_file_holds_is_a_task_or_a_list_of_problems(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read_task_file(text, "task.json")
+
+
+def test_a_request_of_another_version_is_bad_data() -> None:
+    with pytest.raises(StepFailed, match="can't be read") as failed:
+        task_of(row(b'{"model": 3}'))
+    assert failed.value.reason is EndReason.BAD_DATA
+
+
+def test_the_planner_is_asked_with_the_hours_that_are_left() -> None:
+    job = row(json.dumps(request()).encode())
+    assert spec_of(job, task_of(job), now=1000.0 + 1800).hours == 0.5
+    assert spec_of(job, task_of(job), now=1e9).hours == 0
+
+
+def test_a_task_without_a_name_is_published_under_its_own() -> None:
+    assert repo_name(row(b"{}")) == "r1"
+    assert repo_name(row(b"{}", expected_repo_name=None)) == "task-t1"
+
+
+def test_addresses_that_open_something_are_not_shown() -> None:
+    assert "dataset" not in shown_request(json.dumps(request()).encode())
+    assert shown_request(b"\xff") == {}
+    assert shown_request(b"[1]") == {}

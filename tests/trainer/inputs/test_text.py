@@ -1,0 +1,292 @@
+"""A text task from its file to what the engine reads, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_from_disk
+
+from core.evaluation import Era
+from core.run_files import EXIT_OF, ExitCode, RunEnd
+from core.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
+from tests.trainer import tiny
+from tests.trainer.runs import DATASETS, planned, spec
+from trainer.errors import BadData, BadModel, BadReward, TrainingError
+from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
+from trainer.inputs.tables import read_table
+from trainer.inputs.text import EQUAL, NO_ANSWER, NO_PROMPT, TOO_LONG, PreparedText, read_task, write_task
+from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+
+TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
+COLUMNS = {
+    TaskType.INSTRUCT: {"input_ids", "attention_mask", "labels"},
+    TaskType.CHAT: {"input_ids", "attention_mask", "labels"},
+    TaskType.DPO: {"prompt_ids", "chosen_ids", "rejected_ids"},
+    TaskType.GRPO: {"prompt", "extra_data"},
+}
+
+
+def prepared(folder: Path, task: TaskType, rows: Any = None, **changes: Any) -> PreparedText:
+    run = spec(
+        folder, task, rows, **{key: value for key, value in changes.items() if key in ("era", "dataset")}
+    )
+    plan = planned(task, **{key: value for key, value in changes.items() if key not in ("era", "dataset")})
+    return write_task(read_task(run, load_tokenizer(run.model_path)), plan, folder / "data")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_becomes_tables_of_training_and_held_out_rows(tmp_path: Path, task: TaskType) -> None:
+    files = prepared(tmp_path, task)
+    assert files.eval_path is not None
+    train, held = load_from_disk(str(files.train_path)), load_from_disk(str(files.eval_path))
+    assert set(train.column_names) == COLUMNS[task]
+    assert (len(train), len(held)) == (files.train_rows, files.eval_rows)
+    assert len(held) == 12
+    assert len(train) + len(held) + sum(files.dropped.values()) == 120
+    assert (files.rewards_dir is not None) is (task is TaskType.GRPO)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_preparing_twice_gives_the_same_files_and_leaves_the_data_alone(
+    tmp_path: Path, task: TaskType
+) -> None:
+    first = prepared(tmp_path, task)
+    before = (tmp_path / "rows.json").read_bytes()
+    stamps = {file: file.stat().st_mtime_ns for file in first.train_path.rglob("*")}
+    again = prepared(tmp_path, task)
+    assert again == first
+    assert {file: file.stat().st_mtime_ns for file in again.train_path.rglob("*")} == stamps
+    assert (tmp_path / "rows.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_new_data_at_the_old_place_lie_at_a_new_one(tmp_path: Path, task: TaskType) -> None:
+    """Axolotl's cache knows data by their path only."""
+    first = prepared(tmp_path, task)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    second = prepared(tmp_path, task, rows[1:])
+    assert second.train_path != first.train_path
+    assert second.digest != first.digest
+
+
+def test_another_evaluation_or_length_is_another_place(tmp_path: Path) -> None:
+    places = {
+        prepared(tmp_path, TaskType.DPO, era=era, length=length).train_path
+        for era in Era
+        for length in (8, 40)
+    }
+    assert len(places) == 4
+
+
+def test_what_was_cut_off_in_the_middle_is_written_anew(tmp_path: Path) -> None:
+    files = prepared(tmp_path, TaskType.CHAT)
+    (files.train_path.parent / "done.json").unlink()
+    next(files.train_path.glob("*.arrow")).write_bytes(b"half")
+    assert len(read_table(prepared(tmp_path, TaskType.CHAT).train_path)) == files.train_rows
+
+
+def test_the_facts_are_the_rows_own(tmp_path: Path) -> None:
+    run = spec(tmp_path, TaskType.INSTRUCT)
+    task = read_task(run, load_tokenizer(run.model_path))
+    longest = max(len(row.ids) for row in task.rows if isinstance(row, LabelledRow))
+    assert (task.facts.rows, task.facts.total.max) == (120, longest)
+    assert task.limit == tiny.WINDOW // 2
+
+
+def test_rows_longer_than_the_plan_are_left_out_of_training_but_held_out_rows_are_whole(
+    tmp_path: Path,
+) -> None:
+    files = prepared(tmp_path, TaskType.INSTRUCT, length=20)
+    assert files.eval_path is not None
+    train, held = read_table(files.train_path), read_table(files.eval_path)
+    assert max(len(row.ids) for row in train if isinstance(row, LabelledRow)) <= 20
+    assert max(len(row.ids) for row in held if isinstance(row, LabelledRow)) > 20
+    assert files.dropped[TOO_LONG] == 120 - len(train) - len(held)
+
+
+def test_pairs_are_cut_to_the_plan_and_not_left_out(tmp_path: Path) -> None:
+    files = prepared(tmp_path, TaskType.DPO, length=12)
+    rows = [row for row in read_table(files.train_path) if isinstance(row, PairRow)]
+    assert max(len(row.prompt) + max(len(row.chosen), len(row.rejected)) for row in rows) <= 12
+    assert files.train_rows + files.eval_rows + sum(files.dropped.values()) == 120
+
+
+def test_prompts_are_cut_to_the_plan(tmp_path: Path) -> None:
+    files = prepared(tmp_path, TaskType.GRPO, prompt_limit=3)
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    rows = [row for row in read_table(files.train_path) if isinstance(row, PromptRow)]
+    assert max(len(tokenizer(row.prompt, add_special_tokens=False)["input_ids"]) for row in rows) <= 3
+    assert json.loads(str(rows[0].extra)).keys() == {"k"}
+
+
+def test_a_text_without_an_output_column_is_cut_into_sequences(tmp_path: Path) -> None:
+    rows = [{"text": "sum of apples " * 40}] * 3
+    files = prepared(
+        tmp_path, TaskType.INSTRUCT, rows, dataset=InstructDataset(field_instruction="text"), length=32
+    )
+    table = [row for row in read_table(files.train_path) if isinstance(row, LabelledRow)]
+    assert len(table) > 6
+    assert all(list(row.ids) == list(row.labels) and len(row.ids) <= 32 for row in table)
+
+
+def test_where_no_row_is_short_enough_evaluation_looks_further(tmp_path: Path) -> None:
+    """The window is 512: rows of up to 256 tokens are scored, unless there are none."""
+    long = [{"instruct": "sum " * 290, "input": "", "output": "the end"}] * 8
+    run = spec(tmp_path, TaskType.INSTRUCT, long)
+    task = read_task(run, load_tokenizer(run.model_path))
+    assert (len(task.rows), task.limit) == (8, 512)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_single_row_is_trained_on_with_none_held_out(tmp_path: Path, task: TaskType) -> None:
+    files = prepared(tmp_path, task, [json.loads(spec_rows(task))[0]])
+    assert (files.train_rows, files.eval_rows, files.eval_path) == (1, 0, None)
+
+
+def spec_rows(task: TaskType) -> str:
+    makers = {TaskType.INSTRUCT: tiny.instruct_rows, TaskType.CHAT: tiny.chat_rows}
+    return json.dumps({**makers, TaskType.DPO: tiny.pair_rows, TaskType.GRPO: tiny.prompt_rows}[task](3))
+
+
+ODD = "emoji \U0001f600\u200d, nul \0, half \ud83d, {brace, 日本語, \r\n\t"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_odd_texts_are_trained_on_as_they_are(tmp_path: Path, task: TaskType) -> None:
+    rows = {
+        TaskType.INSTRUCT: {"instruct": ODD, "input": ODD, "output": ODD},
+        TaskType.CHAT: {"conversations": [{"from": "human", "value": ODD}, {"from": "gpt", "value": ODD}]},
+        TaskType.DPO: {"prompt": ODD, "chosen": ODD, "rejected": ODD + "!"},
+        TaskType.GRPO: {"prompt": ODD, "extra_data": ODD},
+    }
+    files = prepared(tmp_path, task, [rows[task]] * 3)
+    assert files.train_rows == 3
+    assert len(read_table(files.train_path)) == 3
+
+
+BAD_ROWS: dict[str, tuple[TaskType, Any, str]] = {
+    "no rows": (TaskType.INSTRUCT, [], "empty"),
+    "no json": (TaskType.INSTRUCT, "nonsense", "cannot be read"),
+    "wrong columns": (TaskType.INSTRUCT, [{"q": "a", "a": "b"}], "field_instruction"),
+    "no answers": (TaskType.INSTRUCT, [{"instruct": "a", "input": "", "output": None}] * 9, NO_ANSWER),
+    "all too long": (
+        TaskType.INSTRUCT,
+        [{"instruct": "sum " * 900, "input": "", "output": "x"}] * 9,
+        TOO_LONG,
+    ),
+    "no conversations": (TaskType.CHAT, [{"conversations": None}] * 9, NO_ANSWER),
+    "nobody answers": (TaskType.CHAT, [{"conversations": [{"from": "human", "value": "x"}]}] * 9, NO_ANSWER),
+    "wrong chat column": (TaskType.CHAT, [{"messages": []}], "chat_column"),
+    "equal answers": (TaskType.DPO, [{"prompt": "p", "chosen": "c", "rejected": "c"}] * 9, EQUAL),
+    "wrong pair columns": (TaskType.DPO, [{"prompt": "p", "good": "c"}], "field_chosen"),
+    "blank prompts": (TaskType.GRPO, [{"prompt": "  "}] * 9, NO_PROMPT),
+    "wrong prompt column": (TaskType.GRPO, [{"text": "p"}], "field_prompt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_data_that_nothing_can_be_learned_from_end_the_run_with_a_reason(tmp_path: Path, name: str) -> None:
+    task, rows, reason = BAD_ROWS[name]
+    with pytest.raises(BadData, match=reason) as raised:
+        prepared(tmp_path, task, rows)
+    assert raised.value.end is RunEnd.BAD_DATA
+    assert EXIT_OF[raised.value.end] is ExitCode.BAD_DATA
+
+
+def test_a_few_bad_rows_are_left_out_and_counted(tmp_path: Path) -> None:
+    bad = [{"prompt": "p", "chosen": "c", "rejected": "c"}] * 4
+    files = prepared(tmp_path, TaskType.DPO, [*tiny.pair_rows(50), *bad])
+    assert files.dropped == {EQUAL: 4}
+
+
+def test_a_plan_too_short_for_every_row_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="4 tokens long"):
+        prepared(tmp_path, TaskType.CHAT, length=4)
+
+
+def rewarded(*sources: str) -> GrpoDataset:
+    functions = [RewardFunction(reward_func=source, reward_weight=1) for source in sources]
+    return GrpoDataset(field_prompt="prompt", reward_functions=functions)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def f(completions:", "no Python"),
+        ("def f(completions):\n    import os\n    os._exit(1)", "its process ended"),
+        ("def f(completions): return [1]", "returned 1 rewards for 5"),
+        ("import no_such_module\ndef f(completions): ...", "ModuleNotFoundError"),
+    ],
+)
+def test_rewards_of_which_none_works_end_the_run_with_a_reason(
+    tmp_path: Path, source: str, reason: str
+) -> None:
+    with pytest.raises(BadReward, match=reason) as raised:
+        prepared(tmp_path, TaskType.GRPO, dataset=rewarded(source))
+    assert raised.value.end is RunEnd.BAD_REWARD
+
+
+def test_an_endless_reward_ends_the_run_in_good_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 0.3)
+    began = time.monotonic()
+    with pytest.raises(BadReward, match="did not come back in time"):
+        prepared(tmp_path, TaskType.GRPO, dataset=rewarded("def f(completions):\n    while True: pass"))
+    assert time.monotonic() - began < 20
+
+
+def test_one_reward_that_works_is_enough(tmp_path: Path) -> None:
+    good = "def f(completions): return [1.0] * len(completions)"
+    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, "def f(completions): 1 / 0"))
+    assert files.rewards_dir is not None
+
+
+def remove_tokenizer(model: Path) -> None:
+    for file in model.glob("token*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [remove_tokenizer, lambda model: (model / "tokenizer.json").write_text("{")]
+)
+def test_a_model_without_a_tokenizer_ends_the_run_with_a_reason(tmp_path: Path, damage: Any) -> None:
+    damage(tiny.save(tmp_path / "model"))
+    with pytest.raises(BadModel, match="tokenizer") as raised:
+        prepared(tmp_path, TaskType.CHAT)
+    assert raised.value.end is RunEnd.BAD_MODEL
+
+
+def test_a_model_without_a_config_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    (tiny.save(tmp_path / "model") / "config.json").unlink()
+    with pytest.raises(TrainingError, match="config"):
+        prepared(tmp_path, TaskType.CHAT)
+
+
+def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "model")
+    tiny.tokenizer(pad=False).save_pretrained(model)
+    tokenizer = load_tokenizer(str(model))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert pad_token_for_engine(tokenizer) == tiny.TURN
+    assert prepared(tmp_path, TaskType.CHAT).train_rows
+
+
+def test_a_tokenizer_with_a_pad_token_keeps_it(tmp_path: Path) -> None:
+    assert pad_token_for_engine(load_tokenizer(str(tiny.save(tmp_path / "model")))) is None
+
+
+def test_nothing_of_a_row_is_learned_that_is_not_the_answer(tmp_path: Path) -> None:
+    run = spec(tmp_path, TaskType.CHAT)
+    tokenizer: Any = load_tokenizer(run.model_path)
+    for row in read_task(run, tokenizer).rows:
+        assert isinstance(row, LabelledRow)
+        taught = tokenizer.decode([label for label in row.labels if label != IGNORED])
+        assert "user" not in taught.split("<|im_end|>")[-1]
+        assert taught.endswith(tiny.TURN)
+
+
+def test_every_kind_of_task_is_here() -> None:
+    assert set(TASKS) == set(DATASETS)

@@ -1,0 +1,100 @@
+"""GRPO's score: sampling as validators do, rewards, KL, and their normalisation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.evaluation import GRPO_GENERATIONS, Era, rules_of
+from tests.trainer import tiny
+from tests.trainer.test_rewards import task
+from trainer.inputs.rows import PromptRow
+from trainer.rewards import TABLE, write_rewards
+from trainer.sandbox import Rewards
+from trainer.scoring.generation import Scale, completions, normalised, prompt_kl, sampled, standing
+
+OFFERS = rules_of(Era.OFFERS)
+PROMPTS = ["sum of apples", "hello owls and the quick brown fox", "the"]
+
+
+def test_prompts_are_answered_several_times_and_the_same_on_the_same_seed() -> None:
+    model, tokenizer = tiny.model(), tiny.tokenizer(adds_begin=True)
+    first = completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
+    assert len(first) == GRPO_GENERATIONS * len(PROMPTS)
+    assert first == completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
+    assert first != completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=2)
+    assert len(set(first)) > 1
+
+
+def test_sampling_leaves_the_training_s_random_numbers_alone() -> None:
+    model = tiny.model()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    completions(model, PROMPTS[:1], tiny.tokenizer(), OFFERS, 4, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_kl_is_the_mean_over_a_prompts_positions_of_base_against_tuned() -> None:
+    model, base, tokenizer = tiny.model(seed=1), tiny.model(seed=2), tiny.tokenizer(adds_begin=True)
+    expected = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        with torch.no_grad():
+            one = base(input_ids=ids).logits[0].log_softmax(-1)
+            other = model(input_ids=ids).logits[0].log_softmax(-1)
+        expected.append(float((one.exp() * (one - other)).sum(-1).mean()))
+    found = list(prompt_kl(model, base, PROMPTS, tokenizer, None))
+    assert sorted(found) == pytest.approx(sorted(expected), rel=1e-4)
+
+
+def test_long_prompts_lose_their_end_in_the_kl_of_a_small_window() -> None:
+    model, tokenizer = tiny.model(), tiny.tokenizer()
+    long = "apples " * 400
+    cut = tokenizer.decode(tokenizer(long)["input_ids"][:32])
+    other = tiny.model(seed=3)
+    assert list(prompt_kl(model, other, [long], tokenizer, 64)) == pytest.approx(
+        list(prompt_kl(model, other, [cut], tokenizer, None)), rel=1e-3
+    )
+
+
+def test_rewards_are_asked_about_every_completion_with_its_rows_data(tmp_path: Path) -> None:
+    source = "def f(completions, extra_data): return [float(one) for one in extra_data]"
+    rewards = Rewards.open(write_rewards(task(source), tmp_path) / TABLE)
+    rows = [PromptRow(prompt, str(place)) for place, prompt in enumerate(PROMPTS)]
+    model = tiny.model()
+    found = sampled(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    rewards.close()
+    assert found.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
+    assert found.kl_prompts == 3
+    assert math.isclose(found.kl_total, 0.0, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ([[2.0], [4.0], [1.0]], [[0.5], [1.0], [0.25]]),
+        ([[-3.0], [-1.0], [0.0]], [[0.0], [2 / 3], [1.0]]),
+        ([[-3.0], [1.0]], [[0.25], [0.75]]),
+        ([[0.0], [0.0]], [[1.0], [1.0]]),
+        ([[5.0, 1.0]], [[5.0, 1.0]]),
+        ([[1.0, 10.0], [2.0, 5.0]], [[0.5, 1.0], [1.0, 0.5]]),
+    ],
+)
+def test_rewards_are_normalised_among_submissions(
+    raw: list[list[float]], expected: list[list[float]]
+) -> None:
+    assert normalised(raw) == [pytest.approx(one) for one in expected]
+
+
+def test_a_nat_of_kl_costs_half_a_point() -> None:
+    assert standing([1.0, 0.5], 0.2, [0.5, 0.5]) == pytest.approx(0.75 - 0.1)
+
+
+def test_gains_are_measured_in_sizes_of_the_bases_rewards() -> None:
+    scale = Scale.of([100.0, -0.2, 0.0], [1000.0, 0.01, 0.0], 10.0)
+    assert scale.gains([20.0, 0.0, 0.0]) == pytest.approx([1.0, 0.02 / 0.0316, 0.0], rel=0.3)
+    assert Scale.of([0.0], [0.0], 0.0).gains([3.0]) == [3.0]

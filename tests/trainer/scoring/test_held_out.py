@@ -1,0 +1,113 @@
+"""Held-out scores during a training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig, get_peft_model
+
+from core.tasks import TaskType
+from tests.trainer import tiny
+from tests.trainer.runs import planned, spec
+from trainer.inputs.text import read_task, write_task
+from trainer.inputs.tokens import load_tokenizer
+from trainer.scoring.held_out import HeldOut
+
+TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
+
+
+def opened(folder: Path, task: TaskType, **changes: Any) -> HeldOut:
+    run = spec(folder, task, **changes)
+    tokenizer = load_tokenizer(run.model_path)
+    return HeldOut.open(run, write_task(read_task(run, tokenizer), planned(task), folder / "data"), tokenizer)
+
+
+def adapted(folder: Path, *, moved: bool) -> Any:
+    """The base with an adapter, which does nothing until it is moved."""
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not moved)
+    return get_peft_model(tiny.load(folder / "model"), config)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_untouched_adapter_scores_like_the_base(tmp_path: Path, task: TaskType) -> None:
+    held = opened(tmp_path, task)
+    base = held.remember_base(tiny.load(tmp_path / "model"))
+    now = held.score(adapted(tmp_path, moved=False))
+    assert now.value == pytest.approx(base.value, abs=1e-3)
+    if task is TaskType.DPO:
+        assert base.value == pytest.approx(math.log(2))
+    if task is TaskType.GRPO:
+        assert base.value == pytest.approx(0.0, abs=1e-6)
+        assert not base.lower_is_better
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_moved_adapter_scores_otherwise_and_the_same_every_time(tmp_path: Path, task: TaskType) -> None:
+    held = opened(tmp_path, task)
+    base = held.remember_base(tiny.load(tmp_path / "model"))
+    model = adapted(tmp_path, moved=True)
+    now = held.score(model)
+    assert now.value != base.value
+    assert held.score(model).value == now.value
+    assert now.as_score(7).metric == base.metric
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_ranks_scores_add_up_to_the_score_of_all(tmp_path: Path, task: TaskType) -> None:
+    held, model = opened(tmp_path, task), adapted(tmp_path, moved=True)
+    parts = [held.remember_base(tiny.load(tmp_path / "model"), rank=rank, world=3) for rank in range(3)]
+    held.base = parts[0].merged([sum(column) for column in zip(*(part.sums for part in parts), strict=True)])
+    scores = [held.score(model, rank=rank, world=3) for rank in range(3)]
+    together = scores[0].merged([sum(column) for column in zip(*(one.sums for one in scores), strict=True)])
+    if task is TaskType.GRPO:
+        assert math.isfinite(together.value), "ranks sample other completions than one process does"
+        return
+    alone = opened(tmp_path, task)
+    alone.remember_base(tiny.load(tmp_path / "model"))
+    assert together.value == pytest.approx(alone.score(model).value, rel=1e-4)
+    assert sorted(place for one in scores for place in one.rows) == list(range(len(held.rows)))
+
+
+def test_preferences_need_no_reference_in_memory_while_the_base_is_remembered(tmp_path: Path) -> None:
+    held = opened(tmp_path, TaskType.DPO)
+    held.remember_base(tiny.load(tmp_path / "model"))
+    full = tiny.model(seed=9)
+    with_memory = held.score(full).value
+    fresh = opened(tmp_path, TaskType.DPO)
+    assert fresh.score(full, reference=tiny.load(tmp_path / "model")).value == pytest.approx(with_memory)
+    with pytest.raises(ValueError, match="give the base model"):
+        opened(tmp_path, TaskType.DPO).score(full)
+
+
+def test_a_task_with_a_kl_term_is_scored_with_it(tmp_path: Path) -> None:
+    model = adapted(tmp_path / "x", moved=True) if (tmp_path / "x").exists() else None
+    plain = opened(tmp_path, TaskType.INSTRUCT)
+    model = adapted(tmp_path, moved=True)
+    without = plain.score(model)
+    dear = opened(tmp_path, TaskType.INSTRUCT, kl_coefficient=2.0)
+    found = dear.score(model)
+    assert found.metric == "eval_loss+kl"
+    kl = found.sums[2] / found.sums[3]
+    assert kl > 0
+    assert found.value == pytest.approx(without.value + 2.0 * kl, rel=1e-4)
+    assert dear.score(model, reference=tiny.load(tmp_path / "model")).value == pytest.approx(
+        found.value, rel=1e-4
+    )
+
+
+def test_rewards_are_scored_against_the_base_only(tmp_path: Path) -> None:
+    held = opened(tmp_path, TaskType.GRPO)
+    measured = held.score(adapted(tmp_path, moved=False))
+    with pytest.raises(ValueError, match="remember_base comes first"):
+        _ = measured.value
+
+
+def test_without_held_out_rows_there_is_nothing_to_open(tmp_path: Path) -> None:
+    run = spec(tmp_path, TaskType.CHAT, tiny.chat_rows(2))
+    tokenizer = load_tokenizer(run.model_path)
+    files = write_task(read_task(run, tokenizer), planned(TaskType.CHAT), tmp_path / "data")
+    with pytest.raises(ValueError, match="no rows were held out"):
+        HeldOut.open(run, files, tokenizer)
