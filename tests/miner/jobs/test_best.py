@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,76 +15,168 @@ from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 
 
-def model(folder: Path, text: str = "x") -> Path:
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_text(text)
-    return folder
+def model(folder: Path, name: str, text: str = "x") -> Path:
+    place = folder / name
+    (place / "sub").mkdir(parents=True)
+    (place / "weights").write_text(text)
+    (place / "sub" / "more").write_text(text)
+    return place
 
 
-def test_a_snapshot_is_of_what_lay_there_and_knows_it_again(tmp_path: Path) -> None:
-    source, target = model(tmp_path / "attempt_1/submission"), tmp_path / "submission"
-    taken = snapshot(source, target)
-    assert taken == identity(source)
-    assert (target / "model.safetensors").read_text() == "x"
+def candidate(folder: Path, attempt: int, value: float | None, metric: str = "eval_loss") -> Candidate:
+    score = None if value is None else Score(value=value, step=1, metric=metric)
+    return Candidate(attempt, model(folder, f"m{attempt}"), score)
+
+
+def test_the_best_score_wins_whichever_attempt_it_is(tmp_path: Path) -> None:
+    made = [candidate(tmp_path, number, value) for number, value in ((1, 0.5), (2, 0.4), (3, 0.9))]
+    best = best_of(made)
+    assert best is not None
+    assert best.attempt == 2
+
+
+def test_a_model_with_a_score_beats_one_without_and_a_later_one_an_earlier(tmp_path: Path) -> None:
+    scored, plain, later = (candidate(tmp_path, n, v) for n, v in ((1, 0.5), (2, None), (3, None)))
+    assert best_of([scored, plain, later]) == scored
+    assert best_of([plain, later]) == later
+
+
+def test_scores_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
+    one, other = candidate(tmp_path, 1, 0.1), candidate(tmp_path, 2, 0.9, metric="reward")
+    assert best_of([one, other]) == other
+
+
+def test_what_is_not_there_is_no_candidate(tmp_path: Path) -> None:
+    gone = Candidate(1, tmp_path / "gone", None)
+    linked = tmp_path / "linked"
+    linked.symlink_to(model(tmp_path, "real"))
+    assert best_of([gone, Candidate(2, linked, None)]) is None
+
+
+def test_a_snapshot_holds_the_same_files_without_copying_them(tmp_path: Path) -> None:
+    source, target = model(tmp_path, "source"), tmp_path / "target"
+    model(tmp_path, "target", "old")
+    assert snapshot(source, target) == identity(source)
+    assert (target / "weights").read_text() == "x"
+    assert (target / "sub" / "more").read_text() == "x"
+    assert os.stat(target / "weights").st_ino == os.stat(source / "weights").st_ino
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
+
+
+@pytest.mark.parametrize("kind", ["link", "linked folder", "pipe"])
+def test_what_is_no_plain_file_makes_a_model_unsound(tmp_path: Path, kind: str) -> None:
+    source = model(tmp_path, "source")
+    if kind == "pipe":
+        os.mkfifo(source / "odd")
+    else:
+        (source / "odd").symlink_to("/etc/passwd" if kind == "link" else "/etc")
+    with pytest.raises(StepFailed, match=r"odd has mode .*no links") as failed:
+        snapshot(source, tmp_path / "target")
+    assert failed.value.reason is EndReason.BAD_SUBMISSION
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_never_mixed(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("a", "b"):
+        place = tmp_path / name
+        place.mkdir()
+        for number in range(40):
+            (place / str(number)).write_text(name)
+    (tmp_path / "a").rename(source)
+    done = threading.Event()
+
+    def swap() -> None:
+        aside = tmp_path / "b"
+        while not done.is_set():
+            source.rename(tmp_path / "c")
+            aside.rename(source)
+            (tmp_path / "c").rename(aside)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(20):
+            try:
+                snapshot(source, target)
+            except StepFailed:
+                continue
+            assert len({one.read_text() for one in target.iterdir()}) == 1
+    finally:
+        done.set()
+        swapping.join()
+
+
+def test_where_links_are_not_to_be_had_files_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    source = model(tmp_path, "source")
+    snapshot(source, tmp_path / "target")
+    assert (tmp_path / "target" / "weights").read_text() == "x"
+
+
+def test_a_full_disk_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StepFailed) as failed:
+        snapshot(model(tmp_path, "source"), tmp_path / "target")
+    assert failed.value.reason is EndReason.DISK_FULL
+
+
+def test_what_is_published_is_known_by_its_folder_and_its_name(tmp_path: Path) -> None:
+    one = candidate(tmp_path, 1, 0.5)
+    known = identity(one.folder)
+    assert known is not None
+    folder = JobFolder(tmp_path)
+    Published(known, 1, one.score, "me/repo").save(folder)
+    told = Published.load(folder)
+    assert told == Published(known, 1, one.score, "me/repo")
+    made = MinerSubmission(repo="me/repo")
+    assert told.is_of(one, made, "repo")
+    assert not told.is_of(one, made, "other")
+    assert not told.is_of(one, None, "repo")
+    (one.folder / "new").write_text("x")
+    assert not told.is_of(one, made, "repo")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"identity": [1]}', "null", '{"identity": 3, "score": null}']
+)
+def test_a_note_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
+    folder = JobFolder(tmp_path)
+    folder.published.write_text(text)
+    assert Published.load(folder) is None
+
+
+def test_a_refused_model_is_put_aside_and_no_candidate_any_more(tmp_path: Path) -> None:
+    one = candidate(tmp_path, 1, 0.5)
+    refuse(one)
+    assert best_of([one]) is None
+    assert (tmp_path / "submission.refused" / "weights").exists()
 
 
 def test_two_snapshots_of_one_job_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled early upload leaves a thread that still copies; the last upload must not fail for it."""
-    source, target, both = model(tmp_path / "a/submission"), tmp_path / "submission", threading.Event()
+    source, target, over = model(tmp_path, "source"), tmp_path / "target", threading.Event()
     link, seen = os.link, []
 
     def slow(*args: str, **more: bool) -> None:
         seen.append(1)
         if len(seen) == 1:
-            assert not both.wait(0.1)
+            over.wait(0.1)
         link(*args, **more)
 
     monkeypatch.setattr(os, "link", slow)
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(snapshot, source, target) for _ in range(2)]
         assert {one.result() for one in found} == {identity(source)}
-    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
-
-
-def test_a_model_with_a_link_in_it_is_refused(tmp_path: Path) -> None:
-    source = model(tmp_path / "a/submission")
-    (source / "config.json").symlink_to("/etc/passwd")
-    with pytest.raises(StepFailed, match="no links") as caught:
-        snapshot(source, tmp_path / "submission")
-    assert caught.value.reason is EndReason.BAD_SUBMISSION
-    assert not (tmp_path / "submission").exists()
-
-
-def test_a_full_disk_is_no_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    source = model(tmp_path / "a/submission")
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(StepFailed) as caught:
-        snapshot(source, tmp_path / "submission")
-    assert caught.value.reason is EndReason.DISK_FULL
-
-
-def test_what_is_published_is_remembered_until_another_one_takes_its_place(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path)
-    source = model(tmp_path / "attempt_1/submission")
-    taken, made = snapshot(source, folder.submission), MinerSubmission(repo="me/repo-1")
-    Published(taken, 1, Score(value=1.0, step=1), made.repo).save(folder)
-    known, candidate = Published.load(folder), Candidate(1, source, None)
-    assert known is not None
-    assert known.is_of(candidate, made, "repo-1")
-    assert not known.is_of(candidate, made, "repo-2")
-    refuse(candidate)
-    model(source, "y")
-    assert not known.is_of(candidate, made, "repo-1")
-    folder.published.write_text("[]")
-    assert Published.load(folder) is None
-
-
-def test_a_folder_that_is_a_link_is_no_candidate(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(model(tmp_path / "a"))
-    assert best_of([Candidate(1, tmp_path / "link", None)]) is None
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
 
 
 def test_stripping_takes_refused_and_half_copied_models_too_and_leaves_the_records(tmp_path: Path) -> None:
@@ -96,7 +187,7 @@ def test_stripping_takes_refused_and_half_copied_models_too_and_leaves_the_recor
         "attempt_1/submission.refused",
         "attempt_1/.submission.old",
     ):
-        model(tmp_path / name)
+        model(tmp_path, name)
     (tmp_path / "attempt_1/log").write_text("kept")
     folder.strip()
-    assert [path.name for path in tmp_path.rglob("*")] == ["attempt_1", "log"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["attempt_1", "log"]
