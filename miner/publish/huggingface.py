@@ -114,9 +114,7 @@ class HuggingFace:
         self._api.create_repo(repo, private=False, exist_ok=True)
         if self._api.model_info(repo).private:
             if self._state(repo).files.keys() - {ATTRIBUTES}:
-                text = (
-                    f"{repo} is there already, private and not empty: rename it, delete it or make it public"
-                )
+                text = f"{repo} is there, private and not empty: rename it, delete it or make it public"
                 raise HubTrouble(Trouble.REFUSED, text)
             self._api.update_repo_settings(repo, private=False)
 

@@ -259,6 +259,10 @@ def test_as_many_run_as_may() -> None:
     assert ask(on, B, 1) == []
     on.release(A)
     assert [claim.key for claim in on.arrange(0.0)] == [B]
+    for key in (C, D):
+        on.ask(key, [1], now=0.0, until=HOUR, priority=0.0)
+    on.release(B)
+    assert len(on.arrange(0.0)) == 1
 
 
 def test_a_queue_without_end_is_planned_as_far_as_it_may_get() -> None:
