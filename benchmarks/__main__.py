@@ -23,6 +23,7 @@ NAMES = (
     "inputs",
     "publish",
     "jobs",
+    "engines",
 )
 
 

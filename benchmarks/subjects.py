@@ -24,7 +24,10 @@ OPEN_LIMITS = {
     "FAILURE_RATE_PER_ADDRESS": "1000000000",
     "FAILURE_BURST_PER_ADDRESS": "1000000000",
     "MAX_LIVE_NONCES": "1000000",
-    "MAX_JOBS": "10000",
+    # The host of the strategy for eight; more than what fits is refused, as it would be there.
+    "GPUS": "8xH100",
+    "POLICY": "auto",
+    "PROFILE": "auto",
 }
 QUIET = {"LOG_LEVEL": "WARNING"}
 

@@ -164,18 +164,30 @@ def shown(name: str) -> str:
 
 
 def _table(file: IO[bytes]) -> tuple[int, int]:
-    """How many entries the end of the file speaks of, and the bytes of their table."""
+    """How many entries the end of the file speaks of, and the bytes of their table: the most that any record
+    says which a reader might go by, as versions of Python differ in where they look."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 65_557, 0))  # the end record, with the longest comment there can be
     tail = file.read()
-    at = tail.rfind(_END)
-    if at < 0:
+    found: list[tuple[int, int]] = []
+    for at in {tail.rfind(_END), len(tail) - 22}:
+        if at >= 0 and tail.startswith(_END, at):
+            found += _records(file, tail[max(at - 20, 0) : at + 22], size - len(tail) + at)
+    if not found:
         raise zipfile.BadZipFile("its table of contents is missing, as when a download broke off")
-    count, table = struct.unpack("<HI", tail[at + 10 : at + 16])
-    if at >= 20 and tail[at - 20 : at - 16] == _FIND64:
-        (place,) = struct.unpack("<Q", tail[at - 12 : at - 4])
-        file.seek(min(place, size))
-        record = file.read(56)
-        if record.startswith(_END64):
-            count, table = struct.unpack("<QQ", record[32:48])
-    return count, table
+    return max(count for count, _ in found), max(table for _, table in found)
+
+
+def _records(file: IO[bytes], end: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """What an end record at `at` says, and those of large archives that belong to it."""
+    count, table = struct.unpack("<HI", end[-12:-6])
+    if len(end) == 42 and end.startswith(_FIND64):
+        (place,) = struct.unpack("<Q", end[8:16])
+        for start in (place, at - 20 - 56):
+            file.seek(min(max(start, 0), at))
+            record = file.read(56)
+            if len(record) == 56 and record.startswith(_END64):
+                yield struct.unpack("<QQ", record[32:48])
+                # "See there", where a number is too large for these.
+                count, table = count if count != 0xFFFF else 0, table if table != 0xFFFFFFFF else 0
+    yield count, table

@@ -20,6 +20,9 @@ _SHAPES = re.compile(
     | (?<=X-Amz-Signature=)[^&\s"'<>]+
     | (?<=X-Amz-Credential=)[^&\s"'<>]+
     | (?<=X-Amz-Security-Token=)[^&\s"'<>]+
+    | (?<=X-Goog-Signature=)[^&\s"'<>]+
+    | (?<=[?&]Signature=)[^&\s"'<>]+
+    | (?<=[?&]sig=)[^&\s"'<>]+
     | (?<=://)[^/\s:@"'<>]*:[^/\s@"'<>]+(?=@)
     | (?<=[Bb]earer\ )[A-Za-z0-9._~+/=-]{8,}
     """,

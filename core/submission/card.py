@@ -100,7 +100,10 @@ def _front_matter(data: bytes) -> dict[str, Any]:
     try:
         value = yaml.load(found[1], _Loader)  # noqa: S506 - a SafeLoader without aliases
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(shown(str(error).splitlines()[0], 100)) from None
+        raise ValueError(shown((str(error).splitlines() or ["odd"])[0], 100)) from None
+    except (AttributeError, LookupError, TypeError, ArithmeticError):
+        # What the library stumbles over where a tag and its value do not fit, as in `!!bool perhaps`.
+        raise ValueError("a tag and its value do not fit") from None
     if not isinstance(value, dict):
         raise ValueError("a list of keys and values is needed")
     return value

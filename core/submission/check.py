@@ -12,7 +12,7 @@ from core.submission import adapters, card, configs, weights
 from core.submission.documents import Item, json_object
 from core.submission.faults import Fault, FaultKind
 from core.submission.model_hash import model_hash
-from core.submission.safetensors import BadHeader, Header
+from core.submission.safetensors import MAX_HEADER, BadHeader, Header
 from core.submission.selection import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -26,6 +26,8 @@ from core.submission.weigh import Told, Weighed, weigh
 
 #: More than the largest model that is trained here, in full precision.
 MAX_BYTES = 400 * 10**9
+#: Of all files together: each of many parts may have a large one, and all of them are held in memory.
+MAX_HEADERS = 4 * MAX_HEADER
 
 Weigh = Callable[[Path, Told | None], Weighed]
 
@@ -89,6 +91,7 @@ def examine(
         return Report(kind, {}, tuple(faults), None)
     files: dict[str, FileFact] = {}
     found: dict[str, Weighed] = {}
+    described = 0
     for name, item in sorted(items.items()):
         try:
             seen = _weighed(name, item, told, weighed_by)
@@ -101,6 +104,11 @@ def examine(
             files[name] = FileFact(seen.size, seen.sha256)
             if seen.header is not None:
                 found[name] = seen
+                described += seen.header.data_at
+        if described > MAX_HEADERS:
+            rule = "describe more tensors than any model has; save it again"
+            faults.append(Fault(FaultKind.TOO_MUCH, "the headers of all parts", f"{described:,} bytes", rule))
+            return Report(kind, {}, tuple(faults), None)
     faults += _said(items, kind, base)
     faults += _held(items, kind, base, found)
     headers = {name: seen.header for name, seen in found.items() if seen.header is not None}

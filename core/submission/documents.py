@@ -33,5 +33,7 @@ def json_object(name: str, item: Item) -> dict[str, Any] | Fault:
 
 
 def to_json(value: dict[str, Any]) -> bytes:
-    """As transformers and peft write them."""
-    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+    """As transformers and peft write them. Half a letter, which JSON can say and UTF-8 can not, stays what it
+    was there: an escape."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+    return text.encode(errors="backslashreplace") + b"\n"

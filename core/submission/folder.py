@@ -14,6 +14,8 @@ from core.submission.faults import BadSubmission, Fault, FaultKind, shown
 #: Far more than any submission has; a folder with more is an attack or a mistake.
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 12
+#: Changes whenever a file's content may have: device, inode, size, time of the last write.
+Identity = tuple[int, int, int, int]
 _PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -23,8 +25,7 @@ class Entry:
 
     path: str
     size: int
-    #: Changes whenever the file's content may have: device, inode, size, time of the last write.
-    identity: tuple[int, int, int, int]
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _inner(folder: Path, path: str, depth: int) -> Iterator[Entry | Fault]:
         yield Fault(FaultKind.UNREADABLE, path, "", f"can't be looked at: {error.strerror}")
 
 
-def identity(found: os.stat_result) -> tuple[int, int, int, int]:
+def identity(found: os.stat_result) -> Identity:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 

@@ -11,11 +11,10 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from core.submission.faults import BadSubmission, Fault, FaultKind
-from core.submission.folder import Entry, identity, listing, open_plain
+from core.submission.folder import Entry, Identity, identity, listing, open_plain
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -40,37 +39,31 @@ def settle(place: Path) -> bool:
     return place.is_dir()
 
 
-def freeze(place: Path, into: Path, names: Iterable[str] | None = None) -> Path:
+def freeze(place: Path, into: Path) -> Identity:
     """A copy of the submission at `place` that stays as it is: hard links, so that it costs neither time nor
     room; real copies where links are not allowed. `into` appears complete or not at all, in the place of an
-    earlier copy if there is one.
+    earlier copy if there is one. Returns what tells this submission from the next one at `place`.
 
-    With `names` only these are taken, else every regular file. Links, pipes and the like are passed over.
+    `BadSubmission` where there is none, or where links, pipes and the like lie in it: whoever trains is not
+    to be trusted with a path. One at a time for the same `into`.
     """
-    wanted = None if names is None else frozenset(names)
-    for _ in range(TRIES):
-        partial = into.with_name(f".{into.name}.tmp")
+    partial = into.with_name(f".{into.name}.tmp")
+    try:
+        for _ in range(TRIES):
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                taken = _link_all(place, partial)
+            except FileNotFoundError:
+                continue
+            _swap(partial, into)
+            return taken
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        try:
-            _link_all(place, partial, wanted)
-        except FileNotFoundError:
-            continue
-        _swap(partial, into)
-        return into
-    raise BadSubmission(
-        str(place),
-        [
-            Fault(
-                FaultKind.CHANGED,
-                str(place),
-                "",
-                "is not there, or was replaced again and again while copied",
-            )
-        ],
-    )
+    rule = "is not there, or was replaced again and again while copied"
+    raise BadSubmission(str(place), [Fault(FaultKind.CHANGED, str(place), "", rule)])
 
 
-def _link_all(place: Path, partial: Path, wanted: frozenset[str] | None) -> None:
+def _link_all(place: Path, partial: Path) -> Identity:
     """`FileNotFoundError` when another submission came in meanwhile."""
     before = place.stat(follow_symlinks=False)
     if not stat.S_ISDIR(before.st_mode):
@@ -82,29 +75,31 @@ def _link_all(place: Path, partial: Path, wanted: frozenset[str] | None) -> None
         if place.is_dir():
             raise
         raise FileNotFoundError(errno.ENOENT, "was replaced", str(place)) from None
+    if seen.odd:
+        raise BadSubmission(str(place), seen.odd)
     for entry in seen.files:
-        if wanted is None or entry.path in wanted:
-            _link(place, partial, entry)
+        _link(place / entry.path, partial / entry.path, entry)
     after = place.stat(follow_symlinks=False)
     # An inode's number is given out again as soon as it is free: the time belongs to it.
     if (identity(before), before.st_ctime_ns) != (identity(after), after.st_ctime_ns):
         raise FileNotFoundError(errno.ENOENT, "was replaced", str(place))
+    return identity(before)
 
 
-def _link(place: Path, partial: Path, entry: Entry) -> None:
-    target = partial / entry.path
+def _link(source: Path, target: Path, entry: Entry) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(place / entry.path, target, follow_symlinks=False)
+        os.link(source, target, follow_symlinks=False)
+        taken = target.stat(follow_symlinks=False)
     except OSError as error:
         # Another's files may not be linked (fs.protected_hardlinks), nor across file systems.
-        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
             raise
-        with open(open_plain(place / entry.path), "rb") as source, target.open("xb") as made:
-            shutil.copyfileobj(source, made, 4 << 20)
-        return
-    if identity(target.stat(follow_symlinks=False)) != entry.identity:
-        raise FileNotFoundError(errno.ENOENT, "was replaced", str(place))
+        with open(open_plain(source), "rb") as read, target.open("xb") as made:
+            shutil.copyfileobj(read, made, 4 << 20)
+            taken = os.fstat(read.fileno())
+    if identity(taken) != entry.identity:
+        raise FileNotFoundError(errno.ENOENT, "was replaced", str(source))
 
 
 def _swap(new: Path, place: Path) -> None:
@@ -141,9 +136,9 @@ def _let_others_read(folder: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """What has been put in place must be whole after a power cut too."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
+    """What has been put in place must be whole after a power cut too: files, and the names they have."""
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):
             opened = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(opened)

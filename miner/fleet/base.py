@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from core.hardware import GpuKind, GpuSet, Hardware
@@ -54,7 +55,7 @@ class Hold:
     priority: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetSnapshot:
     """The fleet at one instant, never changed: what a decision is made on."""
 
@@ -66,7 +67,7 @@ class FleetSnapshot:
     #: Why the inventory could not be read this time; the cards are those of the last good look.
     trouble: str | None = None
 
-    @property
+    @cached_property
     def usable(self) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.gpus if gpu.out is None)
 

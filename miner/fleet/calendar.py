@@ -53,8 +53,12 @@ class Calendar:
 
     def free(self, pool: Sequence[Gpu], start: float, end: float) -> dict[str, float]:
         """The cards that are free all that time, and for how long afterwards."""
-        gaps = {gpu.id: _gap(self._taken.get(gpu.id, ()), start, end) for gpu in pool}
-        return {name: gap for name, gap in gaps.items() if gap is not None}
+        found = {}
+        for gpu in pool:
+            gap = _gap(self._taken.get(gpu.id, ()), start, end)
+            if gap is not None:
+                found[gpu.id] = gap
+        return found
 
     def earliest(
         self,

@@ -11,6 +11,8 @@ from typing import Any
 
 #: A container's limit on its memory, newer and older kernels.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+#: Logs and databases write all the time: smaller changes are none.
+_DISK_STEP = 10**9
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -21,7 +23,7 @@ def host_facts(data_dir: Path) -> dict[str, Any]:
     if memory:
         found["memory_bytes"] = memory
     with contextlib.suppress(OSError):
-        found["disk_free_bytes"] = shutil.disk_usage(data_dir).free
+        found["disk_free_bytes"] = shutil.disk_usage(data_dir).free // _DISK_STEP * _DISK_STEP
     return found
 
 

@@ -212,7 +212,9 @@ class Ledger:
         """Give out what can be given out; the claims that got GPUs by it."""
         state = Cards(self.gpus, self._shared, self.unclean)
         granted = Pass(self._claims.values(), state, now, self.rules).granted
-        self._holds = None
+        holds = tuple(claim.hold() for claim in self._claims.values())
+        if holds != self._holds:
+            self._holds = holds
         return granted
 
     def _set(self, claim: Claim) -> None:

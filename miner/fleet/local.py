@@ -64,7 +64,9 @@ class LocalFleet:
     # What there is
 
     def update(self, stock: Stock) -> None:
-        """The inventory has looked again."""
+        """The inventory has looked again. Where nothing has changed, what was is kept: those who compare see
+        that it is the same."""
+        stock = self.stock if stock == self.stock else stock
         self.stock = stock
         self.ledger.set_cards(stock.gpus, failed=stock.failed, unclean=stock.unclean, shared=stock.shared)
         self.arrange()

@@ -9,6 +9,36 @@ from miner.fleet.calendar import Calendar
 from miner.fleet.layout import Layout, layout_of
 
 
+class Placing:
+    """Several questions about one snapshot at one moment."""
+
+    def __init__(self, snapshot: FleetSnapshot, now: float) -> None:
+        self._usable, self._now = snapshot.usable, now
+        self._calendar, self._layout = Calendar.of(snapshot.holds, now), layout_of(snapshot.gpus)
+
+    def place(
+        self, counts: Sequence[int], *, duration_s: float, latest_start: float, lane: NamedLane | None = None
+    ) -> Placement | None:
+        """Cards for the first of `counts` that can begin by `latest_start`, as early as it can; else None.
+
+        A lane's task gets the lane's cards, and those of others only where its lane overflows.
+        """
+        for count in counts:
+            for words, pool in pools(self._usable, lane):
+                found = self._calendar.earliest(
+                    pool,
+                    count,
+                    self._layout,
+                    first=self._now,
+                    latest=latest_start,
+                    end_of=lambda start: start + duration_s,
+                )
+                if found is not None:
+                    why = _why(self._layout, found.gpus, found.start - self._now)
+                    return Placement(*found, f"{words}{why}")
+        return None
+
+
 def place(
     snapshot: FleetSnapshot,
     counts: Sequence[int],
@@ -18,21 +48,8 @@ def place(
     latest_start: float,
     lane: NamedLane | None = None,
 ) -> Placement | None:
-    """Cards for the first of `counts` that can begin by `latest_start`, as early as it can; None: none can.
-
-    A lane's task gets the lane's cards, and those of others only where its lane overflows. What the task
-    itself holds already is in its way: ask of `snapshot.without(key)`.
-    """
-    calendar, layout = Calendar.of(snapshot.holds, now), layout_of(snapshot.gpus)
-    usable = snapshot.usable
-    for count in counts:
-        for words, pool in pools(usable, lane):
-            found = calendar.earliest(
-                pool, count, layout, first=now, latest=latest_start, end_of=lambda start: start + duration_s
-            )
-            if found is not None:
-                return Placement(*found, words + _why(layout, found.gpus, found.start - now))
-    return None
+    """One question. What the task itself holds already is in its way: ask of `snapshot.without(key)`."""
+    return Placing(snapshot, now).place(counts, duration_s=duration_s, latest_start=latest_start, lane=lane)
 
 
 def pools(usable: Sequence[Gpu], lane: NamedLane | None) -> Iterator[tuple[str, Sequence[Gpu]]]:

@@ -99,8 +99,8 @@ class Pass:
     def _grant(self, claim: Claim) -> bool:
         if self._places_left <= 0:
             return False
-        now = self._now
-        found = next(self._options(claim, claim.counts, latest=now, leave_out=self._cards.unclean), None)
+        now, unclean = self._now, self._cards.unclean
+        found = self._promised(claim) or next(self._options(claim, claim.counts, now, unclean), None)
         if found is None:
             return False
         claim.stage = Stage.RUNNING
@@ -108,6 +108,17 @@ class Pass:
         self._calendar.add(found.gpus, found.start, found.end)
         self._places_left -= 1
         return True
+
+    def _promised(self, claim: Claim) -> Found | None:
+        """The very cards that were promised, where they are as many as are wished for most."""
+        if not (claim.firm and claim.gpus and claim.starts_at <= self._now):
+            return None
+        bad = {*self._cards.unclean, *(self._cards.shared if claim.exclusive else ())}
+        fits = len(claim.gpus) == claim.counts[0] if claim.counts else False
+        if not fits or not bad.isdisjoint(claim.gpus) or not self._ids.issuperset(claim.gpus):
+            return None
+        free = all(self._calendar.is_free(gpu, self._now, claim.until) for gpu in claim.gpus)
+        return Found(claim.gpus, self._now, claim.until) if free else None
 
     def _plan(self, claim: Claim, wishes: Sequence[Sequence[int]]) -> None:
         """The window that begins first, of those for the first of the wishes that has any."""

@@ -1,8 +1,7 @@
 """Which of a job's models is the best, and a snapshot of it that nobody else writes to.
 
-The trainer renames a new submission in while we look, and a training is not to be trusted with a path: so
-the snapshot is made of the regular files found, by hard links (a copy where those are not to be had), and
-thrown away when the folder was replaced meanwhile.
+The trainer renames a new submission in while we look: `core.submission.place` takes copies that never mix
+two.
 """
 
 from __future__ import annotations
@@ -10,24 +9,26 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import stat
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.run_files import Score
+from core.submission.faults import BadSubmission
+from core.submission.folder import Identity
+from core.submission.folder import identity as identity_of
+from core.submission.place import freeze
 from core.wire import MinerSubmission
 from miner.jobs.folder import JobFolder, remove, write
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 from miner.watch import files
 
-#: A submission has a handful of files, a sharded model some hundred.
-MOST_FILES = 5000
-_TRIES = 10
 #: A submission that its check refused is put aside under this name.
 REFUSED = "submission.refused"
+#: One snapshot at a time of each place; a few dozen bytes a job.
+_taking: dict[Path, threading.Lock] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
 class Published:
     """What of this job is on the hub, beside the books: which snapshot it was."""
 
-    identity: tuple[int, int, int]
+    identity: Identity
     attempt: int
     score: Score | None
     repo: str
@@ -78,85 +79,44 @@ class Published:
         try:
             told = json.loads(files.read(folder.published, 64 * 1024) or b"")
             score = Score.model_validate(told["score"]) if told["score"] else None
-            one, two, three = told["identity"]
-            return cls((one, two, three), told["attempt"], score, told["repo"])
+            device, inode, size, written = told["identity"]
+            return cls((device, inode, size, written), told["attempt"], score, told["repo"])
         except (ValueError, KeyError, TypeError, OSError):
             return None
 
     def is_of(self, candidate: Candidate, made: MinerSubmission | None, repo_name: str) -> bool:
-        """Whether the hub has this very model under this name."""
-        same_place = made is not None and made.repo == self.repo and self.repo.endswith(f"/{repo_name}")
-        return same_place and self.identity == identity(candidate.folder)
+        """Whether the hub has this very model under this name. A submission without a hash was being replaced
+        when something ended that: what lies there is not known."""
+        if made is None or made.model_hash is None or made.repo != self.repo:
+            return False
+        return self.repo.endswith(f"/{repo_name}") and self.identity == identity(candidate.folder)
 
 
-def identity(folder: Path) -> tuple[int, int, int] | None:
+def identity(folder: Path) -> Identity | None:
     """Another one whenever another folder was renamed in."""
     try:
-        status = os.lstat(folder)
+        return identity_of(os.lstat(folder))
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def snapshot(source: Path, target: Path) -> tuple[int, int, int]:
+def snapshot(source: Path, target: Path) -> Identity:
     """`target` becomes what `source` is now; the identity of that. `StepFailed` when there is nothing sound
     to take."""
-    fresh, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
-    for _ in range(_TRIES):
-        before = identity(source)
-        if before is None or not source.is_dir():
-            raise StepFailed(EndReason.BAD_SUBMISSION, f"{source} is not there any more")
-        remove(fresh)
+    # An early upload that was cancelled may still be copying in its thread.
+    with _taking.setdefault(target, threading.Lock()):
         try:
-            _links(source, fresh)
-        except FileNotFoundError:
-            continue  # replaced in the middle
+            return freeze(source, target)
+        except BadSubmission as error:
+            raise StepFailed(EndReason.BAD_SUBMISSION, str(error)) from None
         except OSError as error:
             raise _told(error, source) from error
-        if identity(source) == before:
-            remove(old)
-            if target.exists():
-                os.replace(target, old)
-            os.replace(fresh, target)
-            remove(old)
-            return before
-    raise StepFailed(EndReason.BAD_SUBMISSION, f"{source} changes faster than it can be read")
 
 
 def _told(error: OSError, source: Path) -> StepFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StepFailed(EndReason.DISK_FULL, f"no room for a snapshot of {source}: {error.strerror}")
     return StepFailed(EndReason.BAD_SUBMISSION, f"{source} can't be read: {error}")
-
-
-def _links(source: Path, target: Path) -> None:
-    count = 0
-    pending = [(source, target)]
-    while pending:
-        folder, copy = pending.pop()
-        copy.mkdir()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                count += 1
-                if count > MOST_FILES:
-                    raise StepFailed(EndReason.BAD_SUBMISSION, f"{source} holds more than {MOST_FILES} files")
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), copy / entry.name))
-                elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-                    _link(entry.path, copy / entry.name)
-                else:
-                    raise StepFailed(
-                        EndReason.BAD_SUBMISSION, f"{entry.path} is a link or no file: a model has none"
-                    )
-
-
-def _link(source: str, target: Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EACCES, errno.EOPNOTSUPP):
-            raise
-        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def refuse(candidate: Candidate) -> None:

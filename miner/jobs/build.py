@@ -16,6 +16,7 @@ from miner.fleet.base import Fleet, TaskKey
 from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.inputs.fetch import JobInputs
+from miner.jobs.live import Bus
 from miner.jobs.manager import Jobs
 from miner.jobs.room import Room
 from miner.jobs.times import Pace
@@ -113,6 +114,12 @@ async def build_jobs(
     book = JobBook(books, clock=clock)
     engine = await find_engine(settings, alert)
     await _see_cards(fleet, book)
+    bus = Bus()
+
+    def noted(job_id: int, text: str) -> None:
+        log.info("job %d: %s", job_id, text)
+        bus.tell("note", job_id, {"job_id": job_id, "kind": "publishing", "text": text})
+
     room = Room(settings.data_dir, book, keep_s=settings.keep_finished_hours * 3600)
     parts = Parts(
         data_dir=settings.data_dir,
@@ -121,9 +128,10 @@ async def build_jobs(
         others=await earlier_engines(settings, book, engine),
         fleet=fleet,
         inputs=JobInputs(settings, Redactor(settings.secrets())),
-        publisher=HubPublisher(PublishTo.of(settings)),
+        publisher=HubPublisher(PublishTo.of(settings), noted=noted),
         profile=profile,
         pace=Pace.of(settings),
+        bus=bus,
         clock=clock,
         alert=alert,
         make_room=room.make,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from core.submission.folder import Identity
 from miner.jobs.best import Candidate, Published, identity
 from miner.jobs.desk import Desk
 from miner.jobs.ports import StepFailed
@@ -27,7 +28,7 @@ class EarlyPublisher:
         self._not_before = 0.0
         self._took_s = 0.0
         self._failures = 0
-        self._refused: tuple[int, int, int] | None = None
+        self._refused: Identity | None = None
 
     def look(self, course: Course, stop_at: float) -> None:
         """Begin an upload when there is something new and this is the time for it."""

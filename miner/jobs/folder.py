@@ -119,13 +119,15 @@ class JobFolder:
     def strip(self) -> int:
         """Remove what is large: inputs, models, checkpoints. Plans, logs and results stay. Bytes freed."""
         freed = 0
-        for place in (self.inputs, self.submission, *self.path.glob("attempt_*/work"), *self._submissions()):
+        for place in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
             freed += size_of(place)
             remove(place)
         return freed
 
     def _submissions(self) -> list[Path]:
-        return [*self.path.glob("attempt_*/submission"), *self.path.glob("*.new"), *self.path.glob("*.old")]
+        """Also refused ones, and what a kill left of one that was being put in place or copied."""
+        names = ("submission*", ".submission*")
+        return [one for name in names for at in ("", "attempt_*/") for one in self.path.glob(at + name)]
 
 
 def job_folder(data_dir: Path, job_id: int) -> JobFolder:

@@ -123,3 +123,7 @@ class Publisher(Protocol):
     ) -> MinerSubmission:
         """The same files under another name: a validator's second start names a new repository. Where it is
         there already, nothing happens. `StepFailed` as above."""
+
+    def forget(self, job_id: int) -> None:
+        """The job is over, so what is remembered of its files for another try is of no use. Safe to repeat; a
+        job that lives again after all costs another reading of its files."""

@@ -57,12 +57,22 @@ async def publish_one(desk: Desk, model: Candidate, told: Told) -> None:
     if known is not None and known.is_of(model, row.submission, repo_name(row)):
         return
     taken = await asyncio.to_thread(snapshot, model.folder, folder.submission)
+    await _take_back_the_hash(desk)
     made = await desk.parts.publisher.publish(await _outgoing(desk, model), told)
-    desk.row = await desk.parts.book.submitted(row, made)
+    desk.row = await desk.parts.book.submitted(desk.row, made)
     published = Published(taken, model.attempt, model.score, made.repo)
     await asyncio.to_thread(published.save, folder)
     desk.note("published", f"the model of attempt {model.attempt} is published as {made.repo}")
     desk.show()
+
+
+async def _take_back_the_hash(desk: Desk) -> None:
+    """From here on the hub may hold another model at any moment, and whatever ends us, ours would be the old
+    one's hash: a submission that scores nothing. Without a hash validators take what is there."""
+    known = desk.row.submission
+    if known is not None and known.model_hash is not None:
+        without = MinerSubmission(repo=known.repo, model_hash=None)
+        desk.row = await desk.parts.book.submitted(desk.row, without)
 
 
 async def _outgoing(desk: Desk, model: Candidate) -> Outgoing:

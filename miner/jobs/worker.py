@@ -239,6 +239,7 @@ class Worker:
         row = desk.row
         if row.state is JobState.DONE and row.misnamed and desk.now() < row.deadline_at:
             await self._rename()
+        desk.parts.publisher.forget(row.id)
         return True
 
     async def _rename(self) -> None:

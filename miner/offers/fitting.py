@@ -21,7 +21,7 @@ from core.profile.schema import ResolvedProfile
 from core.tasks import TaskType
 from core.units import show_seconds
 from miner.fleet.base import FleetSnapshot, NamedLane, Placement
-from miner.fleet.placing import place
+from miner.fleet.placing import Placing
 from miner.offers.ask import Ask
 from miner.offers.decision import PlanBrief, Reason
 from miner.offers.outline import Outline, Question, outline, roughly
@@ -105,6 +105,8 @@ class _Tries:
         self.profile, self.hardware = profile, hardware
         #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
         self.earliest: Placement | None = None
+        self._placing = Placing(fleet, now)
+        self._found: dict[tuple[int, float], Placement | None] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
@@ -185,14 +187,15 @@ class _Tries:
         return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
-        return place(
-            self.fleet,
-            (count,),
-            now=self.now,
-            duration_s=seconds,
-            latest_start=latest_start,
-            lane=self.lane,
-        )
+        """Looked for once, up to the deadline: what begins earliest answers for every limit."""
+        asked = (count, seconds)
+        if asked not in self._found:
+            deadline = self.now + max(self.ask.hours, 0.0) * 3600
+            self._found[asked] = self._placing.place(
+                (count,), duration_s=seconds, latest_start=deadline, lane=self.lane
+            )
+        found = self._found[asked]
+        return found if found is not None and found.starts_at <= latest_start else None
 
     def _seconds(self, plan: Outline, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of

@@ -83,7 +83,7 @@ def _retry_after(headers: object) -> float | None:
     get = getattr(headers, "get", None)
     given = get("retry-after") if get else None
     try:
-        return min(max(float(given), 0.0), 3600.0) if given is not None else None
+        return min(max(0.0, float(given)), 3600.0) if given is not None else None
     except ValueError:
         return None
 

@@ -110,8 +110,12 @@ class HuggingFace:
             self._note(f"{earlier} can't be renamed to {repo}, which is made anew: {error}")
 
     def _make(self, repo: str) -> None:
+        """The name is a validator's word: what an account keeps to itself under it is not thrown open."""
         self._api.create_repo(repo, private=False, exist_ok=True)
         if self._api.model_info(repo).private:
+            if self._state(repo).files.keys() - {ATTRIBUTES}:
+                text = f"{repo} is there, private and not empty: rename it, delete it or make it public"
+                raise HubTrouble(Trouble.REFUSED, text)
             self._api.update_repo_settings(repo, private=False)
 
     def _choose_transfer(self, repo: str) -> None:

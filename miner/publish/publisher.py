@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 #: Tries of one call; whoever calls may call again.
 TRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+#: What a hub asks for is granted as far as this, and never beyond half of the time that is left: a model that
+#: was held back out of politeness is worth nothing.
+LONGEST_ASKED = 600.0
 #: The client sleeps through a rate limit without a word, for at most five minutes.
 SILENCE_SECONDS = 420.0
 #: With this many failures of the deduplicating transfer the plain one is tried.
@@ -103,9 +106,9 @@ class HubPublisher:
         worker: Sequence[str] = child.WORKER,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
-        noted: Callable[[str, str], None] | None = None,
+        noted: Callable[[int, str], None] | None = None,
     ) -> None:
-        """`noted` gets (task id, text) of what an operator should see: mended files, an upload that will be
+        """`noted` gets (job id, text) of what an operator should see: mended files, an upload that will be
         late, a hub that makes us wait."""
         self._to = to
         self._tries = tries
@@ -114,7 +117,7 @@ class HubPublisher:
         self._worker = worker
         self._pause = pause
         self._clock = clock
-        self._noted = noted or (lambda task_id, text: log.info("%s: %s", task_id, text))
+        self._noted = noted or (lambda job_id, text: log.info("job %d: %s", job_id, text))
         secret = to.token.get_secret_value() if to.token else ""
         self._redact = Redactor([secret])
         #: Asked once: the hub limits strictly how often one may.
@@ -133,7 +136,7 @@ class HubPublisher:
             earlier=outgoing.earlier.repo if outgoing.earlier else None,
             memory=str(self._to.folder / f"{outgoing.job_id}.json"),
         )
-        pace = Pace(outgoing.finish_by, self._clock, lambda text: self._noted(outgoing.task_id, text))
+        pace = Pace(outgoing.finish_by, self._clock, lambda text: self._noted(outgoing.job_id, text))
 
         def heard(event: Event) -> None:
             if isinstance(event, words.Progress):
@@ -141,11 +144,11 @@ class HubPublisher:
                 if event.what == "upload":
                     pace.at(event.done, event.total)
             elif isinstance(event, words.Note):
-                self._noted(outgoing.task_id, self._redact(event.text))
+                self._noted(outgoing.job_id, self._redact(event.text))
 
         done = await self._until_done(order, heard, outgoing.finish_by)
         sizes = f"{done.files} files, {done.size:,} bytes, {done.sent:,} of them sent in the last try"
-        self._noted(outgoing.task_id, f"published {done.repo}: {sizes}")
+        self._noted(outgoing.job_id, f"published {done.repo}: {sizes}")
         return MinerSubmission(repo=done.repo, model_hash=done.model_hash)
 
     async def move(
@@ -180,12 +183,14 @@ class HubPublisher:
         limit = None if finish_by is None else max(finish_by - self._clock(), 0.0)
         try:
             async with asyncio.timeout(limit):
-                return await self._tried(order, heard)
+                return await self._tried(order, heard, finish_by)
         except TimeoutError:
             text = f"{order.repo_name} was not published in time: the upload was ended at its deadline"
             raise StepFailed(EndReason.DEADLINE, text) from None
 
-    async def _tried(self, order: Order, heard: Callable[[Event], None]) -> Published:
+    async def _tried(
+        self, order: Order, heard: Callable[[Event], None], finish_by: float | None
+    ) -> Published:
         pause, failures = self._first_pause, 0
         while True:
             answer = await self._once(order, heard, self._silence, plain=failures >= DEDUPLICATED_TRIES)
@@ -196,7 +201,10 @@ class HubPublisher:
             failures += 1
             if answer.trouble not in PASSING or failures >= self._tries:
                 raise self._failed(answer)
-            wait = max(pause * random.uniform(0.5, 1.5), answer.retry_after or 0.0)  # noqa: S311 - jitter
+            asked = min(answer.retry_after or 0.0, LONGEST_ASKED)
+            wait = max(pause * random.uniform(0.5, 1.5), asked)  # noqa: S311 - jitter
+            if finish_by is not None:
+                wait = min(wait, max(finish_by - self._clock(), 0.0) / 2)
             log.warning(
                 "publishing %s: %s; again in %.1f s", order.repo_name, self._redact(answer.text), wait
             )

@@ -81,7 +81,11 @@ def main() -> int:
         tell(carried_out(order, tell))
     except Exception as error:  # noqa: BLE001 - the outermost: everything becomes an answer
         traceback.print_exc()
-        tell(_failure(error))
+        failure = _failure(error)
+        if failure.trouble is Trouble.MISMATCH and order.memory:
+            # Perhaps what was remembered of the files is what is wrong: the next try reads them.
+            Path(order.memory).unlink(missing_ok=True)
+        tell(failure)
         return 1
     return 0
 

@@ -142,6 +142,7 @@ def _new_job(
         end_reason=hopeless,
         detail="",
         counted_from=0,
+        ended_at=None if hopeless is None else now,
         started_at=start.started_at,
         deadline_at=start.deadline_at,
         starts=1,

@@ -87,6 +87,37 @@ def test_a_table_that_promises_millions_of_entries_is_not_read(tmp_path: Path) -
     assert "1,000,000,000 files" in problem(tmp_path / "b.zip")
 
 
+def test_no_second_record_hides_a_large_table_from_the_limits(tmp_path: Path) -> None:
+    """Readers differ in which of two records they go by."""
+    data = zip_bytes({"a": b"x"})
+    end = data.rfind(b"PK\x05\x06")
+
+    def record(count: int) -> bytes:
+        return struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, 46 * count, 0)
+
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, 0, 1)
+    see_there = data[end : end + 8] + b"\xff" * 12 + b"\0\0"
+    path = tmp_path / "far.zip"
+    path.write_bytes(record(1) + data[:end] + record(10**9) + locator + see_there)
+    assert "1,000,000,000 files" in problem(path)
+    # An end record inside of the end record.
+    inside = struct.pack("<4s4sHHIIH", b"PK\x05\x06", b"PK\x05\x06", 60_000, 60_000, 0x10000, 1, 0)
+    (tmp_path / "inside.zip").write_bytes(data[:end] + inside)
+    assert "60,000 files" in problem(tmp_path / "inside.zip")
+
+
+def test_a_zip_whose_numbers_stand_in_the_large_record_is_read(tmp_path: Path) -> None:
+    data = zip_bytes({"a": b"x"})
+    end = data.rfind(b"PK\x05\x06")
+    count, size, begin = struct.unpack("<HII", data[end + 10 : end + 20])
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, begin)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
+    see_there = data[end : end + 8] + b"\xff" * 12 + b"\0\0"
+    (tmp_path / "a.zip").write_bytes(data[:end] + record + locator + see_there)
+    with Archive(tmp_path / "a.zip", SMALL) as archive:
+        assert [entry.filename for entry in archive.entries] == ["a"]
+
+
 def test_damage_in_one_file_is_that_files_end(tmp_path: Path) -> None:
     data = bytearray(zip_bytes({"a": bytes(range(256)) * 100, "b": b"fine"}))
     data[60] ^= 0xFF

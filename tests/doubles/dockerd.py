@@ -173,8 +173,9 @@ class Dockerd:
         return subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def end(self) -> None:
-        """Stop it, and everything that it left, however it ended."""
-        self.stop()
+        """Kill it, which is faster than stopping, and clear away everything that it left."""
+        if self.process is not None:
+            self.kill()
         if self._guard is not None:
             self._guard.communicate()
         for pid in self._own_processes():

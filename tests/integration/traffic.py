@@ -189,9 +189,10 @@ def assert_whole(connection: sqlite3.Connection) -> None:
     assert [row[0] for row in connection.execute("PRAGMA integrity_check")] == ["ok"]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     for orphans in (
-        "SELECT id FROM offers WHERE id NOT IN (SELECT offer_id FROM decisions)",
-        "SELECT offer_id FROM decisions WHERE accepted "
-        "AND offer_id NOT IN (SELECT offer_id FROM reservations)",
+        "SELECT id FROM offers WHERE decision_id NOT IN (SELECT id FROM decisions) OR decision_id IS NULL",
+        "SELECT id FROM decisions WHERE accepted AND offer_id IS NOT NULL "
+        "AND offer_id NOT IN (SELECT offer_id FROM reservations WHERE offer_id IS NOT NULL)",
+        "SELECT id FROM decisions WHERE (offer_id IS NULL) = (job_id IS NULL)",
         "SELECT id FROM jobs WHERE task_id NOT IN (SELECT task_id FROM events WHERE kind = 'start')",
         "SELECT id FROM events WHERE kind = 'start' AND task_id NOT IN (SELECT task_id FROM jobs)",
     ):
@@ -203,7 +204,7 @@ def assert_kept(connection: sqlite3.Connection, sent: list[Sent]) -> None:
     used = used_nonces(connection)
     offers = {
         row["task_id"]: row
-        for row in connection.execute("SELECT * FROM offers JOIN decisions ON decisions.offer_id = offers.id")
+        for row in connection.execute("SELECT * FROM offers JOIN decisions ON decisions.id = decision_id")
     }
     jobs = {row["task_id"]: row for row in connection.execute("SELECT * FROM jobs")}
     starts: defaultdict[str, list[Sent]] = defaultdict(list)

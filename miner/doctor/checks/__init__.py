@@ -6,6 +6,7 @@ from miner.doctor.checks import (
     data_dir,
     engine,
     environment,
+    gpus,
     host,
     hub,
     pm2,
@@ -25,6 +26,7 @@ ALL: tuple[Check, ...] = (
     hub.CHECK,
     clock.CHECK,
     ports.CHECK,
+    gpus.CHECK,
     engine.CHECK,
     pm2.CHECK,
 )

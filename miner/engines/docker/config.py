@@ -42,13 +42,22 @@ class House:
     pids: int = 16384
     #: Where a specification names no limit.
     memory_bytes: int | None = None
+    userns: str = ""
+    security: tuple[str, ...] = ("no-new-privileges:true",)
 
 
 def suited(house: House, info: Mapping[str, Any]) -> House:
     """The house as this engine needs it, by its own `info`."""
-    if any("name=rootless" in option for option in info.get("SecurityOptions") or ()):
+    options = " ".join(info.get("SecurityOptions") or ())
+    if "name=rootless" in options:
         # Root in there is the user who runs the engine out here; any other number could write nothing.
         house = replace(house, user="0:0")
+    elif "name=userns" in options:
+        # User numbers in there are others out here, and the run folder belongs to the one that we know.
+        house = replace(house, userns="host")
+    if "name=selinux" in options:
+        # Labels would have to be put on every model and every input, which are not the training's alone.
+        house = replace(house, security=(*house.security, "label=disable"))
     total = int(info.get("MemTotal") or 0)
     if house.memory_bytes is None and total:
         house = replace(house, memory_bytes=int(total * MEMORY_SHARE))
@@ -70,7 +79,7 @@ def container(spec: EngineSpec, image: str, house: House) -> dict[str, Any]:
         "AttachStdin": False,
         "AttachStdout": False,
         "AttachStderr": False,
-        "HostConfig": {**_inside(spec, house), **_limits(spec, house), **_locked()},
+        "HostConfig": {**_inside(spec, house), **_limits(spec, house), **_locked(house)},
     }
 
 
@@ -152,13 +161,14 @@ def _limits(spec: EngineSpec, house: House) -> dict[str, Any]:
     return limits
 
 
-def _locked() -> dict[str, Any]:
+def _locked(house: House) -> dict[str, Any]:
     """What it may not."""
     return {
         "Init": True,
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true"],
+        "SecurityOpt": list(house.security),
+        "UsernsMode": house.userns,
         "Privileged": False,
         "IpcMode": "private",
         "PidMode": "",

@@ -24,6 +24,8 @@ _NEVER: dict[Network, str] = {
     ip_network("192.0.0.0/24"): "for protocols, as Oracle's metadata is",
     ip_network("64:ff9b:1::/48"): "a network's own way to IPv4",
     ip_network("100::/64"): "discarded by routers",
+    ip_network("192.88.99.0/24"): "a way to IPv6 of long ago",
+    ip_network("3fff::/20"): "for documentation",
     ip_network("::/96"): "an IPv4 address in IPv6 clothes of long ago",
 }
 #: IPv6 addresses that are a way to the IPv4 address in their last 32 bits.

@@ -125,7 +125,8 @@ class ModelCache:
         with locked(self.folder / ".locks" / "cache"), no_room_is_told(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
-                self._throw_away(target)
+                self._put_away(target)
+                self._empty_trash()
             # The record first: without its folder it counts for nothing, a folder without one is never found.
             write_atomically(self._record(model, commit), json.dumps(record).encode(), mode=0o644)
             partial.rename(target)
@@ -147,12 +148,17 @@ class ModelCache:
                     total -= one.bytes
                     gone.append(one)
             if not dry_run:
+                gone = [one for one in gone if self._is_free(one)]  # a job may have come meanwhile
                 self._remove(gone)
         return gone
 
     @property
     def _partials(self) -> Path:
         return self.folder / ".partial"
+
+    @property
+    def _trash(self) -> Path:
+        return self.folder / ".trash"
 
     def _lock(self, model: str) -> Path:
         return self.folder / ".locks" / _key(model)
@@ -186,18 +192,22 @@ class ModelCache:
         return False
 
     def _remove(self, gone: Collection[Snapshot]) -> None:
+        """All are out of the way before any is taken apart: that takes seconds, in which a job must not find
+        one that is still to go."""
         for one in gone:
+            # The folder first: one without a record would lie there for ever, and count for nothing.
+            self._put_away(one.path)
             if one.commit is not None:
                 self._record(one.model, one.commit).unlink(missing_ok=True)
-            self._throw_away(one.path)
+        self._empty_trash()
 
-    def _throw_away(self, path: Path) -> None:
-        """Out of the way at once, whatever happens while it is taken apart."""
-        trash = self.folder / ".trash"
-        trash.mkdir(parents=True, exist_ok=True)
+    def _put_away(self, path: Path) -> None:
+        self._trash.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            path.rename(trash / uuid.uuid4().hex)
-        for left in trash.iterdir():  # also what a kill left here
+            path.rename(self._trash / uuid.uuid4().hex)
+
+    def _empty_trash(self) -> None:
+        for left in self._trash.iterdir() if self._trash.is_dir() else ():  # also what a kill left here
             shutil.rmtree(left, ignore_errors=True)
 
     def _full(self, wanted: int, short: int) -> StepFailed:

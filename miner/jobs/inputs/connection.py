@@ -125,7 +125,9 @@ def split(url: str) -> SplitResult:
         port = parts.port
     except ValueError:
         raise StepFailed(EndReason.URL_REFUSED, "the dataset's address is no URL") from None
-    if parts.scheme not in _PORTS or not parts.hostname:
+    if not parts.hostname and parts.scheme in _PORTS:
+        raise StepFailed(EndReason.URL_REFUSED, "the dataset's address names no host")
+    if parts.scheme not in _PORTS:
         raise StepFailed(
             EndReason.URL_REFUSED, f"the dataset's address is of the kind {parts.scheme[:20]!r}, not http(s)"
         )

@@ -74,7 +74,8 @@ class _DatasetFetch:
 
     def run(self) -> DatasetDone:
         self._order.folder.mkdir(parents=True, exist_ok=True)
-        source, before = self._source(), self._before()
+        before = self._before()
+        source = self._source(before)
         if before is not None and before.source == source:
             found = before
         else:
@@ -107,6 +108,8 @@ class _DatasetFetch:
             return self._looked_at(got) if got else None
         except StepFailed as failure:
             self._path.unlink()  # what comes next must not be taken for checked
+            if failure.reason is not EndReason.BAD_DATA:
+                raise
             again = self._downloaded(None) if self._order.url else None
             if again is None or got is None or again.sha256 == got.sha256:
                 self._path.unlink(missing_ok=True)
@@ -127,11 +130,16 @@ class _DatasetFetch:
         with no_room_is_told(path):
             write_atomically(path, found.model_dump_json(indent=1).encode())
 
-    def _source(self) -> str:
+    def _source(self, before: Found | None) -> str:
         order = self._order
         text = order.url
         if text is None:
-            stat = (order.file or Path()).stat()
+            try:
+                stat = (order.file or Path()).stat()
+            except OSError as error:
+                if before is not None:
+                    return before.source  # our copy is as good as it was
+                raise StepFailed(EndReason.BAD_DATA, f"{order.file}: {error.strerror}") from None
             text = f"{order.file} {stat.st_size} {stat.st_mtime_ns}"
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -36,6 +36,7 @@ from miner.jobs.states import EndReason
 
 #: Twenty gigabytes on the way: a lost 64 MB is half a second.
 SYNC_EVERY = 64 * 1024**2
+_COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Hub:
             Listed(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else None, one.blob_id)
             for one in info.siblings or ()
         ]
-        if not info.sha:
+        if not info.sha or not _COMMIT.fullmatch(info.sha):  # it becomes the name of a folder
             raise StepFailed(EndReason.NETWORK, f"{self.endpoint} names no commit of {model}")
         return Listing(model, info.sha, tuple(files))
 

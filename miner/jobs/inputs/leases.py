@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from miner.chain.files import write_atomically
+from miner.jobs.inputs.parts import no_room_is_told
 
 
 class Leases:
@@ -19,8 +20,9 @@ class Leases:
     def hold(self, job_id: int, model: str) -> None:
         path = self._path(job_id)
         if self._model(path) != model:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"model": model}).encode())
+            with no_room_is_told(path):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps({"model": model}).encode())
 
     def release(self, job_id: int) -> None:
         self._path(job_id).unlink(missing_ok=True)

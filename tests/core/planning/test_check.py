@@ -10,7 +10,7 @@ from core.planning.check import plan_check
 from core.profile import load_profile
 from core.profile.explain import Finding, Level, check
 
-SHIPPED = ("base", "cpu-demo", "h100-fast", "h100x4", "h100x4-strategy", "h100x8", "steady")
+SHIPPED = ("base", "cpu-demo", "cpu-native", "h100-fast", "h100x4", "h100x4-strategy", "h100x8", "steady")
 
 
 def _errors(name: str, *folders: Path) -> list[Finding]:

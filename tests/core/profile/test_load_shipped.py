@@ -28,7 +28,7 @@ from tests.core.profile.test_resolve import model, picture
 
 FILES = sorted((config_dir() / "profiles").iterdir())
 #: Counted, not globbed: a file that is forgotten here or there is noticed.
-NAMES = ("base", "cpu-demo", "h100-fast", "h100x4-strategy", "h100x4", "h100x8", "steady")
+NAMES = ("base", "cpu-demo", "cpu-native", "h100-fast", "h100x4-strategy", "h100x4", "h100x8", "steady")
 
 
 def of(name: str, task: TaskType = TaskType.INSTRUCT, params: float = 8.03e9) -> ResolvedProfile:

@@ -43,6 +43,10 @@ def test_a_name_that_the_hub_could_not_have_stays_out_of_the_front_matter() -> N
         ("---\na: &a [x]\nb: *a\n---\n", "aliases"),
         ("---\n" + "x: 1\n" * 10_000 + "---\n", "longer than"),
         ("---\n" + "[" * 5000 + "\n---\n", "is no YAML"),
+        *(
+            (f"---\na: {odd}\n---\n", "do not fit")
+            for odd in ("!!timestamp x", "!!bool x", "!!int ''", "!!float ''")
+        ),
         ("---\na: !!python/object/apply:os.system [id]\n---\n", "is no YAML"),
     ],
 )
@@ -76,5 +80,6 @@ def test_the_bases_licence_is_passed_on_as_far_as_it_is_one(tmp_path: Path) -> N
     assert licence("license: llama3.1\nlicense_link: LICENSE") == {"license": "llama3.1"}
     assert licence("license: [a, b]") == {}
     assert licence("license: 'x\\ny: z'") == {}
+    assert licence("license: mit\na: !!bool perhaps") == {}
     (tmp_path / "README.md").unlink()
     assert licence_of(tmp_path) == {}

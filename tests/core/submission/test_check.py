@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from core.submission import check as module
 from core.submission.check import Base, Report, examine
 from core.submission.faults import FaultKind
 from core.submission.prepare import prepare
@@ -194,3 +195,13 @@ def test_a_link_out_of_the_folder_is_neither_followed_nor_published(tmp_path: Pa
     prepared = prepare(folder, base, TaskType.INSTRUCT)
     assert "adapter_config.json" not in prepared.items
     assert FaultKind.NOT_A_FILE in [fault.kind for fault in prepared.left_out]
+
+
+def test_headers_that_would_fill_the_memory_together_are_refused(
+    tmp_path: Path, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders.adapter(tmp_path / "a")
+    monkeypatch.setattr(module, "MAX_HEADERS", 100)
+    report = checked(folder, base)
+    assert kinds(report) == [FaultKind.TOO_MUCH]
+    assert report.model_hash is None

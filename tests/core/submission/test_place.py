@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ def version(folder: Path, number: int) -> Path:
 
 def contents(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def frozen_copy(place: Path, into: Path) -> Path:
+    taken = freeze(place, into)
+    assert taken[1]
+    return into
 
 
 @pytest.fixture(params=["exchange", "two steps"])
@@ -57,25 +64,32 @@ def test_files_for_their_owner_alone_can_be_read_by_whoever_publishes(tmp_path: 
 def test_a_frozen_copy_costs_no_room_and_stays_when_a_better_one_comes(tmp_path: Path, way: str) -> None:
     place = tmp_path / "submission"
     put_in_place(version(tmp_path / "a", 1), place)
-    frozen = freeze(place, tmp_path / "frozen")
+    frozen = frozen_copy(place, tmp_path / "frozen")
     assert (frozen / "part-0").stat().st_ino == (place / "part-0").stat().st_ino
     put_in_place(version(tmp_path / "b", 2), place)
     assert set(contents(frozen).values()) == {"1"}
-    assert set(contents(freeze(place, tmp_path / "frozen")).values()) == {"2"}
+    assert set(contents(frozen_copy(place, tmp_path / "frozen")).values()) == {"2"}
     assert {path.name for path in tmp_path.iterdir()} == {"submission", "frozen"}
 
 
-def test_only_named_files_are_frozen_so_that_checkpoints_are_not_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", ["link", "pipe"])
+def test_a_submission_with_links_or_pipes_in_it_is_refused_and_leaves_nothing(
+    tmp_path: Path, odd: str
+) -> None:
     place = version(tmp_path / "submission", 1)
-    frozen = freeze(place, tmp_path / "frozen", ["part-1", "sub/deep", "never"])
-    assert set(contents(frozen)) == {"part-1", "sub/deep"}
+    if odd == "link":
+        (place / odd).symlink_to("/etc/passwd")
+    else:
+        os.mkfifo(place / odd)
+    with pytest.raises(BadSubmission, match=odd):
+        freeze(place, tmp_path / "frozen")
+    assert [path.name for path in tmp_path.iterdir()] == ["submission"]
 
 
-def test_links_and_pipes_do_not_come_along(tmp_path: Path) -> None:
-    place = version(tmp_path / "submission", 1)
-    (place / "link").symlink_to("/etc/passwd")
-    os.mkfifo(place / "pipe")
-    assert set(contents(freeze(place, tmp_path / "frozen"))) == {*FILES, "sub/deep"}
+def test_a_folder_that_is_a_link_is_no_submission(tmp_path: Path) -> None:
+    (tmp_path / "submission").symlink_to(version(tmp_path / "elsewhere", 1))
+    with pytest.raises(BadSubmission, match="is not there"):
+        freeze(tmp_path / "submission", tmp_path / "frozen")
 
 
 def test_where_links_are_not_allowed_it_is_a_real_copy(
@@ -86,9 +100,37 @@ def test_where_links_are_not_allowed_it_is_a_real_copy(
 
     place = version(tmp_path / "submission", 1)
     monkeypatch.setattr(os, "link", forbidden)
-    frozen = freeze(place, tmp_path / "frozen")
+    frozen = frozen_copy(place, tmp_path / "frozen")
     assert contents(frozen) == contents(place)
     assert (frozen / "part-0").stat().st_ino != (place / "part-0").stat().st_ino
+
+
+def test_a_file_written_to_while_it_is_copied_is_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, written = version(tmp_path / "submission", 1), []
+
+    def forbidden(source: Path, *_: object, **__: object) -> None:
+        if not written:
+            written.append(Path(source).write_text("longer"))
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    assert contents(frozen_copy(place, tmp_path / "frozen")) == contents(place)
+
+
+def test_a_disk_without_room_leaves_the_earlier_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = version(tmp_path / "submission", 1)
+    freeze(place, tmp_path / "frozen")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="No space"):
+        freeze(place, tmp_path / "frozen")
+    assert set(contents(tmp_path / "frozen").values()) == {"1"}
+    assert {path.name for path in tmp_path.iterdir()} == {"submission", "frozen"}
 
 
 def test_nothing_there_is_told(tmp_path: Path) -> None:
@@ -112,7 +154,7 @@ def test_a_copy_never_mixes_two_submissions_while_they_come_fast(tmp_path: Path,
     try:
         for number in range(60):
             try:
-                frozen = contents(freeze(place, tmp_path / f"frozen-{number}"))
+                frozen = contents(frozen_copy(place, tmp_path / f"frozen-{number}"))
             except BadSubmission:
                 continue  # it gave up, and said so
             whole += 1

@@ -52,6 +52,19 @@ def test_what_needs_no_mending_is_published_as_it_is(tmp_path: Path, base: Base)
     assert prepared.items["adapter_config.json"] == folder / "adapter_config.json"
 
 
+@pytest.mark.parametrize("depth", [1, 200, 450, 700, 950, 5000])
+def test_an_odd_configuration_is_mended_or_left_and_breaks_nothing(
+    tmp_path: Path, base: Base, depth: int
+) -> None:
+    folder = folders.adapter(tmp_path / "a")
+    odd = '{"half": "\\ud800", "deep": ' + "[" * depth + "]" * depth + "}"
+    write(folder, {"adapter_config.json": odd})
+    item = prepare(folder, base).items["adapter_config.json"]
+    if isinstance(item, bytes):
+        assert json.loads(item)["half"] == "\ud800"
+        assert json.loads(item)["base_model_name_or_path"] == BASE_ID
+
+
 def test_a_persons_card_is_kept_when_it_is_good_and_replaced_when_not(tmp_path: Path, base: Base) -> None:
     folder = folders.adapter(tmp_path / "a")
     write(folder, {"README.md": f"---\nbase_model: {BASE_ID}\n---\nMine.\n"})

@@ -14,10 +14,7 @@ from miner.settings import Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import docker_host
 from tests.integration.jobs.field import Field, Files, field_of, field_settings
-
-__all__ = ["docker_host"]
 
 KINDS = ("process", "docker")
 

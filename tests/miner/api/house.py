@@ -27,8 +27,9 @@ MINER, VALIDATOR, SECOND, STRANGER = (
     Identity(Keypair.create_from_seed(bytes([byte]) * 32)) for byte in (0x22, 0x11, 0x44, 0x33)
 )
 COMPACT, DEFAULT = (",", ":"), (", ", ": ")
-#: All that a request may leave behind, but for its nonce.
-TABLES = ("offers", "decisions", "reservations", "jobs", "events")
+#: All that a request may leave behind, but for its nonce. Events without a task are alerts, as of a host that
+#: has no engine.
+TABLES = ("offers", "decisions", "reservations", "jobs", "events WHERE task_id IS NOT NULL")
 
 
 def task(kind: TaskType = TaskType.INSTRUCT, seed: int = 0) -> SampleTask:

@@ -28,13 +28,13 @@ SHORT = {
     "FAILURE_RATE_PER_ADDRESS": "1e9",
     "FAILURE_BURST_PER_ADDRESS": "1000000000",
 }
-#: All that a request may leave behind, but for its nonce. Of events those that time brings are left out.
+#: All that a request may leave behind, but for its nonce; of events not those that time brings, nor alerts.
 TABLES = (
     "offers",
     "decisions",
     "reservations",
     "jobs",
-    "events WHERE kind NOT IN ('job_failed', 'reservation_lapsed')",
+    "events WHERE task_id IS NOT NULL AND kind NOT IN ('job_failed', 'reservation_lapsed')",
 )
 
 

@@ -111,7 +111,7 @@ def test_a_promise_turns_into_a_job_and_into_cards() -> None:
     assert on.arrange(60.0) == []
     assert on.holds == (Hold(A, HoldKind.JOB, ("g2", "g3"), 60.0, 60.0 + 4 * HOUR),)
     assert ask(on, A, 2, now=120.0) == [A]
-    assert len(has(on, A) or ()) == 2
+    assert has(on, A) == (2, 3)
 
 
 def test_a_job_that_may_take_longer_than_planned_does_not_wait_for_those_planned_after_it() -> None:
@@ -259,6 +259,10 @@ def test_as_many_run_as_may() -> None:
     assert ask(on, B, 1) == []
     on.release(A)
     assert [claim.key for claim in on.arrange(0.0)] == [B]
+    for key in (C, D):
+        on.ask(key, [1], now=0.0, until=HOUR, priority=0.0)
+    on.release(B)
+    assert len(on.arrange(0.0)) == 1
 
 
 def test_a_queue_without_end_is_planned_as_far_as_it_may_get() -> None:

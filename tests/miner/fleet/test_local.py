@@ -167,3 +167,18 @@ async def test_a_restart_takes_up_what_was_promised() -> None:
     assert on.adopt(A, ["g1"], until=2 * HOUR) is None
     on.extend(B, 9 * HOUR)
     assert {hold.key: hold.ends_at for hold in on.snapshot(0.0).holds} == {A: HOUR, B: 9 * HOUR}
+
+
+async def test_the_same_look_again_changes_nothing_and_cleans_what_was_used() -> None:
+    def empty() -> Stock:
+        return stock(cards(1), sees_memory=True)
+
+    on = LocalFleet(empty(), clock=lambda: 5.0)
+    before = on.snapshot(5.0)
+    on.update(empty())
+    assert on.snapshot(5.0).gpus is before.gpus
+    await acquire(on, A, 1)
+    on.release(A)
+    task = await waiting(on, B, 1)
+    on.update(empty())
+    assert (await task).ids == ("g0",)

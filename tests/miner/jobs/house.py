@@ -285,6 +285,7 @@ class MemoryHub:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.commits: list[tuple[str, float]] = []
         self.moves: list[tuple[str, str]] = []
+        self.forgotten: list[int] = []
         self.troubles: list[StepFailed | float] = []
 
     async def publish(self, outgoing: Outgoing, told: Told) -> MinerSubmission:
@@ -301,6 +302,9 @@ class MemoryHub:
             self.repos[repo] = files
             self.commits.append((repo, time.time()))
         return MinerSubmission(repo=repo, model_hash=f"{len(self.commits):064d}")
+
+    def forget(self, job_id: int) -> None:
+        self.forgotten.append(job_id)
 
     async def move(
         self, earlier: MinerSubmission, repo_name: str, finish_by: float | None = None

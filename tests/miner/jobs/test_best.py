@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_what_is_no_plain_file_makes_a_model_unsound(tmp_path: Path, kind: str) 
         os.mkfifo(source / "odd")
     else:
         (source / "odd").symlink_to("/etc/passwd" if kind == "link" else "/etc")
-    with pytest.raises(StepFailed, match="odd is a link or no file") as failed:
+    with pytest.raises(StepFailed, match=r"odd has mode .*no links") as failed:
         snapshot(source, tmp_path / "target")
     assert failed.value.reason is EndReason.BAD_SUBMISSION
     assert not (tmp_path / "target").exists()
@@ -136,10 +137,11 @@ def test_what_is_published_is_known_by_its_folder_and_its_name(tmp_path: Path) -
     Published(known, 1, one.score, "me/repo").save(folder)
     told = Published.load(folder)
     assert told == Published(known, 1, one.score, "me/repo")
-    made = MinerSubmission(repo="me/repo")
+    made = MinerSubmission(repo="me/repo", model_hash="0" * 64)
     assert told.is_of(one, made, "repo")
     assert not told.is_of(one, made, "other")
     assert not told.is_of(one, None, "repo")
+    assert not told.is_of(one, MinerSubmission(repo="me/repo"), "repo")
     (one.folder / "new").write_text("x")
     assert not told.is_of(one, made, "repo")
 
@@ -158,3 +160,35 @@ def test_a_refused_model_is_put_aside_and_no_candidate_any_more(tmp_path: Path) 
     refuse(one)
     assert best_of([one]) is None
     assert (tmp_path / "submission.refused" / "weights").exists()
+
+
+def test_two_snapshots_of_one_job_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled early upload leaves a thread that still copies; the last upload must not fail for it."""
+    source, target, over = model(tmp_path, "source"), tmp_path / "target", threading.Event()
+    link, seen = os.link, []
+
+    def slow(*args: str, **more: bool) -> None:
+        seen.append(1)
+        if len(seen) == 1:
+            over.wait(0.1)
+        link(*args, **more)
+
+    monkeypatch.setattr(os, "link", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(snapshot, source, target) for _ in range(2)]
+        assert {one.result() for one in found} == {identity(source)}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_stripping_takes_refused_and_half_copied_models_too_and_leaves_the_records(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    for name in (
+        "submission",
+        ".submission.tmp",
+        "attempt_1/submission.refused",
+        "attempt_1/.submission.old",
+    ):
+        model(tmp_path, name)
+    (tmp_path / "attempt_1/log").write_text("kept")
+    folder.strip()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["attempt_1", "log"]

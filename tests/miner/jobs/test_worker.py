@@ -13,8 +13,9 @@ import pytest
 from core.plan import TrainingPlan
 from core.progress import CheckpointEvent, OomEvent
 from core.run_files import RunEnd, RunSpec
+from core.wire import MinerSubmission
 from miner.engines.base import Why
-from miner.jobs.ports import StepFailed
+from miner.jobs.ports import Outgoing, StepFailed, Told
 from miner.jobs.states import EndReason, JobState
 from miner.store import work
 from tests.miner.jobs.house import FAST, EndedBy, House, Trainer, opened
@@ -52,6 +53,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ho
     assert attempt.end_reason is EndReason.TRAINED
     assert house.engine.removed == [attempt.key]
     assert house.inputs.released == [job]
+    assert house.hub.forgotten == [job]
     assert not house.fleet.ledger.holds
     assert [key.task_id for key in house.over] == ["t1"]
 
@@ -255,6 +257,36 @@ async def test_a_first_model_is_published_while_the_training_goes_on_and_a_bette
     assert row.state is JobState.DONE
     assert len(house.hub.commits) == 2
     assert house.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.5 2"
+
+
+async def test_while_a_model_is_replaced_no_hash_is_promised(house: House) -> None:
+    """The deadline comes after the commit and before its reply: validators must not find another hash."""
+    promised: list[str | None] = []
+    publish = house.hub.publish
+
+    async def cut_after_the_commit(outgoing: Outgoing, told: Told) -> MinerSubmission:
+        assert outgoing.earlier is None or outgoing.earlier.model_hash is None
+        made = await publish(outgoing, told)
+        if len(house.hub.commits) == 2:
+            row = await house.parts.book.load(outgoing.job_id)
+            assert row.submission is not None
+            promised.append(row.submission.model_hash)
+            raise StepFailed(EndReason.DEADLINE, "the upload was ended at its deadline")
+        return made
+
+    async def two(trainer: Trainer) -> None:
+        trainer.save(0.9, 1)
+        while not house.hub.commits:
+            await asyncio.sleep(0.005)
+        trainer.save(0.5, 2)
+        trainer.end()
+
+    house.hub.publish = cut_after_the_commit  # type: ignore[method-assign]
+    house.engine.scripts = [two]
+    row = await house.over_within(await house.start())
+    assert row.state is JobState.DONE
+    assert row.submission == MinerSubmission(repo="me/repo-1", model_hash=None)
+    assert set(promised) == {None}
 
 
 async def test_a_hub_that_fails_early_does_not_disturb_the_training(house: House) -> None:

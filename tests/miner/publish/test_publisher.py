@@ -73,11 +73,25 @@ async def test_what_is_there_already_is_not_sent_again_and_makes_no_commit(bench
     assert bench.hub.bytes_taken("PUT /upload") == taken
 
 
-async def test_a_repository_that_was_there_before_is_opened_and_emptied_of_other_things(bench: Bench) -> None:
-    bench.hub.add(f"tester/{REPO}", {"old/model.bin": b"x", ".gitattributes": b"y"}, private=True)
+async def test_a_repository_that_was_there_before_is_emptied_of_other_things(bench: Bench) -> None:
+    bench.hub.add(f"tester/{REPO}", {"old/model.bin": b"x", ".gitattributes": b"y"})
+    await bench.publish()
+    assert "old/model.bin" not in bench.there()
+
+
+async def test_what_an_account_keeps_private_under_that_name_is_not_thrown_open(bench: Bench) -> None:
+    bench.hub.add(f"tester/{REPO}", {"mine.bin": b"x", ".gitattributes": b"y"}, private=True)
+    with pytest.raises(StepFailed, match="private and not empty") as caught:
+        await bench.publish()
+    assert caught.value.reason is EndReason.HUB_REFUSED
+    assert bench.hub.repo(f"tester/{REPO}").private
+    assert set(bench.there()) == {"mine.bin"}
+
+
+async def test_an_empty_private_repository_is_opened(bench: Bench) -> None:
+    bench.hub.add(f"tester/{REPO}", {".gitattributes": b"y"}, private=True)
     made = await bench.publish()
     assert not bench.hub.repo(made.repo).private
-    assert "old/model.bin" not in bench.there()
 
 
 async def test_without_a_user_the_tokens_own_is_asked_once(bench: Bench) -> None:

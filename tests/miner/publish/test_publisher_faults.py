@@ -146,6 +146,20 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(bench: Bench) 
     assert waited == [7.0]
 
 
+async def test_no_hub_is_waited_for_beyond_half_of_the_time_that_is_left(bench: Bench) -> None:
+    waited: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    bench.hub.fail("POST /api/repos/create", status=503, headers={"Retry-After": "3600"})
+    await bench.publish(bench.publisher(pause=pause), finish_by=time.time() + 100)
+    bench.hub.fail("POST /api/repos/create", status=503, headers={"Retry-After": "3600"})
+    await bench.publish(bench.publisher(pause=pause), finish_by=None)
+    assert 30 < waited[0] < 50
+    assert waited[1] == module.LONGEST_ASKED
+
+
 async def test_a_rate_limit_that_stays_is_told_as_one(bench: Bench) -> None:
     bench.hub.fail("POST /api/repos/create", status=429, times=None, headers={"Retry-After": "0"})
     error = await failed(bench, bench.publisher(tries=2))

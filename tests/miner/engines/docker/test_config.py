@@ -126,4 +126,8 @@ def test_the_house_suits_the_engine() -> None:
     assert rootless.user == "0:0"
     plain = suited(HOUSE, {"SecurityOptions": None, "MemTotal": 1000})
     assert (plain.user, plain.memory_bytes) == ("10002:10002", 900)
-    assert suited(HOUSE, {}).memory_bytes is None
+    assert suited(HOUSE, {}) == HOUSE
+    remapped = suited(HOUSE, {"SecurityOptions": ["name=userns", "name=selinux"]})
+    host = container(EngineSpec("k", ("a",), Path("/r")), "i", remapped)["HostConfig"]
+    assert host["UsernsMode"] == "host"
+    assert host["SecurityOpt"] == ["no-new-privileges:true", "label=disable"]

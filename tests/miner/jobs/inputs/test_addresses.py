@@ -36,6 +36,8 @@ PRIVATE = [
     ("255.255.255.255", "private"),
     ("fec0::1", "site-local"),
     ("2001:db8::1", "private"),
+    ("3fff::1", "documentation"),
+    ("192.88.99.1", "of long ago"),
     # IPv4 in IPv6 clothes
     ("::ffff:127.0.0.1", "loopback"),
     ("::ffff:10.0.0.1", "private"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from miner.jobs.inputs import cache as module
 from miner.jobs.inputs.cache import ModelCache, Snapshot
 from miner.jobs.inputs.locks import locked
 from miner.jobs.ports import StepFailed
@@ -157,6 +158,55 @@ def test_pruning_takes_what_nobody_needs(cache: ModelCache) -> None:
         assert cache.prune() == []
     assert [one.model for one in cache.prune()] == ["a/2"]
     assert list((cache.folder / ".trash").iterdir()) == []
+
+
+def test_no_model_that_is_still_to_go_can_be_found_while_others_are_taken_apart(
+    cache: ModelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, "a/b")
+    put(cache, "c/d")
+    found: list[Snapshot | None] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(module.shutil, "rmtree", lambda *_, **__: found.append(cache.find("c/d")))
+        assert len(cache.prune()) == 2
+    assert set(found) == {None}
+
+
+def test_a_job_that_comes_while_it_is_looked_what_may_go_keeps_its_model(
+    cache: ModelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, "a/b")
+    unfinished = cache.unfinished
+
+    def job_comes() -> list[Snapshot]:
+        if cache.leases.by_model() == {}:
+            looked.append(1)
+            if len(looked) == 2:  # what is free is known by then
+                cache.leases.hold(1, "a/b")
+        return unfinished()
+
+    looked: list[int] = []
+    monkeypatch.setattr(cache, "unfinished", job_comes)
+    assert cache.prune() == []
+    assert models(cache) == ["a/b"]
+
+
+def test_a_kill_while_a_model_is_removed_leaves_nothing_that_nobody_counts(
+    cache: ModelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = put(cache, "a/b")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cache.prune()
+    assert not made.path.exists()
+    assert (cache.snapshots(), cache.find("a/b")) == ([], None)
+    put(cache, "a/b")
+    assert models(cache) == ["a/b"]
 
 
 def test_an_empty_cache_has_nothing(cache: ModelCache) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from core.facts import Confidence
 from core.tasks import FileFormat, ImageModelType, InstructDataset
-from miner.jobs.inputs.dataset_fetch import RECORD, fetch_dataset
+from miner.jobs.inputs import dataset_fetch as module
+from miner.jobs.inputs.dataset_fetch import RECORD, SAMPLE, fetch_dataset
 from miner.jobs.inputs.words import DatasetDone, DatasetOrder, Patience
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
@@ -214,3 +216,29 @@ def test_without_room_nothing_is_begun(store: FileStore, folder: Path, kept: str
 def test_loopback_is_refused_unless_it_was_opened(store: FileStore, folder: Path) -> None:
     assert failure(folder, store.add("a", DATA), allowed_networks=()).reason is EndReason.URL_REFUSED
     assert store.requests == []
+
+
+def test_our_copy_of_an_operators_file_outlives_it(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_bytes(DATA)
+    first = get(folder, None, file=own)
+    own.unlink()
+    assert get(folder, None, file=own) == first
+    first.path.unlink()
+    found = failure(folder, None, file=own)
+    assert (found.reason, "No such file" in str(found)) == (EndReason.BAD_DATA, True)
+
+
+def test_a_disk_that_fills_up_while_it_is_looked_at_does_not_fetch_it_twice(
+    store: FileStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        if path.name == SAMPLE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    url = store.add("data.json", DATA)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_atomically", full)
+        assert failure(folder, url).reason is EndReason.DISK_FULL
+    assert len(store.requests) == 1
+    assert get(folder, url).facts.rows == 3000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,13 @@ def test_a_listing_has_names_sizes_and_hashes(hub: Hub) -> None:
     config, weights = found.files
     assert config == Listed("config.json", len(CONFIG), None, git_name(CONFIG))
     assert (weights.size, weights.sha256) == (len(WEIGHTS), commit.files["model.safetensors"].sha256)
+
+
+@pytest.mark.parametrize("sha", ["../../etc", "a/b", ""])
+def test_a_commit_that_could_climb_out_of_the_cache_is_none(hub: Hub, sha: str) -> None:
+    repo = hub.repo("owner/model")
+    repo.commits[-1] = replace(repo.commits[-1], sha=sha)
+    assert reason(hub, "owner/model")[0] is EndReason.NETWORK
 
 
 def test_what_the_hub_will_not_give_is_told_apart(hub: Hub) -> None:

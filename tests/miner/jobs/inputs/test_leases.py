@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from miner.jobs.inputs import leases as module
 from miner.jobs.inputs.leases import Leases
+from miner.jobs.ports import StepFailed
+from miner.jobs.states import EndReason
 
 
 def test_leases_hold_until_they_are_released_also_for_other_processes(tmp_path: Path) -> None:
@@ -46,3 +52,13 @@ def test_rubbish_is_no_lease(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(text)
     assert Leases(tmp_path).by_model() == {}
+
+
+def test_a_full_disk_is_waited_for_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_atomically", full)
+    with pytest.raises(StepFailed) as caught:
+        Leases(tmp_path).hold(1, "a/b")
+    assert caught.value.reason is EndReason.DISK_FULL

@@ -19,7 +19,7 @@ from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.tasks import DATASETS, ENDLESS, ROWS, planned, task, write_profile
-from tests.trainer.test_course import events, rescored, submitted_model
+from tests.trainer.wrapper.test_course import events, rescored, submitted_model
 from trainer.wrapper.processes import descendants
 
 ROOT = Path(__file__).parents[2]
