@@ -38,11 +38,9 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    return [
-        "/healthz",
-        *paths,
-        *(route.path for page in (operator, jobs) for route in page.build_router().routes),
-    ]  # type: ignore[attr-defined]
+    pages = (operator.build_router(), jobs.build_router())
+    own = [route.path for page in pages for route in page.routes]  # type: ignore[attr-defined]
+    return ["/healthz", *paths, *own]
 
 
 def _commands(command: Any, words: tuple[str, ...] = ("god-miner",)) -> Iterator[str]:

@@ -117,7 +117,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         session = Session(
             plan=self.plan,
             clock=Clock(self.plan, end_by=run.end_by, now=time.time),
-            submission=Submission(Path(run.submission_dir), run.model_id, Path(run.model_path)),
+            submission=Submission(
+                Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type
+            ),
             report=self.report,
             ranks=ranks_here(trainer.args.device),
             host=host,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-from core.hardware import CPU, GpuSet, Hardware, from_nvml
+from core.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
+
+log = logging.getLogger(__name__)
 
 _CGROUP_MEMORY = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -27,16 +32,55 @@ def machine(disk: Path) -> Hardware:
 
 
 def gpus() -> GpuSet:
-    """By CUDA, which sees what the engine will see. Cards of several kinds: those of the most memory."""
+    """By CUDA where torch is there, which sees what the engine will see; else by the driver's library.
+    Cards of several kinds: those of the most memory."""
+    found = _by_torch() if importlib.util.find_spec("torch") else _by_driver()
+    if not found:
+        return GpuSet(kind=CPU, count=1)
+    best = max(found, key=lambda kind: kind.memory_bytes)
+    alike = [kind for kind in found if kind.name == best.name]
+    return GpuSet(kind=min(alike, key=lambda kind: kind.memory_bytes), count=len(alike))
+
+
+def _by_torch() -> list[GpuKind]:
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.device_count():
-        return GpuSet(kind=CPU, count=1)
+    if not torch.cuda.is_available():
+        return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    kinds = [from_nvml(one.name, int(one.total_memory), (int(one.major), int(one.minor))) for one in found]
-    best = max(kinds, key=lambda kind: kind.memory_bytes)
-    alike = [kind for kind in kinds if kind.name == best.name]
-    return GpuSet(kind=min(alike, key=lambda kind: kind.memory_bytes), count=len(alike))
+    return [from_nvml(one.name, int(one.total_memory), (int(one.major), int(one.minor))) for one in found]
+
+
+def _by_driver() -> list[GpuKind]:
+    """Without an image engine's own torch, which lives in another interpreter."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - no library, no driver, no permission: no GPU
+        log.info("no GPU: %s", error)
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return [_kind_of(pynvml, one) for one in _visible(handles)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _kind_of(pynvml: Any, handle: Any) -> GpuKind:
+    name = pynvml.nvmlDeviceGetName(handle)
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return from_nvml(name if isinstance(name, str) else name.decode(), total, (int(major), int(minor)))
+
+
+def _visible(handles: list[Any]) -> list[Any]:
+    """Of the container's cards those that CUDA is allowed to use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return handles
+    chosen = [int(one) for one in named.split(",") if one.strip().isdigit()]
+    return [handles[at] for at in chosen if at < len(handles)]
 
 
 def cores() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from core.run_files import RunSpec
 from trainer.command_line import text_run
 from trainer.wrapper.course import TextCourse
-from trainer.wrapper.main import run_to_the_end
+from trainer.wrapper.main import nobody_else_retries, run_to_the_end
 from trainer.wrapper.signals import StopRequest
 
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _course(run: RunSpec, stop: StopRequest) -> TextCourse:
-    return TextCourse(run, stop, retries=run.plan_path is None)
+    return TextCourse(run, stop, retries=nobody_else_retries(run))
 
 
 if __name__ == "__main__":

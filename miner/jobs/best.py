@@ -85,9 +85,11 @@ class Published:
             return None
 
     def is_of(self, candidate: Candidate, made: MinerSubmission | None, repo_name: str) -> bool:
-        """Whether the hub has this very model under this name."""
-        same_place = made is not None and made.repo == self.repo and self.repo.endswith(f"/{repo_name}")
-        return same_place and self.identity == identity(candidate.folder)
+        """Whether the hub has this very model under this name. A submission without a hash was being replaced
+        when something ended that: what lies there is not known."""
+        if made is None or made.model_hash is None or made.repo != self.repo:
+            return False
+        return self.repo.endswith(f"/{repo_name}") and self.identity == identity(candidate.folder)
 
 
 def identity(folder: Path) -> Identity | None:

@@ -27,10 +27,14 @@ STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safet
 NEEDS_STACK = re.compile(
     rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
 )
+#: A file that says so is slow and pure: once is enough, with the daemon's packages.
+ONCE = "# Once: "
 TRAINING = importlib.util.find_spec("torch") is not None
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    if not TRAINING and collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
-        return bool(NEEDS_STACK.search(collection_path.read_text("utf-8"))) or None
-    return None
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text("utf-8")
+    left_out = f"\n{ONCE}" in text if TRAINING else NEEDS_STACK.search(text) is not None
+    return left_out or None

@@ -29,7 +29,7 @@ from core.tasks import (
     TaskType,
 )
 from tests.trainer import tiny
-from trainer.prepare import at_least_tried, model_facts
+from trainer.own_plan import at_least_tried, model_facts
 
 #: Something that a few steps can learn: answers with many an "apples" in them.
 REWARD = """

@@ -1,5 +1,7 @@
 """The validators' command lines, word for word, and the daemon's run file."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import json

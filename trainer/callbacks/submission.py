@@ -22,7 +22,7 @@ from core.submission.folder import listing, open_plain
 from core.submission.place import put_in_place, settle
 from core.submission.prepare import mend_in_place
 from core.submission.safetensors import Header, read_header
-from core.submission.selection import CONFIG, SubmissionKind
+from core.submission.selection import CONFIG, SubmissionKind, select
 from core.submission.selection import kind_of as kind_by_names
 from core.submission.weigh import Told, Weighed
 from core.tasks import TaskType
@@ -95,7 +95,10 @@ class Submission:
         if kind is SubmissionKind.ADAPTER:
             # PEFT resizes the base's embeddings to a tokenizer that lies beside an adapter; there is no need.
             items = {name: item for name, item in items.items() if name not in DESCRIPTION}
-        _remove_others(folder, items.keys())
+        # An image model's only file is published under another name than it has here.
+        kept = {name for name, item in items.items() if isinstance(item, bytes)}
+        kept |= {str(item.relative_to(folder)) for item in items.values() if isinstance(item, Path)}
+        _remove_others(folder, kept)
         found = examine(items, kind, self._base(), weighed_by=_header_alone).faults
         # A model whose name the hub would not take gets no name in its card: that is no reason to have none.
         grave = [fault for fault in found if fault.kind is not FaultKind.BAD_CARD]
@@ -133,7 +136,7 @@ def kind_of(folder: Path, task_type: TaskType | None = None) -> SubmissionKind |
     try:
         names = listing(folder).names()
         kind = kind_by_names(names, task_type)
-        items = {name: folder / name for name in names}
+        items = {name: folder / path for name, path in select(names, kind).files.items()}
         faults = examine(items, kind, weighed_by=_header_alone).faults
     except BadSubmission:
         return None
@@ -180,7 +183,7 @@ def _header_alone(file: Path, told: Told | None) -> Weighed:
 def _remove_others(folder: Path, kept: Set[str]) -> None:
     """Reference adapters, training arguments, checkpoints: everything in here would be uploaded."""
     for entry in list(folder.iterdir()):
-        if entry.name in kept:
+        if any(Path(name).parts[0] == entry.name for name in kept):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

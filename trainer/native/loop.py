@@ -206,6 +206,7 @@ class Loop:
             self.masters.set_rate(rate)
             self.masters.step()
         self.masters.zero_grad()
+        self.session.moved()
         (whole,) = self.ranks.total(float(summed))
         return Step(whole / max(count, 1.0), norm, rate, int(tokens))
 

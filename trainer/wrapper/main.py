@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from core.errors import GodMinerError
+from core.evaluation import Era
 from core.run_files import ExitCode, RunEnd, RunResult, RunSpec
 from trainer.command_line import UsageError
 from trainer.errors import TrainingError
@@ -48,6 +49,11 @@ def run_to_the_end(
         kill_descendants()
     log.info("%s: %s", result.end, result.detail or "no details")
     return int(result.exit_code)
+
+
+def nobody_else_retries(run: RunSpec) -> bool:
+    """A daemon makes its own new attempts; a tournament counts a failure."""
+    return run.plan_path is None or run.era is Era.TOURNAMENTS
 
 
 def _make_folders(run: RunSpec) -> None:

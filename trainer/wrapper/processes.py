@@ -16,13 +16,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Lines of the engine's output that are kept for the report of a crash.
 TAIL_LINES = 60
+#: No line of an engine says more than this.
+LONGEST_LINE = 20_000
 #: A process that was killed is gone within this, unless it hangs in the kernel.
 KILL_S = 10.0
 
@@ -94,7 +96,15 @@ def _catches(pid: int, number: int) -> bool:
 class Child:
     """A program in a session of its own. Its output goes where ours goes, and the end of it is remembered."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        heard: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`heard` is told every line, those of a progress bar too; in a thread of its own."""
+        self._heard = heard
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process = subprocess.Popen(
             list(command),
@@ -125,9 +135,20 @@ class Child:
         return code
 
     def _pass_on(self, stream: IO[bytes]) -> None:
-        for line in iter(stream.readline, b""):
+        rest = b""
+        while piece := os.read(stream.fileno(), 1 << 16):
             with contextlib.suppress(OSError, ValueError):
-                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
-            # A progress bar rewrites its line: what was written last is what counts.
-            self.tail.append(line.rstrip(b"\r\n").rpartition(b"\r")[2].decode("utf-8", "replace")[:500])
+            # A progress bar rewrites its line with a return and no new one.
+            *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                self._take(line)
+            rest = rest[-LONGEST_LINE:]
+        self._take(rest)
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE]
+        if text:
+            self.tail.append(text[:500])
+            self._heard(text)

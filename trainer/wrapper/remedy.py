@@ -9,6 +9,7 @@ from core.plan import TrainingPlan
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.run_files import RunEnd
 from core.units import show_seconds
+from trainer.own_plan import at_least_tried
 
 #: Rungs of the ladder that one run climbs down at most.
 MOST_OOM = 8
@@ -61,8 +62,10 @@ def remedy_for(plan: TrainingPlan, failed: Failed, earlier: Sequence[Remedy]) ->
 def _smaller(plan: TrainingPlan, failed: Failed) -> Remedy | None:
     failure = OutOfMemory(moment=failed.moment or "train", elapsed_s=max(elapsed(plan, failed.left_s), 0.0))
     smaller = next_after_oom(plan, failure)
-    if smaller is None or not smaller.verdict.feasible:
+    if smaller is None:
         return None
+    # Time was looked at above, as it is; the planner's count of it is a guess.
+    smaller = at_least_tried(smaller)
     # A checkpoint of other sequences is as good; one of another number of shards is not readable.
     resumes = smaller.batch.world_size == plan.batch.world_size
     return Remedy(RunEnd.OOM, smaller, resumes, smaller.oom_steps[-1])

@@ -25,7 +25,7 @@ def conclude(
 ) -> RunResult:
     """Writes the result and says the end. What lies at the submission's place is looked at, not
     remembered."""
-    submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path))
+    submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type)
     result = RunResult(
         end=end,
         submission=submission.exists,

@@ -66,6 +66,8 @@ class Limits:
     #: The last of these to change says when the training last moved.
     signs: tuple[Path, ...] = ()
     hang_s: float = 3600.0
+    #: Another reason to end it, asked all the time.
+    more: Callable[[], Verdict | None] = lambda: None
 
 
 def supervise(
@@ -112,7 +114,7 @@ class _Watch:
         quiet = now - max([self.began, *(_changed(path) for path in limits.signs)])
         if quiet > limits.hang_s:
             return Verdict(RunEnd.HUNG, f"no sign of life for {show_seconds(quiet)}")
-        return None
+        return limits.more()
 
 
 def _changed(path: Path) -> float:

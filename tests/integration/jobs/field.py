@@ -149,7 +149,13 @@ class Field:
         await self.jobs.start()
 
     async def start(
-        self, name: str, do: dict[str, Any], *, seconds: float = 3600.0, repo: str | None = None
+        self,
+        name: str,
+        do: dict[str, Any],
+        *,
+        seconds: float = 3600.0,
+        repo: str | None = None,
+        query: str = "",
     ) -> int:
         self.files.datasets[name] = rows(do)
         task = {
@@ -158,7 +164,7 @@ class Field:
             "task_id": name,
             "hours_to_complete": seconds / 3600,
             "expected_repo_name": repo or f"repo-{name}",
-            "dataset": f"{self.files.url}/{name}",
+            "dataset": f"{self.files.url}/{name}{query}",
             "dataset_type": DATASET,
         }
         read = read_task_file(json.dumps(task), name)

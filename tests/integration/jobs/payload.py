@@ -208,6 +208,8 @@ def main():
     do = rows[0].get("_do", {})
     do = do.get(ATTEMPT, do.get("*", {}))
     print("attempt", ATTEMPT, "resumes from", RUN["resume_from"], flush=True)
+    if do.get("tell"):
+        print(*(f"{name}={value}" for name, value in os.environ.items()), sys.argv, sep="\n", flush=True)
     say("stage", stage="load")
     trained = Torch() if do.get("torch") else Plain()
     train(do, trained)

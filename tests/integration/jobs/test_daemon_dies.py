@@ -128,6 +128,8 @@ def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
         kill(child)
     child.start()
     operator.until(lambda: all(one["state"] == "done" for one in operator.jobs()), 90)
+    print(f"from the process's start to all adopted: {sorted(adoptions)[LIVES // 2]:.2f} s in the middle,")
+    print(f"{max(adoptions):.2f} s at most, {LIVES} times")
     assert max(adoptions) < 5 + 5, adoptions  # the bar is 5 s, and this machine may be busy
     jobs = operator.jobs()
     assert len(jobs) == LIVES - 4

@@ -71,7 +71,7 @@ def test_one_edited_number_is_seen_with_one_command(mine: Path) -> None:
 def test_check_is_content_with_all_shipped_profiles() -> None:
     result = run("check")
     assert result.exit_code == 0
-    assert "7 checked in" in result.output
+    assert "8 checked in" in result.output
 
 
 def test_check_tells_file_and_line_and_fails(mine: Path) -> None:

@@ -137,10 +137,11 @@ def test_what_is_published_is_known_by_its_folder_and_its_name(tmp_path: Path) -
     Published(known, 1, one.score, "me/repo").save(folder)
     told = Published.load(folder)
     assert told == Published(known, 1, one.score, "me/repo")
-    made = MinerSubmission(repo="me/repo")
+    made = MinerSubmission(repo="me/repo", model_hash="0" * 64)
     assert told.is_of(one, made, "repo")
     assert not told.is_of(one, made, "other")
     assert not told.is_of(one, None, "repo")
+    assert not told.is_of(one, MinerSubmission(repo="me/repo"), "repo")
     (one.folder / "new").write_text("x")
     assert not told.is_of(one, made, "repo")
 

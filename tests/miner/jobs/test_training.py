@@ -10,6 +10,7 @@ import pytest
 
 from core.progress import StepEvent
 from core.run_files import RunEnd
+from miner.engines.base import EngineSpec, Unreachable
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
 from tests.miner.jobs.house import FAST, House, Trainer, opened
@@ -75,6 +76,34 @@ async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(house:
     await house.over_within(job)  # and once it answers, what still runs is ended
     assert (await house.attempts(job))[0].ended_at is not None
     assert not house.fleet.ledger.holds
+
+
+async def test_a_launch_whose_answer_never_came_is_ended_when_the_engine_is_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = house.engine.submit
+
+    async def silent(spec: EngineSpec) -> str:
+        house.engine.gone = False
+        await submit(spec)
+        house.engine.gone = True
+        raise Unreachable("no answer")
+
+    async def long(trainer: Trainer) -> None:
+        await trainer.wait_for_stop()
+
+    monkeypatch.setattr(house.engine, "submit", silent)
+    house.engine.default = long
+    job = await house.start(seconds=2.0)
+    async with asyncio.timeout(10):
+        while (row := await house.parts.book.load(job)).state is not JobState.FAILED:
+            await asyncio.sleep(0.01)
+    assert row.end_reason is EndReason.DEADLINE
+    assert house.engine.runs
+    house.engine.gone = False
+    await house.over_within(job)
+    assert not house.engine.runs
+    assert len(house.engine.submitted) == 1
 
 
 async def test_a_deadline_while_the_training_is_between_two_attempts_publishes_the_first_ones_model(

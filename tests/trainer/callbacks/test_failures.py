@@ -1,5 +1,7 @@
 """What an exception means, and that it is written down before the process ends."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import errno

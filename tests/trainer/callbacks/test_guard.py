@@ -1,5 +1,7 @@
 """Orphans end, stacks are dumped, stop files are seen."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import os

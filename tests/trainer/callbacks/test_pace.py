@@ -1,5 +1,7 @@
 """The way through a training whose length is a forecast, and the rate that belongs to each point of it."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 from typing import Any

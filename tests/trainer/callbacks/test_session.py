@@ -1,5 +1,7 @@
 """Whole trainings in simulated time: the end, the rate, the evaluations, the submission."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """The submission folder: what is in it, and that it is whole at every instant."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import json

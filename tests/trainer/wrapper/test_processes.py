@@ -1,5 +1,7 @@
 """A child with everything it starts."""
 
+# Once: it needs nothing of the training stack.
+
 from __future__ import annotations
 
 import subprocess

@@ -1,0 +1,42 @@
+# z-image, qwen-image, ideogram4, krea2 and Flux with ai-toolkit, as validators build and run it, and as the daemon
+# does. From the repository's root:
+#   docker build -f dockerfiles/standalone-image-toolkit-trainer.dockerfile -t god-miner/toolkit-trainer .
+ARG BASE_IMAGE=diagonalge/ai-toolkit:latest@sha256:c24f8bb95bf1dc8da7cd6158a763f2c9782783ad7648dc4047c5757ef3447db8
+ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7
+
+FROM ${UV_IMAGE} AS uv
+FROM ${BASE_IMAGE}
+ARG PYTHON_VERSION=3.12
+
+COPY --from=uv /uv /usr/local/bin/uv
+COPY constraints.txt /app/god-miner/constraints.txt
+# A Python of our own: the engine's may be too old, and its packages are its own affair.
+RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python ${PYTHON_VERSION} /opt/god-miner/venv \
+    && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
+        pydantic pyyaml nvidia-ml-py==12.560.30 \
+    && rm -rf /root/.cache/uv \
+    # The engine goes on with the Python it came with, whatever comes first on the path from here on.
+    && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python3)" > /opt/god-miner/engine-python \
+    && chmod 755 /opt/god-miner/engine-python
+
+COPY configs /app/god-miner/configs
+COPY core /app/god-miner/core
+COPY trainer /app/god-miner/trainer
+
+ENV PATH=/opt/god-miner/venv/bin:$PATH \
+    PYTHONPATH=/app/god-miner \
+    PYTHONUNBUFFERED=1 \
+    HF_HUB_OFFLINE=1 \
+    TRANSFORMERS_OFFLINE=1 \
+    GOD_MINER_AI_TOOLKIT=/app/ai-toolkit \
+    GOD_MINER_ENGINE_PYTHON=/opt/god-miner/engine-python
+
+# What is missing shows here, in the build.
+RUN python -m compileall -q /app/god-miner \
+    && python -c "import trainer.image" \
+    && test -f /app/ai-toolkit/run.py \
+    && PYTHONPATH= /opt/god-miner/engine-python -c "import torch"
+
+WORKDIR /app
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "trainer.image"]

@@ -1,0 +1,45 @@
+# SDXL and Flux with sd-scripts, as validators build and run it, and as the daemon does. From the repository's root:
+#   docker build -f dockerfiles/standalone-image-trainer.dockerfile -t god-miner/image-trainer .
+#
+# sd-scripts with the packages it was written against, and Flux's text encoders and VAE in /app/flux: its Python is
+# too old for ours, which therefore comes along and only starts the engine.
+ARG BASE_IMAGE=diagonalge/kohya_latest:latest@sha256:d34dd5750e1018455e111f63c03bb2a4e16204607e00ba5af870dd7c71beb84e
+ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7
+
+FROM ${UV_IMAGE} AS uv
+FROM ${BASE_IMAGE}
+ARG PYTHON_VERSION=3.12
+
+COPY --from=uv /uv /usr/local/bin/uv
+COPY constraints.txt /app/god-miner/constraints.txt
+# A Python that runs on any glibc, and the three packages that the wrapper needs.
+RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python ${PYTHON_VERSION} /opt/god-miner/venv \
+    && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
+        pydantic pyyaml nvidia-ml-py==12.560.30 \
+    && rm -rf /root/.cache/uv \
+    # The engine goes on with the Python it came with, whatever comes first on the path from here on.
+    && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python)" > /opt/god-miner/engine-python \
+    && chmod 755 /opt/god-miner/engine-python
+
+COPY configs /app/god-miner/configs
+COPY core /app/god-miner/core
+COPY trainer /app/god-miner/trainer
+
+ENV PATH=/opt/god-miner/venv/bin:$PATH \
+    PYTHONPATH=/app/god-miner \
+    PYTHONUNBUFFERED=1 \
+    HF_HUB_OFFLINE=1 \
+    TRANSFORMERS_OFFLINE=1 \
+    GOD_MINER_KOHYA=/app/sd-scripts \
+    GOD_MINER_FLUX=/app/flux \
+    GOD_MINER_ENGINE_PYTHON=/opt/god-miner/engine-python
+
+# What is missing shows here, in the build.
+RUN python -m compileall -q /app/god-miner \
+    && python -c "import trainer.image" \
+    && test -f /app/sd-scripts/sdxl_train_network.py && test -f /app/sd-scripts/flux_train_network.py \
+    && PYTHONPATH= /opt/god-miner/engine-python -c "import accelerate, torch"
+
+WORKDIR /app
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "trainer.image"]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.choices import Engine
+from core.data_facts import assumed_facts
+from core.hardware import Hardware, parse_gpus
+from core.model_facts import facts_from_name
+from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
+from core.planning.planner import plan
+from core.profile.load import load_profile
+from core.recipes.examples import DATASETS
+from core.run_files import RunSpec
+from core.tasks import FileFormat, ImageModelType, TaskType
+from miner.jobs.folder import job_folder
+from miner.jobs.launch import Attempt, engine_spec, image_of, run_spec, write_attempt
+from miner.jobs.ports import Fetched, StepFailed
+from miner.jobs.states import EndReason
+from miner.jobs.tasks import Task
+from miner.jobs.times import Pace, timeline
+from miner.store.work import AttemptRow
+from tests.miner.jobs.house import MODEL
+from tests.miner.jobs.test_tasks import row
+
+IMAGES = {
+    ImageModelType.SDXL: "stabilityai/stable-diffusion-xl-base-1.0",
+    ImageModelType.FLUX: "black-forest-labs/FLUX.1-dev",
+    ImageModelType.Z_IMAGE: "Tongyi-MAI/Z-Image-Turbo",
+    ImageModelType.QWEN_IMAGE: "Qwen/Qwen-Image",
+}
+CASES = [
+    *((kind, None) for kind in TaskType if kind is not TaskType.IMAGE),
+    *((TaskType.IMAGE, image) for image in IMAGES),
+]
+
+
+def made(kind: TaskType, image: ImageModelType | None, gpus: str = "4xH100") -> tuple[TrainingPlan, Task]:
+    model = IMAGES[image] if image else "unsloth/Llama-3.2-1B-Instruct"
+    facts = MODEL if gpus == "cpu" else facts_from_name(model, None if image else 1_235_814_400, image)
+    hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=32, memory_bytes=400 * 10**9)
+    spec = TaskSpec(task_type=kind, hours=3, image_type=image)
+    profile = load_profile("cpu-demo" if gpus == "cpu" else "h100x4")
+    found = plan(spec, facts, assumed_facts(kind, None, 3, image), hardware, profile)
+    assert found.verdict.feasible, found.verdict
+    task = Task(kind, model, "https://e.org/d", FileFormat.S3, DATASETS.get(kind), image)
+    return found, task
+
+
+def attempt(tmp_path: Path, found: TrainingPlan, task: Task, gpus: tuple[str, ...] = ("GPU-a",)) -> Attempt:
+    folder = job_folder(tmp_path, 7).attempt(1)
+    inputs = Fetched(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", found.model, found.data)
+    times = timeline(1000.0, 4600.0, Pace())
+    run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, found, times, 1000.0, None)
+    write_attempt(folder, run, found)
+    told = AttemptRow(
+        1, 7, 1, "docker", "7-1-abcdef01", None, str(folder.path), gpus, 0.0, 1.0, None, None, ""
+    )
+    return Attempt.load(told)
+
+
+@pytest.mark.parametrize(("kind", "image"), CASES, ids=str)
+def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
+    tmp_path: Path, kind: TaskType, image: ImageModelType | None
+) -> None:
+    found, task = made(kind, image)
+    loaded = attempt(tmp_path, found, task)
+    assert loaded.plan == found
+    names = {one.name for one in (loaded.folder.config).iterdir()}
+    assert names, "what the engine reads is there to be looked at"
+    spec = engine_spec(row(b"{}"), loaded, hostile=task.is_hostile, now=1000.0)
+    assert spec.hostile is (kind is TaskType.GRPO)
+    assert spec.image == ("text" if image is None else image_of(found))
+    assert spec.argv[-2:] == ("--run", str(loaded.folder.run))
+    assert all(mount.read_only for mount in spec.mounts)
+    assert {mount.path for mount in spec.mounts} == {tmp_path / "models/m", tmp_path / "jobs/7/inputs/data"}
+    assert spec.env["HF_HUB_OFFLINE"] == "1"
+    assert RunSpec.from_json(loaded.folder.run.read_bytes()) == loaded.run
+
+
+def test_a_run_on_the_cpu_asks_for_no_card(tmp_path: Path) -> None:
+    found, task = made(TaskType.INSTRUCT, None, "cpu")
+    spec = engine_spec(row(b"{}"), attempt(tmp_path, found, task, ("cpu",)), hostile=False, now=1000.0)
+    assert spec.gpus == ()
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_next(tmp_path: Path) -> None:
+    found, task = made(TaskType.GRPO, None)
+    loaded = attempt(tmp_path, found, task)
+    evil = json.loads(loaded.folder.plan.read_text())
+    evil["env"]["LD_PRELOAD"] = "/evil.so"
+    loaded.folder.plan.write_text(json.dumps(evil))
+    loaded.folder.run.write_text("{}")
+    assert Attempt.load(loaded.row) == loaded
+    assert "LD_PRELOAD" not in engine_spec(row(b"{}"), loaded, hostile=True, now=0.0).env
+
+
+def test_a_native_run_has_no_engines_configuration(tmp_path: Path) -> None:
+    found, task = made(TaskType.INSTRUCT, None)
+    native = found.model_copy(update={"engine": Engine.NATIVE})
+    assert list(attempt(tmp_path, native, task).folder.config.iterdir()) == []
+
+
+def test_what_no_engine_would_run_as_written_stops_before_it_is_launched(tmp_path: Path) -> None:
+    found, task = made(TaskType.INSTRUCT, None)
+    wrong = found.model_copy(update={"engine_config": {"sequence_length": 4096}})
+    with pytest.raises(StepFailed) as failed:
+        attempt(tmp_path, wrong, task)
+    assert failed.value.reason is EndReason.INFEASIBLE
+    assert "sequence_length" in str(failed.value)
