@@ -72,8 +72,10 @@ class Pass:
             else:
                 moved.append(claim)
         for claim in moved:
-            most = max(claim.counts)
-            self._plan(claim, (claim.counts, tuple(range(most - 1, 0, -1))))
+            # Who asks has said what will do; for who does not ask yet, fewer are better than none.
+            asks = claim.stage is Stage.WAITING or not claim.counts
+            fewer = () if asks else tuple(range(max(claim.counts) - 1, 0, -1))
+            self._plan(claim, (claim.counts, fewer))
 
     def _stands(self, claim: Claim) -> bool:
         start = max(claim.starts_at, self._now)

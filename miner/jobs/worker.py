@@ -90,14 +90,14 @@ class Worker:
         current = attempts[-1]
         if current.ended_at is None:
             attempt = await asyncio.to_thread(Attempt.load, current)
-            ended = await self._watch(attempt)
-            if ended is None:
-                await desk.move(JobState.PUBLISHING)
+            if not await self._watch(attempt):
                 return
             attempts = await desk.parts.book.attempts(desk.row.id)
         await self._decide(attempts)
 
-    async def _watch(self, attempt: Attempt) -> Verdict | None:
+    async def _watch(self, attempt: Attempt) -> bool:
+        """Whether the attempt has ended. If nobody can tell and the time is up, the job goes on without it,
+        and whatever runs still is ended once the engine answers."""
         desk = self.desk
         task = task_of(desk.row)
         desk.parts.inputs.hold(wanted_of(desk.row, task, desk.folder))
@@ -107,11 +107,15 @@ class Worker:
         try:
             ended = await training.run()
         except StepFailed as failed:
-            # It could not be launched.
+            if failed.reason is not EndReason.ENGINE_REJECTED:
+                await self._end(failed.reason, str(failed))
+                return False
             ended = Verdict(failed.reason, str(failed))
-        if ended is not None:
-            await self._close(attempt, ended, training.measured_step_s)
-        return ended
+        if ended is None:
+            await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
+            return False
+        await self._close(attempt, ended, training.measured_step_s)
+        return True
 
     async def _close(self, attempt: Attempt, ended: Verdict, measured_step_s: float | None) -> None:
         """The end goes into the books first: what is done after it can be done again."""

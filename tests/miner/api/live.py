@@ -88,8 +88,9 @@ class Live:
         return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
     def logged(self, *levels: str) -> list[dict[str, Any]]:
+        """Without what depends on this host: whether there is an engine."""
         lines = map(json.loads, self.ground.log_file.read_text().splitlines())
-        return [line for line in lines if line["level"] in levels]
+        return [line for line in lines if line["level"] in levels and "no_engine" not in line["msg"]]
 
 
 @contextmanager

@@ -342,6 +342,13 @@ def test_two_jobs_that_both_want_more_do_not_block_each_other() -> None:
     assert [claim.key for claim in on.arrange(2.0)] == [A]
 
 
+def test_a_promised_job_that_asks_for_what_can_not_be_had_blocks_nobody() -> None:
+    on = ledger(3)
+    promise(on, A, at(0))
+    assert ask(on, A, 4) == []
+    assert ask(on, B, 3, now=1.0) == [B]
+
+
 def test_who_leaves_the_queue_keeps_its_promise_until_released() -> None:
     on = ledger(1)
     promise(on, A, at(0))

@@ -16,7 +16,7 @@ from trainer.native import ranks, saving
 
 
 def main(folder: Path, how: str, method: str, fail: str = "") -> None:
-    with ranks.joined(cpu=True, hang_s=20) as group:
+    with ranks.joined(cpu=True, hang_s=20 if fail == "die" else 300) as group:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})

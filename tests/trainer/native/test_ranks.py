@@ -35,7 +35,7 @@ def run(folder: Path, how: str, method: str, world: int, fail: str = "") -> tupl
         for rank in range(world)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in started]
+        said = [process.communicate(timeout=400)[0] for process in started]
     finally:
         for process in started:
             process.kill()
