@@ -168,9 +168,15 @@ class Dockerd:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
     def _guarded(self) -> subprocess.Popen[bytes]:
-        """Ends the engine when the tests were killed and could not."""
+        """Ends the engine when the tests were killed and could not. In a session of its own: what kills the
+        tests, such as `timeout`, signals their whole group."""
         command = f'cat >/dev/null; kill "$(cat {shlex.quote(str(self.folder))}/pid)"'
-        return subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            ["sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def end(self) -> None:
         """Kill it, which is faster than stopping, and clear away everything that it left."""
