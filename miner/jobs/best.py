@@ -47,10 +47,15 @@ class Candidate:
         return self.score.beats(other.score)
 
 
+def is_model(folder: Path) -> bool:
+    """Whether something lies there that could be one: a training can put a link in its place."""
+    return folder.is_dir() and not folder.is_symlink()
+
+
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
     best: Candidate | None = None
     for one in candidates:
-        if one.folder.is_dir() and not one.folder.is_symlink() and one.beats(best):
+        if is_model(one.folder) and one.beats(best):
             best = one
     return best
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from core.plan import TrainingPlan
 from core.run_files import RunResult
-from miner.jobs.best import Candidate
+from miner.jobs.best import Candidate, is_model
 from miner.jobs.desk import Desk
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.states import EndReason
@@ -20,6 +20,8 @@ from miner.watch import files
 from miner.watch.progress import Course, Tail
 
 _SMALL = 1 << 20
+#: Looks at a progress file that is complete: of a gigabyte nobody needs the end.
+_LOOKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def candidates(rows: Sequence[AttemptRow]) -> list[Candidate]:
     found = []
     for row in rows:
         folder = AttemptFolder(Path(row.folder))
-        if folder.submission.is_dir():
+        if is_model(folder.submission):
             course = course_of(folder, row.started_at)
             told = course.submission
             found.append(
@@ -97,9 +99,12 @@ def candidates(rows: Sequence[AttemptRow]) -> list[Candidate]:
 
 
 def course_of(folder: AttemptFolder, began_at: float) -> Course:
-    course = Course(began_at)
-    for event in Tail(folder.progress).read():
-        course.take(event, event.t)
+    course, tail = Course(began_at), Tail(folder.progress)
+    for _ in range(_LOOKS):
+        if not (events := tail.read()):
+            break
+        for event in events:
+            course.take(event, event.t)
     return course
 
 

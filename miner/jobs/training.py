@@ -13,6 +13,7 @@ from core.progress import NoteEvent
 from core.run_files import Score
 from miner.engines.base import EXIT_FILE, Phase, Rejected, Status, Unreachable
 from miner.jobs import plans
+from miner.jobs.best import is_model
 from miner.jobs.desk import Desk, unreachable
 from miner.jobs.early import EarlyPublisher
 from miner.jobs.launch import Attempt, engine_spec
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 #: Steps after which the plan's time is reckoned anew, and again every so many.
 RECKON_EVERY = 50
+#: Of one attempt, in our log: a training may hold code that talks without end.
+MOST_NOTES = 200
+#: No real step is faster, and what is told of one that is would overflow somewhere.
+LEAST_STEP_S = 1e-4
 #: What an engine gets to end what it was told to kill, before the job goes on without its word.
 _LAST_WAIT_S = 20.0
 
@@ -50,6 +55,7 @@ class Training:
         self.measured_step_s: float | None = None
         self._polled_at = 0.0
         self._hurried_at: float | None = None
+        self._noted = 0
         self._ref = attempt.row.ref
 
     async def run(self) -> Verdict | None:
@@ -113,7 +119,11 @@ class Training:
                 break
             fresh.append(note)
         for note in reversed(fresh):
-            self.desk.note(note.kind, note.text)
+            self._noted += 1
+            if self._noted < MOST_NOTES:
+                self.desk.note(note.kind, note.text)
+            elif self._noted == MOST_NOTES:
+                self.desk.note("quiet", "the training says too much: the rest is in its progress.jsonl")
 
     async def _status(self) -> Status | None:
         """The engine's word; None when it is not asked yet or does not answer."""
@@ -137,7 +147,7 @@ class Training:
     async def _ended(self, status: Status) -> Verdict:
         await self._look()
         result = await asyncio.to_thread(read_result, self.attempt.folder)
-        has_model = self.attempt.folder.submission.is_dir()
+        has_model = is_model(self.attempt.folder.submission)
         return verdict(status, result, self.course, asked=self.asked, has_model=has_model)
 
     # Time
@@ -234,16 +244,20 @@ class Training:
     async def _reckon(self) -> None:
         """Correct the plan's time by what the steps have taken, and say when the job will end."""
         course, step_s = self.course, self.course.slow_step_s
-        if step_s is None or course.steps_done < self.reckoned_at + RECKON_EVERY:
+        if step_s is None or step_s < LEAST_STEP_S or course.steps_done < self.reckoned_at + RECKON_EVERY:
             return
         first = self.reckoned_at == 0
         self.reckoned_at, self.measured_step_s = course.steps_done, course.median_step_s
         plan = self.attempt.plan
         planned_at = self.attempt.run.began_at
         elapsed = self.desk.now() - planned_at
-        found = await asyncio.to_thread(
-            plans.measured_plan, plan, course.steps_done, elapsed, step_s, course.eval_s
-        )
+        try:
+            found = await asyncio.to_thread(
+                plans.measured_plan, plan, course.steps_done, elapsed, step_s, course.eval_s
+            )
+        except (ValueError, ArithmeticError):  # numbers that no training has
+            log.warning("job %d tells impossible times", self.desk.row.id, extra=self.desk.log)
+            return
         self.desk.live.ends_at = planned_at + found.time.total_s
         if first:
             text = found.reasons["steps.total"].text

@@ -112,9 +112,7 @@ class Worker:
                 return False
             ended = Verdict(failed.reason, str(failed))
         if ended is None:
-            await self._end(
-                EndReason.DEADLINE, "its time was up, and the engine did not say that it had ended"
-            )
+            await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
             return False
         await self._close(attempt, ended, training.measured_step_s)
         return True

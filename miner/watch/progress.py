@@ -22,8 +22,10 @@ from core.progress import (
 from core.run_files import Score
 from miner.watch import files
 
-#: Read at once; the rest comes with the next look.
+#: Read at once, and in one look; the rest comes with the next. A training that writes without end must not
+#: keep us reading.
 CHUNK = 1 << 20
+MOST_CHUNKS = 8
 #: Steps whose time counts: recent enough to follow a change, many enough not to jump.
 RECENT = 64
 #: The first steps compile kernels and fill caches.
@@ -39,9 +41,9 @@ class Tail:
         self.skipped = 0
 
     def read(self) -> list[Event]:
-        """Everything new. Blocks on the disk: call it off the event loop."""
+        """What is new. Blocks on the disk: call it off the event loop."""
         found: list[Event] = []
-        while True:
+        for _ in range(MOST_CHUNKS):
             data, size = files.read_from(self.path, self.offset, CHUNK)
             if size < self.offset:  # another file than before: whoever made it begins anew
                 self.offset = 0
@@ -54,7 +56,8 @@ class Tail:
                 else:
                     found.append(line.event)
             if self.offset == before or len(data) < CHUNK:
-                return found
+                break
+        return found
 
 
 @dataclass

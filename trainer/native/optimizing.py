@@ -87,7 +87,7 @@ class Masters:
 
 def local(value: Any) -> Any:
     """The part of a sharded tensor that lies here."""
-    return value.tolocal() if isinstance(value, DTensor) else value
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _like(value: Any, weight: Tensor) -> Any:
@@ -95,7 +95,7 @@ def _like(value: Any, weight: Tensor) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     here = value.to(weight.device)
-    if isinstance(weight, DTensor) and here.shape == weight.tolocal().shape:
+    if isinstance(weight, DTensor) and here.shape == weight.to_local().shape:
         return DTensor.fromlocal(
             here, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from core.progress import StepEvent
-from core.run_files import RunEnd
+from core.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
+from core.run_files import RunEnd, Score
 from miner.engines.base import EngineSpec, Unreachable
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
@@ -212,3 +213,32 @@ async def test_after_fifty_steps_the_job_says_when_it_will_end(house: House) -> 
     assert time.time() - 60 < live.ends_at < time.time() + 3600
     await house.jobs.cancel(job)
     await house.over_within(job)
+
+
+async def test_a_training_may_say_anything(house: House) -> None:
+    async def raves(trainer: Trainer) -> None:
+        for number in range(400):
+            trainer.say(NoteEvent(t=time.time(), kind="x", text=f"{number} " * 50))
+        for t, number in ((1e300, 1), (-1e300, 10**300), (0.0, 10**300 + 1), (1e-300, 10**300 + 60)):
+            trainer.say(StepEvent(t=t, step=number, loss=1e308, ends_at=-1e308, tokens_s=-5))
+            await asyncio.sleep(0.02)
+        at = time.time()
+        for number in range(1, 80):
+            trainer.say(StepEvent(t=at + number, step=2 * 10**300 + number))
+        trainer.say(EvalEvent(t=at, score=Score(value=1e308, step=1), seconds=1e308))
+        for number in range(80, 200):
+            trainer.say(StepEvent(t=at + number, step=2 * 10**300 + number))
+            await asyncio.sleep(0.001)
+        (Path(trainer.run.work_dir) / "real").mkdir()
+        Path(trainer.run.submission_dir).symlink_to("/etc")
+        trainer.say(SubmissionEvent(t=0, step=1))
+        await asyncio.sleep(0.05)
+        Path(trainer.run.submission_dir).unlink()
+        trainer.save(0.5)
+        trainer.end()
+
+    house.engine.scripts = [raves]
+    job = await house.start()
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE, row
+    assert len(house.engine.submitted) == 1

@@ -22,7 +22,7 @@ from tests.trainer.tasks import DATASETS, ENDLESS, ROWS, planned, task, write_pr
 from tests.trainer.wrapper.test_course import events, rescored, submitted_model
 from trainer.wrapper.processes import descendants
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: A launch takes half a minute on an idle machine, and ten times that on one that tests everything at once.
 PATIENCE = 400
 
