@@ -35,7 +35,9 @@ ENV PATH=/opt/god-miner/venv/bin:$PATH \
     GOD_MINER_ENGINE_PYTHON=/opt/god-miner/engine-python
 
 # What is missing shows here, in the build.
-RUN python -m compileall -q /app/god-miner \
+# The engine's Python may lie below /root, and the training runs as a user who may not enter there.
+RUN chmod a+rx /root \
+    && python -m compileall -q /app/god-miner \
     && python -c "import trainer.image" \
     && test -f /app/sd-scripts/sdxl_train_network.py && test -f /app/sd-scripts/flux_train_network.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import accelerate, torch"

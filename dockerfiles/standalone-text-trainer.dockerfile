@@ -19,7 +19,9 @@ ENV PYTHONPATH=/app/god-miner \
 
 # A base that lacks something fails here, in the build, and not after an hour in a tournament: Axolotl goes on
 # without a plugin that it cannot import. Compiled now, because the user it will run as may not write.
-RUN python -m compileall -q /app/god-miner \
+# The engine's Python may lie below /root, and the training runs as a user who may not enter there.
+RUN chmod a+rx /root \
+    && python -m compileall -q /app/god-miner \
     && python -c "import axolotl.cli.train, trainer.axolotl_plugin, trainer.axolotl_trainers, trainer.text"
 
 WORKDIR /app

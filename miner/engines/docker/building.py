@@ -15,7 +15,7 @@ from miner.engines.docker.images import KINDS, SOURCE_LABEL, ImageKind, Images, 
 SILENCE_S = 1800.0
 FOLDER = "dockerfiles"
 #: What goes into the images, besides the dockerfile itself.
-_INGREDIENTS = ("core", "trainer", "configs", "pyproject.toml", "constraints-training.txt")
+_INGREDIENTS = ("core", "trainer", "configs", "constraints.txt", "constraints-training.txt")
 _SKIPPED = frozenset({"__pycache__", ".mypy_cache", ".ruff_cache"})
 
 
