@@ -24,6 +24,7 @@ NAMES = (
     "publish",
     "jobs",
     "engines",
+    "native_training",
 )
 
 

@@ -122,7 +122,9 @@ class Fleet(Protocol):
         """Wait in the queue (by priority, ageing so that nobody starves) for as many GPUs as the first of
         `counts` that can be had now. Cancelling the wait leaves the queue; what was promised to the task
         stays promised until `release`. A job whose run has ended may ask again without `release`, for more,
-        fewer or other GPUs. `exclusive`: only cards that nobody outside uses even a little."""
+        fewer or other GPUs. `until`: it is over by then at the latest; a promise's window stays as long as
+        was planned. `priority`: of a task that came without a promise or a start; otherwise theirs stands.
+        `exclusive`: only cards that nobody outside uses even a little."""
 
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         """After a restart: these are in use by a run that goes on. None when one of them is gone."""

@@ -96,7 +96,7 @@ def _like(value: Any, weight: Tensor) -> Any:
         return value
     here = value.to(weight.device)
     if isinstance(weight, DTensor) and here.shape == weight.to_local().shape:
-        return DTensor.fromlocal(
+        return DTensor.from_local(
             here, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
         )
     return here

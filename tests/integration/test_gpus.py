@@ -1,0 +1,105 @@
+"""A real daemon on a host whose cards fail: what operators and validators see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.dev.stack import ChildProcess
+from miner.running import ask
+from miner.settings import load_settings
+from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, uuid
+from tests.integration.test_last_gpu import POLICY, all_at_once, one_gpu_task
+from tests.integration.traffic import GENEROUS, Validator, books
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> NvmlHost:
+    return NvmlHost(compiled(tmp_path), tmp_path / "nvml.json", 4)
+
+
+class Watched:
+    def __init__(self, validator: Validator) -> None:
+        self.validator = validator
+
+    def page(self) -> dict[str, Any]:
+        return ask(load_settings(env=self.validator.stack.settings(), env_file=None), "/fleet")
+
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            page = self.page()
+            if condition(page):
+                return page
+            time.sleep(0.05)
+        raise AssertionError(f"it did not come to that: {page}")
+
+    async def accepted(self, count: int) -> int:
+        offers = [self.validator.offer(one_gpu_task(self.validator)) for _ in range(count)]
+        return sum(await all_at_once(self.validator.stack.public_port, offers))
+
+    def alerts(self) -> list[str]:
+        with books(self.validator.stack) as connection:
+            rows = connection.execute("SELECT kind FROM events WHERE kind LIKE '%gpu%' OR kind LIKE 'inv%'")
+            return [row["kind"] for row in rows]
+
+
+def outs(page: dict[str, Any]) -> list[bool]:
+    return [card["out"] is not None for card in page["cards"]]
+
+
+async def test_a_daemon_lives_with_what_its_cards_do(
+    validator: Validator, running: Callable[..., ChildProcess], host: NvmlHost, tmp_path: Path
+) -> None:
+    policy = tmp_path / "at-once.yaml"
+    policy.write_text(POLICY)
+    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "GPU_RETURN_SECONDS": "0.5", "POLICY": str(policy)}
+    running(**GENEROUS, **terms, **host.environment)
+    watched = Watched(validator)
+
+    page = watched.until(lambda page: len(page["cards"]) == 4)
+    assert [card["id"] for card in page["cards"]] == [uuid(index) for index in range(4)]
+    assert page["source"] == "driver 550.127.05"
+
+    host.card(3, error=LOST)
+    page = watched.until(lambda page: outs(page) == [False, False, False, True])
+    assert "lost" in page["cards"][3]["out"].lower()
+    assert await watched.accepted(5) == 3
+
+    host.set(init_error=DRIVER_NOT_LOADED, count=0)
+    host.card(0, delay_ms=60_000)  # the worker that is running hangs, the next one finds no driver
+    host.set(count=4)
+    page = watched.until(lambda page: page["trouble"] is not None)
+    assert len(page["cards"]) == 4  # as last seen
+    assert await watched.accepted(1) == 0
+
+    host.card(0, delay_ms=None)
+    host.card(3, error=None)
+    host.set(init_error=0)
+    watched.until(lambda page: page["trouble"] is None and not any(outs(page)))
+    assert await watched.accepted(2) == 1
+    assert watched.alerts() == ["gpu_out", "inventory_unreadable", "inventory_recovered", "gpu_back"]
+
+
+async def test_what_somebody_else_takes_is_not_offered(
+    validator: Validator, running: Callable[..., ChildProcess], host: NvmlHost, tmp_path: Path
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("exclude: {0: the fan}\n")
+    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "FLEET_FILE": str(file), "MAX_JOBS": "100"}
+    running(**{**GENEROUS, **terms, **host.environment})
+    watched = Watched(validator)
+    page = watched.until(lambda page: len(page["cards"]) == 4)
+    assert outs(page) == [True, False, False, False]
+    file.write_text("exclude: {1: rented out until Friday}\n")
+    page = watched.until(lambda page: outs(page) == [False, True, False, False])
+    assert page["cards"][1]["out"] == "taken out: rented out until Friday"
+    host.card(2, used_mib=40_000, processes=3)
+    page = watched.until(lambda page: page["cards"][2]["unclean"])
+    assert page["cards"][2]["shared"]
