@@ -177,7 +177,8 @@ def _precision(wish: Wish, setup: Setup) -> PrecisionPlan:
         compile_mode=setup.compile_mode,
         gradient_checkpointing=setup.checkpointing,
         activation_offload=setup.offload,
-        fused_loss=targets.fused_loss and supervised,
+        # The KL to the base model is computed from the logits, which a fused loss never has.
+        fused_loss=targets.fused_loss and supervised and not wish.task.kl_coefficient,
         liger=targets.liger,
         lora_kernels=kernels and supervised and setup.method is not Method.FULL,
         neftune_alpha=targets.neftune_alpha,

@@ -18,6 +18,7 @@ from core.tasks import ImageModelType, TaskType
 
 if TYPE_CHECKING:
     from core.plan import TrainingPlan
+    from core.plan_parts import TaskSpec
 
 
 class Loss(StrEnum):
@@ -162,9 +163,10 @@ def tokens_of_picture(facts: ImageFacts, resolution: int) -> int:
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
 
 
-def loss_kind(task: TaskType, engine: Engine, fused: bool, liger: bool) -> Loss:
-    """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to."""
-    if task in (TaskType.DPO, TaskType.GRPO) or not (fused or liger):
+def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: bool) -> Loss:
+    """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to, and the KL to
+    the base model needs them too."""
+    if task.task_type in (TaskType.DPO, TaskType.GRPO) or task.kl_coefficient or not (fused or liger):
         return Loss.FULL
     return Loss.FUSED if liger or engine is Engine.NATIVE else Loss.CHUNKED
 
@@ -195,7 +197,7 @@ def setup_of(plan: TrainingPlan) -> Setup:
         checkpointing=precision.gradient_checkpointing,
         offload=precision.activation_offload,
         attention=precision.attention,
-        loss=loss_kind(plan.task.task_type, plan.engine, precision.fused_loss, precision.liger),
+        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, precision.liger),
         reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
         compile_mode=precision.compile_mode,
         fp8=precision.fp8,

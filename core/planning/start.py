@@ -51,7 +51,7 @@ def start(wish: Wish, world: int) -> Setup:
         checkpointing=targets.gradient_checkpointing is True,
         offload=targets.activation_offload,
         attention=wish.attention,
-        loss=loss_kind(task, wish.engine, targets.fused_loss, targets.liger),
+        loss=loss_kind(wish.task, wish.engine, targets.fused_loss, targets.liger),
         reshard=targets.fsdp_reshard_after_forward,
         compile_mode=wish.compile_mode,
         fp8=wish.fp8,

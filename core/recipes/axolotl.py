@@ -201,7 +201,7 @@ def _kernels(plan: TrainingPlan, notes: list[str]) -> Config:
     if precision.neftune_alpha and supervised:
         keys["neftune_noise_alpha"] = precision.neftune_alpha
     elif precision.neftune_alpha:
-        notes.append(f"neftune_alpha: Axolotl ignores it in {plan.task.task_type}, so it is left out")
+        notes.append(f"neftune_alpha: Axolotl ignores it in {plan.task.task_type}; the plugin sets it")
     return keys
 
 
@@ -209,9 +209,9 @@ def _loader(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Config:
     loader = plan.loader
     supervised = plan.task.task_type in (TaskType.INSTRUCT, TaskType.CHAT)
     if loader.persistent_workers:
-        notes.append("dataloader_persistent_workers: no key of Axolotl's; the trainer's plugin sets it")
+        notes.append("dataloader_persistent_workers: no key of Axolotl's; the plugin sets it")
     if loader.drop_last and not supervised:
-        notes.append(f"dataloader_drop_last: Axolotl ignores it in {plan.task.task_type}, so it is left out")
+        notes.append(f"dataloader_drop_last: Axolotl ignores it in {plan.task.task_type}; the plugin sets it")
     return {
         "dataloader_num_workers": loader.workers,
         "dataloader_pin_memory": loader.pin_memory and not plan.gpus.is_cpu,

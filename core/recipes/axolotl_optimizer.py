@@ -57,9 +57,9 @@ def _schedule(plan: TrainingPlan, notes: list[str]) -> Config:
     elif name is Schedule.COSINE and optimizer.min_lr_ratio:
         least = optimizer.min_lr_ratio
     elif optimizer.min_lr_ratio:
-        notes.append(f"min_lr_ratio: {name} has no end of its own in Axolotl, so it is left out")
+        notes.append(f"min_lr_ratio: {name} has no end of its own in Axolotl; the plugin's schedule has one")
     if optimizer.stages:
-        notes.append("lr_stages: laid over the schedule by the trainer's plugin")
+        notes.append("lr_stages: laid over the schedule by the plugin")
     return {
         "lr_scheduler": str(name),
         "lr_scheduler_kwargs": arguments or None,

@@ -63,6 +63,19 @@ def slower_steps() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(0.2))
 
 
+def worse_every_time() -> None:
+    """The held-out score after the first evaluation."""
+    from trainer.judges import HeldOutJudge
+
+    told: list[float] = []
+
+    def judge(self: HeldOutJudge) -> float:
+        told.append(5.0 + len(told))
+        return told[-1]
+
+    HeldOutJudge.judge = judge  # type: ignore[method-assign]
+
+
 def hangs_at_step_five() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
 

@@ -76,7 +76,8 @@ def _shape(plan: OptimizerPlan, pace: Pace) -> float:
         case Schedule.LINEAR:
             return 1 - way
         case Schedule.COSINE_WITH_RESTARTS:
-            return _cosine(way * plan.cycles % 1.0 if way < 1 else 1.0)
+            # The way is a sum of parts: a hair short of a restart is the restart.
+            return _cosine((way * plan.cycles + 1e-9) % 1.0 if way < 1 else 1.0)
         case Schedule.WSD:
             cooldown = plan.cooldown_share or 0.0
             if cooldown <= 0:

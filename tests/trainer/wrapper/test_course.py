@@ -7,7 +7,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from core.choices import Method
-from core.progress import CheckpointEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
+from core.progress import CheckpointEvent, EvalEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
-from tests.trainer.tasks import ENDLESS, TEXT_TASKS, planned, task, write_profile
+from tests.trainer.tasks import TEXT_TASKS, planned, task, write_profile
 from trainer.callbacks.submission import kind_of
 from trainer.inputs.tables import read_table
 from trainer.inputs.text import PreparedText
@@ -32,22 +31,6 @@ from trainer.wrapper.course import TextCourse
 from trainer.wrapper.signals import StopRequest
 
 SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServer]:
-    with ForkServer() as server:
-        yield server
-
-
-@pytest.fixture
-def profile(tmp_path: Path) -> Path:
-    return write_profile(tmp_path / "profile.yaml")
-
-
-@pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    return write_profile(tmp_path / "endless.yaml", **ENDLESS)
 
 
 def follow(run: RunSpec, forks: ForkServer, *, retries: bool = False, patch: str = "") -> RunResult:
@@ -220,6 +203,33 @@ def test_killed_at_random_instants_it_leaves_a_whole_submission(
         submitted_model(run)
 
 
+def stopped(run: RunSpec, forks: ForkServer) -> tuple[Path, int]:
+    """Asked to stop after its first submission: the checkpoint that it leaves, and its steps."""
+
+    def stop_when_training() -> None:
+        while not any(isinstance(event, SubmissionEvent) for event in seen()):
+            time.sleep(0.02)
+        Path(run.stop_path).touch()
+
+    def seen() -> list[Event]:
+        return events(run) if Path(run.progress_path).exists() else []
+
+    threading.Thread(target=stop_when_training, daemon=True).start()
+    result = follow(run, forks, patch="slower_steps")
+    assert (result.end, result.exit_code) == (RunEnd.STOPPED, 0), result.detail
+    checkpoint = [event for event in events(run) if isinstance(event, CheckpointEvent)][-1]
+    assert checkpoint.step == result.steps
+    return Path(checkpoint.path), result.steps
+
+
+def gone_on(run: RunSpec, folder: Path, checkpoint: Path) -> RunSpec:
+    """The same run, from there, with a folder of its own and the same submission."""
+    folder.mkdir()
+    own = {"work_dir": str(folder), "resume_from": str(checkpoint)}
+    names = {"progress_path": "progress.jsonl", "result_path": "result.json", "stop_path": "stop"}
+    return run.model_copy(update=own | {key: str(folder / name) for key, name in names.items()})
+
+
 def test_asked_to_stop_it_saves_ends_and_can_be_resumed_with_the_same_schedule(
     forks: ForkServer, tmp_path: Path
 ) -> None:
@@ -227,40 +237,18 @@ def test_asked_to_stop_it_saves_ends_and_can_be_resumed_with_the_same_schedule(
         tmp_path / "profile.yaml", targets={"max_steps": 40, "eval_steps": 10, "lr_scheduler": "linear"}
     )
     first = planned(task(tmp_path / "first", TaskType.INSTRUCT), profile)
-
-    def stop_when_training() -> None:
-        while not any(isinstance(event, SubmissionEvent) for event in seen()):
-            time.sleep(0.02)
-        Path(first.stop_path).touch()
-
-    def seen() -> list[Event]:
-        return events(first) if Path(first.progress_path).exists() else []
-
-    threading.Thread(target=stop_when_training, daemon=True).start()
-    result = follow(first, forks, patch="slower_steps")
-    assert (result.end, result.exit_code) == (RunEnd.STOPPED, 0)
-    checkpoint = [event for event in events(first) if isinstance(event, CheckpointEvent)][-1]
-    assert checkpoint.step == result.steps < 40
-
-    second = first.model_copy(
-        update={
-            "work_dir": str(tmp_path / "second"),
-            "progress_path": str(tmp_path / "second.jsonl"),
-            "result_path": str(tmp_path / "second.json"),
-            "stop_path": str(tmp_path / "second-stop"),
-            "resume_from": checkpoint.path,
-        }
-    )
-    Path(second.work_dir).mkdir()
+    checkpoint, done = stopped(first, forks)
+    assert done < 40
+    before = [event.score.value for event in events(first) if isinstance(event, EvalEvent) and event.best]
+    second = gone_on(first, tmp_path / "second", checkpoint)
     again = follow(second, forks)
     assert (again.end, again.steps) == (RunEnd.FINISHED, 40)
     steps = [event for event in events(second) if isinstance(event, StepEvent)]
-    assert steps[0].step == result.steps + 1
+    assert steps[0].step == done + 1
     # Linear from the peak at step 2 to nothing at step 40.
-    assert steps[0].lr == pytest.approx(1e-3 * (40 - result.steps) / 38, rel=0.1)
+    assert steps[0].lr == pytest.approx(1e-3 * (40 - done) / 38, rel=0.1)
     assert again.best is not None
-    assert result.best is not None
-    assert again.best.value < result.best.value
+    assert again.best.value < min(before)
 
 
 def test_out_of_memory_climbs_down_the_ladder_and_finishes(

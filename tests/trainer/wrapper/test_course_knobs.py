@@ -1,0 +1,114 @@
+"""What a profile may ask for beyond the ordinary, through real Axolotl: each is seen to do something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.choices import Method
+from core.evaluation import Era
+from core.progress import NoteEvent
+from core.run_files import RunEnd, RunSpec
+from core.tasks import TaskType
+from tests.trainer.forks import ForkServer
+from tests.trainer.tasks import planned, task, write_profile
+from tests.trainer.wrapper.test_course import events, follow, gone_on, rates, rescored, stopped
+from trainer.hf_host import AVERAGE_FILE, STATE_FILE
+
+
+def shaped(tmp_path: Path, **targets: Any) -> Path:
+    return write_profile(tmp_path / "shaped.yaml", targets=targets)
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+def test_with_the_kl_term_the_model_stays_nearer_to_the_base_and_is_judged_by_it(
+    forks: ForkServer, tmp_path: Path, method: Method
+) -> None:
+    """The untouched base has no KL, so the first score is the loss alone, and it is beaten all the same."""
+    profile = shaped(tmp_path, learning_rate=3e-3)
+    ends = {}
+    for coefficient in (None, 2.0):
+        changes = {"era": Era.TOURNAMENTS, "kl_coefficient": coefficient}
+        run = task(tmp_path / f"{coefficient}", TaskType.INSTRUCT, **changes)
+        run = planned(run, profile, method=method)
+        result = follow(run, forks)
+        assert result.end is RunEnd.FINISHED, result.detail
+        assert result.best is not None
+        base, ours = rescored(run)
+        assert ours == pytest.approx(result.best.value, abs=2e-3)
+        assert ours < base
+        ends[coefficient] = kl_to_base(run)
+    assert ends[2.0] < 0.8 * ends[None]
+
+
+def kl_to_base(run: RunSpec) -> float:
+    """Of what was submitted, on the held-out rows."""
+    with_it, without = (
+        rescored(run.model_copy(update={"kl_coefficient": coefficient}))[1] for coefficient in (1.0, None)
+    )
+    return with_it - without
+
+
+def test_the_averaged_weights_are_judged_submitted_and_go_on_after_a_stop(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    profile = shaped(tmp_path, ema_decay=0.9, learning_rate=3e-3, max_steps=30, eval_steps=5)
+    first = planned(task(tmp_path / "first", TaskType.INSTRUCT), profile)
+    checkpoint, steps = stopped(first, forks)
+    state = json.loads((checkpoint / STATE_FILE).read_text("utf-8"))
+    assert state["average_updates"] == steps
+    # What goes on training are the weights themselves; the average lies beside them and is another one.
+    average = load_file(checkpoint / AVERAGE_FILE)
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    for name, mean in average.items():
+        own = weights[name.replace(".default.", ".")]
+        assert not torch.equal(mean, own)
+        assert (mean - own).norm() < own.norm()
+
+    again = gone_on(first, tmp_path / "second", checkpoint)
+    result = follow(again, forks)
+    assert (result.end, result.steps) == (RunEnd.FINISHED, 30), result.detail
+    assert result.best is not None
+    base, ours = rescored(again)
+    assert ours == pytest.approx(result.best.value, abs=1e-3)
+    assert ours < base
+
+
+def test_stages_and_restarts_shape_the_rate(forks: ForkServer, tmp_path: Path) -> None:
+    stages = [{"share": 0.5, "factor": 1.0}, {"share": 0.3, "factor": 0.5}, {"share": 0.2, "factor": 0.25}]
+    said = {"lr_scheduler": "constant", "warmup_steps": 0, "lr_stages": stages, "eval_steps": 20}
+    run = planned(task(tmp_path / "stages", TaskType.INSTRUCT), shaped(tmp_path, **said))
+    assert follow(run, forks).end is RunEnd.FINISHED
+    assert rates(run) == pytest.approx([1e-3] * 10 + [5e-4] * 6 + [2.5e-4] * 4)
+
+    said = {"lr_scheduler": "cosine_with_restarts", "warmup_steps": 0, "lr_cycles": 2, "eval_steps": 20}
+    run = planned(task(tmp_path / "cycles", TaskType.INSTRUCT), shaped(tmp_path, **said))
+    assert follow(run, forks).end is RunEnd.FINISHED
+    found = rates(run)
+    assert found[10] == pytest.approx(1e-3, rel=0.01)
+    assert found[9] < 1e-4 > found[19]
+
+
+def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(forks: ForkServer, tmp_path: Path) -> None:
+    said: dict[str, Any] = {
+        "warmup_steps": 0,
+        "lr_scheduler": "constant",
+        "max_steps": 50,
+        "eval_steps": 2,
+        "plateau_factor": 0.5,
+        "plateau_patience": 1,
+        "early_stopping_patience": 2,
+    }
+    run = planned(task(tmp_path, TaskType.INSTRUCT), shaped(tmp_path, **said))
+    result = follow(run, forks, patch="worse_every_time slower_steps")
+    assert result.end is RunEnd.EARLY, result.detail
+    assert "no better score in 2 evaluations" in result.detail
+    assert result.steps < 50
+    notes = [event.text for event in events(run) if isinstance(event, NoteEvent)]
+    assert any("learning rate × 0.5 (was × 1)" in note for note in notes), notes
+    assert rates(run)[-1] == pytest.approx(1e-3 / 2)
