@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,22 +76,23 @@ def build(
 
     settings = _settings()
     root = context.resolve() if context else source_root()
-    client, images = Client(settings.docker_host), Images(settings)
+    images = Images(settings)
     pins = {}
-    for short in which or KINDS:
-        images.name(short)
-        pin = build_one(
-            client,
-            images,
-            short,
-            root=root,
-            arguments=_arguments(argument or []),
-            network=network,
-            told=lambda line: typer.echo(line, err=True),
-        )
-        pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
-        if not as_json:
-            typer.echo(f"{short}: {pin.name} is {pin.id}")
+    with closing(Client(settings.docker_host)) as client:
+        for short in which or KINDS:
+            images.name(short)
+            pin = build_one(
+                client,
+                images,
+                short,
+                root=root,
+                arguments=_arguments(argument or []),
+                network=network,
+                told=lambda line: typer.echo(line, err=True),
+            )
+            pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
+            if not as_json:
+                typer.echo(f"{short}: {pin.name} is {pin.id}")
     if as_json:
         typer.echo(json.dumps(pins, indent=2))
 
@@ -110,7 +112,8 @@ def _look(settings: Settings) -> list[Look]:
     from miner.engines.docker.images import Images
     from miner.engines.docker.looking import look
 
-    return look(Client(settings.docker_host), Images(settings))
+    with closing(Client(settings.docker_host)) as client:
+        return list(look(client, Images(settings)))
 
 
 def _problem(settings: Settings, look: Look) -> str | None:
