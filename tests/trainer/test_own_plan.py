@@ -1,0 +1,116 @@
+"""A run that plans for itself: for what it sees, in the time that is left, and never refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.evaluation import Era
+from core.hardware import Hardware, parse_gpus
+from core.models import ModelFacts
+from core.row_facts import facts_from_rows
+from core.run_files import RunSpec
+from core.tasks import InstructDataset, TaskType
+from trainer import own_plan as module
+from trainer.errors import BadModel
+from trainer.own_plan import model_facts, own_plan
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def run_of(folder: Path, hours: float, reserve: float = 300.0, **changes: Any) -> RunSpec:
+    now = time.time()
+    given: dict[str, Any] = {
+        "task_id": "1",
+        "task_type": TaskType.INSTRUCT,
+        "model_id": "miner/made-up-name",
+        "model_path": str(folder),
+        "data_path": str(folder / "rows.json"),
+        "dataset": InstructDataset(field_instruction="q", field_output="a"),
+        "era": Era.TOURNAMENTS,
+        "work_dir": str(folder),
+        "began_at": now,
+        "end_by": now + hours * 3600 - reserve,
+        "deadline_at": now + hours * 3600,
+    }
+    for name in ("submission_dir", "progress_path", "result_path", "stop_path"):
+        given[name] = str(folder / name)
+    return RunSpec(**{**given, **changes})
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(gpus: str) -> None:
+        hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=24, memory_bytes=200 * 10**9)
+        monkeypatch.setattr(module, "machine", lambda disk: hardware)
+
+    monkeypatch.delenv(module.PROFILE_VARIABLE, raising=False)
+    return put
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> ModelFacts:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return model_facts(tmp_path, "miner/made-up-name")
+
+
+def facts(rows: int = 2000) -> Any:
+    found = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
+    return facts_from_rows(TaskType.INSTRUCT, found, rows)
+
+
+def test_it_is_made_for_the_cards_that_are_seen(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    on("1xH100")
+    plan = own_plan(run_of(tmp_path, 1), llama, facts())
+    assert (plan.gpus.kind.name, plan.gpus.count) == ("H100-SXM", 1)
+    assert plan.profile == "steady"
+    assert plan.verdict.feasible
+
+
+def test_it_fits_into_the_time_that_is_left(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    on("1xH100")
+    short, long = (own_plan(run_of(tmp_path, hours), llama, facts(200_000)) for hours in (0.5, 3))
+    assert short.steps.total < long.steps.total
+    assert short.time.total_s <= 0.5 * 3600
+    assert short.time.reserve_s == pytest.approx(300, abs=1)
+
+
+def test_what_looks_infeasible_is_tried_all_the_same(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    """A tournament counts no submission as a loss: a training that is cut off has one."""
+    on("1xH100")
+    plan = own_plan(run_of(tmp_path, 0.02, reserve=10), llama, facts(200_000))
+    assert plan.verdict.feasible
+    assert plan.steps.total >= 1
+    assert any("tried although it does not look feasible" in note for note in plan.notes)
+
+
+def test_the_profile_is_the_environments_to_choose(
+    on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("1xH100")
+    monkeypatch.setenv(module.PROFILE_VARIABLE, "base")
+    assert own_plan(run_of(tmp_path, 1), llama, facts()).profile == "base"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_model_without_a_readable_config_is_bad_input(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BadModel, match=r"config\.json"):
+        model_facts(tmp_path, "org/x")
