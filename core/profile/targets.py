@@ -169,6 +169,19 @@ class Targets(Record):
     plateau_patience: int = Field(
         default=2, ge=1, description="Evaluations without progress before the factor."
     )
+    lr_search_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.2,
+        description="Text with Axolotl: part of the training time in which other rates are tried out first, "
+        "judged on held-out rows. 0: none are.",
+    )
+    lr_search_most: float = Field(
+        default=10.0,
+        ge=1,
+        le=100,
+        description="Rates are tried up to this many times learning_rate, and down to its so-manieth part.",
+    )
     # — the optimizer
     optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
     adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's first beta.")

@@ -19,6 +19,7 @@ from tests.core.builders import plan
 from trainer.callbacks.clock import Clock
 from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.report import Report
+from trainer.callbacks.search import Prober
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
 from trainer.sheet import Outcome
@@ -96,6 +97,7 @@ class Simulation:
     submit_s: float = 0.5
     save_s: float = 1.0
     curve: Callable[[int], float] | None = lambda step: 1 / (1 + step)
+    prober: Prober | None = None
     stop_at: int | None = None
     time: Time = field(default_factory=Time)
     judged: list[int] = field(default_factory=list)

@@ -1,0 +1,44 @@
+"""A clock for upstream's runs, inside Axolotl, and what it takes to run on a CPU. Nothing else is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from axolotl.integrations.base import BasePlugin
+from transformers import TrainerCallback
+
+from benchmarks.upstream import SECONDS
+
+
+class ClockPlugin(BasePlugin):  # type: ignore[misc]
+    def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
+        cfg.device_map = None
+
+    def get_training_args(self, cfg: Any) -> dict[str, Any]:
+        return {"use_cpu": True}
+
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        return [_Clock(float(os.environ[SECONDS]), Path(cfg.output_dir).with_name("told.json"))]
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """From the first step on, as ours."""
+
+    def __init__(self, seconds: float, told: Path) -> None:
+        self._seconds, self._told, self._began = seconds, told, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began = time.time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if time.time() - self._began >= self._seconds:
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        said = {"steps": state.global_step, "of": state.max_steps, "seconds": time.time() - self._began}
+        self._told.write_text(json.dumps(said), encoding="utf-8")
