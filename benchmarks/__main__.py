@@ -25,6 +25,8 @@ NAMES = (
     "jobs",
     "engines",
     "native_training",
+    "training",
+    "deadlines",
 )
 
 

@@ -57,7 +57,7 @@ DATASETS: dict[TaskType, DatasetType] = {
     ),
 }
 #: Rows to train on, and to score on. Prompts cost hundreds of passes each.
-ROWS = {task: (4000, 300) for task in DATASETS} | {TaskType.GRPO: (1000, 96)}
+ROWS = dict.fromkeys(DATASETS, (4000, 300)) | {TaskType.GRPO: (1000, 96)}
 
 
 class World:

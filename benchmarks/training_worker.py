@@ -1,6 +1,6 @@
-"""Runs inside the training environment: one task type and seed, three trainings, and their scores side by side.
+"""Runs inside the training environment: for each seed and task three trainings, scored side by side.
 
-    training-python -m benchmarks.training_worker '{"seconds": 40, "tasks": […], "seeds": […], "pretrain": 400}'
+    training-python -m benchmarks.training_worker '{"seconds": 40, "tasks": […], "seeds": […], …}'
 
 One JSON line per task and seed. The stack is imported once and forked for every training.
 """

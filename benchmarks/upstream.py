@@ -1,8 +1,8 @@
 """What upstream's unmodified trainer runs: its templates' values and what its job handler makes of a task.
 
-Values only, from upstream's two templates and handler. What a CPU cannot run is left out (`CPU`), for it as for
-us. Upstream has no clock; here it gets one (`ClockPlugin`), which is more than it has: it is stopped after the
-last step that fits and saves in peace, where in earnest it would be killed.
+Values only, from upstream's two templates and handler. What a CPU cannot run is left out (`CPU`), for it as
+for us. Upstream has no clock; here it gets one (`upstream_plugin`), which is more than it has: it is stopped
+after the last step that fits and saves in peace, where in earnest it would be killed.
 """
 
 from __future__ import annotations
