@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from core.budget import Concession
@@ -31,6 +32,10 @@ def learning_rate(wish: Wish, timed: Timed) -> tuple[float, list[str]]:
     if below and (factor := targets.lr_gpu_scale[max(below)]) != 1:
         rate *= factor
         why.append(f"× {factor:g} for {timed.setup.world} GPUs")
+    if wish.asked_batch is not None:
+        batch = timed.setup.micro * timed.setup.accumulation * timed.setup.world
+        rate *= math.sqrt(min(batch / wish.asked_batch, 1.0))
+        why.append(f"× √({batch}/{wish.asked_batch}) for smaller steps")
     stands_in = timed.wished.method is Method.FULL and timed.setup.method is not Method.FULL
     if stands_in and targets.lora_lr_factor != 1:
         rate *= targets.lora_lr_factor

@@ -56,6 +56,8 @@ class Wish:
     reference_ready: bool
     #: Steps back that hold for any number of GPUs.
     concessions: tuple[Concession, ...]
+    #: Sequences per step that were asked for, where they gave too few steps (`batch.py`).
+    asked_batch: int | None = None
 
     @property
     def targets(self) -> Targets:

@@ -111,6 +111,13 @@ class Targets(Record):
         description="Sequences per optimizer step over all GPUs. Set: accumulation follows from it. "
         "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
     )
+    least_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Text, not GRPO: where effective_batch_size leaves fewer steps than this it is halved, "
+        "to 8 at least, and the rate falls by its root. Unset: never.",
+    )
     # — how long
     num_epochs: float | None = Field(
         default=None,
