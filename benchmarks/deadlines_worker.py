@@ -29,9 +29,9 @@ from trainer.wrapper.course import TextCourse
 from trainer.wrapper.signals import StopRequest
 
 #: From the first step on. GRPO's first evaluations answer prompts.
-CUT_OFF_S = dict.fromkeys(TEXT_TASKS, (1.0, 8.0)) | {TaskType.GRPO: (4.0, 14.0)}
+CUT_OFF_S = dict.fromkeys(TEXT_TASKS, (1.0, 6.0)) | {TaskType.GRPO: (3.0, 10.0)}
 #: From the launch on: before, between and during the first submissions.
-KILL_S = (1.0, 9.0)
+KILL_S = (1.0, 8.0)
 WATCH_S = 0.01
 
 
