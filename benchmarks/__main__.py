@@ -27,6 +27,7 @@ NAMES = (
     "native_training",
     "training",
     "deadlines",
+    "end_to_end",
 )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from benchmarks.loadable import load
 from core.choices import Method
 from core.progress import CheckpointEvent, EvalEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
 from core.run_files import RunEnd, RunResult, RunSpec
@@ -49,10 +49,7 @@ def sheet_of(run: RunSpec, launch: int = 1) -> Sheet:
 
 def submitted_model(run: RunSpec) -> Any:
     """As anybody loads it, with plain transformers and peft."""
-    if kind_of(Path(run.submission_dir)) == "adapter":
-        base = AutoModelForCausalLM.from_pretrained(run.model_path)
-        return PeftModel.from_pretrained(base, run.submission_dir).eval()
-    return AutoModelForCausalLM.from_pretrained(run.submission_dir).eval()
+    return load(Path(run.submission_dir), Path(run.model_path))
 
 
 def rescored(run: RunSpec) -> tuple[float, float]:
