@@ -30,8 +30,8 @@ from trainer.wrapper.signals import StopRequest
 
 #: From the first step on. GRPO's first evaluations answer prompts.
 CUT_OFF_S = dict.fromkeys(TEXT_TASKS, (1.0, 6.0)) | {TaskType.GRPO: (3.0, 10.0)}
-#: From the launch on: before, between and during the first submissions.
-KILL_S = (1.0, 8.0)
+#: From the first step on: before, between and during the first submissions.
+KILL_S = (0.0, 5.0)
 WATCH_S = 0.01
 
 
@@ -116,7 +116,8 @@ class Field:
         thread = threading.Thread(target=course.follow)
         watch.start()
         thread.start()
-        while len(children) < 2 and thread.is_alive():
+        begun = Path(run.work_dir) / "launch-1" / "begun"
+        while not begun.exists() and thread.is_alive():
             time.sleep(0.01)
         seconds = self.chance.uniform(*KILL_S)
         time.sleep(seconds)

@@ -19,7 +19,7 @@ from core.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 #: Seconds of training for each side, evaluations and submissions included; steps of the base's own training.
-SECONDS, PRETRAIN = 40.0, 400
+SECONDS, PRETRAIN = 45.0, 300
 SEEDS = (1, 2, 3)
 SIDES = ("base", "upstream", "uncapped", "ours")
 
@@ -74,7 +74,7 @@ def _means(task: str, trials: list[dict[str, Any]]) -> str:
 
 _NOTES = (
     "Loss for instruct and chat, DPO loss (ln 2 = 0.6931 has learned nothing), for GRPO the validators' "
-    "normalised rewards less half of the KL to the base, among the four of its line. 300 rows (GRPO: 96 "
+    "normalised rewards less half of the KL to the base, among the four of its line. 300 rows (GRPO: 160 "
     "prompts, two completions each) that nobody was trained on.",
     "All run real Axolotl in a fork of a process that has imported it; the clock begins with the trainer, so "
     "neither side pays for imports; ours pays for evaluations, submissions and the search for a rate. It "

@@ -58,7 +58,7 @@ DATASETS: dict[TaskType, DatasetType] = {
 }
 #: Rows to train on (about an epoch of upstream's in the time), and to score on. Prompts cost hundreds of
 #: passes each.
-ROWS = dict.fromkeys(DATASETS, (6000, 300)) | {TaskType.GRPO: (1000, 96)}
+ROWS = dict.fromkeys(DATASETS, (6000, 300)) | {TaskType.GRPO: (1000, 160)}
 
 
 class World:
@@ -94,7 +94,7 @@ class World:
 
     def _chat(self) -> dict[str, Any]:
         talk = []
-        for _ in range(self.chance.randint(1, 2)):
+        for _ in range(1 + (self.chance.random() < 0.3)):
             asked = self._asked()
             talk.append({"from": "human", "value": " ".join(asked)})
             talk.append({"from": "gpt", "value": self.answer(asked)})

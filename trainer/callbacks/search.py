@@ -18,11 +18,12 @@ from trainer.callbacks.ranks import Ranks
 #: From one candidate to the next: two to a power of ten.
 RUNG = math.sqrt(10.0)
 #: Steps of a candidate at least: fewer tell noise from noise.
-FEWEST_STEPS = 10
-#: Candidates that the time is divided among: the planned rate, one on either side, and one more.
-CANDIDATES = 4
+FEWEST_STEPS = 6
+#: Candidates that the time is divided among: the planned rate, one on either side, and one more; fewer where
+#: each would have too few steps.
+CANDIDATES = (4, 3, 2)
 #: Steps that are timed beforehand, and how many of them are warm-up.
-TIMED_STEPS, UNUSUAL = 4, 2
+TIMED_STEPS, UNUSUAL = 3, 1
 #: A probe warms up over this part of it and falls linearly afterwards, as a whole training would.
 WARMUP = 0.1
 #: A loss this many times that of the first step has diverged; below the floor a loss says nothing of that.
@@ -94,7 +95,9 @@ class Search:
             self.prober.step(0.0, place)
             taken.append(self.now() - began)
         step = sum(taken[UNUSUAL:]) / len(taken[UNUSUAL:])
-        steps = int(((seconds - sum(taken)) / CANDIDATES - self.judge_s) / max(step, 1e-6))
+        left = seconds - sum(taken)
+        choices = (int((left / count - self.judge_s) / max(step, 1e-6)) for count in CANDIDATES)
+        steps = next((one for one in choices if one >= FEWEST_STEPS), 0)
         self._probe_s, said = self.ranks.from_first([steps * step + self.judge_s, steps])
         return int(said)
 

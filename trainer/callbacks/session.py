@@ -47,6 +47,8 @@ class Judge(Protocol):
 
     metric: str
     lower_is_better: bool
+    #: Seconds that one evaluation takes, as `begin` saw it: less than `begin`, which also tries and warms up.
+    pass_s: float
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         """The base model's score, before the first step of this process. Settles how many rows one
@@ -127,7 +129,7 @@ class Session:
         if self.host.judge is not None:
             judge = self.host.judge
             budget = self._base_budget()
-            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0))
+            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0), lambda: judge.pass_s)
             self.best.base = self._score(value).model_copy(update={"step": 0})
             self.report.say(EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds))
         self.best.score = self._agreed(self._earlier())
@@ -271,13 +273,18 @@ class Session:
         self.report.say(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
         return better
 
-    def _judged(self, judge: Callable[[], float]) -> tuple[float, float]:
-        value, seconds = self._timed(judge)
+    def _judged(
+        self, judge: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
+        """`later`: what it will take the next time, where that is something else."""
+        value, seconds = self._timed(judge, later)
         if not math.isfinite(value):
             raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
         return value, seconds
 
-    def _timed(self, judge: Callable[[], float]) -> tuple[float, float]:
+    def _timed(
+        self, judge: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
         before, self.moment = self.moment, "evaluation"
         shown = self.clock.eval_s >= SHOWN_S
         if shown:
@@ -285,7 +292,7 @@ class Session:
         began = self.clock.now()
         value = judge()
         seconds = self.clock.now() - began
-        self.clock.evaluated(seconds)
+        self.clock.evaluated(later() if later else seconds)
         self.moment = before
         if shown:
             self.report.stage(before)

@@ -74,9 +74,11 @@ class FakeJudge:
     curve: Callable[[int], float]
     metric: str = "eval_loss"
     lower_is_better: bool = True
+    pass_s: float = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:
-        self.run.time.pass_by(min(self.run.eval_s, budget_s))
+        self.pass_s = min(self.run.eval_s, budget_s)
+        self.run.time.pass_by(self.pass_s + self.run.warm_s)
         return self.curve(0)
 
     def judge(self) -> float:
@@ -94,6 +96,8 @@ class Simulation:
     #: A step's duration, by its number.
     step_s: Callable[[int], float]
     eval_s: float = 1.0
+    #: What the base's evaluation takes beyond that.
+    warm_s: float = 0.0
     submit_s: float = 0.5
     save_s: float = 1.0
     curve: Callable[[int], float] | None = lambda step: 1 / (1 + step)

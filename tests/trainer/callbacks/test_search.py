@@ -100,11 +100,11 @@ def test_every_candidate_sees_the_same_batches_and_the_model_is_left_as_it_was()
     found = search(slope)
     found.run(AIM**2, 20.0)
     once = list(range(found.steps))
-    assert slope.places == [0, 1, 2, 3, *once * len(found.probes)]
+    assert slope.places == [0, 1, 2, *once * len(found.probes)]
     assert (slope.weight, slope.ended) == (0.0, True)
 
 
-@pytest.mark.parametrize("seconds", [8.0, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize("seconds", [3.0, 8.0, 20.0, 100.0, 1000.0])
 def test_it_is_over_in_the_time_that_it_was_given(seconds: float) -> None:
     slope = Slope(rate=0.01)
     began = slope.time()
@@ -117,7 +117,7 @@ def test_it_is_over_in_the_time_that_it_was_given(seconds: float) -> None:
 def test_without_time_for_candidates_the_planned_rate_is_kept() -> None:
     slope = Slope()
     found = search(slope)
-    assert found.run(AIM**2, 4.0) is None
+    assert found.run(AIM**2, 2.0) is None
     assert (found.probes, slope.weight) == ([], 0.0)
 
 
