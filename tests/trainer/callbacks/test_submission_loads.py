@@ -1,4 +1,4 @@
-"""The benchmarks' check of a submission: it knows nothing of ours, so it must find by itself what is torn."""
+"""What torn submissions look like to somebody who knows nothing of ours: the benchmarks' own check of them."""
 
 from __future__ import annotations
 
