@@ -32,7 +32,8 @@ class HfProber:
         self._weights = [(one, _local(one).detach().to("cpu", copy=True)) for one in trained]
         groups = self._trainer.optimizer.param_groups
         self._groups = [{key: value for key, value in one.items() if key != "params"} for one in groups]
-        self._loader = self._trainer.get_train_dataloader()
+        # The training's own: another one would be packed anew, which takes as long as a search.
+        self._loader = self._trainer.callback_handler.train_dataloader
         self._rows = iter(self._loader)
 
     @property
@@ -97,9 +98,6 @@ class HfProber:
         # A prepared loader stays "the active one" until its last row has been asked for.
         if hasattr(self._loader, "end"):
             self._loader.end()
-        known = self._trainer.accelerator._dataloaders
-        if self._loader in known:
-            known.remove(self._loader)
         self._loader, self._rows = None, iter(())
         self._batches, self._weights, self._groups = [], [], []
 

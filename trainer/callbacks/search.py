@@ -24,6 +24,8 @@ FEWEST_STEPS = 6
 CANDIDATES = (4, 3, 2)
 #: Steps that are timed beforehand, and how many of them are warm-up.
 TIMED_STEPS, UNUSUAL = 3, 1
+#: Two steps are a small sample: the others may take longer.
+SLOWER = 1.2
 #: A probe warms up over this part of it and falls linearly afterwards, as a whole training would.
 WARMUP = 0.1
 #: A loss this many times that of the first step has diverged; below the floor a loss says nothing of that.
@@ -78,7 +80,7 @@ class Search:
         self._ends_at = self.now() + seconds
         self.prober.begin()
         try:
-            self.steps = self._affordable(seconds)
+            self.steps = self._affordable()
             if self.steps < FEWEST_STEPS:
                 return None
             self._climb()
@@ -87,15 +89,15 @@ class Search:
             self.prober.end()
         return self._chosen(base)
 
-    def _affordable(self, seconds: float) -> int:
+    def _affordable(self) -> int:
         """Steps of each candidate, from the speed of the first few."""
         taken = []
         for place in range(TIMED_STEPS):
             began = self.now()
             self.prober.step(0.0, place)
             taken.append(self.now() - began)
-        step = sum(taken[UNUSUAL:]) / len(taken[UNUSUAL:])
-        left = seconds - sum(taken)
+        step = SLOWER * sum(taken[UNUSUAL:]) / len(taken[UNUSUAL:])
+        left = self._ends_at - self.now()
         choices = (int((left / count - self.judge_s) / max(step, 1e-6)) for count in CANDIDATES)
         steps = next((one for one in choices if one >= FEWEST_STEPS), 0)
         self._probe_s, said = self.ranks.from_first([steps * step + self.judge_s, steps])

@@ -174,10 +174,11 @@ class Session:
         self.report.note("lr-search", f"{self._rate_words(found)} is trained with")
 
     def _probed(self, probe: Probe, steps: int) -> None:
-        """A candidate that beats everything before is a submission, earlier than any other."""
+        """The first candidate that beats the base is a submission, earlier than any other. Better ones follow
+        soon enough: large models take a while to write."""
         words = f"{probe.score:.5g}" if probe.score is not None else "diverged"
         self.report.note("lr-search", f"{self._rate_words(probe.factor)}: {words} after {steps} steps")
-        if probe.score is None or self.best.base is None:
+        if probe.score is None or self.best.base is None or self.best.score is not None:
             return
         score = self.best.base.model_copy(update={"value": probe.score, "step": steps})
         if score.beats(self.best.base) and self.best.judge(score):

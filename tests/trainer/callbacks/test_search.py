@@ -78,9 +78,11 @@ def test_a_rate_that_is_too_low_is_raised_as_long_as_it_helps() -> None:
 
 
 def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_asked() -> None:
-    slope = Slope(rate=1.5)
+    slope = Slope(rate=9.0)
     found = search(slope)
-    assert found.run(AIM**2, 30.0) == pytest.approx(1 / math.sqrt(10))
+    chosen = found.run(AIM**2, 60.0)
+    assert chosen is not None
+    assert chosen < 0.4
     assert found.probes[0] == (1.0, None)
     assert max(factors(found)) == 1.0
 
