@@ -135,7 +135,7 @@ def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, 
 
 
 def test_preferences_are_trained_at_a_rate_that_was_found(forks: ForkServer, tmp_path: Path) -> None:
-    said = {"lr_search_share": 0.1, "learning_rate": 1e-5, "max_steps": 12, "warmup_steps": 0}
+    said = {"lr_search_share": 0.06, "learning_rate": 1e-5, "max_steps": 12, "warmup_steps": 0}
     run = planned(task(tmp_path, TaskType.DPO, 180), shaped(tmp_path, **said))
     result = follow(run, forks)
     assert result.end is RunEnd.FINISHED, result.detail
