@@ -27,7 +27,7 @@ from tests.trainer import tiny
 ERA = Era.OFFERS
 #: Part of the words in answers that follow no rule, so that no model can know everything.
 NOISE = 0.1
-#: Completions that hold many of these words are rewarded, and so are those of about a dozen words.
+#: Completions that hold many of these words are rewarded, and so are those of about six words.
 WANTED = tiny.WORDS[:10]
 REWARDS = (
     f"""
@@ -39,7 +39,7 @@ def wanted(completions, **kwargs):
 """,
     """
 def short(completions, **kwargs):
-    return [1.0 / (1.0 + abs(len(one.split()) - 12) / 12) for one in completions]
+    return [1.0 / (1.0 + abs(len(one.split()) - 6) / 6) for one in completions]
 """,
 )
 DATASETS: dict[TaskType, DatasetType] = {
@@ -122,7 +122,7 @@ def base_model(folder: Path, world: World, steps: int, seed: int) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for number in range(steps):
-        texts = [" ".join(world.sentence(world.chance.randint(4, 32))) for _ in range(32)]
+        texts = [" ".join(world.sentence(world.chance.randint(3, 12))) for _ in range(32)]
         texts = [text + tokenizer.eos_token for text in texts]
         # Some evaluations give no beginning token: a model that never missed it would be lost without.
         batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=number % 2 == 0)
