@@ -80,7 +80,7 @@ class HfProber:
             for weight, kept in self._weights:
                 _local(weight).copy_(kept)
         optimizer = self._trainer.optimizer
-        optimizer.state.clear()
+        _begin_anew(optimizer)
         for group, kept in zip(optimizer.param_groups, self._groups, strict=True):
             group.update(kept)
         _set_randomness(self._random)
@@ -100,6 +100,22 @@ class HfProber:
             self._loader.end()
         self._loader, self._rows = None, iter(())
         self._batches, self._weights, self._groups = [], [], []
+
+
+def _begin_anew(optimizer: Any) -> None:
+    """As if it had never stepped. Paged states of bitsandbytes are never given back, so those are zeroed where
+    they lie; what others keep is made anew where it is missing."""
+    import torch
+
+    if not type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes"):
+        optimizer.state.clear()
+        return
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):
+                value.zero_()
+            elif name == "step":
+                state[name] = 0
 
 
 def _local(weight: Any) -> Any:

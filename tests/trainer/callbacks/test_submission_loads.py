@@ -1,4 +1,4 @@
-"""What torn submissions look like to somebody who knows nothing of ours: the benchmarks' own check of them."""
+"""Torn submissions, to somebody who knows nothing of ours: the benchmarks' own check of them."""
 
 from __future__ import annotations
 
