@@ -103,7 +103,7 @@ class HfProber:
 
 
 def _begin_anew(optimizer: Any) -> None:
-    """As if it had never stepped. Paged states of bitsandbytes are never given back, so those are zeroed where
+    """As if it had never stepped. Paged states of bitsandbytes are never given back: those are zeroed where
     they lie; what others keep is made anew where it is missing."""
     import torch
 

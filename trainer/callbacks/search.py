@@ -32,6 +32,8 @@ WARMUP = 0.1
 DIVERGED, FLOOR = 2.0, 0.1
 #: Candidates that gain nearly as much as the best: the highest rate of them moves furthest in a longer run.
 NEARLY = 0.025
+#: Rewards of sampled completions differ by so much between models that are equally good.
+SAMPLED_NOISE = 0.05
 
 
 class Prober(Protocol):
@@ -68,6 +70,8 @@ class Search:
     lower_is_better: bool
     #: Seconds that judging takes.
     judge_s: float = 0.0
+    #: Scores that are no further apart say nothing.
+    noise: float = 0.0
     #: Told of every candidate, while the model is still as it was judged.
     probed: Callable[[Probe, int], None] = lambda probe, steps: None
     probes: list[Probe] = field(default_factory=list)
@@ -124,7 +128,7 @@ class Search:
         return bool(self.ranks.from_first([self.now() + self._probe_s <= self._ends_at])[0])
 
     def _probe(self, factor: float) -> bool:
-        """Train and judge; whether this is the best so far."""
+        """Train and judge; whether this is the best so far, as far as can be told."""
         self.prober.restore()
         score = self.judge() if self._trained(factor) else None
         if score is not None and not math.isfinite(score):
@@ -133,7 +137,7 @@ class Search:
         probe = Probe(factor, score)
         self.probes.append(probe)
         self.probed(probe, self.steps)
-        return score is not None and (best is None or self._gain(score, best) > 0)
+        return score is not None and (best is None or self._gain(score, best) > -self.noise)
 
     def _trained(self, factor: float) -> bool:
         """False as soon as the loss runs away."""
@@ -154,7 +158,7 @@ class Search:
 
     def _chosen(self, base: float) -> float | None:
         """The highest of those that are nearly as good as the best; the gentlest where none is any good."""
-        return choose(self.probes, base, self.lower_is_better)
+        return choose(self.probes, base, self.lower_is_better, self.noise)
 
 
 def shape(place: int, steps: int) -> float:
@@ -165,16 +169,14 @@ def shape(place: int, steps: int) -> float:
     return 1 - (place - warmup) / max(steps - warmup, 1)
 
 
-def choose(probes: Sequence[Probe], base: float, lower_is_better: bool) -> float | None:
+def choose(probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0) -> float | None:
     sign = 1.0 if lower_is_better else -1.0
     gains = {probe.factor: sign * (base - probe.score) for probe in probes if probe.score is not None}
-    best = max(gains.values(), default=0.0)
-    if best <= 0:
+    if not gains:
+        return min((probe.factor for probe in probes), default=None)
+    best = max(gains.values())
+    if best <= 0 and not noise:
         # Nothing beats the base in so few steps: the planned rate, or what is left of it where it diverged.
-        tried = sorted(probe.factor for probe in probes if probe.score is not None)
-        return (
-            (1.0 if 1.0 in tried else tried[0])
-            if tried
-            else min((probe.factor for probe in probes), default=None)
-        )
-    return max(factor for factor, gain in gains.items() if gain >= (1 - NEARLY) * best)
+        return 1.0 if 1.0 in gains else min(gains)
+    least = (1 - NEARLY) * best if best > 0 else best
+    return max(factor for factor, gain in gains.items() if gain >= least - noise)

@@ -27,7 +27,7 @@ from trainer.callbacks.pace import Pace, rate_factor
 from trainer.callbacks.plateau import Plateau
 from trainer.callbacks.ranks import Ranks
 from trainer.callbacks.report import Report
-from trainer.callbacks.search import Probe, Prober, Search
+from trainer.callbacks.search import SAMPLED_NOISE, Probe, Prober, Search
 from trainer.callbacks.submission import Submission
 from trainer.sheet import Outcome
 
@@ -162,6 +162,7 @@ class Session:
             judge=lambda: self._timed(judge.judge)[0],
             lower_is_better=judge.lower_is_better,
             judge_s=self.clock.eval_s,
+            noise=0.0 if judge.lower_is_better else SAMPLED_NOISE,
             probed=self._probed,
         )
         found = search.run(base.value, seconds)

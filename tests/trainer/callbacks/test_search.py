@@ -149,6 +149,21 @@ def test_where_more_is_better_the_signs_are_turned() -> None:
     assert choose([Probe(1, 0.1), Probe(3, 0.4), Probe(10, -0.2)], 0.0, lower_is_better=False) == 3
 
 
+def test_differences_within_the_noise_are_none() -> None:
+    """Sampled rewards after a few steps: what has not hurt is too gentle rather than too rough."""
+    probes = [Probe(1, -0.001), Probe(3, 0.02), Probe(10, -0.03), Probe(30, -0.2)]
+    assert choose(probes, 0.0, lower_is_better=False, noise=0.05) == 10
+    assert choose(probes[:1], 0.0, lower_is_better=False, noise=0.05) == 1
+
+
+def test_a_candidate_that_has_hardly_moved_does_not_end_the_climb() -> None:
+    slope = Slope(rate=0.01)
+    values = iter([0.0, -0.01, 0.01])
+    found = search(slope, judge=lambda: next(values))
+    found.lower_is_better, found.noise = False, 0.05
+    assert found.run(0.0, 30.0) == pytest.approx(10.0)
+
+
 def test_a_probe_is_a_training_in_small() -> None:
     found = [shape(place, 50) for place in range(50)]
     assert found[4] == 1.0 == max(found)
