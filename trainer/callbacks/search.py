@@ -19,6 +19,8 @@ from trainer.callbacks.ranks import Ranks
 RUNG = math.sqrt(10.0)
 #: Steps of a candidate at least: fewer tell noise from noise.
 FEWEST_STEPS = 6
+#: And at most: by then rates have parted, and the time is better spent on training.
+MOST_STEPS = 100
 #: Candidates that the time is divided among: the planned rate, one on either side, and one more; fewer where
 #: each would have too few steps.
 CANDIDATES = (4, 3, 2)
@@ -104,6 +106,7 @@ class Search:
         left = self._ends_at - self.now()
         choices = (int((left / count - self.judge_s) / max(step, 1e-6)) for count in CANDIDATES)
         steps = next((one for one in choices if one >= FEWEST_STEPS), 0)
+        steps = min(steps, MOST_STEPS)
         self._probe_s, said = self.ranks.from_first([steps * step + self.judge_s, steps])
         return int(said)
 
