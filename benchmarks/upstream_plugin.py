@@ -28,8 +28,8 @@ class ClockPlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _spare_the_garbage() -> None:
-    """Axolotl collects garbage after each micro step of DPO: a small part of a real one, but hundreds of times
-    a step of so small a model. Ours does not, so neither does upstream here."""
+    """Axolotl collects garbage after each micro step of DPO: a small part of a real one, but many times that
+    of so small a model. Ours does not, so neither does upstream here."""
     from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
