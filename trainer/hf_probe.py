@@ -24,6 +24,7 @@ class HfProber:
         self._weights: list[tuple[Any, Any]] = []
         self._groups: list[dict[str, Any]] = []
         self._random: Any = None
+        self._orders: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
         self._random = _randomness()
@@ -34,6 +35,8 @@ class HfProber:
         self._groups = [{key: value for key, value in one.items() if key != "params"} for one in groups]
         # The training's own: another one would be packed anew, which takes as long as a search.
         self._loader = self._trainer.callback_handler.train_dataloader
+        # Its order may come from a generator of its own, which goes on where the probes left it.
+        self._orders = [(one, one.get_state()) for one in _generators(self._loader)]
         self._rows = iter(self._loader)
 
     @property
@@ -95,11 +98,13 @@ class HfProber:
 
     def end(self) -> None:
         self._model.zero_grad()
+        for generator, state in self._orders:
+            generator.set_state(state)
         # A prepared loader stays "the active one" until its last row has been asked for.
         if hasattr(self._loader, "end"):
             self._loader.end()
         self._loader, self._rows = None, iter(())
-        self._batches, self._weights, self._groups = [], [], []
+        self._batches, self._weights, self._groups, self._orders = [], [], [], []
 
 
 def _begin_anew(optimizer: Any) -> None:
@@ -116,6 +121,20 @@ def _begin_anew(optimizer: Any) -> None:
                 value.zero_()
             elif name == "step":
                 state[name] = 0
+
+
+def _generators(loader: Any, deep: int = 4) -> list[Any]:
+    """Of a loader and of what samples for it, however it is wrapped."""
+    import torch
+
+    found = []
+    for name in ("generator", "sampler", "batch_sampler", "base_dataloader"):
+        part = getattr(loader, name, None)
+        if isinstance(part, torch.Generator):
+            found.append(part)
+        elif part is not None and deep:
+            found += _generators(part, deep - 1)
+    return [one for place, one in enumerate(found) if all(one is not other for other in found[:place])]
 
 
 def _local(weight: Any) -> Any:

@@ -132,3 +132,15 @@ def test_without_rows_for_a_single_step_it_says_so() -> None:
     prober.begin()
     with pytest.raises(ValueError, match="not rows enough"):
         prober.step(1.0, 0)
+
+
+def test_a_sampler_with_a_generator_of_its_own_begins_where_it_would_have() -> None:
+    trainer = Trainer("adamw")
+    order = torch.Generator().manual_seed(7)
+    trainer.loader.batch_sampler = SimpleNamespace(sampler=SimpleNamespace(generator=order))  # type: ignore[attr-defined]
+    before = order.get_state()
+    prober = HfProber(trainer)
+    prober.begin()
+    torch.randperm(10, generator=order)
+    prober.end()
+    assert torch.equal(order.get_state(), before)

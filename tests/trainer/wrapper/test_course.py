@@ -361,7 +361,7 @@ BAD: dict[str, tuple[TaskType, Any, RunEnd, str]] = {
         TaskType.CHAT,
         [{"conversations": [{"from": "human", "value": "hello"}]}] * 50,
         RunEnd.BAD_DATA,
-        "assistant",
+        "no answer",
     ),
     "equal answers": (
         TaskType.DPO,
