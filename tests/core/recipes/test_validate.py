@@ -71,7 +71,7 @@ def test_a_secret_is_found_and_not_repeated(secret: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO])
 def test_the_token_to_pad_with_is_no_secret(task: TaskType) -> None:
     """Models without one (many a base model) are padded with their end token."""
-    made = render(text_plan(task), inputs(task, pad_token="<|end_of_text|>"))  # noqa: S106
+    made = render(text_plan(task), inputs(task, pad_token="<|end_of_text|>"))
     assert made.config["special_tokens"] == {"pad_token": "<|end_of_text|>"}
 
 
