@@ -46,13 +46,21 @@ def useful_until(desk: Desk) -> float:
 
 
 async def fetch(desk: Desk, task: Task) -> Fetched:
-    """What is there already costs nothing: so this is also how a later attempt gets its facts."""
+    """What is there already costs nothing: so this is also how a later attempt gets its facts. Somebody may
+    have removed what was there before."""
+    known = desk.fetched
+    if known is not None and not await asyncio.to_thread(_is_there, known):
+        desk.fetched = None
     if desk.fetched is None:
         wanted = wanted_of(desk.row, task, desk.folder)
         desk.fetched = await desk.persist(
             "fetch", lambda: desk.parts.inputs.fetch(wanted, desk.told), lambda: useful_until(desk)
         )
     return desk.fetched
+
+
+def _is_there(fetched: Fetched) -> bool:
+    return fetched.model_path.exists() and fetched.data_path.exists()
 
 
 async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> tuple[TrainingPlan, Grant]:

@@ -185,6 +185,8 @@ class Training:
             return Verdict(EndReason.GPU_LOST, self.desk.gpu_lost)
         if now >= self.stop_at:
             return Verdict(EndReason.DEADLINE, "its time is up")
+        if not self.attempt.folder.path.is_dir():
+            return Verdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.course.end is not None or (status is not None and status.phase is Phase.QUEUED):
             return None
         idle = self.desk.parts.gpus_idle(self.attempt.row.gpus)

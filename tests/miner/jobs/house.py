@@ -6,6 +6,7 @@ Books, fleet, planner, profiles and files are the real ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -195,7 +196,8 @@ class CoroutineEngine:
             code, why = 137, Why.STOPPED
         except EndedBy as ended:
             code, why = ended.code, ended.why
-        (spec.run_dir / EXIT_FILE).write_text(json.dumps({"at": time.time(), "code": code}))
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the folder
+            (spec.run_dir / EXIT_FILE).write_text(json.dumps({"at": time.time(), "code": code}))
         self.runs[spec.key].status = Status(Phase.ENDED, why, code)
 
     async def find(self, key: str) -> str | None:
