@@ -100,6 +100,8 @@ class Ledger:
                 lane=lane,
                 gpus=placement.gpus,
                 starts_at=placement.starts_at,
+                length=until - placement.starts_at,
+                latest=until,
             )
         )
         return True
@@ -118,6 +120,8 @@ class Ledger:
             firm=firm,
             gpus=hold.gpus,
             starts_at=hold.starts_at,
+            length=max(hold.ends_at - hold.starts_at, 0.0) if firm else 0.0,
+            latest=FOREVER if hold.kind is HoldKind.JOB else hold.ends_at,
         )
         self._set(claim)
 
@@ -163,9 +167,11 @@ class Ledger:
         claim = self._claims.get(key)
         if claim is None:
             claim = Claim(key, HoldKind.JOB, Stage.WAITING, (), now, until, _sane(priority))
-        claim.firm = claim.firm or claim.is_running
+        if claim.is_running:
+            claim.make_firm()
+        claim.kind = HoldKind.JOB
         claim.begin(now, until)
-        claim.kind, claim.stage = HoldKind.JOB, Stage.WAITING
+        claim.stage = Stage.WAITING
         claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
@@ -175,7 +181,8 @@ class Ledger:
         `release`."""
         claim = self._claims.get(key)
         if claim is not None and claim.stage is not Stage.PROMISED:
-            claim.firm = claim.firm or claim.is_running
+            if claim.is_running:
+                claim.make_firm()
             claim.stage = Stage.PROMISED
             self._set(claim)
 
@@ -193,6 +200,7 @@ class Ledger:
         claim = self._claims.get(key) or Claim(key, HoldKind.JOB, Stage.RUNNING, (len(gpus),), now, until)
         claim.kind, claim.stage = HoldKind.JOB, Stage.RUNNING
         claim.until = min(claim.until, until) if claim.firm else until
+        claim.latest = until
         claim.set_window(tuple(gpus), min(claim.starts_at, now) if claim.firm else now)
         self._set(claim)
         return True
@@ -202,6 +210,8 @@ class Ledger:
         claim = self._claims.get(key)
         if claim is not None:
             claim.until = until
+            claim.length = max(until - claim.starts_at, 0.0) if claim.firm else 0.0
+            claim.latest = max(claim.latest, until)
             self._set(claim)
 
     def release(self, key: TaskKey) -> None:
@@ -210,6 +220,8 @@ class Ledger:
 
     def arrange(self, now: float) -> list[Claim]:
         """Give out what can be given out; the claims that got GPUs by it."""
+        for claim in self._claims.values():
+            claim.wait(now)
         state = Cards(self.gpus, self._shared, self.unclean)
         granted = Pass(self._claims.values(), state, now, self.rules).granted
         holds = tuple(claim.hold() for claim in self._claims.values())
