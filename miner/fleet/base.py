@@ -129,7 +129,9 @@ class Fleet(Protocol):
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         """After a restart: these are in use by a run that goes on. None when one of them is gone."""
 
-    def extend(self, key: TaskKey, until: float) -> None: ...
+    def extend(self, key: TaskKey, until: float) -> float:
+        """Keep its GPUs for it until then, or until somebody else was promised one of them, and never shorter
+        than so far: until when it has them now."""
 
     def release(self, key: TaskKey) -> None:
         """Safe to repeat."""

@@ -58,7 +58,7 @@ class Claim:
 
     def wait(self, now: float) -> None:
         """Time passes: what could not begin yet begins later, and ends as much later. Without that a job
-        that waits longer than it was planned to take would have no time of its own left, and wait for ever."""
+        that waits longer than it was planned to take would have no time of its own left, and wait on."""
         if self.firm and self.kind is HoldKind.JOB and not self.is_running and self.latest < FOREVER:
             self.begin(now, self.latest)
 
@@ -66,6 +66,12 @@ class Claim:
         """What it has is kept for it from now on."""
         if not self.firm:
             self.firm, self.length = True, max(self.until - self.starts_at, 0.0)
+
+    def stretch(self, until: float) -> None:
+        """It takes until then, if that is longer than was thought."""
+        if until > self.until:
+            self.until, self.latest = until, max(self.latest, until)
+            self.length = until - self.starts_at if self.firm else 0.0
 
     def end_at(self, start: float) -> float:
         """When it is over if it begins then."""

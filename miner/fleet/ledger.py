@@ -205,14 +205,21 @@ class Ledger:
         self._set(claim)
         return True
 
-    def extend(self, key: TaskKey, until: float) -> None:
-        """It is expected to be over then, not when was thought before."""
+    def extend(self, key: TaskKey, until: float) -> float:
+        """What it has is kept for it until then, or until somebody else was promised one of its cards; never
+        shorter than so far. Until when that is: `until` itself for a task that nothing is known of."""
         claim = self._claims.get(key)
-        if claim is not None:
-            claim.until = until
-            claim.length = max(until - claim.starts_at, 0.0) if claim.firm else 0.0
-            claim.latest = max(claim.latest, until)
-            self._set(claim)
+        if claim is None:
+            return until
+        behind = (
+            other.starts_at
+            for other in self._claims.values()
+            if other is not claim and other.firm and not other.is_running
+            if not set(other.gpus).isdisjoint(claim.gpus)
+        )
+        claim.stretch(min(until, min(behind, default=FOREVER)))
+        self._set(claim)
+        return claim.until
 
     def release(self, key: TaskKey) -> None:
         if self._claims.pop(key, None) is not None:

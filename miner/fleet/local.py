@@ -160,9 +160,10 @@ class LocalFleet:
         self.arrange()
         return self._grant(key, tuple(ids))
 
-    def extend(self, key: TaskKey, until: float) -> None:
-        self.ledger.extend(key, until)
+    def extend(self, key: TaskKey, until: float) -> float:
+        kept = self.ledger.extend(key, until)
         self.arrange()
+        return kept
 
     def release(self, key: TaskKey) -> None:
         claim = self.ledger.claim(key)

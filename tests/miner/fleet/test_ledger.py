@@ -181,13 +181,18 @@ def test_a_started_job_is_saved_before_an_offer() -> None:
     assert planned(on, B) == ((0,), 0.0)
 
 
-def test_a_deadline_put_off_pushes_a_later_promise_aside() -> None:
+def test_a_job_that_takes_longer_keeps_its_card_up_to_what_was_promised_to_others() -> None:
     on = ledger(2)
-    ask(on, A, 1, hours=2)
-    promise(on, B, at(0, start=3 * HOUR))
-    on.extend(A, 4 * HOUR)
+    promise(on, A, at(0, hours=2))
+    on.start(A, now=0.0, until=9 * HOUR)
+    ask(on, A, 1, hours=9)
+    assert on.extend(A, 3 * HOUR) == 3 * HOUR
+    promise(on, B, at(0, start=4 * HOUR))
+    assert on.extend(A, 6 * HOUR) == 4 * HOUR
+    assert on.extend(A, HOUR) == 4 * HOUR
     on.arrange(0.0)
-    assert planned(on, B) == ((1,), 0.0)
+    assert planned(on, B) == ((0,), 4 * HOUR)
+    assert on.extend(C, HOUR) == HOUR
 
 
 # The queue
