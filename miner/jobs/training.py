@@ -260,7 +260,11 @@ class Training:
         except (ValueError, ArithmeticError):  # numbers that no training has
             log.warning("job %d tells impossible times", self.desk.row.id, extra=self.desk.log)
             return
-        self.desk.live.ends_at = planned_at + found.time.total_s
+        self.desk.live.ends_at = ends_at = planned_at + found.time.total_s
+        # Whoever plans after it should know.
+        self.desk.parts.fleet.extend(
+            self.desk.key, min(ends_at - found.time["publish"], self.attempt.run.end_by)
+        )
         if first:
             text = found.reasons["steps.total"].text
             self.desk.note("speed", f"{text}; {found.steps.total:,} steps in all")

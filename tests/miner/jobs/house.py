@@ -434,13 +434,15 @@ def books_in(folder: Path) -> Books:
 
 
 @asynccontextmanager
-async def opened(folder: Path, pace: Pace = FAST, gpus: str = "4xH100") -> AsyncIterator[House]:
+async def opened(
+    folder: Path, pace: Pace = FAST, gpus: str = "4xH100", profile: str = "h100x4"
+) -> AsyncIterator[House]:
     books = books_in(folder)
     books.writer.start(asyncio.get_running_loop())
     engine, inputs, hub, fleet = CoroutineEngine(), MemoryInputs(folder), MemoryHub(), fleet_of(gpus)
     alerts: list[tuple[str, str]] = []
     over: list[Any] = []
-    parts = _parts(folder, books, engine, inputs, hub, fleet, alerts, pace)
+    parts = _parts(folder, books, engine, inputs, hub, fleet, alerts, pace, profile)
     jobs = Jobs(parts, on_over=over.append)
     await jobs.start()
     house = House(folder, books, engine, inputs, hub, fleet, parts, jobs, alerts, over)
