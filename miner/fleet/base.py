@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -55,6 +55,16 @@ class Hold:
     priority: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What the engine that runs trainings says of itself."""
+
+    #: Why nothing can be trained at the moment; None: nothing is known against it.
+    trouble: str | None = None
+    #: Why nothing is trained that brings code of strangers; None: there is a sandbox.
+    no_sandbox: str | None = None
+
+
 @dataclass(frozen=True)
 class FleetSnapshot:
     """The fleet at one instant, never changed: what a decision is made on."""
@@ -66,6 +76,7 @@ class FleetSnapshot:
     taken_at: float
     #: Why the inventory could not be read this time; the cards are those of the last good look.
     trouble: str | None = None
+    ability: Ability = field(default_factory=Ability)
 
     @cached_property
     def usable(self) -> tuple[Gpu, ...]:
@@ -75,7 +86,7 @@ class FleetSnapshot:
         holds = tuple(hold for hold in self.holds if hold.key != key)
         if len(holds) == len(self.holds):
             return self
-        return FleetSnapshot(self.gpus, holds, self.hardware, self.taken_at, self.trouble)
+        return replace(self, holds=holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,9 @@ Lost = Callable[[TaskKey, str, str], None]
 
 class Fleet(Protocol):
     """What a job asks of the fleet."""
+
+    #: Told by whoever has the engine, for those who decide about offers.
+    ability: Ability
 
     def snapshot(self, now: float) -> FleetSnapshot: ...
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.hardware import PCIE_BANDWIDTH, GpuSet, Hardware, Link
-from miner.fleet.base import FleetSnapshot, Gpu, Grant, Hold, Lost, NamedLane, Placement, TaskKey
+from miner.fleet.base import Ability, FleetSnapshot, Gpu, Grant, Hold, Lost, NamedLane, Placement, TaskKey
 from miner.fleet.claims import Claim
 from miner.fleet.layout import layout_of
 from miner.fleet.ledger import Ledger
@@ -51,6 +51,7 @@ class LocalFleet:
     ) -> None:
         self.ledger = Ledger(rules)
         self.stock = Stock()
+        self.ability = Ability()
         #: When a card was last given back, for those who judge what is still on it.
         self.released_at: dict[str, float] = {}
         self._clock = clock
@@ -78,7 +79,7 @@ class LocalFleet:
 
     def snapshot(self, now: float) -> FleetSnapshot:
         stock = self.stock
-        return FleetSnapshot(stock.gpus, self.ledger.holds, stock.hardware, now, stock.trouble)
+        return FleetSnapshot(stock.gpus, self.ledger.holds, stock.hardware, now, stock.trouble, self.ability)
 
     def could_have(self, key: TaskKey) -> Hardware | None:
         return self.stock.hardware

@@ -18,7 +18,8 @@ from miner.jobs.tasks import repo_name, task_of
 
 async def publish(desk: Desk) -> bool:
     """Ends in state DONE; False when there is nothing to publish. `StepFailed` when it can't be in time."""
-    desk.release_gpus()
+    if all(one.ended_at for one in await desk.parts.book.attempts(desk.row.id)):
+        desk.release_gpus()  # else a run that could not be ended in time has them still
     while (best := await best_model(desk)) is not None:
         try:
             await _publish_well(desk, best)

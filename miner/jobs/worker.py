@@ -270,18 +270,20 @@ class Worker:
             return False
         desk.release_gpus()
         desk.parts.inputs.release(desk.row.id)
-        row = desk.row
-        if row.state is JobState.DONE and row.misnamed and desk.now() < row.deadline_at:
-            await self._rename()
-        desk.parts.publisher.forget(row.id)
+        while desk.row.state is JobState.DONE and desk.row.misnamed and desk.now() < desk.row.deadline_at:
+            if not await self._rename():  # and once more for a start that came meanwhile
+                break
+        desk.parts.publisher.forget(desk.row.id)
         return True
 
-    async def _rename(self) -> None:
+    async def _rename(self) -> bool:
         try:
             await rename(self.desk)
         except StepFailed as failed:
             self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
             log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
+            return False
+        return True
 
     async def _end_runs(self, reason: EndReason) -> bool:
         """Nothing of earlier attempts runs any more: true when that is so. A job that was given up while its

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from core.models import Family
 from core.profile.load import LoadedProfile
 from core.profile.resolve import matches
+from core.tasks import TaskType
 from core.units import show_params, show_seconds
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask
@@ -38,6 +39,8 @@ def rules_of_moment(
     window: tuple[float, float],
 ) -> Iterator[Reason]:
     """What depends on what else runs, on the clock and on what was done before."""
+    yield _engine(fleet)
+    yield _sandbox(ask, fleet)
     yield _jobs(rules, profile, fleet)
     yield _blackout(rules, window)
     yield _success(rules, chances)
@@ -100,6 +103,23 @@ def _least_hours(ask: Ask, rules: Rules) -> Reason:
         return Reason("min_hours", False, f"{ask.hours:g} h leave no time to train", "hours in the offer")
     text = f"{ask.hours:g} h are less than {rules.min_hours:g}"
     return Reason("min_hours", False, text, f"rules.min_hours of {math.floor(ask.hours * 100) / 100:g}")
+
+
+def _engine(fleet: FleetSnapshot) -> Reason:
+    """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
+    trouble = fleet.ability.trouble
+    if trouble is None:
+        return Reason("engine", True, "nothing is known against the engine")
+    return Reason("engine", False, f"nothing can be trained: {trouble}", "an engine; see god-miner doctor")
+
+
+def _sandbox(ask: Ask, fleet: FleetSnapshot) -> Reason:
+    why = fleet.ability.no_sandbox
+    if ask.task_type is not TaskType.GRPO:
+        return Reason("sandbox", True, "no code of strangers is run")
+    if why is None:
+        return Reason("sandbox", True, "reward functions are run in a sandbox")
+    return Reason("sandbox", False, f"reward functions need a sandbox: {why}", "Docker, or bubblewrap")
 
 
 def _jobs(rules: Rules, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
