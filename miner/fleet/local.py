@@ -71,6 +71,7 @@ class LocalFleet:
         self.stock = stock
         self.ledger.set_cards(stock.gpus, failed=stock.failed, unclean=stock.unclean, shared=stock.shared)
         self.arrange()
+        self._told = {entry for entry in self._told if entry[1] in stock.failed}
         for gpu, why in stock.failed.items():
             key = self.ledger.running_on(gpu)
             if key is not None and (key, gpu) not in self._told:

@@ -67,6 +67,10 @@ class Parts:
         return self.others.get(attempt.engine, self.engine)
 
 
+class _TimeUp(StepFailed):
+    """The moment came until which a step was tried."""
+
+
 class Desk:
     """The job's row as last read, its folder, its GPUs, and what displays are told of it."""
 
@@ -182,6 +186,8 @@ class Desk:
             try:
                 return await self._once(name, action, until(), attempt)
             except StepFailed as failed:
+                if isinstance(failed, _TimeUp) and self.now() < until():
+                    continue  # a second start has put it off meanwhile
                 if failed.reason is EndReason.DEADLINE:
                     raise StepFailed(failed.reason, f"{failed}{last}") from None
                 if MEANING[failed.reason].retry is not Retry.WAIT:
@@ -204,7 +210,7 @@ class Desk:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time") from None
+                raise _TimeUp(EndReason.DEADLINE, f"{name} was not over in time") from None
 
     async def _wait(self, name: str, failed: StepFailed, failures: int, pause: float) -> None:
         log.warning(

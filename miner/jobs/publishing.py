@@ -14,6 +14,7 @@ from miner.jobs.past import candidates
 from miner.jobs.ports import Outgoing, StepFailed, Told
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import repo_name, task_of
+from miner.store import work
 
 
 async def publish(desk: Desk) -> bool:
@@ -57,6 +58,7 @@ async def publish_one(desk: Desk, model: Candidate, told: Told) -> None:
     known = await asyncio.to_thread(Published.load, folder)
     if known is not None and known.is_of(model, row.submission, repo_name(row)):
         return
+    await _must_be_free(desk)
     taken = await asyncio.to_thread(snapshot, model.folder, folder.submission)
     await _take_back_the_hash(desk)
     made = await desk.parts.publisher.publish(await _outgoing(desk, model), told)
@@ -65,6 +67,14 @@ async def publish_one(desk: Desk, model: Candidate, told: Told) -> None:
     await asyncio.to_thread(published.save, folder)
     desk.note("published", f"the model of attempt {model.attempt} is published as {made.repo}")
     desk.show()
+
+
+async def _must_be_free(desk: Desk) -> None:
+    """Repositories are public, so any validator can name one that holds another's submission: what was
+    published for a task stays."""
+    row, name = desk.row, repo_name(desk.row)
+    if await desk.parts.book.read(lambda db: work.has_repo_of_another(db, row.validator, name)):
+        raise StepFailed(EndReason.HUB_REFUSED, f"the repository {name} holds another validator's submission")
 
 
 async def _take_back_the_hash(desk: Desk) -> None:
@@ -100,6 +110,7 @@ async def rename(desk: Desk) -> None:
     name = repo_name(desk.row)
 
     async def move() -> MinerSubmission:
+        await _must_be_free(desk)
         assert desk.row.submission is not None
         return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
 

@@ -199,8 +199,6 @@ class Worker:
     async def _breathe(self, reason: EndReason, history: tuple[EndReason, ...]) -> None:
         """What is wrong with this host does not get better by being tried again at once."""
         desk = self.desk
-        if desk.gpu_lost is not None or reason in (EndReason.GPU_LOST, EndReason.DISK_FULL):
-            desk.release_gpus()
         if reason is EndReason.DISK_FULL:
             await desk.parts.make_room()
         if reason in (EndReason.OOM, EndReason.NAN):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import Any
 
 import pytest
 
 from core.run_files import RunEnd
+from core.tasks import TaskType
 from miner.fleet.base import HoldKind
 from miner.jobs import manager
 from miner.jobs.manager import NotNow
 from miner.jobs.states import EndReason, JobState
-from miner.store import database
+from miner.store import database, work
+from miner.store.jobs import Start
 from miner.store.work import NoSuchJob
-from tests.miner.jobs.house import House, Trainer
+from tests.miner.jobs.house import House, Trainer, request
 
 
 async def obeys(trainer: Trainer) -> None:
@@ -259,3 +263,43 @@ async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_mo
     await house.over_within(job)
     assert not house.engine.runs
     await house.until(lambda: not house.fleet.ledger.holds)
+
+
+async def test_no_validator_gets_another_ones_repository(house: House) -> None:
+    first = await house.start(name="repo-1")
+    await house.over_within(first)
+    before = dict(house.hub.repos)
+    again = Start(
+        task_id="theirs",
+        task_type=TaskType.INSTRUCT,
+        model="tiny/llama",
+        hours=3 / 3600,
+        expected_repo_name="repo-1",
+        started_at=time.time(),
+        request=json.dumps(request("theirs")).encode(),
+    )
+    started = await house.jobs.take(again, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
+    row = await house.over_within(started.job_id)
+    assert (row.state, row.submission) == (JobState.FAILED, None)
+    assert "another validator" in row.detail
+    assert house.hub.repos == before
+
+
+async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(house: House) -> None:
+    house.inputs.troubles = [2.5]
+    job = await house.start(seconds=2)
+    await house.until(lambda: bool(not house.inputs.troubles))
+    await house.start(seconds=60)
+    assert (await house.over_within(job)).state is JobState.DONE
+
+
+async def test_a_task_of_two_validators_is_named_by_its_jobs_number(house: House) -> None:
+    first = await house.start()
+    await house.over_within(first)
+    own = Start("t1", TaskType.INSTRUCT, "tiny/llama", 1.0, None, time.time(), b"{}")
+    second = await house.jobs.take(own, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
+    with house.books.reading() as db:
+        with pytest.raises(NoSuchJob, match="several validators"):
+            work.find_job(db, "t1")
+        assert work.find_job(db, str(first)).id == first
+    await house.over_within(second.job_id)
