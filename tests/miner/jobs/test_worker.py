@@ -199,12 +199,8 @@ async def test_a_lost_gpu_moves_the_job_to_others(house: House) -> None:
 
     house.engine.scripts = [long]
     now = time.time()
-    assert house.fleet.promise(
-        TaskKey(VALIDATOR, "t1"),
-        Placement(("0", "1", "2", "3"), now, now + 600),
-        until=now + 600,
-        priority=5.0,
-    )
+    where = Placement(("0", "1", "2", "3"), now, now + 600)
+    assert house.fleet.promise(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at, priority=5.0)
     job = await house.start()
     await began.wait()
     held = house.engine.submitted[0].gpus
