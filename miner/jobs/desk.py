@@ -85,6 +85,8 @@ class Desk:
         self.gpu_lost: str | None = None
         #: Something has changed that a waiting worker should look at.
         self.poked = asyncio.Event()
+        #: The last attempt that was handed to the engine, perhaps still on its way there.
+        self.submitting: asyncio.Future[str] | None = None
         self._told: dict[str, Any] = {}
         self.show()
 
@@ -142,6 +144,12 @@ class Desk:
 
     def told(self, what: str, done: int, total: int | None) -> None:
         self.doing(what, done, total)
+
+    async def submitted(self) -> None:
+        """Nothing is on its way to the engine any more: what it does not know now, it never will."""
+        if self.submitting is not None:
+            await asyncio.wait({self.submitting})
+            self.submitting = None
 
     def poke(self) -> None:
         self.poked.set()

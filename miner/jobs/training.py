@@ -88,8 +88,10 @@ class Training:
         spec = engine_spec(self.desk.row, self.attempt, hostile=self.task.is_hostile, now=self.desk.now())
 
         async def submit() -> str:
+            # An engine goes on with it, whoever stops waiting: `Desk.submitted` is for those who must know.
+            self.desk.submitting = asyncio.ensure_future(self.engine.submit(spec))
             try:
-                return await self.engine.submit(spec)
+                return await asyncio.shield(self.desk.submitting)
             except Unreachable as error:
                 raise unreachable(error) from None
             except Rejected as error:

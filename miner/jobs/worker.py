@@ -297,6 +297,7 @@ class Worker:
         engine = desk.parts.engine_of(attempt)
         folder = AttemptFolder(Path(attempt.folder))
         asked_at, force = desk.now(), False
+        await desk.submitted()
         try:
             ref = attempt.ref or await engine.find(attempt.key)
             while ref is not None:

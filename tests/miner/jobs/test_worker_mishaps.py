@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import pytest
 
 from core.run_files import RunEnd
-from miner.engines.base import Why
+from miner.engines.base import EngineSpec, Why
 from miner.jobs.ports import Fetched, StepFailed, Told, Wanted
 from miner.jobs.states import EndReason, JobState
 from miner.store import work
@@ -127,3 +127,31 @@ async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_
     assert (await house.over_within(job)).state is JobState.DONE
     first, second = await house.attempts(job)
     assert (first.end_reason, second.end_reason) == (EndReason.STOPPED, EndReason.TRAINED)
+
+
+async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_running(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine asked in a thread starts what it was told to, however long ago one stopped waiting."""
+    submit, asked = house.engine.submit, asyncio.Event()
+
+    async def late(spec: EngineSpec) -> str:
+        async def carried_out() -> str:
+            await asyncio.sleep(0.1)
+            return await submit(spec)
+
+        asked.set()
+        return await asyncio.shield(asyncio.ensure_future(carried_out()))
+
+    async def waits(trainer: Trainer) -> None:
+        await trainer.wait_for_stop()
+
+    monkeypatch.setattr(house.engine, "submit", late)
+    house.engine.default = waits
+    job = await house.start()
+    await asked.wait()
+    await house.jobs.cancel(job)
+    await house.over_within(job)
+    await asyncio.sleep(0.15)
+    assert len(house.engine.submitted) == 1
+    assert not house.engine.runs
