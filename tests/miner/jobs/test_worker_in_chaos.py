@@ -1,5 +1,5 @@
 """Everything at once, at random: failing trainings, a daemon that dies, an engine that goes and comes, a hub,
-a network and a store that fail, second starts under other names. In whatever order, the same must hold in the end.
+a network and a store that fail, second starts under other names. In any order, the same must hold in the end.
 """
 
 from __future__ import annotations
