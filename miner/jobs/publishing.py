@@ -112,7 +112,15 @@ async def rename(desk: Desk) -> None:
     async def move() -> MinerSubmission:
         await _must_be_free(desk)
         assert desk.row.submission is not None
-        return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
+        try:
+            return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
+        except StepFailed as failed:
+            best = await best_model(desk) if failed.reason is EndReason.HUB_REFUSED else None
+            if best is None:
+                raise
+            # Not where the books have it, as when they could not be written after an earlier move.
+            await publish_one(desk, best, desk.told)
+            return desk.row.submission
 
     made = await desk.persist("move", move, lambda: desk.row.deadline_at)
     desk.row = await desk.parts.book.submitted(desk.row, made)

@@ -32,6 +32,7 @@ from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.manager import Jobs
 from miner.jobs.ports import Fetched, Outgoing, StepFailed, Told, Wanted
+from miner.jobs.states import EndReason
 from miner.jobs.times import Pace
 from miner.store import database
 from miner.store.books import Books
@@ -297,7 +298,7 @@ class MemoryHub:
                 raise trouble
             await asyncio.sleep(trouble)
         repo = f"me/{outgoing.repo_name}"
-        if outgoing.earlier is not None and outgoing.earlier.repo != repo:
+        if outgoing.earlier is not None and outgoing.earlier.repo in self.repos.keys() - {repo}:
             await self.move(outgoing.earlier, outgoing.repo_name)
         files = {one.name: one.read_bytes() for one in outgoing.folder.iterdir()}
         if self.repos.get(repo) != files:
@@ -312,6 +313,8 @@ class MemoryHub:
         self, earlier: MinerSubmission, repo_name: str, finish_by: float | None = None
     ) -> MinerSubmission:
         repo = f"me/{repo_name}"
+        if repo not in self.repos and earlier.repo not in self.repos:
+            raise StepFailed(EndReason.HUB_REFUSED, f"{earlier.repo} is not there (any more)")
         if repo not in self.repos:
             self.repos[repo] = self.repos.pop(earlier.repo)
             self.moves.append((earlier.repo, repo))

@@ -303,3 +303,14 @@ async def test_a_task_of_two_validators_is_named_by_its_jobs_number(house: House
             work.find_job(db, "t1")
         assert work.find_job(db, str(first)).id == first
     await house.over_within(second.job_id)
+
+
+async def test_a_model_that_is_not_where_the_books_have_it_is_published_anew(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    house.hub.repos["me/elsewhere"] = house.hub.repos.pop("me/repo-1")
+    await house.start(name="repo-2")
+    row = await house.over_within(job)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-2"
+    assert "me/repo-2" in house.hub.repos
