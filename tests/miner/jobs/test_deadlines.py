@@ -1,4 +1,5 @@
-"""The deadline comes, whatever a job is at: it ends in time, holds nothing more, and keeps what is there."""
+"""The deadline comes, or the operator's end, whatever a job is at: it ends in time, holds nothing more, and
+keeps what is there."""
 
 from __future__ import annotations
 
@@ -96,3 +97,21 @@ async def test_the_deadline_comes(house: House, stage: Stage) -> None:
     await house.over_within(job)
     assert not house.engine.runs
     assert all(hold.key.task_id == "other" for hold in house.fleet.ledger.holds)
+
+
+@pytest.mark.parametrize("stage", [*IN_TIME, *TOO_LATE], ids=lambda stage: stage.__name__)
+async def test_the_operator_ends_it(house: House, stage: Stage) -> None:
+    await stage(house)
+    job = await house.start(seconds=60)
+    await asyncio.sleep(0.3)
+    row = await house.parts.book.load(job)
+    assert not row.state.is_over
+    await house.jobs.cancel(job)
+    house.engine.gone = False
+    row = await house.over_within(job, 5)
+    assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+    assert all(one.ended_at for one in await house.attempts(job))
+    assert not house.engine.runs
+    assert all(hold.key.task_id == "other" for hold in house.fleet.ledger.holds)
+    assert house.inputs.released == [job]
+    assert not [one for one in asyncio.all_tasks() if "upload" in one.get_name()]
