@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -63,6 +63,8 @@ class Ability:
     trouble: str | None = None
     #: Why nothing is trained that brings code of strangers; None: there is a sandbox.
     no_sandbox: str | None = None
+    #: What trainings are started from, by its short name, and why that can't be had: "image" for pictures.
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

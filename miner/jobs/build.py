@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from core.errors import GodMinerError
@@ -67,6 +67,9 @@ class AbsentEngine:
     async def remove(self, ref: str) -> None:
         raise self._unreachable()
 
+    async def lacks(self) -> Mapping[str, str]:
+        raise self._unreachable()
+
     async def ours(self) -> list[Found]:
         raise self._unreachable()
 
@@ -82,7 +85,7 @@ async def find_engine(settings: Settings, alert: Alert, fleet: Fleet) -> Engine:
         choice = await choose.choose(settings)
         if choice.engine is not None:
             log.info("trainings run on %s: %s", choice.engine.name, choice.why)
-            fleet.ability = ability_of(choice.engine)
+            fleet.ability = await ability_of(choice.engine)
             return choice.engine
         fleet.ability = Ability(trouble=choice.why)
         if choice.why != told:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from core.errors import ConfigError
 from core.models import Family
+from core.profile.annotations import engine_for
 from core.profile.load import LoadedProfile
-from core.profile.resolve import matches
+from core.profile.resolve import matches, resolve
 from core.tasks import TaskType
 from core.units import show_params, show_seconds
+from miner.engines.base import IMAGE_OF
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask
 from miner.offers.decision import Reason, below
@@ -39,7 +42,7 @@ def rules_of_moment(
     window: tuple[float, float],
 ) -> Iterator[Reason]:
     """What depends on what else runs, on the clock and on what was done before."""
-    yield _engine(fleet)
+    yield _engine(ask, profile, fleet)
     yield _sandbox(ask, fleet)
     yield _jobs(rules, profile, fleet)
     yield _blackout(rules, window)
@@ -105,12 +108,25 @@ def _least_hours(ask: Ask, rules: Rules) -> Reason:
     return Reason("min_hours", False, text, f"rules.min_hours of {math.floor(ask.hours * 100) / 100:g}")
 
 
-def _engine(fleet: FleetSnapshot) -> Reason:
+def _engine(ask: Ask, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
     """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
-    trouble = fleet.ability.trouble
-    if trouble is None:
-        return Reason("engine", True, "nothing is known against the engine")
-    return Reason("engine", False, f"nothing can be trained: {trouble}", "an engine; see god-miner doctor")
+    can = fleet.ability
+    if can.trouble is not None:
+        text = f"nothing can be trained: {can.trouble}"
+        return Reason("engine", False, text, "an engine; see god-miner doctor")
+    lacking = can.lacks.get(_image(ask, profile)) if can.lacks else None
+    if lacking is not None:
+        return Reason("engine", False, f"such tasks can't be trained: {lacking}", "what is lacking")
+    return Reason("engine", True, "nothing is known against the engine")
+
+
+def _image(ask: Ask, profile: LoadedProfile) -> str:
+    """What such a task would be started from."""
+    try:
+        targets = resolve(profile, ask.task_type, ask.model).targets
+    except ConfigError:  # told by the verdict on the plan
+        return ""
+    return IMAGE_OF[engine_for(targets, ask.task_type, ask.image_type)]
 
 
 def _sandbox(ask: Ask, fleet: FleetSnapshot) -> Reason:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,6 +168,7 @@ class CoroutineEngine:
         self.stops: list[tuple[str, bool]] = []
         self.dumped: list[str] = []
         self.gone = False
+        self.lacking: dict[str, str] = {}
 
     def _answers(self) -> None:
         if self.gone:
@@ -230,6 +231,10 @@ class CoroutineEngine:
         self.removed.append(ref)
         if self.runs.get(ref) and self.runs[ref].status.phase is Phase.ENDED:
             del self.runs[ref]
+
+    async def lacks(self) -> Mapping[str, str]:
+        self._answers()
+        return self.lacking
 
     async def ours(self) -> list[Found]:
         self._answers()

@@ -38,10 +38,10 @@ async def test_an_engine_that_goes_and_comes_is_told_to_those_who_decide(house: 
 async def test_an_engine_with_a_bug_is_one_that_does_not_answer(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(_key: str) -> None:
+    async def fails() -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(house.engine, "find", fails)
+    monkeypatch.setattr(house.engine, "lacks", fails)
     await house.until(lambda: house.fleet.ability.trouble is not None)
     monkeypatch.undo()
     await house.until(lambda: house.fleet.ability.trouble is None)
@@ -51,6 +51,12 @@ async def test_an_engine_without_a_sandbox_says_so(house: House, monkeypatch: py
     monkeypatch.setattr(CoroutineEngine, "can_sandbox", False)
     await house.until(lambda: house.fleet.ability.no_sandbox is not None)
     assert house.alerts == []
+
+
+async def test_what_an_engine_lacks_is_told_to_those_who_decide(house: House) -> None:
+    house.engine.lacking = {"image": "not built"}
+    await house.until(lambda: house.fleet.ability.lacks == {"image": "not built"})
+    assert house.fleet.ability.trouble is None
 
 
 async def test_until_there_is_an_engine_nothing_can_be_trained(

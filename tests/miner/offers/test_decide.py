@@ -11,6 +11,7 @@ import pytest
 from core.budget import Refusal
 from core.profile import load_profile
 from core.tasks import ImageModelType, TaskType
+from core.wire import MinerTaskOffer
 from miner.fleet.base import Ability
 from miner.offers.decide import decide
 from miner.offers.decision import Decision
@@ -139,6 +140,22 @@ def test_code_of_strangers_is_refused_where_there_is_no_sandbox(task: TaskType, 
     assert_reasoned(found)
     assert found.accepted is accepted
     assert {reason.rule for reason in found.failed} == (set() if accepted else {"sandbox"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "needs"),
+    [
+        (offer(), "text"),
+        (offer(task_type=TaskType.DPO), "text"),
+        (picture_offer(), "image"),
+        (picture_offer(model="Qwen/Qwen-Image"), "toolkit"),
+    ],
+)
+def test_what_an_image_is_lacking_for_is_refused_and_nothing_else(asked: MinerTaskOffer, needs: str) -> None:
+    for short in ("text", "image", "toolkit"):
+        found = decided(asked, on=fleet(ability=Ability(lacks={short: "not built"})))
+        assert_reasoned(found)
+        assert ("engine" in {reason.rule for reason in found.failed}) is (short == needs)
 
 
 def test_without_a_usable_gpu_every_rule_is_still_judged() -> None:
