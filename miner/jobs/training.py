@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from core.progress import NoteEvent
 from core.run_files import Score
@@ -187,7 +188,7 @@ class Training:
             return Verdict(EndReason.GPU_LOST, self.desk.gpu_lost)
         if now >= self.stop_at:
             return Verdict(EndReason.DEADLINE, "its time is up")
-        if not self.attempt.folder.path.is_dir():
+        if _is_gone(self.attempt.folder.path):
             return Verdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.course.end is not None or (status is not None and status.phase is Phase.QUEUED):
             return None
@@ -283,6 +284,15 @@ class Training:
             if self.reckoned_at == 0:
                 live.ends_at = step.ends_at
         self.desk.show()
+
+
+def _is_gone(folder: Path) -> bool:
+    """Removed, and not merely unreadable at the moment."""
+    try:
+        folder.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _value(score: Score | None) -> float | None:
