@@ -19,11 +19,15 @@ QUICK_CUT_OFFS, QUICK_KILLS = 3, 5
 
 def run(quick: bool) -> Report:
     cut_offs, kills = (QUICK_CUT_OFFS, QUICK_KILLS) if quick else (CUT_OFFS, KILLS)
+    asked = {"cut_offs": cut_offs, "kills": kills, "seed": 0}
+    return report_of(list(told("benchmarks.deadlines_worker", asked)))
+
+
+def report_of(found: list[dict[str, Any]]) -> Report:
     report = Report(
-        f"{cut_offs} random cut-offs for each task, {kills} random kills: the submission",
+        "Trainings cut off or killed at random: the submission",
         ("what", "task", "trainings", "submissions", "looks", "whole at the end", "faults", "latest"),
     )
-    found = list(told("benchmarks.deadlines_worker", {"cut_offs": cut_offs, "kills": kills, "seed": 0}))
     report.data["trainings"] = found
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for one in found:

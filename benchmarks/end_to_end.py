@@ -8,6 +8,7 @@ Qwens in turn. What was submitted is loaded with plain transformers and peft, an
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.training_python import told
@@ -25,6 +26,10 @@ QUICK = (
 
 def run(quick: bool) -> Report:
     cases = QUICK if quick else tuple(product(TASKS, (1, 2), ("lora", "full")))
+    return report_of(list(told("benchmarks.end_to_end_worker", {"cases": cases})))
+
+
+def report_of(found: list[dict[str, Any]]) -> Report:
     report = Report(
         "Whole runs: the held-out score of the base and of what was submitted",
         (
@@ -41,9 +46,8 @@ def run(quick: bool) -> Report:
             "wall",
         ),
     )
-    report.data["runs"] = found = []
-    for one in told("benchmarks.end_to_end_worker", {"cases": cases}):
-        found.append(one)
+    report.data["runs"] = found
+    for one in found:
         better = one["ours"] < one["base"] if one["lower"] else one["ours"] > one["base"]
         report.rows.append(
             (
@@ -61,7 +65,7 @@ def run(quick: bool) -> Report:
             )
         )
     report.notes.append(
-        "One of the launches: " + next(one["command"] for one in found if one["processes"] == 2)
+        "One of the launches: " + next((one["command"] for one in found if one["processes"] == 2), "-")
     )
     report.notes.append(
         "Losses for instruct and chat, DPO's against the base, for GRPO gains over the base's rewards less "
