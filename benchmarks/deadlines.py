@@ -62,6 +62,7 @@ _NOTES = (
     "Cut off: the deadline comes 1 to 6 s (GRPO 3 to 10 s) after the training began, at random. 'Latest' "
     "is the largest distance from that deadline to the training's last word; the reserve behind "
     "it is three minutes in earnest.",
-    "Killed: SIGKILL to the whole family 0 to 5 s after the first step, at random, which may be before the "
-    "first submission: then nothing lies there, and nothing half. Looking ends a little after the kill.",
+    "Killed: SIGKILL to the whole family 0 to 4 s after the first step, at random, in trainings that submit "
+    "every other step. Before the first submission nothing lies there, and nothing half. Whatever is found "
+    "is put in order as a second attempt would, and loaded.",
 )

@@ -83,8 +83,9 @@ _NOTES = (
     "must have submitted by the end; upstream, which has no clock, is stopped after its last step and saves "
     "in peace. Its padding of every row to 512 tokens and DPO's garbage collection after each micro step are "
     "left out, which makes it several times faster than it would be.",
-    "A model of 0.13 M parameters on a CPU says who wins and why, not by how much on a real one. The profile's "
-    "rates are meant for models of billions; one so small wants ten times as much, and the search finds that "
-    "out. Without it and without smaller batches (`lr_search_share: 0`, `least_steps: null`) ours won instruct "
-    "(2.69 to 3.42 in 25 s) and lost chat (3.50 to 2.84: packed steps of 64 held 275 rows) and GRPO.",
+    "A model of 0.13 M parameters on a CPU says who wins and why, not by how much on a real one. The "
+    "profile's rates are meant for models of billions; one so small wants ten times as much, and the search "
+    "finds that out. Without it and without smaller batches (`lr_search_share: 0`, `least_steps: null`) ours "
+    "won instruct (2.69 to 3.42 in 25 s) and lost chat (3.50 to 2.84: 64 packed sequences held 275 rows) and "
+    "GRPO.",
 )
