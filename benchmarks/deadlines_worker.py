@@ -153,11 +153,12 @@ def submissions(run: RunSpec) -> int:
 def main(asked: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="deadlines-") as folder, ForkServer() as forks:
         field = Field(Path(folder), forks, asked["seed"])
-        for kind in TEXT_TASKS:
+        kinds = [TaskType(one) for one in asked.get("tasks", TEXT_TASKS)]
+        for kind in kinds:
             for _ in range(asked["cut_offs"]):
                 _say("cut off", kind, field.cut_off(kind))
         for number in range(asked["kills"]):
-            kind = TEXT_TASKS[number % len(TEXT_TASKS)]
+            kind = kinds[number % len(kinds)]
             _say("killed", kind, field.killed(kind))
 
 
