@@ -6,6 +6,7 @@ launcher then takes the others down.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -44,7 +45,7 @@ class NotANumber(TrainingError):
 
 def failure_of(error: BaseException, moment: str) -> Failure:
     """The end that this exception means. `moment` is what was being done."""
-    end = _end_of(error)
+    end = end_of(error)
     text = f"{type(error).__name__}: {error}"
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return Failure(
@@ -56,7 +57,8 @@ def failure_of(error: BaseException, moment: str) -> Failure:
     )
 
 
-def _end_of(error: BaseException) -> RunEnd:
+def end_of(error: BaseException) -> RunEnd:
+    """The first that is known of an error and of what caused it."""
     for one in _chain(error):
         if isinstance(one, TrainingError):
             return one.end
@@ -108,7 +110,8 @@ def catch_all(sheet: Sheet, rank: int, moment: Moment) -> None:
 def give_up(sheet: Sheet, rank: int, failure: Failure) -> NoReturn:
     """Say why, and end without the interpreter's goodbye: destructors of process groups wait for the
     others."""
-    write_whole(sheet.failure_path(rank), failure)
+    with contextlib.suppress(OSError):  # a full disk is told by the log, and must not keep this process
+        write_whole(sheet.failure_path(rank), failure)
     if failure.end is RunEnd.OOM:
         text = f"rank {rank}: {failure.detail}"[:_MOST_TEXT]
         # Any rank may be the one that ran out; the lines of one file do not mix.

@@ -30,7 +30,7 @@ from trainer.inputs.files import Record, read_rows, text_of
 from trainer.inputs.instruct import instruct_rows, is_completion, learned, pieces
 from trainer.inputs.pairs import cut, pair_rows, says_nothing
 from trainer.inputs.prompts import extra_text, prompt_rows, shorten
-from trainer.inputs.rows import Ids, LabelledRow, PairRow, PromptRow, Row
+from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, Row
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import Tokenizer, encode, model_window
@@ -138,8 +138,9 @@ def _encoded(
 
 
 def _why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
-    """Evaluation drops rows of one token and rows without a label, and all that are too long."""
-    if row is None or len(row.ids) < 2 or not learned(row.labels):
+    """Evaluation drops rows of one token and rows without a label, and all that are too long. Nothing
+    predicts the first token: a row that is to learn that one alone would have no loss at all."""
+    if row is None or len(row.ids) < 2 or learned(row.labels) <= (row.labels[0] != IGNORED):
         return NO_ANSWER
     return TOO_LONG if len(row.ids) > limit and not completion else None
 

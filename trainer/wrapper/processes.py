@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Lines of the engine's output that are kept for the report of a crash.
@@ -151,4 +154,7 @@ class Child:
         text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE]
         if text:
             self.tail.append(text[:500])
-            self._heard(text)
+            try:
+                self._heard(text)
+            except Exception:  # noqa: BLE001 - without a reader the engine would wait for ever to be heard
+                log.exception("a line of the engine was not understood: %s", text[:200])
