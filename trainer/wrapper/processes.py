@@ -156,5 +156,6 @@ class Child:
             self.tail.append(text[:500])
             try:
                 self._heard(text)
-            except Exception:  # noqa: BLE001 - without a reader the engine would wait for ever to be heard
+            except Exception:
+                # Without a reader the engine would wait for ever to be heard.
                 log.exception("a line of the engine was not understood: %s", text[:200])

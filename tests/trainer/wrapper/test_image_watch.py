@@ -1,4 +1,4 @@
-"""An image engine seen from outside: what it leaves is taken when it is whole, and nothing of that ends it."""
+"""An image engine seen from outside: what it leaves is taken when it is whole, and that never ends it."""
 
 # Once: it needs nothing of the training stack.
 
