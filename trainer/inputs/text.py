@@ -113,7 +113,7 @@ def _labelled(
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
         for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
-            reason = _why_not(row, limit, is_completion(dataset))
+            reason = why_not(row, limit, is_completion(dataset))
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
@@ -137,7 +137,7 @@ def _encoded(
     return chat_rows(dataset, records, tokenizer)
 
 
-def _why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
+def why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
     """Evaluation drops rows of one token and rows without a label, and all that are too long. Nothing
     predicts the first token: a row that is to learn that one alone would have no loss at all."""
     if row is None or len(row.ids) < 2 or learned(row.labels) <= (row.labels[0] != IGNORED):

@@ -79,12 +79,13 @@ def reap(own: int | None = None) -> None:
                 os.waitpid(int(entry.name), os.WNOHANG)
 
 
-def dump_stacks() -> None:
-    """SIGUSR1 to every descendant that has a handler for it; the others would die of it."""
-    for pid in descendants():
-        if _catches(pid, signal.SIGUSR1):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGUSR1)
+def dump_stacks() -> int:
+    """SIGUSR1 to every descendant that has a handler for it; the others would die of it. How many have."""
+    asked = [pid for pid in descendants() if _catches(pid, signal.SIGUSR1)]
+    for pid in asked:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    return len(asked)
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -18,7 +18,16 @@ from tests.trainer.runs import DATASETS, planned, spec
 from trainer.errors import BadData, BadModel, BadReward, TrainingError
 from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
 from trainer.inputs.tables import read_table
-from trainer.inputs.text import EQUAL, NO_ANSWER, NO_PROMPT, TOO_LONG, PreparedText, read_task, write_task
+from trainer.inputs.text import (
+    EQUAL,
+    NO_ANSWER,
+    NO_PROMPT,
+    TOO_LONG,
+    PreparedText,
+    read_task,
+    why_not,
+    write_task,
+)
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
@@ -131,6 +140,11 @@ def test_a_text_without_an_output_column_is_cut_into_sequences(tmp_path: Path) -
     table = [row for row in read_table(files.train_path) if isinstance(row, LabelledRow)]
     assert len(table) > 6
     assert all(list(row.ids) == list(row.labels) and len(row.ids) <= 32 for row in table)
+
+
+def test_a_row_whose_only_label_is_its_first_token_is_left_out() -> None:
+    assert why_not(LabelledRow([7, 8], [7, IGNORED]), 10, False) is not None
+    assert why_not(LabelledRow([7, 8], [IGNORED, 8]), 10, False) is None
 
 
 def test_where_no_row_is_short_enough_evaluation_looks_further(tmp_path: Path) -> None:
@@ -276,6 +290,17 @@ def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) 
 
 def test_a_tokenizer_with_a_pad_token_keeps_it(tmp_path: Path) -> None:
     assert pad_token_for_engine(load_tokenizer(str(tiny.save(tmp_path / "model")))) is None
+
+
+def test_a_pad_token_that_the_model_has_no_row_for_is_not_padded_with(tmp_path: Path) -> None:
+    """It is masked, and looked up all the same: the first batch of unequal rows would end the run."""
+    model = tiny.save(tmp_path / "model")
+    made = tiny.tokenizer(pad=False)
+    made.add_special_tokens({"pad_token": "<added later>"})
+    made.save_pretrained(model)
+    tokenizer = load_tokenizer(str(model))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert pad_token_for_engine(tokenizer) == tiny.TURN
 
 
 def test_nothing_of_a_row_is_learned_that_is_not_the_answer(tmp_path: Path) -> None:
