@@ -47,6 +47,10 @@ class NoReply(Exception):
     """The process said nothing in time, or is gone."""
 
 
+#: What a call is told of that took all of its time.
+LATE = "it did not come back in time"
+
+
 class Worker:
     """One child process; it is started when it is first needed."""
 
@@ -95,7 +99,7 @@ class Worker:
             while not reply.endswith(b"\n"):
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise NoReply("it did not come back in time")
+                    raise NoReply(LATE)
                 for key, _ in waiting.select(left):
                     if key.fileobj is process.stdin:
                         rest = rest[os.write(key.fd, rest[: 1 << 16]) :]

@@ -65,7 +65,12 @@ def seeing() -> Any:
     return transformers.Gemma3ForConditionalGeneration(config)
 
 
-KINDS = {made.__name__: made for made in (gpt2, tied, mixture, fewer_rows, seeing)}
+def no_padding() -> Any:
+    """Its tokenizer names no token to pad with, as those of Llama 3 and Mistral."""
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**SHAPE, "pad_token_id": None}))
+
+
+KINDS = {made.__name__: made for made in (gpt2, tied, mixture, fewer_rows, seeing, no_padding)}
 
 
 def save(folder: Path, kind: str) -> Path:
@@ -76,5 +81,5 @@ def save(folder: Path, kind: str) -> Path:
             if weight.dim() == 2:
                 weight.mul_(2)
     made.save_pretrained(folder)
-    tiny.tokenizer(adds_begin=True).save_pretrained(folder)
+    tiny.tokenizer(adds_begin=True, pad=kind != no_padding.__name__).save_pretrained(folder)
     return folder

@@ -34,8 +34,8 @@ from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, R
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import Tokenizer, encode, model_window
-from trainer.rewards import TABLE, write_rewards
-from trainer.sandbox import Rewards
+from trainer.rewards import TABLE, leave_out, write_rewards
+from trainer.sandbox import LATE, Rewards
 
 #: Why rows are missing, as shown to the operator.
 NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE = (
@@ -243,6 +243,12 @@ def _rewards(task: TextTask, folder: Path) -> Path | None:
     if all(problems):
         shown = "; ".join(f"{reward_name(place)}: {problem}" for place, problem in enumerate(problems))
         raise BadReward(f"none of the task's reward functions gives rewards: {shown}"[:2000])
+    # Each process would wait for it as long again, several times: minutes that others are trained in.
+    late = {
+        place: f"{problem} before the training" for place, problem in enumerate(problems) if problem == LATE
+    }
+    if late:
+        leave_out(folder, late)
     return folder
 
 

@@ -29,6 +29,8 @@ from trainer.inputs.text import (
     write_task,
 )
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.rewards import TABLE
+from trainer.sandbox import Rewards
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 COLUMNS = {
@@ -250,6 +252,25 @@ def test_an_endless_reward_ends_the_run_in_good_time(tmp_path: Path, monkeypatch
     with pytest.raises(BadReward, match="did not come back in time"):
         prepared(tmp_path, TaskType.GRPO, dataset=rewarded("def f(completions):\n    while True: pass"))
     assert time.monotonic() - began < 20
+
+
+def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training and its evaluations would each give it its minutes, three times over."""
+    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 2.0)
+    good, endless = (
+        "def f(completions): return [1.0] * len(completions)",
+        "def f(completions):\n    while 1: pass",
+    )
+    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, endless))
+    assert files.rewards_dir is not None
+    rewards = Rewards.open(files.rewards_dir / TABLE)
+    began = time.monotonic()
+    assert rewards.problems(["a"]) == [None, "it did not come back in time before the training"]
+    assert time.monotonic() - began < 2.0
+    assert rewards.call(1, ["a", "b"]) == [0.0, 0.0]
+    rewards.close()
 
 
 def test_one_reward_that_works_is_enough(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ ALL = [
     ("mixture", Method.FULL, TaskType.CHAT),
     ("fewer_rows", Method.LORA, TaskType.DPO),
     ("fewer_rows", Method.FULL, TaskType.INSTRUCT),
+    ("no_padding", Method.LORA, TaskType.INSTRUCT),
+    ("no_padding", Method.FULL, TaskType.DPO),
     ("seeing", Method.LORA, TaskType.INSTRUCT),
     ("seeing", Method.FULL, TaskType.DPO),
 ]
