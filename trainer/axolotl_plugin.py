@@ -141,7 +141,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return None if has_adapter(model) else frozen_base(self.sheet.run.model_path, model)
 
     def _judge(self, trainer: Any, base: Any) -> Judge | None:
-        if self.plan.steps.eval_metric is EvalMetric.LOSS:
+        # The loss of a training by rewards says nothing: it is near zero for every model.
+        by_loss = self.plan.steps.eval_metric is EvalMetric.LOSS
+        if by_loss and self.plan.task.task_type is not TaskType.GRPO:
             return EngineJudge(trainer) if trainer.eval_dataset is not None else None
         if not self.sheet.prepared.eval_rows:
             return None
