@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any, Protocol
 from core.submission.configs import vocabulary
 from trainer.errors import BadModel
 
+log = logging.getLogger(__name__)
+
+#: How families call it in their configurations, the usual name first.
+WINDOW_NAMES = ("max_position_embeddings", "n_positions")
 #: Texts encoded in one call: enough for the tokenizer's threads, few enough for their offsets in memory.
 BATCH = 1000
 
@@ -66,12 +71,19 @@ def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
 
 
 def model_window(model_path: str) -> int | None:
-    """`max_position_embeddings` of the model's own configuration; text parts of larger models included."""
-    config = _config(model_path)
+    """`max_position_embeddings` as evaluation asks for it: of the loaded configuration, since some families
+    call it otherwise in the file (GPT-2) or leave it to a default. Text parts of larger models included."""
+    config: Any = _config(model_path)
+    try:
+        auto = importlib.import_module("transformers").AutoConfig
+        config = auto.from_pretrained(model_path, local_files_only=True).to_dict() | config
+    except Exception as error:  # noqa: BLE001 - what transformers does not know is read as it stands
+        log.warning("%s: its configuration is read as it stands: %s", model_path, str(error)[:200])
     for part in (config, config.get("text_config")):
-        window = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(window, int) and window > 0:
-            return window
+        for name in WINDOW_NAMES:
+            window = part.get(name) if isinstance(part, dict) else None
+            if isinstance(window, int) and window > 0:
+                return window
     return None
 
 

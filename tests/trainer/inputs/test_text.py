@@ -13,7 +13,7 @@ from datasets import load_from_disk
 from core.evaluation import Era
 from core.run_files import EXIT_OF, ExitCode, RunEnd
 from core.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
-from tests.trainer import tiny
+from tests.trainer import odd_models, tiny
 from tests.trainer.runs import DATASETS, planned, spec
 from trainer.errors import BadData, BadModel, BadReward, TrainingError
 from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
@@ -28,7 +28,7 @@ from trainer.inputs.text import (
     why_not,
     write_task,
 )
-from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.inputs.tokens import load_tokenizer, model_window, pad_token_for_engine
 from trainer.rewards import TABLE
 from trainer.sandbox import Rewards
 
@@ -311,6 +311,16 @@ def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) 
 
 def test_a_tokenizer_with_a_pad_token_keeps_it(tmp_path: Path) -> None:
     assert pad_token_for_engine(load_tokenizer(str(tiny.save(tmp_path / "model")))) is None
+
+
+def test_a_models_window_is_found_by_whatever_name_its_family_has_for_it(tmp_path: Path) -> None:
+    """GPT-2 reads 1,024 tokens, so evaluation looks at 512; taken for unknown, a longer row ended the run."""
+    odd_models.save(tmp_path / "gpt2", "gpt2")
+    assert model_window(str(tmp_path / "gpt2")) == 512
+    odd_models.save(tmp_path / "seeing", "seeing")
+    assert model_window(str(tmp_path / "seeing")) == 512
+    (tmp_path / "config.json").write_text('{"model_type": "unheard of", "max_position_embeddings": 77}')
+    assert model_window(str(tmp_path)) == 77
 
 
 def test_a_pad_token_that_the_model_has_no_row_for_is_not_padded_with(tmp_path: Path) -> None:
