@@ -46,8 +46,8 @@ def mixture() -> Any:
 
 
 def fewer_rows() -> Any:
-    """One token of the tokenizer's is not in the model, as with Gemma 3 1B."""
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHAPE, "vocab_size": ROWS - 1}))
+    """Its tokenizer knows a token more than the model, as that of Gemma 3 1B."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
 
 
 def seeing() -> Any:
@@ -81,5 +81,8 @@ def save(folder: Path, kind: str) -> Path:
             if weight.dim() == 2:
                 weight.mul_(2)
     made.save_pretrained(folder)
-    tiny.tokenizer(adds_begin=True, pad=kind != no_padding.__name__).save_pretrained(folder)
+    tokenizer = tiny.tokenizer(adds_begin=True, pad=kind != no_padding.__name__)
+    if kind == fewer_rows.__name__:
+        tokenizer.add_tokens(["<picture>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
     return folder
