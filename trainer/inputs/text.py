@@ -117,8 +117,12 @@ def _labelled(
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
-            kept.append(row)
-            prints.append(fingerprint(_texts(record)))
+            parts = list(pieces(row, limit)) if is_completion(dataset) else [row]
+            kept += parts
+            if len(parts) == 1:
+                prints.append(fingerprint(_texts(record)))
+            else:  # pieces of one text are no doubles of each other
+                prints.extend(fingerprint([str(list(part.ids))]) for part in parts)
         if kept or limit >= most or not dropped[TOO_LONG]:
             break
         limit = min(2 * limit, most)

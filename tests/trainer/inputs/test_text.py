@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,17 @@ def test_a_text_without_an_output_column_is_cut_into_sequences(tmp_path: Path) -
     table = [row for row in read_table(files.train_path) if isinstance(row, LabelledRow)]
     assert len(table) > 6
     assert all(list(row.ids) == list(row.labels) and len(row.ids) <= 32 for row in table)
+
+
+def test_texts_longer_than_evaluation_reads_are_planned_for_in_its_pieces(tmp_path: Path) -> None:
+    """Counted whole they were all too long, and the plan was one step."""
+    rows = [{"text": tiny.sentence(random.Random(place), 400)} for place in range(20)]
+    run = spec(tmp_path, TaskType.INSTRUCT, rows, dataset=InstructDataset(field_instruction="text"))
+    read = read_task(run, load_tokenizer(run.model_path))
+    assert read.limit == 256
+    assert read.facts.rows == len(read.rows) > 40
+    assert read.facts.total.quantiles[-1] <= 256
+    assert len(set(read.fingerprints)) == len(read.rows)
 
 
 def test_a_row_whose_only_label_is_its_first_token_is_left_out() -> None:
