@@ -54,8 +54,8 @@ def judged(
 
 
 def _was_killed_first(ended: Ended) -> bool:
-    """By the launcher's own summary: the rank that was killed is the cause, and what the others then said of a
-    lost connection is not."""
+    """By the launcher's own summary: the rank that was killed is the cause, and not what the others then said
+    of a lost connection."""
     lines = list(ended.tail)
     at = next((at for at, line in enumerate(lines) if line.startswith(_ROOT_CAUSE)), len(lines))
     return any(_EXIT_9.match(line) for line in lines[at:])
