@@ -82,10 +82,10 @@ class ImageWatch:
             self._say(step)
 
     def _say(self, step: Step) -> None:
-        loss = step.loss if step.loss is not None and math.isfinite(step.loss) else None
+        loss, rate = (one if one is not None and math.isfinite(one) else None for one in (step.loss, step.lr))
         seconds = self.step_s
         ends = self.now() + (step.total - step.step) * seconds if seconds else None
-        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=step.lr, ends_at=ends)
+        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=rate, ends_at=ends)
         self.report.say(event)
 
     @property

@@ -88,6 +88,12 @@ def test_what_is_being_written_is_left_until_it_is_whole(watch: ImageWatch) -> N
     assert "last.safetensors" in watch.placed
 
 
+def test_a_rate_that_is_no_number_is_left_out_of_the_progress(run: RunSpec, watch: ImageWatch) -> None:
+    watch.heard("steps:  5%|#    | 3/60 [00:01<00:20, 1.00s/it, lr: nan loss: 1.0e-01]")
+    (step,) = events(run)
+    assert (step.step, step.loss, step.lr) == (3, 0.1, None)
+
+
 @pytest.mark.parametrize(
     "line",
     [
