@@ -21,10 +21,8 @@ ALL = [
     ("gpt2", Method.LORA, TaskType.INSTRUCT),
     ("tied", Method.FULL, TaskType.INSTRUCT),
     ("mixture", Method.FULL, TaskType.CHAT),
-    ("fewer_rows", Method.LORA, TaskType.DPO),
     ("fewer_rows", Method.FULL, TaskType.INSTRUCT),
-    ("no_padding", Method.LORA, TaskType.INSTRUCT),
-    ("no_padding", Method.FULL, TaskType.DPO),
+    ("no_padding", Method.LORA, TaskType.DPO),
     ("seeing", Method.LORA, TaskType.INSTRUCT),
     ("seeing", Method.FULL, TaskType.DPO),
 ]
