@@ -62,8 +62,10 @@ def _make_folders(run: RunSpec) -> None:
     os.umask(0o022)
     if run.era is Era.TOURNAMENTS and run.plan_path is None:
         # A validator's second attempt finds the first one's volume: its outcome and its request to stop are
-        # not this one's. The submission beside it stays.
-        shutil.rmtree(run.work_dir, ignore_errors=True)
+        # not this one's. The submission beside it stays; so does a folder that is none of ours.
+        left = (run.progress_path, run.result_path, run.stop_path)
+        if any(Path(path).parent == Path(run.work_dir) and Path(path).exists() for path in left):
+            shutil.rmtree(run.work_dir, ignore_errors=True)
     Path(run.work_dir).mkdir(parents=True, exist_ok=True)
     for path in (run.progress_path, run.result_path, run.submission_dir, run.stop_path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -160,6 +160,16 @@ def test_a_tournaments_second_attempt_knows_nothing_of_the_first_but_its_submiss
     assert seen == [False]
 
 
+def test_a_work_folder_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
+    """It is named by the environment and a task's id."""
+    run = run_in(tmp_path)
+    Path(run.work_dir).mkdir()
+    mine = Path(run.work_dir) / "thesis.tex"
+    mine.touch()
+    exit_of(run, lambda run: None)
+    assert mine.exists()
+
+
 def test_a_daemons_attempt_keeps_its_folder_and_its_stop_file(tmp_path: Path) -> None:
     run = run_in(tmp_path, era=Era.OFFERS, plan_path=str(tmp_path / "plan.json"))
     Path(run.work_dir).mkdir()
