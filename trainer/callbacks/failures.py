@@ -66,7 +66,7 @@ def end_of(error: BaseException) -> RunEnd:
             return RunEnd.OOM
         if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT):
             return RunEnd.DISK_FULL
-        if _DISK.search(str(one)):
+        if is_disk_full(str(one)):
             return RunEnd.DISK_FULL
         if _DATA.search(str(one)):
             return RunEnd.BAD_DATA
@@ -80,6 +80,10 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(now)
         now = now.__cause__ or now.__context__
     return found
+
+
+def is_disk_full(text: str) -> bool:
+    return _DISK.search(text) is not None
 
 
 def is_oom(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from core.recipes.render import render
 from core.recipes.run import RunInputs
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import ImageModelType
-from trainer.callbacks.failures import end_of
+from trainer.callbacks.failures import end_of, is_disk_full
 from trainer.callbacks.report import Report
 from trainer.inputs.images import PreparedImages, prepare_images
 from trainer.own_plan import own_plan
@@ -179,6 +179,8 @@ class ImageCourse:
             return Attempt(RunEnd.OOM, "the engine ran out of GPU memory", moment="train")
         if watch.no_data:
             return Attempt(RunEnd.BAD_DATA, "the engine found no pictures to train on")
+        if any(is_disk_full(line) for line in ended.tail):
+            return Attempt(RunEnd.DISK_FULL, "the engine found no room for its files")
         return judged(ended, None, (), marked=True)
 
     def _remedy(
