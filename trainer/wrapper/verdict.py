@@ -14,7 +14,8 @@ from trainer.wrapper.supervise import Ended
 
 #: The kernel kills with this when a container's memory is used up; launchers report it in their own words.
 _KILLED = re.compile(r"exitcode\s*:\s*-9|SIGKILL|Signal 9", re.IGNORECASE)
-_ROOT_CAUSE, _EXIT_9 = "Root Cause", re.compile(r"exitcode\s*:\s*-9\b")
+#: The launcher lists who failed by itself, and not whom it ended on that account.
+_EXIT_9 = re.compile(r"exitcode\s*:\s*-9\b")
 _SAID = 12
 
 
@@ -39,7 +40,7 @@ def judged(
     if outcome is not None:
         return Attempt(outcome.end, outcome.detail, outcome)
     found = sorted((one for one in failures if one is not None), key=_weight)
-    if found and found[0].end is RunEnd.CRASHED and _was_killed_first(ended):
+    if found and found[0].end is RunEnd.CRASHED and _was_killed(ended):
         return _KILLED_BY_HOST
     if found and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
         # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
@@ -53,12 +54,9 @@ def judged(
     return Attempt(RunEnd.CRASHED, f"the engine ended with {ended.code}{_last_words(ended)}")
 
 
-def _was_killed_first(ended: Ended) -> bool:
-    """By the launcher's own summary: the rank that was killed is the cause, and not what the others then said
-    of a lost connection."""
-    lines = list(ended.tail)
-    at = next((at for at, line in enumerate(lines) if line.startswith(_ROOT_CAUSE)), len(lines))
-    return any(_EXIT_9.match(line) for line in lines[at:])
+def _was_killed(ended: Ended) -> bool:
+    """A rank that was killed is the cause, and not what the others then say of a lost connection."""
+    return any(_EXIT_9.search(line) for line in ended.tail)
 
 
 def _weight(failure: Failure) -> tuple[bool, float]:

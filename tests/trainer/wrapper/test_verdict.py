@@ -63,6 +63,8 @@ def test_a_rank_that_was_killed_is_the_cause_and_not_the_lost_connection_of_anot
     lost = failure(RunEnd.CRASHED)
     killed = judged(ended(1, None, *summary, "exitcode  : -9 (pid: 8)  (SIGKILL)"), None, [lost], marked=True)
     assert (killed.end, killed.moment) == (RunEnd.OOM, "train")
+    other = judged(ended(1, None, "exitcode  : -9 (pid: 8)", *summary), None, [lost], marked=True)
+    assert other.end is RunEnd.OOM, "whichever of the two the launcher saw first"
     crashed = judged(ended(1, None, *summary, "exitcode  : 1 (pid: 8)"), None, [lost], marked=True)
     assert crashed.end is RunEnd.CRASHED
     own_word = failure(RunEnd.BAD_DATA)
