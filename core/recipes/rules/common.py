@@ -12,8 +12,6 @@ from core.recipes.schema import nearest, shown
 Config = Mapping[str, Any]
 
 _SECRET_KEY = re.compile(r"(^|_)(api_key|token|password|secret)$")
-#: Words of a vocabulary, whatever their keys look like.
-_SPECIAL_TOKEN = re.compile(r"^(pad|eos|bos|unk|sep|cls|mask)_token$")
 _SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|wandb_v1_[A-Za-z0-9]{20,})\b")
 
 
@@ -26,13 +24,15 @@ def secrets(config: Config, where: str = "") -> Iterator[Problem]:
         for text in [value] if isinstance(value, str) else value if isinstance(value, list) else []:
             if isinstance(text, Mapping):
                 yield from secrets(text, f"{path}.")
-            elif isinstance(text, str) and text and _looks_secret(key, text):
+            elif isinstance(text, str) and text and _looks_secret(path, text):
                 yield Problem(path, "", "a secret must not stand in a file; give it in the environment")
 
 
-def _looks_secret(key: str, text: str) -> bool:
-    named = _SECRET_KEY.search(key) and not _SPECIAL_TOKEN.match(key)
-    return bool(named or _SECRET_VALUE.search(text))
+def _looks_secret(path: str, text: str) -> bool:
+    """`special_tokens.pad_token` and its like are of the tokenizer's vocabulary."""
+    section, _, key = path.rpartition(".")
+    by_name = _SECRET_KEY.search(key) and section != "special_tokens"
+    return bool(by_name or _SECRET_VALUE.search(text))
 
 
 def missing(config: Config, keys: Iterable[str], why: str) -> Iterator[Problem]:

@@ -176,11 +176,15 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_file_from_before(tm
     assert result.submission
 
 
-@pytest.mark.parametrize("fault", ["no data", "crash"])
+@pytest.mark.parametrize("fault", ["no data", "crash", "disk"])
 def test_an_exit_code_of_zero_without_a_file_is_no_success(tmp_path: Path, fault: str) -> None:
     run = planned(image_run(tmp_path, ImageModelType.SDXL))
     code, result = finished(run, STAND_IN_FAULT=fault)
-    expected = (ExitCode.BAD_DATA, RunEnd.BAD_DATA) if fault == "no data" else (1, RunEnd.CRASHED)
+    expected = {
+        "no data": (ExitCode.BAD_DATA, RunEnd.BAD_DATA),
+        "disk": (ExitCode.DISK_FULL, RunEnd.DISK_FULL),
+        "crash": (ExitCode.CRASHED, RunEnd.CRASHED),
+    }[fault]
     assert (code, result.end, result.submission) == (*expected, False)
     if fault == "crash":
         assert "down_blocks" in result.detail
