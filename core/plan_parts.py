@@ -195,6 +195,8 @@ class LrSearchPlan(Record):
     share: float = Field(gt=0, le=0.2)
     #: Candidates are at most this many times the planned rate, and at least its so-manieth part.
     most: float = Field(default=10.0, ge=1, le=100)
+    #: A limit of the profile that lies below that, upwards.
+    highest: float | None = Field(default=None, gt=0)
 
 
 class DpoPlan(Record):

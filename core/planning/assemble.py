@@ -29,13 +29,14 @@ from core.planning.learning import (
     learning_concessions,
     optimizer_plan,
     plateau_plan,
+    search_plan,
     warmup,
 )
 from core.planning.memory import memory_of
 from core.planning.reasons import reasons_for
 from core.planning.setup import Setup
 from core.planning.start import VLLM_SHARE
-from core.planning.wishes import Wish, lr_search
+from core.planning.wishes import Wish
 from core.profile.annotations import Case
 from core.profile.explain import annotate
 from core.tasks import TaskType
@@ -74,7 +75,7 @@ def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) ->
         loader=loader_plan(wish, hardware, setup.world),
         ema=ema_plan(wish),
         plateau=plateau_plan(wish),
-        lr_search=lr_search(wish),
+        lr_search=search_plan(wish, timed, rate),
         dpo=_dpo(wish, setup),
         grpo=_grpo(wish),
         image=_image(wish, timed),

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from core.budget import Concession
 from core.choices import Method, Schedule
-from core.plan_parts import EmaPlan, LrStage, OptimizerPlan, PlateauPlan
+from core.plan_parts import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
 from core.planning.fit import Timed
-from core.planning.wishes import Wish
+from core.planning.wishes import Wish, lr_search
 from core.tasks import TaskType
 
 #: Warming up longer than this part of the run leaves too little of it at the peak.
@@ -116,6 +116,14 @@ def plateau_plan(wish: Wish) -> PlateauPlan | None:
     return PlateauPlan(
         factor=targets.plateau_factor, growth=targets.plateau_growth, patience=targets.plateau_patience
     )
+
+
+def search_plan(wish: Wish, timed: Timed, rate: float) -> LrSearchPlan | None:
+    """No rate above the profile's limit is tried either."""
+    found, most = lr_search(wish), wish.limits.max_alpha_lr
+    if found is None or most is None or timed.setup.method is Method.FULL:
+        return found
+    return found.model_copy(update={"highest": most / (alpha_of(wish, timed.setup.rank) * rate)})
 
 
 def learning_concessions(wish: Wish, timed: Timed) -> Iterator[Concession]:

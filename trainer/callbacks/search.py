@@ -17,6 +17,8 @@ from trainer.callbacks.ranks import Ranks
 
 #: From one candidate to the next: two to a power of ten.
 RUNG = math.sqrt(10.0)
+#: A bound that a candidate exceeds by so little is meant to include it.
+HAIR = 0.02
 #: Steps of a candidate at least: fewer tell noise from noise.
 FEWEST_STEPS = 6
 #: And at most: by then rates have parted, and the time is better spent on training.
@@ -120,8 +122,8 @@ class Search:
     def _walk(self, rung: float) -> bool:
         """Whether the first step in this direction was a better one."""
         helped, factor = False, rung
-        most = self.plan.most * (1 + 1e-6)
-        while 1 / most <= factor <= most and self._room():
+        least, most = 1 / self.plan.most, min(self.plan.most, self.plan.highest or math.inf)
+        while least * (1 - HAIR) <= factor <= most * (1 + HAIR) and self._room():
             if not self._probe(factor):
                 break
             helped, factor = True, factor * rung

@@ -87,3 +87,13 @@ def test_nothing_is_searched_without_rows_to_judge_by_or_by_an_engine_that_canno
     found = made(tmp_path, MANY, f"lr_search_share: 0.2, {targets}")
     assert found.lr_search is None
     assert "search" not in [phase.name for phase in found.time.phases]
+
+
+def test_the_search_keeps_to_the_limit_on_alpha_and_rate(tmp_path: Path) -> None:
+    targets = "method: lora, lora_alpha: 32, lr_search_share: 0.1"
+    free = made(tmp_path, MANY, targets)
+    assert free.lr_search is not None
+    assert free.lr_search.highest is None
+    found = made(tmp_path, MANY, targets + "}\nlimits: {max_alpha_lr: 0.01")
+    assert found.lr_search is not None
+    assert found.lr_search.highest == pytest.approx(0.01 / (32 * 1e-4))

@@ -87,6 +87,14 @@ def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_asked() -> None
     assert max(factors(found)) == 1.0
 
 
+def test_no_rate_above_the_profiles_limit_is_tried() -> None:
+    slope = Slope(rate=0.01)
+    found = search(slope)
+    found.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
+    assert found.run(AIM**2, 30.0) == pytest.approx(math.sqrt(10))
+    assert max(slope.taken) < 3.2
+
+
 def test_what_runs_away_is_cut_short_and_never_judged() -> None:
     slope = Slope(rate=0.5)
     found = search(slope)
