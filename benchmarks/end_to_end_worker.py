@@ -64,6 +64,8 @@ def _case(folder: Path, kind: TaskType, processes: int, method: Method, model: P
             check=False,
         )
     seconds = time.monotonic() - began
+    if not Path(run.result_path).exists():
+        raise RuntimeError((folder / "log").read_text("utf-8", "replace")[-3000:])
     result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
     base, ours = _scores(run)
     return {
