@@ -18,6 +18,7 @@ from core.progress import CheckpointEvent, StepEvent
 from core.run_files import RunEnd
 from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.meter import Meter
+from trainer.callbacks.search import Prober
 from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
 from trainer.native import optimizing, ranks, saving
 from trainer.native.batches import Batch, Layout, Loader, collate
@@ -58,17 +59,21 @@ class HeldOutLoss(Judge):
     def __init__(self, net: nn.Module, rows: Rows, ranks: Ranks, micro: int) -> None:
         self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro
         self._share = 1.0
+        self.pass_s = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         """A few rows tell what one costs, and so how many can be afforded each time."""
         self._share = self._least()
         began = time.monotonic()
         value = self.judge()
-        per_share = (time.monotonic() - began) / self._share
+        self.pass_s = time.monotonic() - began
+        per_share = self.pass_s / self._share
         affordable = self._ranks.from_first([budget_s / max(per_share, 1e-9)])[0]
         if affordable > self._share and self._share < 1:
             self._share = min(affordable, 1.0)
+            began = time.monotonic()
             value = self.judge()
+            self.pass_s = time.monotonic() - began
         return value
 
     def judge(self) -> float:
@@ -86,6 +91,7 @@ class Hands:
     ) -> None:
         self._net, self._ranks = net, ranks
         self.judge, self.average = judge, average
+        self.prober: Prober | None = None
 
     def write(self, folder: Path | None) -> None:
         saving.export(self._net, folder, self._ranks)
