@@ -57,7 +57,7 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
     from core.choices import Attention
     from trainer.native import net as nets
-    from trainer.native.batches import Layout, Loader
+    from trainer.native.batches import Layout, Loader, Rows
     from trainer.native.optimizing import Masters
     from trainer.native.order import Order
     from trainer.native.tokens import write_rows
@@ -73,7 +73,8 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     order = Order(
         file.lengths, what["longest"], what["micro"], 1, 1, packing=packing, group_by_length=what["grouped"]
     )
-    loader = Loader(file, order, Layout(packed=packing, length=what["longest"] if packing else None))
+    layout = Layout(packed=packing, length=what["longest"] if packing else None)
+    loader = Loader(Rows(file, layout), order)
     weights = [weight for _, weight in named]
     losses, stamps, tokens = [], [time.perf_counter()], []
     for (batch,) in loader:
@@ -148,7 +149,7 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
 def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     """Batches alone, as fast as they come."""
-    from trainer.native.batches import Layout, Loader
+    from trainer.native.batches import Layout, Loader, Rows
     from trainer.native.order import Order
     from trainer.native.tokens import write_rows
 
@@ -156,7 +157,7 @@ def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
     file = write_rows(folder / "rows", VOCABULARY, marked)
     order = Order(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
-    batches = Loader(file, order, Layout(), ahead=8)
+    batches = Loader(Rows(file, Layout()), order, ahead=8)
     stamps, tokens = [time.perf_counter()], []
     for (batch,) in batches:
         tokens.append(batch.tokens)

@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from core.choices import Optimizer as Name
-from core.errors import GodMinerError
 from core.plan import TrainingPlan
+from trainer.errors import TrainingError
 
 #: Muon orthogonalises matrices; these are tables.
 _NOT_MUON = ("embed", "lm_head", "wte", "wpe")
 
 
-class NoOptimizer(GodMinerError):
+class NoOptimizer(TrainingError):
     """An optimizer that this environment or trainer does not have."""
 
     code = "no_optimizer"

@@ -31,22 +31,25 @@ def judged(
     if outcome is not None:
         return Attempt(outcome.end, outcome.detail, outcome)
     found = sorted((one for one in failures if one is not None), key=_weight)
-    if found and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
+    killed = ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail)
+    told = found and not (found[0].consequence and killed)
+    if told and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
         # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
         return Attempt(found[0].end, found[0].detail, moment=found[0].moment)
     if ended.verdict is not None:
         return Attempt(ended.verdict.end, ended.verdict.detail)
     if not marked:
         return Attempt(RunEnd.CRASHED, f"the engine never loaded our plugin{_last_words(ended)}")
-    if ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail):
+    if killed:
         why = "a training process was killed from outside, as the kernel does when host memory runs out"
         return Attempt(RunEnd.OOM, why, moment="train")
     return Attempt(RunEnd.CRASHED, f"the engine ended with {ended.code}{_last_words(ended)}")
 
 
-def _weight(failure: Failure) -> tuple[bool, float]:
-    """Memory first: the ranks that did not run out fail as well, some of them sooner."""
-    return failure.end is not RunEnd.OOM, failure.at
+def _weight(failure: Failure) -> tuple[bool, bool, float]:
+    """Memory first: the ranks that did not run out fail as well, some of them sooner; and last whoever only
+    lost the others."""
+    return failure.end is not RunEnd.OOM, failure.consequence, failure.at
 
 
 def _last_words(ended: Ended) -> str:

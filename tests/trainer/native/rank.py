@@ -24,7 +24,7 @@ def main(folder: Path, how: str, method: str, fail: str = "") -> None:
         if fail == "resume":
             state = saving.newest(folder / how / "states")
             assert state is not None
-            made.resume(state)
+            assert made.resume(state) == state
         if fail == "die" and group.rank == 1:
             os._exit(7)
         made.run()
