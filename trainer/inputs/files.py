@@ -28,7 +28,7 @@ _SHOWN = 12
 
 def read_rows(path: Path) -> list[Record]:
     """Every row of the file, or of the files in the folder. `BadData` where there are none."""
-    rows = [row for file in _files(path) for row in _rows(file)]
+    rows = [row for file in files_in(path) for row in rows_in(file)]
     if not rows:
         raise BadData(f"{path.name} has no rows that are objects: the task's data is empty")
     return rows
@@ -57,21 +57,25 @@ def text_of(value: Any) -> str:
     return text if text.isascii() else _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _files(path: Path) -> list[Path]:
+def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """The file itself, or those of the folder that are of the first one's kind."""
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
+    files = sorted(file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
     if not files:
-        kinds = ", ".join(KINDS)
-        raise BadData(f"{path} is no file and no folder with {kinds} files: the task's data is not there")
+        raise BadData(
+            f"{path} is no file and no folder with {', '.join(kinds)} files: the task's data is not there"
+        )
     # The columns of several formats of one dataset would mix; repositories often hold both.
     return [file for file in files if file.suffix == files[0].suffix]
 
 
-def _rows(file: Path) -> Iterator[Record]:
+def rows_in(file: Path) -> Iterator[Record]:
+    """One after the other: a file may be larger than memory."""
     try:
         if file.suffix == _PARQUET:
-            yield from importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
+            for batch in importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
         elif file.suffix == _CSV:
             with file.open(newline="", encoding="utf-8", errors="replace") as text:
                 yield from csv.DictReader(text)

@@ -77,7 +77,8 @@ def _net(
 def rows(sheet: Sheet, plan: TrainingPlan, ranks: Ranks, vocabulary: int, which: str) -> Rows:
     table = sheet.prepared.train_path if which == "train" else sheet.prepared.eval_path
     assert table is not None
-    tokens, pairs = token_file(Path(table), Path(sheet.run.work_dir) / "native" / which, vocabulary, ranks)
+    folder = Path(sheet.run.work_dir) / "native" / which
+    tokens, pairs = token_file(Path(table), folder, vocabulary, plan, ranks)
     ranks.same(f"rows ({which})", *tokens.fingerprint())
     packed = which == "train" and plan.sequence.packing and not pairs
     fixed = which == "train" and (packed or plan.sequence.pad_to_length)
