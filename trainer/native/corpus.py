@@ -39,6 +39,8 @@ PIECE = 1 << 20
 TOGETHER = 512
 #: A plain file of tokens, as other tools write them.
 RAW = ".bin"
+#: Documents for each that is held out, at least.
+_FEW = 4
 #: Rows looked at for a plan.
 _SAMPLE = 20_000
 
@@ -138,13 +140,15 @@ def read(path: Path, vocabulary: int, length: int, *, check: bool = False) -> To
 
 
 def split(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
-    """The documents trained on or held out, in rows of the plan's length."""
-    every = max(len(corpus) // max(plan.steps.eval_rows, 1), 2)
+    """The documents trained on or held out, in rows of the plan's length. Of few documents rows are held
+    out."""
+    length, wanted = plan.sequence.length, plan.steps.eval_rows
+    if len(corpus) < _FEW * wanted:
+        corpus = corpus.cut(length)
+    every = max(len(corpus) // max(wanted, 1), 2)
     rows = np.arange(len(corpus))
-    held = rows % every == every - 1
-    if not plan.steps.eval_rows or len(corpus) < 2:
-        held[:] = False
-    return corpus.part(rows[held if which == "eval" else ~held]).cut(plan.sequence.length)
+    held = (rows % every == every - 1) & (wanted > 0)
+    return corpus.part(rows[held if which == "eval" else ~held]).cut(length)
 
 
 def prepare(ask: Ask, tokenizer: Tokenizer) -> Prepared:

@@ -46,6 +46,9 @@ _TOP = 15
 
 def steps(sheet: Sheet, plan: TrainingPlan) -> Iterator[tuple[Step, float, int]]:
     """Each step, its seconds, and its tokens, without end."""
+    if plan.gpus.is_cpu:
+        # As a training is launched: little models gain nothing from threads that wait for each other.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with joined(cpu=plan.gpus.is_cpu) as here:
         made = parts.assemble(sheet, plan, Report(None), here)
         stepper, loader = Stepper(made.net, made.plan, here), Loader(made.train, made.order)
