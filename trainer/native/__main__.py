@@ -15,7 +15,7 @@ from core.recipes.native import settings_of
 from core.run_files import RunEnd
 from trainer.callbacks.clock import Clock
 from trainer.callbacks.failures import catch_all, give_up
-from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with
+from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with, stop_on_term
 from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
@@ -105,6 +105,8 @@ def main() -> None:
     catch_all(sheet, rank, moment)
     dump_stacks_on_request()
     end_with(sheet.wrapper_pid)
+    if sheet.wrapper_pid is None:
+        stop_on_term(Path(sheet.run.stop_path))
     if rank == 0:
         sheet.marker_path.touch()
     with ExitStack() as stack:

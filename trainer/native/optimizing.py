@@ -62,7 +62,11 @@ class Masters:
 
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_factor", 1.0)
+            own = rate * group.get("rate_factor", 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own)  # torchao's are compiled around it
+            else:
+                group["lr"] = own
 
     def state(self) -> dict[str, Any]:
         """This rank's part, as plain tensors: moments in the order of the weights, and the copies."""

@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 from core.plan import TrainingPlan
-from core.run_files import RunEnd, RunSpec
+from core.run_files import RunSpec
 from trainer.errors import TrainingError
 from trainer.native.saving import newest
 from trainer.prepare import prepare
-from trainer.sheet import Ask, Outcome, Sheet, read_record
+from trainer.sheet import Ask, Failure, Outcome, Sheet, read_record
 from trainer.wrapper.result import conclude
+from trainer.wrapper.supervise import Ended
+from trainer.wrapper.verdict import judged
 
 
 def ready(run: RunSpec) -> Sheet:
@@ -27,7 +29,9 @@ def ready(run: RunSpec) -> Sheet:
     data, launch = work / "data", work / "launch"
     for folder in (data, launch, Path(run.submission_dir).parent):
         folder.mkdir(parents=True, exist_ok=True)
-    Path(run.stop_path).unlink(missing_ok=True)
+    # Of an earlier launch: its words would be taken for this one's.
+    for old in (Path(run.stop_path), launch / "outcome.json", *launch.glob("failure-*.json")):
+        old.unlink(missing_ok=True)
     ask = Ask(
         run=run,
         plan_path=run.plan_path,
@@ -53,13 +57,14 @@ def plan_of(sheet: Sheet) -> TrainingPlan:
 
 def concluded(run: RunSpec) -> int:
     """After the launcher's end: the run's own result file and exit code."""
-    outcome = read_record(Outcome, Path(run.work_dir) / "launch" / "outcome.json")
-    if outcome is None:
-        return int(conclude(run, RunEnd.CRASHED, "the training ended without a word; see its log").exit_code)
-    found = conclude(
-        run, outcome.end, outcome.detail, best=outcome.best, base=outcome.base, steps=outcome.steps
-    )
-    return int(found.exit_code)
+    launch = Path(run.work_dir) / "launch"
+    failures = [read_record(Failure, path) for path in sorted(launch.glob("failure-*.json"))]
+    found = judged(Ended(1, None, ()), read_record(Outcome, launch / "outcome.json"), failures, marked=True)
+    best, base, steps = None, None, 0
+    if found.outcome is not None:
+        best, base, steps = found.outcome.best, found.outcome.base, found.outcome.steps
+    result = conclude(run, found.end, found.detail, best=best, base=base, steps=steps, moment=found.moment)
+    return int(result.exit_code)
 
 
 def main(arguments: list[str]) -> int:
