@@ -117,9 +117,10 @@ class Teller:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):
-            if self._now() < self._next and event.step != event.total:
+            now = self._now()
+            if now < self._next and event.step != event.total:
                 return
-            self._next = self._now() + STEPS_S
+            self._next = now + STEPS_S
         if text := sentence(event):
             self._write(text)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 
 import pytest
 
-from trainer.native import order
+from tests.trainer.native import tiny
+from trainer.native import fit
 from trainer.native.watch import Watch, place_of
 
 
@@ -35,16 +35,11 @@ def test_who_does_something_now_and_then_is_left_alone() -> None:
 def test_a_place_is_the_innermost_line_of_our_own() -> None:
     found: list[str] = []
 
-    class Lengths:
-        def __gt__(self, other: object) -> bool:
-            found.append(place_of(sys._getframe()))
-            return threading.current_thread() is None
+    def fits(micro: int) -> bool:
+        found.append(place_of(sys._getframe()))
+        return False
 
-        __le__ = __gt__
-
-    made = order.Order(Lengths(), 4, 1, 1, 1)  # type: ignore[arg-type]
-    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever numpy makes of it
-        made.usable  # noqa: B018
-    assert found[0].startswith("trainer/native/order.py:")
-    assert "(usable" in found[0]
+    fit.larger_micro(tiny.plan(micro=2, accumulation=2), fits)
+    assert found[0].startswith("trainer/native/fit.py:")
+    assert found[0].endswith("(larger_micro)")
     assert place_of(None) == "foreign code"
