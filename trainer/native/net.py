@@ -194,13 +194,14 @@ def _read(path: Path, plan: TrainingPlan, attention: Attention) -> Any:
 def recompute(model: Any, plan: TrainingPlan) -> None:
     """Activations are computed again in the backward pass instead of kept: those of whole layers, or of what
     is cheap in them; of every layer, or of some."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     settings = settings_of(plan)
     how: dict[str, Any] = {"use_reentrant": False}
     if settings.recompute == "cheap":
         how["context_fn"] = _selective_contexts
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    checkpointed = [module for module in model.modules() if hasattr(module, "_gradient_checkpointing_func")]
-    layers = [module for module in checkpointed if getattr(module, "gradient_checkpointing", False)]
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % settings.recompute_every == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -50,7 +52,7 @@ def test_every_optimizer_lets_a_loss_fall_and_goes_on_from_its_state(name: Optim
     other = model()
     other.load_state_dict(net.state_dict())
     again = optimizing.build(other, plan, tiny.CPU)
-    again.take_up(masters.state())
+    again.take_up(deepcopy(masters.state()))
     torch.manual_seed(1)
     first = trained(net, masters, 3)
     torch.manual_seed(1)
