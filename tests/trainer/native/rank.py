@@ -28,8 +28,11 @@ from trainer.native.watch import Watch
 SOON_S, LONG_S = 3.0, 300.0
 
 
-def one(folder: Path, how: str, method: str, trouble: str = "") -> None:
-    """One rank, to its end."""
+def one(folder: Path, case: str) -> None:
+    """One rank, to its end. A case that resumes goes on in the folder of the one that it names."""
+    how, method, world, *rest = case.split(":")
+    trouble = rest[0] if rest else ""
+    name = f"{how}:{method}:{world}" if trouble == "resume" else case
 
     def hung(reason: str) -> None:
         print(f"stands still: {reason}", flush=True)
@@ -40,13 +43,13 @@ def one(folder: Path, how: str, method: str, trouble: str = "") -> None:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        made = tiny.loop(folder, plan, group, name=how, kl=20.0 if trouble == "kl" else 0.0)
+        made = tiny.loop(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
         group.same("rows", *made.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
             group.same("rows", *rows.fingerprint())
         if trouble == "resume":
-            state = saving.newest(folder / how / "states")
+            state = saving.newest(folder / name / "states")
             assert state is not None
             assert made.resume(state) == state
         if trouble == "die" and group.rank == 1:
@@ -57,7 +60,6 @@ def one(folder: Path, how: str, method: str, trouble: str = "") -> None:
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:
-    how, method, _, *trouble = case.split(":")
     named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     os.environ |= {key: str(value) for key, value in named.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
@@ -65,7 +67,7 @@ def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoRetu
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     try:
-        one(folder, how, method, *trouble)
+        one(folder, case)
     except BaseException as error:
         traceback.print_exc()
         failure = failure_of(error, "train")
