@@ -147,7 +147,8 @@ def split(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
         corpus = corpus.cut(length)
     every = max(len(corpus) // max(wanted, 1), 2)
     rows = np.arange(len(corpus))
-    held = (rows % every == every - 1) & (wanted > 0)
+    # Not the last one, which may be a rest of a single token.
+    held = (rows % every == every // 2) & (wanted > 0)
     return corpus.part(rows[held if which == "eval" else ~held]).cut(length)
 
 

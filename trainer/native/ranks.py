@@ -19,13 +19,19 @@ from torch import Tensor, nn
 
 from core.choices import Parallelism
 from core.plan import TrainingPlan
-from trainer.errors import BadData
+from trainer.errors import BadData, TrainingError
 from trainer.native.net import plain
 
 #: A rank that waits longer for the others will wait for ever: they are dead or somewhere else.
 HANG_S = 600.0
 #: The process group gives up this much later than the watch, which has more to say.
 _AFTER_WATCH_S = 60.0
+
+
+class NoGpu(TrainingError):
+    """The plan counts on a card that is not to be seen."""
+
+    code = "no_gpu"
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ def joined(*, cpu: bool, alive: Callable[[], None] = lambda: None, hang_s: float
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu") if cpu else torch.device("cuda", local)
     if not cpu:
+        if local >= torch.cuda.device_count():
+            raise NoGpu(
+                f"process {local} of this machine sees {torch.cuda.device_count()} GPUs: look at the driver "
+                "(nvidia-smi), at what the container may see, and at CUDA_VISIBLE_DEVICES"
+            )
         torch.cuda.set_device(device)
     if world == 1:
         yield Ranks(0, 1, device, alive)

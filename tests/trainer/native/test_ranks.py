@@ -122,6 +122,11 @@ def test_one_process_needs_no_group() -> None:
         assert not torch.distributed.is_initialized()
 
 
+def test_a_plan_for_gpus_where_there_are_none_says_where_to_look() -> None:
+    with pytest.raises(ranks.NoGpu, match="nvidia-smi"), ranks.joined(cpu=False):
+        pass
+
+
 def test_the_decoders_layers_are_found_under_adapters(tmp_path: Path) -> None:
     made = tiny.loop(tmp_path, tiny.plan())
     assert len(ranks.layers_of(made.net)) == 2
