@@ -63,6 +63,10 @@ def _config(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         "lora_alpha": 16,
         "lora_dropout": 0.0,
         "lora_target_linear": True,
+        # Its own kernels are CUDA's, and it picks them by itself.
+        **dict.fromkeys(
+            ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"), False
+        ),
     }
     return {
         "base_model": str(path),

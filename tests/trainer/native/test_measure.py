@@ -10,13 +10,10 @@ import pytest
 
 from core.choices import Optimizer
 from core.plan import TrainingPlan
-from core.plan_parts import PrecisionPlan
-from core.recipes.native import settings_of
 from core.run_files import RunSpec
 from core.tasks import TaskType
-from tests.trainer.native import tiny
 from tests.trainer.native.test___main__ import task
-from trainer.native import levers, measure
+from trainer.native import clocked, levers, measure, sweep, trace
 from trainer.native.ready import plan_of, ready
 from trainer.sheet import Sheet
 
@@ -37,34 +34,14 @@ def sheet(tmp_path_factory: pytest.TempPathFactory) -> Sheet:
         return ready(run)
 
 
-@pytest.mark.parametrize("name", levers.LEVERS)
-def test_every_position_of_a_lever_is_a_plan_that_differs_and_says_how_a_profile_has_it(name: str) -> None:
-    plan = tiny.plan(full=True, micro=4, accumulation=2, precision=PrecisionPlan(bf16=False, tf32=False))
-    settings = list(levers.LEVERS[name](plan))
-    for setting in settings:
-        assert setting.targets
-        assert setting.plan != plan
-        assert setting.plan.batch.effective == plan.batch.effective
-        TrainingPlan.model_validate(setting.plan.model_dump())
-        settings_of(setting.plan)
-    # A CPU has but one attention.
-    assert settings or name == "attention"
-
-
-def test_a_plan_for_several_is_measured_on_one_with_the_batch_that_it_says() -> None:
-    one = levers.measurable(tiny.plan(full=True, world=2, engine_config={"batch_ramp": 0.2}))
-    assert (one.batch.world_size, one.launch.processes) == (1, 1)
-    assert (settings_of(one).probe_batch, settings_of(one).batch_ramp) == (False, 0.0)
-
-
 def test_steps_are_timed_after_the_first_ones(sheet: Sheet) -> None:
-    found = measure.speed(sheet, levers.measurable(plan_of(sheet)), 3)
+    found = clocked.speed(sheet, levers.measurable(plan_of(sheet)), 3)
     assert found["tokens_s"] > 0
     assert found["loss"] == pytest.approx(6, abs=1)
 
 
 def test_a_trace_names_the_operations_that_take_the_time(sheet: Sheet, tmp_path: Path) -> None:
-    events = list(measure.trace(sheet, levers.measurable(plan_of(sheet)), tmp_path / "trace", 2))
+    events = list(trace.trace(sheet, levers.measurable(plan_of(sheet)), tmp_path / "trace", 2))
     kernels = [event for event in events if event["event"] == "kernel"]
     assert "aten::mm" in [kernel["name"] for kernel in kernels]
     shares = [kernel["share"] for kernel in kernels]
@@ -87,9 +64,9 @@ def test_a_sweep_keeps_what_is_faster_and_builds_on_it(
         slower = 0.5 if plan.optimizer.name is Optimizer.MUON else 1.0
         return {"tokens_s": 100.0 * plan.batch.micro * slower, "step_ms": 1.0, "memory_bytes": 0, "loss": 1.0}
 
-    monkeypatch.setattr(measure, "_apart", apart)
+    monkeypatch.setattr(sweep, "_apart", apart)
     plan = levers.measurable(plan_of(sheet))
-    events = list(measure.sweep(sheet, plan, 3, ["numbers", "micro", "optimizer"]))
+    events = list(sweep.sweep(sheet, plan, 3, ["numbers", "micro", "optimizer"]))
     assert events[0]["name"] == "as planned"
     assert events[1]["failed"] == "no bf16 here"
     *_, keep = events
@@ -103,5 +80,5 @@ def test_a_sweep_keeps_what_is_faster_and_builds_on_it(
 def test_a_setting_that_breaks_costs_its_own_process_only(
     sheet: Sheet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
-    assert measure._apart(sheet, plan_of(sheet), 1) == {"failed": "ended with 1"}
+    monkeypatch.setattr(sweep.sys, "executable", "/bin/false")
+    assert sweep._apart(sheet, plan_of(sheet), 1) == {"failed": "ended with 1"}
