@@ -5,7 +5,6 @@ Axolotl loads the class `Stamps` from here as a plugin; it only looks at the clo
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,18 @@ import yaml
 from axolotl.integrations.base import BasePlugin
 from transformers import TrainerCallback
 
-stamps: list[float] = []
+from benchmarks.native_worker import now
+
+stamps: list[tuple[float, float]] = []
 tokens: list[int] = []
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        stamps.append(time.perf_counter())
+        stamps.append(now())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        stamps.append(time.perf_counter())
+        stamps.append(now())
 
 
 class Stamps(BasePlugin):  # type: ignore[misc]
@@ -74,6 +75,7 @@ def _config(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         "dataset_prepared_path": str(folder / "prepared"),
         "datasets": [{"path": str(folder / "rows")}],
         "plugins": ["benchmarks.native_axolotl.Stamps"],
+        "seed": what.get("seed", 0),
         "sequence_len": what["longest"],
         "sample_packing": False,
         "group_by_length": what["grouped"],

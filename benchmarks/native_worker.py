@@ -22,6 +22,11 @@ import torch
 VOCABULARY = 2048
 
 
+def now() -> tuple[float, float]:
+    """By the wall, and by this process's share of the CPU, which a busy machine does not change."""
+    return time.perf_counter(), time.process_time()
+
+
 def rows(count: int, longest: int, seed: int = 0) -> list[tuple[list[int], int]]:
     """Tokens, and how many of them are the prompt; lengths as skewed as real ones."""
     random = np.random.default_rng(seed)
@@ -82,12 +87,19 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     masters = Masters(named, lambda found: torch.optim.AdamW([one for _, one in found], **how))
     packing = bool(what.get("packing"))
     order = Order(
-        file.lengths, what["longest"], what["micro"], 1, 1, packing=packing, group_by_length=what["grouped"]
+        file.lengths,
+        what["longest"],
+        what["micro"],
+        1,
+        1,
+        seed=what.get("seed", 0),
+        packing=packing,
+        group_by_length=what["grouped"],
     )
     layout = Layout(packed=packing, length=what["longest"] if packing else None)
     loader = Loader(Rows(file, layout), order)
     weights = [weight for _, weight in named]
-    stamps, tokens = [time.perf_counter()], []
+    stamps, tokens = [now()], []
     for (batch,) in loader:
         loss = net(batch) / batch.count
         loss.backward()
@@ -95,12 +107,12 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         masters.step()
         masters.zero_grad()
         float(loss.detach())  # as the others, who log each step's
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         tokens.append(batch.tokens)
         if len(tokens) == what["steps"]:
             break
     loader.close()
-    waited = loader.waited_s / (stamps[-1] - stamps[0])
+    waited = loader.waited_s / (stamps[-1][0] - stamps[0][0])
     return _measured(stamps, tokens) | {"waited": waited, "held_out": _held_out(base, what)}
 
 
@@ -124,12 +136,12 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
     class Watch(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            stamps.append(time.perf_counter())
+            stamps.append(now())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            stamps.append(time.perf_counter())
+            stamps.append(now())
 
-    stamps: list[float] = []
+    stamps: list[tuple[float, float]] = []
     tokens: list[int] = []
     base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
     arguments = TrainingArguments(
@@ -146,6 +158,7 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
+        seed=what.get("seed", 0),
         train_sampling_strategy="group_by_length" if what["grouped"] else "random",
     )
     Trainer(
@@ -173,14 +186,14 @@ def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     file = write_rows(folder / "rows", VOCABULARY, marked)
     order = Order(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
     batches = Loader(Rows(file, Layout()), order, ahead=8)
-    stamps, tokens = [time.perf_counter()], []
+    stamps, tokens = [now()], []
     for (batch,) in batches:
         tokens.append(batch.tokens)
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         if len(tokens) == 20 * what["steps"]:
             break
     batches.close()
-    return {"tokens_s": sum(tokens) / (stamps[-1] - stamps[0])}
+    return {"tokens_s": sum(tokens) / (stamps[-1][0] - stamps[0][0])}
 
 
 def _dressed(base: Any, what: dict[str, Any]) -> Any:
@@ -207,13 +220,15 @@ def _held_out(model: Any, what: dict[str, Any]) -> float:
     return summed / count
 
 
-def _measured(stamps: list[float], tokens: list[int]) -> dict[str, Any]:
+def _measured(stamps: list[tuple[float, float]], tokens: list[int]) -> dict[str, Any]:
     """Without the first tenth, which allocates and warms up."""
     skip = max(len(stamps) // 10, 1)
-    seconds = [end - start for start, end in pairwise(stamps)][skip:]
-    used = tokens[skip : skip + len(seconds)]
+    walls, shares = zip(*stamps[skip:], strict=True)
+    seconds = [end - start for start, end in pairwise(walls)]
+    used = sum(tokens[skip : skip + len(seconds)])
     return {
-        "tokens_s": sum(used) / sum(seconds),
+        "tokens_s": used / (walls[-1] - walls[0]),
+        "tokens_cpu_s": used / (shares[-1] - shares[0]),
         "step_ms": 1e3 * statistics.median(seconds),
     }
 
