@@ -39,13 +39,7 @@ demo: $(VENV)/.installed ## the main job on embedded defaults: no GPU, Docker, w
 	@$(BIN)/god-miner dev demo
 
 test: $(VENV)/.dev ## every test; those of the training stack where `make training` has run
-	@export GOD_MINER_TRAINING_PYTHON=$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))}; failed=0; \
-	if [ -n "$$GOD_MINER_TRAINING_PYTHON" ]; then \
-		"$$GOD_MINER_TRAINING_PYTHON" scripts/training_tests.py $(VENV)/training-tests || failed=1; \
-	elif [ "$$CI" = true ]; then \
-		echo "no training environment: run make training, or set GOD_MINER_TRAINING_PYTHON" >&2; failed=1; \
-	fi; \
-	$(BIN)/python -m pytest && exit $$failed
+	@sh scripts/test.sh $(BIN) "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))}"
 
 lint: $(VENV)/.dev ## ruff check and format
 	$(BIN)/ruff check .

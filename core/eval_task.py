@@ -63,7 +63,7 @@ class EvalTask(Record):
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(str(file), [Problem(file.name, "", f"cannot be read as JSON: {error}")]) from None
     if not isinstance(found, dict):
         raise ConfigError(str(file), [Problem(file.name, type(found).__name__, "a JSON object is needed")])

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Record(BaseModel):
     """Frozen, no unknown keys, no infinities: what is written to JSON comes back equal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+def _sound(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+#: What somebody else's code or file may have said. Half a surrogate pair, which JSON can say and no file can
+#: hold, becomes a question mark: a message must not end what it speaks of.
+Said = Annotated[str, BeforeValidator(_sound)]
 
 
 class Confidence(StrEnum):

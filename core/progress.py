@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from core.facts import Record
+from core.facts import Record, Said
 from core.run_files import RunEnd, Score
 
 #: A longer line is not one of ours.
@@ -30,7 +30,7 @@ class StageEvent(_Event):
 
     event: Literal["stage"] = "stage"
     stage: str = Field(max_length=40)
-    text: str = Field(default="", max_length=1000)
+    text: Said = Field(default="", max_length=1000)
 
 
 class StepEvent(_Event):
@@ -81,7 +81,7 @@ class OomEvent(_Event):
     event: Literal["oom"] = "oom"
     #: "train", "evaluation" or "generation".
     moment: str = Field(default="train", max_length=40)
-    text: str = Field(default="", max_length=2000)
+    text: Said = Field(default="", max_length=2000)
 
 
 class NoteEvent(_Event):
@@ -89,14 +89,14 @@ class NoteEvent(_Event):
 
     event: Literal["note"] = "note"
     kind: str = Field(max_length=40)
-    text: str = Field(max_length=2000)
+    text: Said = Field(max_length=2000)
 
 
 class EndEvent(_Event):
     event: Literal["end"] = "end"
     end: RunEnd
     submission: bool
-    text: str = Field(default="", max_length=2000)
+    text: Said = Field(default="", max_length=2000)
 
 
 Event = Annotated[

@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field
 
 from core.evaluation import Era
-from core.facts import Record
+from core.facts import Record, Said
 from core.tasks import DatasetType, ImageModelType, TaskType
 
 RUN_FILE = "run.json"
@@ -139,7 +139,7 @@ class RunResult(Record):
     end: RunEnd
     #: Whether a complete submission lies at its place, whatever else happened.
     submission: bool
-    detail: str = ""
+    detail: Said = ""
     best: Score | None = None
     base: Score | None = None
     steps: int = Field(default=0, ge=0)

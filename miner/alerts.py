@@ -12,7 +12,7 @@ from miner.store.writer import StoreUnavailable
 log = logging.getLogger(__name__)
 
 #: Good news: noted, no alarm.
-_GOOD = frozenset({"gpu_back", "inventory_recovered", "metagraph_recovered"})
+_GOOD = frozenset({"gpu_back", "inventory_recovered", "engine_back", "metagraph_recovered"})
 
 
 class Alerts:

@@ -25,12 +25,13 @@ from miner.chain.factory import build_source
 from miner.chain.keeper import MetagraphKeeper
 from miner.clock import SteadyClock
 from miner.fiber import public_key
+from miner.fleet.base import Ability
 from miner.fleet.build import build_fleet, build_inventory
 from miner.fleet.inventory import Inventory
 from miner.fleet.local import LocalFleet
 from miner.housekeeping import Chore, Housekeeping
 from miner.identity import IdentityError
-from miner.jobs.build import build_jobs
+from miner.jobs.build import LOOK_AGAIN_SECONDS, build_jobs
 from miner.jobs.manager import Jobs, NoJobsYet
 from miner.limits import Rate
 from miner.metrics import Metrics
@@ -38,7 +39,7 @@ from miner.nonces import NonceLedger
 from miner.offers.inbox import Inbox
 from miner.offers.judge import Judge
 from miner.offers.promises import Promises
-from miner.settings import Settings
+from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.books import Books
 
@@ -142,6 +143,8 @@ class Daemon:
             },
             "training": {
                 "engine": self.jobs.parts.engine.name if self.jobs else None,
+                "trouble": self.fleet.ability.trouble,
+                "no_sandbox": self.fleet.ability.no_sandbox,
                 "jobs_worked_on": self.jobs.working if self.jobs else 0,
             },
             "policy": self.judge.policy.name,
@@ -163,8 +166,26 @@ class Daemon:
             self.jobs.parts.bus.close()
 
     async def _begin_jobs(self) -> None:
-        """Take up what earlier lives have left, as soon as there is something to do it with."""
-        jobs = await build_jobs(
+        """Take up what earlier lives have left, as soon as there is something to do it with. What is accepted
+        meanwhile has to be trained, so a disk that is full for an hour must not end this."""
+        if self.settings.engine is EngineKind.NONE:
+            log.info("nothing is trained: ENGINE=none")
+            return
+        while True:
+            try:
+                if self.jobs is None:
+                    self.jobs = await self._build_jobs()
+                await self.jobs.start()
+            except Exception as error:  # whatever it is, a later try may go well
+                log.exception("the jobs can't be taken up; it is tried again")
+                self.alerts("jobs", f"the jobs can't be taken up yet: {error}")
+                self.fleet.ability = Ability(trouble=f"the jobs can't be taken up: {error}")
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            else:
+                return
+
+    async def _build_jobs(self) -> Jobs:
+        return await build_jobs(
             self.settings,
             self.books,
             self.fleet,
@@ -174,8 +195,6 @@ class Daemon:
             on_taken=self.inbox.promises.jobs.add,
             on_over=self.inbox.promises.over,
         )
-        self.jobs = jobs
-        await jobs.start()
 
     def _on_started(self, job_id: int) -> None:
         # One that comes before the jobs are up is in the books, and taken up from there.

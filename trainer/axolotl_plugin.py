@@ -17,6 +17,7 @@ from axolotl.integrations.base import BasePlugin
 from core.choices import EvalMetric
 from core.plan import TrainingPlan
 from core.tasks import TaskType
+from trainer import axolotl_patches
 from trainer.callbacks.clock import Clock
 from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.failures import catch_all
@@ -53,6 +54,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         """The engine goes on without a plugin that it could not load: the marker tells the wrapper that ours
         is there."""
         catch_all(self.sheet, self.rank, lambda: self.session.moment if self.session else "load")
+        axolotl_patches.apply()
         dump_stacks_on_request()
         end_with(self.sheet.wrapper_pid)
         if self.rank == 0:
@@ -69,6 +71,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         # The session does both, for every kind of task and in the validator's metric.
         cfg.early_stopping_patience = None
         cfg.load_best_model_at_end = False
+
+    def post_model_load(self, cfg: Any, model: Any) -> None:
+        axolotl_patches.freeze_senses(model)
 
     def get_training_args(self, cfg: Any) -> dict[str, Any]:
         """Laid over what the builder made, for preference and reward training too."""
@@ -100,7 +105,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return max(steps.wanted or steps.total, steps.total, 1)
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        average = _average(self.plan, trainer)
+        average = _average(self.plan, trainer, self.report)
         coefficient = self.sheet.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
         host = HfHost(trainer, self._judge(trainer, base), average)
@@ -136,7 +141,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return None if has_adapter(model) else frozen_base(self.sheet.run.model_path, model)
 
     def _judge(self, trainer: Any, base: Any) -> Judge | None:
-        if self.plan.steps.eval_metric is EvalMetric.LOSS:
+        # The loss of a training by rewards says nothing: it is near zero for every model.
+        by_loss = self.plan.steps.eval_metric is EvalMetric.LOSS
+        if by_loss and self.plan.task.task_type is not TaskType.GRPO:
             return EngineJudge(trainer) if trainer.eval_dataset is not None else None
         if not self.sheet.prepared.eval_rows:
             return None
@@ -152,8 +159,13 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return LambdaLR(optimizer, lambda _: session.rate)
 
 
-def _average(plan: TrainingPlan, trainer: Any) -> MovingAverage | None:
+def _average(plan: TrainingPlan, trainer: Any, report: Report) -> MovingAverage | None:
     if plan.ema is None:
+        return None
+    if trainer.is_fsdp_enabled:
+        # The weights that there are now are taken apart and replaced when the training begins: an average of
+        # them would stand still, and keep a whole model in memory.
+        report.note("ema", "no moving average: the model is sharded, and its weights lie on several GPUs")
         return None
     trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
     return MovingAverage(trained, plan.ema.decay, plan.ema.every)

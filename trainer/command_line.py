@@ -83,7 +83,7 @@ def image_run(arguments: Sequence[str]) -> RunSpec:
     parser = _common("trainer.image")
     parser.add_argument("--dataset-zip", default="")
     parser.add_argument("--model-type", default=ImageModelType.SDXL.value)
-    parser.add_argument("--trigger-word", default=None)
+    parser.add_argument("--trigger-word", nargs="?")
     said = _parsed(parser, arguments)
     return _tournament(
         said,
@@ -209,12 +209,19 @@ def work_folder(beside: Path, task_id: str) -> Path:
     named = os.environ.get(WORK_VARIABLE)
     if named:
         return Path(named) / task_id
-    candidates = [Path(tempfile.gettempdir()), beside.parent]
+    candidates = [_temporary(), beside.parent]
     free = {folder: _free(folder) for folder in candidates}
     best = max(candidates, key=lambda folder: free[folder])
     first = candidates[0]
     chosen = first if free[first] >= ENOUGH_FREE * free[best] else best
     return chosen / f".god-miner-{task_id}"
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:  # a read-only container without a folder for it
+        return Path("/tmp")  # noqa: S108 - what follows finds that it cannot be written
 
 
 def _free(folder: Path) -> int:

@@ -34,3 +34,10 @@ class BadReward(TrainingError):
 
     code = "bad_reward"
     end = RunEnd.BAD_REWARD
+
+
+class NoGpu(TrainingError):
+    """Cards that the machine has and nothing can use."""
+
+    code = "no_gpu"
+    end = RunEnd.INFEASIBLE

@@ -13,6 +13,7 @@ from core.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 
 log = logging.getLogger(__name__)
 
+DEVICES = Path("/dev")
 _CGROUP_MEMORY = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -40,6 +41,14 @@ def gpus() -> GpuSet:
     best = max(found, key=lambda kind: kind.memory_bytes)
     alike = [kind for kind in found if kind.name == best.name]
     return GpuSet(kind=min(alike, key=lambda kind: kind.memory_bytes), count=len(alike))
+
+
+def unusable_gpus() -> list[str]:
+    """Cards that were given to this container, asked for where none can be used: mostly a driver that is too
+    old for the image. On a processor no task is done in its time; told at once, somebody can help."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
+        return []
+    return sorted(path.name for path in DEVICES.glob("nvidia[0-9]*"))
 
 
 def _by_torch() -> list[GpuKind]:

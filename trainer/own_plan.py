@@ -17,8 +17,8 @@ from core.planning.costs import Site
 from core.planning.planner import plan as make_plan
 from core.profile import load_profile, resolve
 from core.run_files import RunSpec
-from trainer.errors import BadModel
-from trainer.machine import machine
+from trainer.errors import BadModel, NoGpu
+from trainer.machine import machine, unusable_gpus
 
 #: Which profile a run that plans for itself follows, by name or path.
 PROFILE_VARIABLE = "GOD_MINER_PROFILE"
@@ -38,6 +38,9 @@ def model_facts(folder: Path, model_id: str) -> ModelFacts:
 
 def own_plan(run: RunSpec, model: ModelFacts, data: DatasetFacts) -> TrainingPlan:
     hardware = machine(Path(run.work_dir))
+    # Not for pictures: their engines have a torch of their own, which may see more than we do.
+    if hardware.gpus.is_cpu and run.task_type.is_text and (cards := unusable_gpus()):
+        raise NoGpu(f"{', '.join(cards)} cannot be used: look at the driver's version (nvidia-smi)")
     spec = TaskSpec(
         task_type=run.task_type,
         image_type=run.image_type,

@@ -30,9 +30,9 @@ def main(path: str) -> int:
 
 
 def prepare(ask: Ask) -> Prepared:
-    tokenizer = load_tokenizer(ask.run.model_path)
     if ask.run.dataset is None:
-        return corpus.prepare(ask, tokenizer)
+        return corpus.prepare(ask)
+    tokenizer = load_tokenizer(ask.run.model_path)
     task = read_task(ask.run, tokenizer)
     if ask.plan_path is not None:
         plan = TrainingPlan.from_json(Path(ask.plan_path).read_bytes())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import selectors
 import shutil
@@ -33,6 +34,8 @@ FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.05
 #: Times in a row after which a function that never comes back is not called again.
 PATIENCE = 3
 LONGEST_REPLY = 16 << 20
+#: Reasons that are told at most: a message may be another one at every call.
+MOST_TOLD = 50
 #: All that a reward's process is told of ours. No GPU: the training's memory is planned to the last gigabyte.
 PASSED = ("PATH", "LANG", "LC_ALL", "HF_HOME", "TORCH_HOME", "NLTK_DATA", "SYSTEMROOT")
 FIXED = {
@@ -45,6 +48,10 @@ FIXED = {
 
 class NoReply(Exception):
     """The process said nothing in time, or is gone."""
+
+
+#: What a call is told of that took all of its time.
+LATE = "it did not come back in time"
 
 
 class Worker:
@@ -62,7 +69,7 @@ class Worker:
             reply = json.loads(line)
             if not isinstance(reply, dict):
                 raise NoReply("it replied with something else than a reply")
-        except (OSError, ValueError, NoReply) as error:
+        except (OSError, ValueError, RecursionError, NoReply) as error:
             code = self.end()
             reason = str(error) if isinstance(error, NoReply) else "its process ended"
             raise NoReply(f"{reason} (exit {code})" if code is not None and code >= 0 else reason) from error
@@ -95,7 +102,7 @@ class Worker:
             while not reply.endswith(b"\n"):
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise NoReply("it did not come back in time")
+                    raise NoReply(LATE)
                 for key, _ in waiting.select(left):
                     if key.fileobj is process.stdin:
                         rest = rest[os.write(key.fd, rest[: 1 << 16]) :]
@@ -207,7 +214,7 @@ class Rewards:
         }
 
     def _tell(self, place: int, problem: str) -> None:
-        if (place, problem) in self._told:
+        if (place, problem) in self._told or len(self._told) >= MOST_TOLD:
             return
         self._told.add((place, problem))
         text = f"reward {place} gives zeros: {problem}"
@@ -228,9 +235,18 @@ def _numbers(reply: Mapping[str, Any], zeros: list[float]) -> tuple[list[float],
     values = reply.get("rewards")
     if not isinstance(values, list) or len(values) != len(zeros):
         return zeros, "replied with something else than its rewards"
-    missing = sum(1 for value in values if not isinstance(value, int | float))
-    found = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
-    return found, "a reward that is no finite number counts as zero" if missing else None
+    # The child has seen to it that they are numbers; but what runs in there can answer in its place.
+    found = [_finite(value) for value in values]
+    problem = "a reward that is no finite number counts as zero" if None in found else None
+    return [value or 0.0 for value in found], problem
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _decoded(value: Any) -> Any:

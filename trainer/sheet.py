@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from pydantic import Field
 
-from core.facts import Record
+from core.facts import Record, Said
 from core.run_files import RunEnd, RunSpec, Score
 
 SHEET_VARIABLE = "GOD_MINER_SHEET"
@@ -94,7 +94,7 @@ class Outcome(Record):
     """How the training ended, when it ended by itself."""
 
     end: RunEnd
-    detail: str = ""
+    detail: Said = ""
     steps: int = 0
     best: Score | None = None
     base: Score | None = None
@@ -106,8 +106,8 @@ class Failure(Record):
     end: RunEnd
     #: Of an end without memory: "train", "evaluation" or "generation".
     moment: str | None = None
-    detail: str = ""
-    traceback: str = ""
+    detail: Said = ""
+    traceback: Said = ""
     at: float = 0.0
     #: Of another process's end, which says more.
     consequence: bool = False

@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from miner.api.operator import operator_only
 from miner.jobs import shown
+from miner.jobs.live import Live
 from miner.jobs.logs import attempt_of, read_piece
 from miner.jobs.manager import Jobs
 from miner.jobs.tasks import OPERATOR, read_task_file
@@ -113,12 +114,12 @@ def _stream(jobs: Jobs, job_id: int | None) -> StreamingResponse:
 
 async def _told(jobs: Jobs, job_id: int | None) -> AsyncIterator[str]:
     listening = jobs.parts.bus.listen(job_id)
-    live = jobs.live(job_id) if job_id is not None else None
-    yield ": god-miner\n\n"
-    if live is not None:
-        yield jobs.parts.bus.now("job", job_id, live.as_dict()).as_text()
     waiting = asyncio.ensure_future(anext(listening, None))
     try:
+        await asyncio.sleep(0)  # from here on it is listened
+        yield ": god-miner\n\n"
+        if job_id is not None:
+            yield await _picture(jobs, job_id)
         while True:
             done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_SECONDS)
             if not done:
@@ -128,9 +129,20 @@ async def _told(jobs: Jobs, job_id: int | None) -> AsyncIterator[str]:
             if change is None:
                 return
             yield change.as_text()
+            if change.kind == "missed" and job_id is not None:
+                yield await _picture(jobs, job_id)
             waiting = asyncio.ensure_future(anext(listening, None))
     finally:
         waiting.cancel()
+
+
+async def _picture(jobs: Jobs, job_id: int) -> str:
+    """How the job is now, also one that nobody works on any more: whoever waits for its end has to see it."""
+    live = jobs.live(job_id)
+    if live is None:
+        row = await jobs.parts.book.load(job_id)
+        live = jobs.live(job_id) or Live.of(row)
+    return jobs.parts.bus.now("job", job_id, live.as_dict()).as_text()
 
 
 async def _id_of(jobs: Jobs, word: str) -> int:

@@ -72,6 +72,7 @@ class Stack:
             "OPERATOR_PORT": str(self.operator_port),
             "LOG_FORMAT": "json",
             # Cards that are not there, enough for all that is tried: answers are given, nothing is trained.
+            "ENGINE": "none",
             "GPUS": "64xH100",
             "POLICY": "everything-feasible",
             "PROFILE": "base",

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from core.choices import Engine as TrainingEngine
 from core.errors import GodMinerError
 
 #: Written by the wrapper in the run folder: {"at": …, "pid": …} and {"at": …, "code": …}.
@@ -21,6 +22,15 @@ START_FILE = "start.json"
 EXIT_FILE = "exit.json"
 #: Written by the engine when `stop` is called, so that an end that was asked for is known as one for ever.
 ASKED_FILE = "stop-asked.json"
+
+
+#: The image that trains with it, by its short name.
+IMAGE_OF: Mapping[TrainingEngine, str] = {
+    TrainingEngine.AXOLOTL: "text",
+    TrainingEngine.NATIVE: "text",
+    TrainingEngine.KOHYA: "image",
+    TrainingEngine.AI_TOOLKIT: "toolkit",
+}
 
 
 class Rejected(GodMinerError):
@@ -142,6 +152,9 @@ class Engine(Protocol):
 
     async def remove(self, ref: str) -> None:
         """Forget an ended run in the engine. Safe to repeat; files stay. What still runs is left alone."""
+
+    async def lacks(self) -> Mapping[str, str]:
+        """Which images, by their short names, could not be started now, and why."""
 
     async def ours(self) -> list[Found]:
         """Everything of this data folder that the engine knows: prepared, running or ended."""

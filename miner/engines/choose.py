@@ -55,6 +55,8 @@ class Choice:
 
 async def choose(settings: Settings) -> Choice:
     """What ENGINE asks for. Touches Docker only if it may be the answer; never raises for its absence."""
+    if settings.engine is EngineKind.NONE:
+        return Choice(None, "ENGINE=none")
     if settings.engine is EngineKind.AUTO:
         return await _auto(settings)
     try:

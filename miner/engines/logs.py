@@ -40,8 +40,10 @@ def log_tail(run_dir: Path, size: int = 4096) -> str:
     """The last lines, for a message to people."""
     try:
         with opened(run_dir, LOG_FILE) as file:
-            start = max(0, os.fstat(file).st_size - size)
-            text = os.pread(file, size, start).decode(errors="replace")
+            written = os.fstat(file).st_size
+            start = max(0, written - size)
+            # Memory for as much as is asked for is taken at once, however little there is.
+            text = os.pread(file, min(size, written), start).decode(errors="replace")
     except OSError:
         return ""
     return text.partition("\n")[2] if start and "\n" in text else text

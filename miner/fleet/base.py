@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -55,6 +55,18 @@ class Hold:
     priority: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What the engine that runs trainings says of itself."""
+
+    #: Why nothing can be trained at the moment; None: nothing is known against it.
+    trouble: str | None = None
+    #: Why nothing is trained that brings code of strangers; None: there is a sandbox.
+    no_sandbox: str | None = None
+    #: What trainings are started from, by its short name, and why that can't be had: "image" for pictures.
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class FleetSnapshot:
     """The fleet at one instant, never changed: what a decision is made on."""
@@ -66,6 +78,7 @@ class FleetSnapshot:
     taken_at: float
     #: Why the inventory could not be read this time; the cards are those of the last good look.
     trouble: str | None = None
+    ability: Ability = field(default_factory=Ability)
 
     @cached_property
     def usable(self) -> tuple[Gpu, ...]:
@@ -75,7 +88,7 @@ class FleetSnapshot:
         holds = tuple(hold for hold in self.holds if hold.key != key)
         if len(holds) == len(self.holds):
             return self
-        return FleetSnapshot(self.gpus, holds, self.hardware, self.taken_at, self.trouble)
+        return replace(self, holds=holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,9 @@ Lost = Callable[[TaskKey, str, str], None]
 class Fleet(Protocol):
     """What a job asks of the fleet."""
 
+    #: Told by whoever has the engine, for those who decide about offers.
+    ability: Ability
+
     def snapshot(self, now: float) -> FleetSnapshot: ...
 
     def could_have(self, key: TaskKey) -> Hardware | None:
@@ -129,7 +145,9 @@ class Fleet(Protocol):
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         """After a restart: these are in use by a run that goes on. None when one of them is gone."""
 
-    def extend(self, key: TaskKey, until: float) -> None: ...
+    def extend(self, key: TaskKey, until: float) -> float:
+        """Keep its GPUs for it until then, or until somebody else was promised one of them, and never shorter
+        than so far: until when it has them now."""
 
     def release(self, key: TaskKey) -> None:
         """Safe to repeat."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from miner.fleet.base import Hold, HoldKind, NamedLane, TaskKey
+from miner.fleet.layout import FOREVER
 
 
 class Stage(StrEnum):
@@ -35,6 +36,10 @@ class Claim:
     #: What it has or is to have, from when; none while there is no place for it.
     gpus: tuple[str, ...] = ()
     starts_at: float = 0.0
+    #: How long was planned for one that is firm, whenever it begins; 0 where nobody planned.
+    length: float = 0.0
+    #: A job's deadline: its window may move up to there. An offer's window ends where it was to end.
+    latest: float = FOREVER
 
     @property
     def is_running(self) -> bool:
@@ -43,16 +48,46 @@ class Claim:
     def begin(self, now: float, latest: float) -> None:
         """What was planned begins now at the earliest, takes as long as was planned, and is over by `latest`.
         Nobody planned for a claim that is not firm: it may take all the time there is."""
-        if not self.firm:
-            self.until = latest
-        elif not self.is_running:
-            length = self.until - self.starts_at
-            self.starts_at = max(self.starts_at, now)
-            self.until = self.starts_at + length
-        self.until = min(self.until, latest)
+        if self.is_running:
+            self.until = min(self.until, latest) if self.firm else latest
+        else:
+            start = max(self.starts_at, now) if self.gpus else now
+            self.until = self._end(start, latest)
+            self.starts_at = start if self.gpus else self.until
+        self.latest = latest if self.kind is HoldKind.JOB else self.until
 
-    def set_window(self, gpus: tuple[str, ...], starts_at: float) -> None:
+    def wait(self, now: float) -> None:
+        """Time passes: what could not begin yet begins later, and ends as much later. Without that a job
+        that waits longer than it was planned to take would have no time of its own left, and wait on."""
+        if self.firm and self.kind is HoldKind.JOB and not self.is_running and self.latest < FOREVER:
+            self.begin(now, self.latest)
+
+    def make_firm(self) -> None:
+        """What it has is kept for it from now on."""
+        if not self.firm:
+            self.firm, self.length = True, max(self.until - self.starts_at, 0.0)
+
+    def stretch(self, until: float) -> None:
+        """It takes until then, if that is longer than was thought."""
+        if until > self.until:
+            self.until, self.latest = until, max(self.latest, until)
+            self.length = until - self.starts_at if self.firm else 0.0
+
+    def end_at(self, start: float) -> float:
+        """When it is over if it begins then."""
+        return self._end(start, self.latest) if self.firm else self.until
+
+    def _end(self, start: float, latest: float) -> float:
+        if not self.firm or self.length <= 0:
+            return latest
+        return min(start + self.length, latest)
+
+    def set_window(self, gpus: tuple[str, ...], starts_at: float, until: float | None = None) -> None:
         self.gpus, self.starts_at = gpus, starts_at
+        if until is not None:
+            self.until = until
 
     def hold(self) -> Hold:
-        return Hold(self.key, self.kind, self.gpus, self.starts_at, self.until, self.priority)
+        # One without a place is written down with its length, which a later life finds it a place by.
+        start = self.starts_at if self.gpus else self.until - self.length
+        return Hold(self.key, self.kind, self.gpus, start, self.until, self.priority)

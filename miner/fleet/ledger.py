@@ -100,6 +100,8 @@ class Ledger:
                 lane=lane,
                 gpus=placement.gpus,
                 starts_at=placement.starts_at,
+                length=until - placement.starts_at,
+                latest=until,
             )
         )
         return True
@@ -118,6 +120,8 @@ class Ledger:
             firm=firm,
             gpus=hold.gpus,
             starts_at=hold.starts_at,
+            length=max(hold.ends_at - hold.starts_at, 0.0) if firm else 0.0,
+            latest=FOREVER if hold.kind is HoldKind.JOB else hold.ends_at,
         )
         self._set(claim)
 
@@ -163,9 +167,11 @@ class Ledger:
         claim = self._claims.get(key)
         if claim is None:
             claim = Claim(key, HoldKind.JOB, Stage.WAITING, (), now, until, _sane(priority))
-        claim.firm = claim.firm or claim.is_running
+        if claim.is_running:
+            claim.make_firm()
+        claim.kind = HoldKind.JOB
         claim.begin(now, until)
-        claim.kind, claim.stage = HoldKind.JOB, Stage.WAITING
+        claim.stage = Stage.WAITING
         claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
@@ -175,7 +181,8 @@ class Ledger:
         `release`."""
         claim = self._claims.get(key)
         if claim is not None and claim.stage is not Stage.PROMISED:
-            claim.firm = claim.firm or claim.is_running
+            if claim.is_running:
+                claim.make_firm()
             claim.stage = Stage.PROMISED
             self._set(claim)
 
@@ -193,16 +200,26 @@ class Ledger:
         claim = self._claims.get(key) or Claim(key, HoldKind.JOB, Stage.RUNNING, (len(gpus),), now, until)
         claim.kind, claim.stage = HoldKind.JOB, Stage.RUNNING
         claim.until = min(claim.until, until) if claim.firm else until
+        claim.latest = until
         claim.set_window(tuple(gpus), min(claim.starts_at, now) if claim.firm else now)
         self._set(claim)
         return True
 
-    def extend(self, key: TaskKey, until: float) -> None:
-        """It is expected to be over then, not when was thought before."""
+    def extend(self, key: TaskKey, until: float) -> float:
+        """What it has is kept for it until then, or until somebody else was promised one of its cards; never
+        shorter than so far. Until when that is: `until` itself for a task that nothing is known of."""
         claim = self._claims.get(key)
-        if claim is not None:
-            claim.until = until
-            self._set(claim)
+        if claim is None:
+            return until
+        behind = (
+            other.starts_at
+            for other in self._claims.values()
+            if other is not claim and other.firm and not other.is_running
+            if not set(other.gpus).isdisjoint(claim.gpus)
+        )
+        claim.stretch(min(until, min(behind, default=FOREVER)))
+        self._set(claim)
+        return claim.until
 
     def release(self, key: TaskKey) -> None:
         if self._claims.pop(key, None) is not None:
@@ -210,6 +227,8 @@ class Ledger:
 
     def arrange(self, now: float) -> list[Claim]:
         """Give out what can be given out; the claims that got GPUs by it."""
+        for claim in self._claims.values():
+            claim.wait(now)
         state = Cards(self.gpus, self._shared, self.unclean)
         granted = Pass(self._claims.values(), state, now, self.rules).granted
         holds = tuple(claim.hold() for claim in self._claims.values())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.hardware import PCIE_BANDWIDTH, GpuSet, Hardware, Link
-from miner.fleet.base import FleetSnapshot, Gpu, Grant, Hold, Lost, NamedLane, Placement, TaskKey
+from miner.fleet.base import Ability, FleetSnapshot, Gpu, Grant, Hold, Lost, NamedLane, Placement, TaskKey
 from miner.fleet.claims import Claim
 from miner.fleet.layout import layout_of
 from miner.fleet.ledger import Ledger
@@ -51,6 +51,7 @@ class LocalFleet:
     ) -> None:
         self.ledger = Ledger(rules)
         self.stock = Stock()
+        self.ability = Ability()
         #: When a card was last given back, for those who judge what is still on it.
         self.released_at: dict[str, float] = {}
         self._clock = clock
@@ -70,6 +71,7 @@ class LocalFleet:
         self.stock = stock
         self.ledger.set_cards(stock.gpus, failed=stock.failed, unclean=stock.unclean, shared=stock.shared)
         self.arrange()
+        self._told = {entry for entry in self._told if entry[1] in stock.failed}
         for gpu, why in stock.failed.items():
             key = self.ledger.running_on(gpu)
             if key is not None and (key, gpu) not in self._told:
@@ -78,7 +80,7 @@ class LocalFleet:
 
     def snapshot(self, now: float) -> FleetSnapshot:
         stock = self.stock
-        return FleetSnapshot(stock.gpus, self.ledger.holds, stock.hardware, now, stock.trouble)
+        return FleetSnapshot(stock.gpus, self.ledger.holds, stock.hardware, now, stock.trouble, self.ability)
 
     def could_have(self, key: TaskKey) -> Hardware | None:
         return self.stock.hardware
@@ -160,9 +162,10 @@ class LocalFleet:
         self.arrange()
         return self._grant(key, tuple(ids))
 
-    def extend(self, key: TaskKey, until: float) -> None:
-        self.ledger.extend(key, until)
+    def extend(self, key: TaskKey, until: float) -> float:
+        kept = self.ledger.extend(key, until)
         self.arrange()
+        return kept
 
     def release(self, key: TaskKey) -> None:
         claim = self.ledger.claim(key)

@@ -24,6 +24,8 @@ _HANDED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _HANDED_ON_PREFIXES = ("CUDA_", "NVIDIA_", "NVML_")
 #: One look at 64 cards is 20 kB.
 _MAX_LINE = 2**20
+#: Processes that hang in the driver, where no signal ends them, while another one is tried.
+_MOST_DYING = 3
 
 
 class _Card(BaseModel):
@@ -97,6 +99,10 @@ class NvmlSource:
             raise CannotLook(f"the NVML process is of no help: {error}") from error
 
     async def _running(self) -> asyncio.subprocess.Process:
+        if len(self._dying) >= _MOST_DYING:
+            raise CannotLook(
+                "NVML does not answer, and its processes can't be ended: the driver hangs; see dmesg"
+            )
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker,

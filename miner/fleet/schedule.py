@@ -106,7 +106,7 @@ class Pass:
         if found is None:
             return False
         claim.stage = Stage.RUNNING
-        claim.set_window(found.gpus, found.start)
+        claim.set_window(found.gpus, found.start, found.end)
         self._calendar.add(found.gpus, found.start, found.end)
         self._places_left -= 1
         return True
@@ -126,11 +126,10 @@ class Pass:
         """The window that begins first, of those for the first of the wishes that has any."""
         claim.set_window((), claim.until)
         for counts in wishes:
-            found = min(
-                self._options(claim, counts, latest=claim.until), key=lambda one: one.start, default=None
-            )
+            latest = claim.latest if claim.firm else claim.until
+            found = min(self._options(claim, counts, latest), key=lambda one: one.start, default=None)
             if found is not None:
-                claim.set_window(found.gpus, found.start)
+                claim.set_window(found.gpus, found.start, found.end)
                 self._calendar.add(found.gpus, found.start, found.end)
                 return
 
@@ -143,7 +142,7 @@ class Pass:
         for count in counts:
             for _, pool in pools(usable, claim.lane):
                 found = self._calendar.earliest(
-                    pool, count, self._layout, first=self._now, latest=latest, end_of=lambda _: claim.until
+                    pool, count, self._layout, first=self._now, latest=latest, end_of=claim.end_at
                 )
                 if found is not None:
                     yield found

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from core.errors import GodMinerError
 from core.profile.load import LoadedProfile
 from miner.engines import choose
 from miner.engines.base import Engine, EngineSpec, Found, Status, Unreachable
-from miner.fleet.base import Fleet, TaskKey
+from miner.fleet.base import Ability, Fleet, TaskKey
 from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.inputs.fetch import JobInputs
 from miner.jobs.live import Bus
 from miner.jobs.manager import Jobs
+from miner.jobs.pulse import ability_of
 from miner.jobs.room import Room
 from miner.jobs.times import Pace
 from miner.publish import HubPublisher, PublishTo
@@ -66,6 +67,9 @@ class AbsentEngine:
     async def remove(self, ref: str) -> None:
         raise self._unreachable()
 
+    async def lacks(self) -> Mapping[str, str]:
+        raise self._unreachable()
+
     async def ours(self) -> list[Found]:
         raise self._unreachable()
 
@@ -73,14 +77,17 @@ class AbsentEngine:
         return None
 
 
-async def find_engine(settings: Settings, alert: Alert) -> Engine:
-    """The engine of the settings, waited for: one can be installed while the daemon runs."""
+async def find_engine(settings: Settings, alert: Alert, fleet: Fleet) -> Engine:
+    """The engine of the settings, waited for: one can be installed while the daemon runs. Until then no offer
+    is accepted."""
     told = ""
     while True:
         choice = await choose.choose(settings)
         if choice.engine is not None:
             log.info("trainings run on %s: %s", choice.engine.name, choice.why)
+            fleet.ability = await ability_of(choice.engine)
             return choice.engine
+        fleet.ability = Ability(trouble=choice.why)
         if choice.why != told:
             told = choice.why
             alert("no_engine", f"nothing here can train: {choice.why}")
@@ -112,7 +119,7 @@ async def build_jobs(
 ) -> Jobs:
     """Everything but started. Waits for an engine, and for the fleet to see its cards."""
     book = JobBook(books, clock=clock)
-    engine = await find_engine(settings, alert)
+    engine = await find_engine(settings, alert, fleet)
     await _see_cards(fleet, book)
     bus = Bus()
 

@@ -67,6 +67,10 @@ class Parts:
         return self.others.get(attempt.engine, self.engine)
 
 
+class _TimeUp(StepFailed):
+    """The moment came until which a step was tried."""
+
+
 class Desk:
     """The job's row as last read, its folder, its GPUs, and what displays are told of it."""
 
@@ -81,6 +85,8 @@ class Desk:
         self.gpu_lost: str | None = None
         #: Something has changed that a waiting worker should look at.
         self.poked = asyncio.Event()
+        #: The last attempt that was handed to the engine, perhaps still on its way there.
+        self.submitting: asyncio.Future[str] | None = None
         self._told: dict[str, Any] = {}
         self.show()
 
@@ -139,6 +145,12 @@ class Desk:
     def told(self, what: str, done: int, total: int | None) -> None:
         self.doing(what, done, total)
 
+    async def submitted(self) -> None:
+        """Nothing is on its way to the engine any more: what it does not know now, it never will."""
+        if self.submitting is not None:
+            await asyncio.wait({self.submitting})
+            self.submitting = None
+
     def poke(self) -> None:
         self.poked.set()
 
@@ -182,6 +194,8 @@ class Desk:
             try:
                 return await self._once(name, action, until(), attempt)
             except StepFailed as failed:
+                if isinstance(failed, _TimeUp) and self.now() < until():
+                    continue  # a second start has put it off meanwhile
                 if failed.reason is EndReason.DEADLINE:
                     raise StepFailed(failed.reason, f"{failed}{last}") from None
                 if MEANING[failed.reason].retry is not Retry.WAIT:
@@ -204,7 +218,7 @@ class Desk:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time") from None
+                raise _TimeUp(EndReason.DEADLINE, f"{name} was not over in time") from None
 
     async def _wait(self, name: str, failed: StepFailed, failures: int, pause: float) -> None:
         log.warning(

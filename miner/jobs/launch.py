@@ -17,7 +17,7 @@ from core.recipes.launch import environment
 from core.recipes.render import render
 from core.recipes.run import ImageFiles, RecipeError, RunInputs
 from core.run_files import RunSpec
-from miner.engines.base import EngineSpec, Mount
+from miner.engines.base import IMAGE_OF, EngineSpec, Mount
 from miner.fleet.base import CPU_ID
 from miner.jobs.folder import AttemptFolder, write
 from miner.jobs.ports import Fetched, StepFailed
@@ -138,14 +138,8 @@ def shown_inputs(run: RunSpec, plan: TrainingPlan, config: Path) -> RunInputs:
     )
 
 
-def image_of(plan: TrainingPlan) -> str:
-    if plan.engine is TrainingEngine.KOHYA:
-        return "image"
-    return "toolkit" if plan.engine is TrainingEngine.AI_TOOLKIT else "text"
-
-
 def trainer_command(plan: TrainingPlan, run: RunSpec) -> tuple[str, ...]:
-    return (*TRAINERS[image_of(plan)], "--run", str(Path(run.progress_path).with_name("run.json")))
+    return (*TRAINERS[IMAGE_OF[plan.engine]], "--run", str(Path(run.progress_path).with_name("run.json")))
 
 
 def run_environment(run: RunSpec, plan: TrainingPlan) -> Mapping[str, str]:
@@ -169,7 +163,7 @@ def engine_spec(job: JobRow, attempt: Attempt, *, hostile: bool, now: float) -> 
         shm_bytes=plan.container.shm_bytes,
         cpus=plan.container.cpus,
         hostile=hostile,
-        image=image_of(plan),
+        image=IMAGE_OF[plan.engine],
         limit_s=max(run.deadline_at - now, 0.0) + _LIMIT_SLACK_S,
         labels={"job": str(job.id), "attempt": str(attempt.row.number), "task": job.task_id},
     )

@@ -9,7 +9,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
+
+from miner.jobs.states import EndReason
+from miner.store.work import JobRow
 
 #: Changes that a slow listener may be behind; then it is told that it has missed some, and goes on from now.
 BACKLOG = 256
@@ -48,6 +51,18 @@ class Live:
     trouble: str = ""
     #: When the next try begins.
     retry_at: float | None = None
+
+    @classmethod
+    def of(cls, row: JobRow) -> Self:
+        """Of a job that nobody works on."""
+        return cls(
+            row.id,
+            row.task_id,
+            row.state.value,
+            deadline_at=row.deadline_at,
+            published=row.submission.repo if row.submission else None,
+            trouble="" if row.end_reason is EndReason.PUBLISHED else row.detail,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
@@ -116,6 +131,11 @@ class Bus:
         self._listeners.add(listener)
         try:
             while not self._closed:
+                if listener.missed and listener.queue.empty():
+                    # Nothing more may happen, and what was missed may have been the end.
+                    listener.missed = False
+                    yield Change(self._number, "missed", None, {})
+                    continue
                 change = await listener.queue.get()
                 if change is None:
                     return

@@ -11,11 +11,13 @@ from miner.fleet.base import TaskKey
 from miner.jobs import recovery
 from miner.jobs.desk import Desk, Parts
 from miner.jobs.live import Live
+from miner.jobs.pulse import pulse
 from miner.jobs.room import Room
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.worker import Worker
 from miner.store.jobs import Start, Started
 from miner.store.work import JobRow, Stale
+from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class Jobs:
         self._on_over = on_over
         self._desks: dict[int, Desk] = {}
         self._workers: dict[int, asyncio.Task[None]] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        #: What goes on beside the jobs.
+        self._beside: list[asyncio.Task[None]] = []
         #: Jobs whose worker is being replaced.
         self._between: set[int] = set()
         self._stopping = False
@@ -64,14 +67,17 @@ class Jobs:
         for row, held in await recovery.take_up(self.parts):
             self._begin(row, held)
         self._up.set()
-        self._sweeper = asyncio.create_task(recovery.sweep(self.parts), name="orphans")
+        self._beside = [
+            asyncio.create_task(recovery.sweep_for_good(self.parts), name="orphans"),
+            asyncio.create_task(pulse(self.parts), name="pulse"),
+        ]
 
     async def stop(self) -> None:
         """Let go of everything. Trainings go on without us; uploads go on with the next life."""
         self._stopping = True
         self.parts.bus.close()
         self._up.set()
-        tasks = [*self._workers.values(), *([self._sweeper] if self._sweeper else [])]
+        tasks = [*self._workers.values(), *self._beside]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -94,12 +100,22 @@ class Jobs:
     async def started(self, job_id: int) -> None:
         """A start came in: a new job, or a known one with another name or deadline."""
         await self._up.wait()  # no new job may take the GPUs of one that is not adopted yet
+        row = await self._settled(job_id)
         desk = self._desks.get(job_id)
         if desk is None:
-            self._begin(await self.parts.book.load(job_id))
+            self._begin(row)
             return
         await desk.reload()
         desk.poke()
+
+    async def _settled(self, job_id: int) -> JobRow:
+        """The job's row, at an instant at which it is certain whether it has a worker: two would launch it
+        twice."""
+        while True:
+            row = await self.parts.book.load(job_id)
+            if job_id not in self._between:
+                return row
+            await asyncio.sleep(0.01)
 
     async def cancel(self, job_id: int) -> JobRow:
         """End it. What is published stays."""
@@ -123,8 +139,6 @@ class Jobs:
         if row.deadline_at <= self.parts.clock():
             raise NotNow(f"the deadline of job {job_id} has passed; no try could come to anything")
         row = await self.parts.book.revive(row)
-        if self.room is not None:
-            self.room.used_again(job_id)
         await self.started(job_id)
         return row
 
@@ -144,8 +158,10 @@ class Jobs:
     # Workers
 
     def _begin(self, row: JobRow, desk: Desk | None = None) -> None:
-        if self._stopping:
+        if self._stopping or row.id in self._workers:
             return
+        if self.room is not None:
+            self.room.used_again(row.id)
         desk = self._desks[row.id] = desk or Desk(self.parts, row)
         self._workers[row.id] = asyncio.create_task(self._work(desk), name=f"job {row.id}")
 
@@ -158,13 +174,22 @@ class Jobs:
             if self._workers.get(job_id) is asyncio.current_task():
                 del self._workers[job_id], self._desks[job_id]
         # Whoever changed the job before we left is in the books by now; who does it later finds nobody.
-        row = await self.parts.book.load(job_id)
-        if job_id in self._workers:
+        row = await self._row(job_id)
+        if job_id in self._workers or job_id in self._between:
             return
-        if row.state.is_over:
+        if row.state.is_over and row.lock_token == desk.row.lock_token:
             self._on_over(desk.key)
         else:
             self._begin(row)
+
+    async def _row(self, job_id: int) -> JobRow:
+        """However long the store can't be read: who was promised what hangs on it."""
+        while True:
+            try:
+                return await self.parts.book.load(job_id)
+            except StoreUnavailable as error:
+                log.warning("job %d waits for the store: %s", job_id, str(error))
+                await asyncio.sleep(self.parts.pace.pause(1, self.parts.random))
 
     async def _restart(self, row: JobRow) -> None:
         """A worker that waits for something long is not asked to look up: another one takes over its desk."""

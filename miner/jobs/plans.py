@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.budget import Refusal, Verdict
 from core.choices import GpuStrategy
@@ -50,16 +50,37 @@ class Ask:
     hardware: Hardware
     #: How earlier attempts of this life have ended.
     history: tuple[EndReason, ...] = ()
+    #: However little of the dataset is trained on.
+    any_length: bool = False
 
 
 def first_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
     """With what is known now; `StepFailed` when no training can be had at all."""
-    found = _learned_plan(ask, profile, lessons)
+    found = _in_time(ask, profile, lessons)
     if found.verdict.code in _LATE:
         found = _in_what_is_left(ask, profile, lessons, found)
     if not found.verdict.feasible:
         raise StepFailed(EndReason.INFEASIBLE, found.verdict.reason)
     return _wiser(found, ask.history)
+
+
+def plan_in_time(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan | None:
+    """One that is over within the hours asked for; None where there is none."""
+    found = _in_time(ask, profile, lessons)
+    return _wiser(found, ask.history) if found.verdict.feasible else None
+
+
+def _in_time(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
+    """What no offer would be accepted for, a small part of an epoch, is better than nothing now. Its learning
+    rate comes down in the time there is, as that of a longer plan which the clock ends does not."""
+    found = _learned_plan(ask, profile, lessons)
+    if found.verdict.code is not Refusal.TOO_SLOW:
+        return found
+    shorter = _learned_plan(replace(ask, any_length=True), profile, lessons)
+    if not shorter.verdict.feasible:
+        return found
+    note = f"{found.verdict.reason}: as much as fits is trained all the same"
+    return shorter.model_copy(update={"notes": (*shorter.notes, note)})
 
 
 def _learned_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
@@ -70,12 +91,16 @@ def _learned_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Trainin
 
 
 def _made(ask: Ask, profile: LoadedProfile, learned: Learned | None) -> TrainingPlan:
+    resolved = resolve(profile, ask.spec.task_type, ask.inputs.model)
+    if ask.any_length:
+        limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
+        resolved = resolved.model_copy(update={"limits": limits})
     return make(
         ask.spec,
         ask.inputs.model,
         ask.inputs.data,
         ask.hardware,
-        profile,
+        resolved,
         site=Site(ask.hardware, model_here=True),
         learned=learned,
     )

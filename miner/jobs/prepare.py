@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from core.hardware import Hardware
 from core.plan import TrainingPlan
+from core.plan_parts import TaskSpec
 from core.planning.learned import Learned, shape_key
 from core.planning.oom import OutOfMemory
+from core.units import show_seconds
 from miner.fleet.base import Grant, HoldKind
+from miner.fleet.layout import FOREVER
 from miner.jobs import plans
 from miner.jobs.desk import Desk
 from miner.jobs.folder import AttemptFolder, remove
@@ -28,6 +33,16 @@ from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import Task, spec_of, task_of, wanted_of
 from miner.store import work
 
+#: Of the time that a plan takes its GPUs are kept for it: steps may be slower than thought.
+_SPARE = 1.1
+
+
+class Placed(NamedTuple):
+    plan: TrainingPlan
+    grant: Grant
+    #: The training ends by then because of others.
+    until: float = FOREVER
+
 
 async def prepare(desk: Desk) -> None:
     """Ends in state TRAINING with a new attempt in the books. `StepFailed` when there is none to be had."""
@@ -36,8 +51,7 @@ async def prepare(desk: Desk) -> None:
     task = task_of(desk.row)
     fetched = await fetch(desk, task)
     past = await read_past(desk)
-    plan, grant = await _place(desk, task, fetched, past)
-    await _set_up(desk, task, fetched, past, plan, grant)
+    await _set_up(desk, task, fetched, past, await _place(desk, task, fetched, past))
 
 
 def useful_until(desk: Desk) -> float:
@@ -46,7 +60,11 @@ def useful_until(desk: Desk) -> float:
 
 
 async def fetch(desk: Desk, task: Task) -> Fetched:
-    """What is there already costs nothing: so this is also how a later attempt gets its facts."""
+    """What is there already costs nothing: so this is also how a later attempt gets its facts. Somebody may
+    have removed what was there before."""
+    known = desk.fetched
+    if known is not None and not await asyncio.to_thread(_is_there, known):
+        desk.fetched = None
     if desk.fetched is None:
         wanted = wanted_of(desk.row, task, desk.folder)
         desk.fetched = await desk.persist(
@@ -55,7 +73,11 @@ async def fetch(desk: Desk, task: Task) -> Fetched:
     return desk.fetched
 
 
-async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> tuple[TrainingPlan, Grant]:
+def _is_there(fetched: Fetched) -> bool:
+    return fetched.model_path.exists() and fetched.data_path.exists()
+
+
+async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> Placed:
     async def drafted() -> tuple[Hardware, Draft]:
         could = desk.parts.fleet.could_have(desk.key)
         if could is None:
@@ -65,30 +87,73 @@ async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> tuple[
     desk.doing("plan")
     could, draft = await desk.persist("plan", drafted, lambda: useful_until(desk), past.next_number)
     grant = await _acquire(desk, draft)
-    if past.ended_by is EndReason.OOM:
-        return draft.plan, grant  # the rung decides everything but the steps, and the clock decides those
     given = could.model_copy(update={"gpus": grant.gpus})
-    return (await _draft(desk, task, fetched, past, given)).plan, grant
+    if past.ended_by is EndReason.OOM:
+        # The rung decides everything but the steps, and the clock decides those.
+        keep(desk, draft.plan)
+        return Placed(draft.plan, grant)
+    plan = (await _draft(desk, task, fetched, past, given)).plan
+    until = keep(desk, plan)
+    if until is None:
+        return Placed(plan, grant)
+    return await _before_others(
+        desk, plans.Ask(_spec(desk, task), fetched, given, past.history), plan, grant, until
+    )
+
+
+def keep(desk: Desk, plan: TrainingPlan) -> float | None:
+    """Keep the GPUs for as long as the plan takes; None where that is possible. Otherwise until when: an
+    offer that was accepted since has one of them from then on."""
+    now = desk.now()
+    busy = plan.time.total_s - plan.time["publish"]
+    until = desk.parts.fleet.extend(desk.key, min(now + busy * _SPARE, desk.row.deadline_at))
+    return None if until >= min(now + busy, useful_until(desk)) else until
+
+
+async def _before_others(
+    desk: Desk, ask: plans.Ask, plan: TrainingPlan, grant: Grant, until: float
+) -> Placed:
+    """The dataset is larger than its offer let expect. What was promised to others stands, as long as
+    anything at all can be trained before."""
+    parts, time = desk.parts, plan.time
+    end = until + time.reserve_s + time["publish"]
+    spec = ask.spec.model_copy(update={"hours": max(min(end, desk.row.deadline_at) - desk.now(), 0.0) / 3600})
+    shorter = await asyncio.to_thread(
+        plans.plan_in_time, replace(ask, spec=spec), parts.profile(), _lessons(desk)
+    )
+    if shorter is None or shorter.gpus.count != plan.gpus.count:
+        desk.note("late", "its GPUs are promised to others before anything can be trained; it takes its time")
+        return Placed(plan, grant)
+    desk.note(
+        "shorter", f"its GPUs are promised to others in {show_seconds(until - desk.now())}: planned for that"
+    )
+    return Placed(shorter, grant, until)
+
+
+def _spec(desk: Desk, task: Task) -> TaskSpec:
+    return spec_of(desk.row, task, desk.now())
 
 
 async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware: Hardware) -> Draft:
     """Tens of milliseconds, so not on the event loop."""
-    parts, now = desk.parts, desk.now()
+    parts = desk.parts
     if past.ended_by is EndReason.OOM and past.plan is not None:
         failure = _failure(desk, past, hardware)
         plan = await asyncio.to_thread(plans.plan_after_oom, past.plan, failure)
         await _learn(desk, plan)
         return Draft(plan, (plan.gpus.count,))
-    ask = plans.Ask(spec_of(desk.row, task, now), fetched, hardware, past.history)
+    ask = plans.Ask(_spec(desk, task), fetched, hardware, past.history)
+    return await asyncio.to_thread(plans.draft, ask, parts.profile(), _lessons(desk))
 
-    def made() -> Draft:
-        def lessons(shape: str) -> Learned | None:
-            text = parts.book.read_now(lambda db: work.lesson(db, shape))
-            return Learned.model_validate_json(text) if text else None
 
-        return plans.draft(ask, parts.profile(), lessons)
+def _lessons(desk: Desk) -> plans.Lessons:
+    """For a thread."""
 
-    return await asyncio.to_thread(made)
+    def lessons(shape: str) -> Learned | None:
+        text = desk.parts.book.read_now(lambda db: work.lesson(db, shape))
+        return Learned.model_validate_json(text) if text else None
+
+    return lessons
 
 
 def _failure(desk: Desk, past: Past, hardware: Hardware) -> OutOfMemory:
@@ -142,12 +207,11 @@ def _priority(desk: Desk) -> float:
     return next((one.priority for one in holds if one.key == desk.key), 0.0)
 
 
-async def _set_up(
-    desk: Desk, task: Task, fetched: Fetched, past: Past, plan: TrainingPlan, grant: Grant
-) -> None:
+async def _set_up(desk: Desk, task: Task, fetched: Fetched, past: Past, placed: Placed) -> None:
     """The folder, then the row: an attempt in the books can always be launched from its files."""
-    parts, now, number = desk.parts, desk.now(), past.next_number
+    parts, now, number, plan = desk.parts, desk.now(), past.next_number, placed.plan
     times = desk.times(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
+    times = replace(times, end_by=min(times.end_by, placed.until))
     if times.end_by <= now:
         raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
     taken = {port for job, port in parts.ports.items() if job != desk.row.id}
@@ -164,7 +228,7 @@ async def _set_up(
         desk.folder.point_latest(number)
 
     await desk.persist("write", lambda: _on_disk(written), lambda: times.end_by)
-    await _enter(desk, folder, number, grant, times.end_by)
+    await _enter(desk, folder, number, placed.grant, times.end_by)
 
 
 async def _on_disk(action: Callable[[], None]) -> None:

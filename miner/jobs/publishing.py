@@ -14,11 +14,13 @@ from miner.jobs.past import candidates
 from miner.jobs.ports import Outgoing, StepFailed, Told
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import repo_name, task_of
+from miner.store import work
 
 
 async def publish(desk: Desk) -> bool:
     """Ends in state DONE; False when there is nothing to publish. `StepFailed` when it can't be in time."""
-    desk.release_gpus()
+    if all(one.ended_at for one in await desk.parts.book.attempts(desk.row.id)):
+        desk.release_gpus()  # else a run that could not be ended in time has them still
     while (best := await best_model(desk)) is not None:
         try:
             await _publish_well(desk, best)
@@ -56,6 +58,7 @@ async def publish_one(desk: Desk, model: Candidate, told: Told) -> None:
     known = await asyncio.to_thread(Published.load, folder)
     if known is not None and known.is_of(model, row.submission, repo_name(row)):
         return
+    await _must_be_free(desk)
     taken = await asyncio.to_thread(snapshot, model.folder, folder.submission)
     await _take_back_the_hash(desk)
     made = await desk.parts.publisher.publish(await _outgoing(desk, model), told)
@@ -64,6 +67,14 @@ async def publish_one(desk: Desk, model: Candidate, told: Told) -> None:
     await asyncio.to_thread(published.save, folder)
     desk.note("published", f"the model of attempt {model.attempt} is published as {made.repo}")
     desk.show()
+
+
+async def _must_be_free(desk: Desk) -> None:
+    """Repositories are public, so any validator can name one that holds another's submission: what was
+    published for a task stays."""
+    row, name = desk.row, repo_name(desk.row)
+    if await desk.parts.book.read(lambda db: work.has_repo_of_another(db, row.validator, name)):
+        raise StepFailed(EndReason.HUB_REFUSED, f"the repository {name} holds another validator's submission")
 
 
 async def _take_back_the_hash(desk: Desk) -> None:
@@ -99,8 +110,17 @@ async def rename(desk: Desk) -> None:
     name = repo_name(desk.row)
 
     async def move() -> MinerSubmission:
+        await _must_be_free(desk)
         assert desk.row.submission is not None
-        return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
+        try:
+            return await desk.parts.publisher.move(desk.row.submission, name, desk.row.deadline_at)
+        except StepFailed as failed:
+            best = await best_model(desk) if failed.reason is EndReason.HUB_REFUSED else None
+            if best is None:
+                raise
+            # Not where the books have it, as when they could not be written after an earlier move.
+            await publish_one(desk, best, desk.told)
+            return desk.row.submission
 
     made = await desk.persist("move", move, lambda: desk.row.deadline_at)
     desk.row = await desk.parts.book.submitted(desk.row, made)

@@ -15,8 +15,12 @@ from miner.jobs.desk import Desk, Parts
 from miner.jobs.times import Pace
 from miner.store import work
 from miner.store.work import AttemptRow, JobRow
+from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
+
+#: Between two looks for runs of nobody.
+SWEEP_SECONDS = 1800.0
 
 
 async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
@@ -44,13 +48,20 @@ async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
     return desks
 
 
+async def sweep_for_good(parts: Parts) -> None:
+    """Also later on: an engine may carry out long after what nobody waited for any more."""
+    while True:
+        await sweep(parts)
+        await asyncio.sleep(SWEEP_SECONDS)
+
+
 async def sweep(parts: Parts) -> None:
     """Remove what the engine has of this data folder and no job knows: ended runs, and runs of nobody."""
     failures = 0
     while True:
         try:
             await _sweep_once(parts)
-        except Unreachable as error:
+        except (Unreachable, StoreUnavailable) as error:
             failures += 1
             log.warning("orphans can't be looked for: %s", str(error))
         else:

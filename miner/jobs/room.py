@@ -22,6 +22,8 @@ class Room:
         self._data_dir, self._book, self._keep_s = data_dir, book, keep_s
         #: Nothing is left of these; looking at a thousand folders again and again is not free.
         self._stripped: set[int] = set()
+        #: These have begun another life while room was being made.
+        self._alive: set[int] = set()
         self._busy = asyncio.Lock()
 
     async def tidy(self, now: float) -> int:
@@ -33,18 +35,26 @@ class Room:
         return await self._strip(self._book.clock())
 
     async def _strip(self, over_by: float) -> int:
+        freed = 0
         async with self._busy:
+            self._alive.clear()
             jobs = await self._book.read(lambda db: work.finished_before(db, over_by))
-            fresh = [one for one in jobs if one not in self._stripped]
-            freed = await asyncio.to_thread(self._strip_all, fresh)
-            self._stripped.update(fresh)
+            for one in jobs:  # terabytes take minutes, in which a validator may start one of them again
+                if one not in self._stripped and one not in self._alive:
+                    self._stripped.add(one)
+                    freed += await asyncio.to_thread(self._strip_one, one)
         if freed:
-            log.info("removed %s of %d finished jobs", show_bytes(freed), len(fresh))
+            log.info("removed %s of finished jobs", show_bytes(freed))
         return freed
 
-    def _strip_all(self, jobs: list[int]) -> int:
-        return sum(job_folder(self._data_dir, one).strip() for one in jobs)
+    def _strip_one(self, job_id: int) -> int:
+        try:
+            return job_folder(self._data_dir, job_id).strip()
+        except OSError as error:
+            log.warning("what job %d has left can't be removed: %s", job_id, error)
+            return 0
 
     def used_again(self, job_id: int) -> None:
         """The job has another life."""
         self._stripped.discard(job_id)
+        self._alive.add(job_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from core.progress import NoteEvent
 from core.run_files import Score
@@ -88,8 +89,10 @@ class Training:
         spec = engine_spec(self.desk.row, self.attempt, hostile=self.task.is_hostile, now=self.desk.now())
 
         async def submit() -> str:
+            # An engine goes on with it, whoever stops waiting: `Desk.submitted` is for those who must know.
+            self.desk.submitting = asyncio.ensure_future(self.engine.submit(spec))
             try:
-                return await self.engine.submit(spec)
+                return await asyncio.shield(self.desk.submitting)
             except Unreachable as error:
                 raise unreachable(error) from None
             except Rejected as error:
@@ -185,6 +188,8 @@ class Training:
             return Verdict(EndReason.GPU_LOST, self.desk.gpu_lost)
         if now >= self.stop_at:
             return Verdict(EndReason.DEADLINE, "its time is up")
+        if _is_gone(self.attempt.folder.path):
+            return Verdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.course.end is not None or (status is not None and status.phase is Phase.QUEUED):
             return None
         idle = self.desk.parts.gpus_idle(self.attempt.row.gpus)
@@ -258,7 +263,11 @@ class Training:
         except (ValueError, ArithmeticError):  # numbers that no training has
             log.warning("job %d tells impossible times", self.desk.row.id, extra=self.desk.log)
             return
-        self.desk.live.ends_at = planned_at + found.time.total_s
+        self.desk.live.ends_at = ends_at = planned_at + found.time.total_s
+        # Whoever plans after it should know.
+        self.desk.parts.fleet.extend(
+            self.desk.key, min(ends_at - found.time["publish"], self.attempt.run.end_by)
+        )
         if first:
             text = found.reasons["steps.total"].text
             self.desk.note("speed", f"{text}; {found.steps.total:,} steps in all")
@@ -275,6 +284,15 @@ class Training:
             if self.reckoned_at == 0:
                 live.ends_at = step.ends_at
         self.desk.show()
+
+
+def _is_gone(folder: Path) -> bool:
+    """Removed, and not merely unreadable at the moment."""
+    try:
+        folder.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _value(score: Score | None) -> float | None:

@@ -7,6 +7,7 @@ whose job somebody else has changed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
@@ -34,27 +35,36 @@ log = logging.getLogger(__name__)
 
 #: What a new attempt takes until its first model, where no plan says more.
 _NEEDS_S = 120.0
+#: Mistakes of our own that a job outlives, and after how long without one it counts as none.
+_MOST_BUGS, _FORGIVEN_S = 1, 900.0
 
 
 class Worker:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self._bugs = 0
+        self._bug_at = float("-inf")
 
     async def run(self) -> None:
         """Until nothing is left to do for the job. Cancelling it leaves the job as it is."""
         while True:
             try:
-                if await self._next():
+                if await self._round():
                     return
-            except Stale:
-                await self.desk.reload()
             except StoreUnavailable as error:
                 await self._wait_for_the_store(str(error))
-            except StepFailed as failed:
-                await self._failed(failed)
             except Exception:  # noqa: BLE001 - the boundary of everything that is done for a job
                 await self._bug()
+
+    async def _round(self) -> bool:
+        """What is done about a failure needs the store as well, so it stands inside of the same boundary."""
+        try:
+            return await self._next()
+        except Stale:
+            await self.desk.reload()
+        except StepFailed as failed:
+            await self._failed(failed)
+        return False
 
     async def _wait_for_the_store(self, why: str) -> None:
         desk = self.desk
@@ -62,7 +72,8 @@ class Worker:
         pause = desk.parts.pace.pause(1, desk.parts.random)
         desk.live.trouble, desk.live.retry_at = why, desk.now() + pause
         desk.show()
-        await desk.parts.make_room()
+        with contextlib.suppress(StoreUnavailable):  # which jobs are over stands in the store
+            await desk.parts.make_room()
         await desk.pause(pause)
         desk.live.trouble, desk.live.retry_at = "", None
 
@@ -70,12 +81,19 @@ class Worker:
         row = self.desk.row
         if row.state.is_over:
             return await self._over()
+        if self._bugs > _MOST_BUGS:
+            await self._end(
+                EndReason.BUG, f"the worker failed {self._bugs} times; the log has the tracebacks"
+            )
+            self._bugs = 0
+            return False
         if self.desk.now() >= row.deadline_at:
             await self._end(EndReason.DEADLINE, "the deadline has come")
             return False
         match row.state:
             case JobState.QUEUED | JobState.PREPARING:
-                await prepare(self.desk)
+                if await self._end_runs(EndReason.STOPPED):
+                    await prepare(self.desk)
             case JobState.TRAINING:
                 await self._train()
             case JobState.PUBLISHING:
@@ -89,11 +107,24 @@ class Worker:
         attempts = await desk.parts.book.attempts(desk.row.id)
         current = attempts[-1]
         if current.ended_at is None:
-            attempt = await asyncio.to_thread(Attempt.load, current)
-            if not await self._watch(attempt):
+            attempt = await self._loaded(current)
+            if attempt is None or not await self._watch(attempt):
                 return
             attempts = await desk.parts.book.attempts(desk.row.id)
         await self._decide(attempts)
+
+    async def _loaded(self, current: AttemptRow) -> Attempt | None:
+        """What the attempt was told. Without it nobody can look after its run: that is ended, and another
+        attempt follows."""
+        try:
+            return await asyncio.to_thread(Attempt.load, current)
+        except (OSError, ValueError) as error:
+            text = f"what attempt {current.number} was told can't be read any more: {error}"
+        desk = self.desk
+        desk.note("lost", text)
+        desk.parts.alert("attempt_lost", f"job {desk.row.id}: {text}")
+        await self._end_run(current, EndReason.LOST, text)
+        return None
 
     async def _watch(self, attempt: Attempt) -> bool:
         """Whether the attempt has ended. If nobody can tell and the time is up, the job goes on without it,
@@ -168,8 +199,6 @@ class Worker:
     async def _breathe(self, reason: EndReason, history: tuple[EndReason, ...]) -> None:
         """What is wrong with this host does not get better by being tried again at once."""
         desk = self.desk
-        if desk.gpu_lost is not None or reason in (EndReason.GPU_LOST, EndReason.DISK_FULL):
-            desk.release_gpus()
         if reason is EndReason.DISK_FULL:
             await desk.parts.make_room()
         if reason in (EndReason.OOM, EndReason.NAN):
@@ -204,17 +233,17 @@ class Worker:
             await desk.reload()
 
     async def _bug(self) -> None:
-        """Our own mistake. Once more after a pause; then the job ends with whatever there is."""
-        desk = self.desk
-        self._bugs += 1
+        """Our own mistake. Once more after a pause; then the job ends with whatever there is. A day's run is
+        not given up for two that have nothing to do with each other."""
+        desk, now = self.desk, self.desk.now()
+        self._bugs = self._bugs + 1 if abs(now - self._bug_at) < _FORGIVEN_S else 1
+        self._bug_at = now
         log.exception("the worker of job %d failed (%d)", desk.row.id, self._bugs, extra=desk.log)
         desk.parts.alert("job_bug", f"job {desk.row.id}: the worker failed, see the log")
         await desk.pause(desk.parts.pace.pause(self._bugs, desk.parts.random))
         try:
             await desk.reload()
-            if self._bugs > 1 and not desk.row.state.is_over:
-                await self._end(EndReason.BUG, "the worker failed twice; the log has the tracebacks")
-        except (Stale, StoreUnavailable):
+        except StoreUnavailable:
             log.warning("job %d is looked at again", desk.row.id, extra=desk.log)
 
     async def _end(self, reason: EndReason, detail: str) -> None:
@@ -234,31 +263,41 @@ class Worker:
     async def _over(self) -> bool:
         """Nothing may be left running, held or misnamed. True when all is done."""
         desk = self.desk
-        attempts = await desk.parts.book.attempts(desk.row.id)
-        for one in attempts:
-            if one.ended_at is None and not await self._end_run(one):
-                return False
+        reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED
+        if not await self._end_runs(reason):
+            return False
         desk.release_gpus()
         desk.parts.inputs.release(desk.row.id)
-        row = desk.row
-        if row.state is JobState.DONE and row.misnamed and desk.now() < row.deadline_at:
-            await self._rename()
-        desk.parts.publisher.forget(row.id)
+        while desk.row.state is JobState.DONE and desk.row.misnamed and desk.now() < desk.row.deadline_at:
+            if not await self._rename():  # and once more for a start that came meanwhile
+                break
+        desk.parts.publisher.forget(desk.row.id)
         return True
 
-    async def _rename(self) -> None:
+    async def _rename(self) -> bool:
         try:
             await rename(self.desk)
         except StepFailed as failed:
             self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
             log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
+            return False
+        return True
 
-    async def _end_run(self, attempt: AttemptRow) -> bool:
-        """End a run whose job is over: asked, then killed. True when it is gone."""
+    async def _end_runs(self, reason: EndReason) -> bool:
+        """Nothing of earlier attempts runs any more: true when that is so. A job that was given up while its
+        engine did not answer, and then started again, would train twice on the same cards."""
+        for one in await self.desk.parts.book.attempts(self.desk.row.id):
+            if one.ended_at is None and not await self._end_run(one, reason, "ended with its job"):
+                return False
+        return True
+
+    async def _end_run(self, attempt: AttemptRow, reason: EndReason, detail: str) -> bool:
+        """End a run that nobody waits for: asked, then killed. True when it is gone."""
         desk, pace = self.desk, self.desk.parts.pace
         engine = desk.parts.engine_of(attempt)
         folder = AttemptFolder(Path(attempt.folder))
         asked_at, force = desk.now(), False
+        await desk.submitted()
         try:
             ref = attempt.ref or await engine.find(attempt.key)
             while ref is not None:
@@ -273,10 +312,9 @@ class Worker:
                     await engine.stop(ref)
                 await desk.pause(pace.poll_s)
         except Unreachable as error:
-            log.warning("job %d is over, its run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
+            log.warning("job %d: a run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
             await desk.pause(pace.pause(3, desk.parts.random))
             return False
-        reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED
-        await desk.parts.book.end_attempt(attempt, reason, "ended with its job")
+        await desk.parts.book.end_attempt(attempt, reason, detail)
         await self._forget(attempt)
         return True

@@ -65,7 +65,16 @@ class Burst:
         profile: LoadedProfile,
     ) -> None:
         """By identity: what these are made of never changes in place. The history does, and counts."""
-        state = (fleet.holds, fleet.gpus, fleet.hardware, fleet.trouble, history, policy, profile)
+        state = (
+            fleet.holds,
+            fleet.gpus,
+            fleet.hardware,
+            fleet.trouble,
+            fleet.ability,
+            history,
+            policy,
+            profile,
+        )
         second = int(now)
         same = (
             second == self._second

@@ -31,6 +31,8 @@ _TOLD: dict[str, str] = {
     "min_hours": "the time is too short for this miner",
     "plan": "the task can't be finished here in the time given",
     "inventory": "no capacity at the moment",
+    "engine": "no capacity at the moment",
+    "sandbox": "this task type is not trained here",
     "gpus": "no capacity at the moment",
     "jobs": "no capacity at the moment",
     "blackout": "no capacity at that time",

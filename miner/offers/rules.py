@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from core.errors import ConfigError
 from core.models import Family
+from core.profile.annotations import engine_for
 from core.profile.load import LoadedProfile
-from core.profile.resolve import matches
+from core.profile.resolve import matches, resolve
+from core.tasks import TaskType
 from core.units import show_params, show_seconds
+from miner.engines.base import IMAGE_OF
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask
 from miner.offers.decision import Reason, below
@@ -38,6 +42,8 @@ def rules_of_moment(
     window: tuple[float, float],
 ) -> Iterator[Reason]:
     """What depends on what else runs, on the clock and on what was done before."""
+    yield _engine(ask, profile, fleet)
+    yield _sandbox(ask, fleet)
     yield _jobs(rules, profile, fleet)
     yield _blackout(rules, window)
     yield _success(rules, chances)
@@ -100,6 +106,36 @@ def _least_hours(ask: Ask, rules: Rules) -> Reason:
         return Reason("min_hours", False, f"{ask.hours:g} h leave no time to train", "hours in the offer")
     text = f"{ask.hours:g} h are less than {rules.min_hours:g}"
     return Reason("min_hours", False, text, f"rules.min_hours of {math.floor(ask.hours * 100) / 100:g}")
+
+
+def _engine(ask: Ask, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
+    """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
+    can = fleet.ability
+    if can.trouble is not None:
+        text = f"nothing can be trained: {can.trouble}"
+        return Reason("engine", False, text, "an engine; see god-miner doctor")
+    lacking = can.lacks.get(_image(ask, profile)) if can.lacks else None
+    if lacking is not None:
+        return Reason("engine", False, f"such tasks can't be trained: {lacking}", "what is lacking")
+    return Reason("engine", True, "nothing is known against the engine")
+
+
+def _image(ask: Ask, profile: LoadedProfile) -> str:
+    """What such a task would be started from."""
+    try:
+        targets = resolve(profile, ask.task_type, ask.model).targets
+    except ConfigError:  # told by the verdict on the plan
+        return ""
+    return IMAGE_OF[engine_for(targets, ask.task_type, ask.image_type)]
+
+
+def _sandbox(ask: Ask, fleet: FleetSnapshot) -> Reason:
+    why = fleet.ability.no_sandbox
+    if ask.task_type is not TaskType.GRPO:
+        return Reason("sandbox", True, "no code of strangers is run")
+    if why is None:
+        return Reason("sandbox", True, "reward functions are run in a sandbox")
+    return Reason("sandbox", False, f"reward functions need a sandbox: {why}", "Docker, or bubblewrap")
 
 
 def _jobs(rules: Rules, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:

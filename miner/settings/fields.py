@@ -57,6 +57,7 @@ class EngineKind(StrEnum):
     AUTO = "auto"
     DOCKER = "docker"
     PROCESS = "process"
+    NONE = "none"
 
 
 class SandboxKind(StrEnum):
@@ -438,7 +439,8 @@ class Settings(BaseSettings):
     engine: EngineKind = Field(
         default=EngineKind.AUTO,
         description="What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
-        "answers and has the image, else processes.",
+        "answers and has the image, else processes. With `none` offers are answered and nothing is trained: "
+        "for trying things out.",
         json_schema_extra=_TRAINING,
     )
     docker_host: values.DockerHost = Field(

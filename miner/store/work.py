@@ -126,9 +126,12 @@ def find_job(connection: sqlite3.Connection, word: str) -> JobRow:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (int(word),)).fetchone()
         if row is not None:
             return _job(row)
-    exact = connection.execute("SELECT * FROM jobs WHERE task_id = ? ORDER BY id DESC", (word,)).fetchone()
-    if exact is not None:
-        return _job(exact)
+    exact = connection.execute("SELECT * FROM jobs WHERE task_id = ? ORDER BY id DESC", (word,)).fetchall()
+    if len(exact) == 1:
+        return _job(exact[0])
+    if exact:
+        numbers = ", ".join(str(row["id"]) for row in exact)
+        raise NoSuchJob(f"several validators have a task {word!r}; which of the jobs {numbers} is meant?")
     found = connection.execute(
         "SELECT * FROM jobs WHERE substr(task_id, 1, ?) = ? LIMIT 2", (len(word), word)
     ).fetchall()
@@ -136,6 +139,15 @@ def find_job(connection: sqlite3.Connection, word: str) -> JobRow:
         several = "several tasks begin with" if found and word else "there is no job"
         raise NoSuchJob(f"{several} {word!r}; `god-miner jobs list` shows those there are")
     return _job(found[0])
+
+
+def has_repo_of_another(connection: sqlite3.Connection, validator: str, name: str) -> bool:
+    """Whether a repository of that name holds what was published for another validator's task."""
+    query = (
+        "SELECT 1 FROM jobs WHERE validator <> ? AND submission_repo IS NOT NULL "
+        "AND substr(submission_repo, -length(?) - 1) = '/' || ? LIMIT 1"
+    )
+    return connection.execute(query, (validator, name, name)).fetchone() is not None
 
 
 def finished_before(connection: sqlite3.Connection, moment: float) -> list[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from miner.engines.untrusted import opened, put, read_small
+
+log = logging.getLogger(__name__)
 
 
 def read(path: Path, limit: int) -> bytes | None:
@@ -23,6 +26,12 @@ def read_from(path: Path, offset: int, limit: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def touch(path: Path) -> None:
-    """Make an empty file."""
-    put(path.parent, path.name, b"")
+def touch(path: Path) -> bool:
+    """Make an empty file. False where that can't be done, as on a full disk or in a folder that is gone: no
+    reason to leave undone what follows it."""
+    try:
+        put(path.parent, path.name, b"")
+    except OSError as error:
+        log.warning("%s can't be made: %s", path, error.strerror)
+        return False
+    return True

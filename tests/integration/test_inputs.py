@@ -21,6 +21,7 @@ from miner.jobs.inputs.words import Patience
 from miner.jobs.ports import Fetched, StepFailed, Wanted
 from miner.jobs.states import EndReason
 from miner.settings import load_settings
+from tests.doubles.family import children
 from tests.doubles.files import FileStore
 from tests.doubles.hub import Hub
 from tests.integration.disks import small_disk
@@ -80,11 +81,6 @@ def check(found: Fetched) -> None:
     assert {path.name: path.read_bytes() for path in found.model_path.iterdir()} == MODEL
 
 
-def children() -> list[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(pid) for children in tasks for pid in children.read_text().split()]
-
-
 async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_and_lose_little(
     hub: Hub, store: FileStore, tmp_path: Path
 ) -> None:
@@ -92,7 +88,7 @@ async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_a
     inputs, wanted = inputs_in(tmp_path, hub), wanted_in(tmp_path, store)
     hub.fail("GET /store", rate=1_500_000.0, times=None)
     store.fail(rate=1_500_000.0, times=None)
-    kills = 0
+    kills, others = 0, children()
     while kills < KILLS:
         task = asyncio.create_task(inputs.fetch(wanted, silent))
         await asyncio.wait({task}, timeout=picker.uniform(0.1, 1.5))
@@ -102,7 +98,7 @@ async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_a
             inputs.cache.prune()
             (wanted.folder / "data.json").unlink()
             continue
-        for pid in children():
+        for pid in children() - others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         kills += 1
@@ -117,10 +113,11 @@ async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_a
 
 async def test_a_worker_that_was_killed_is_tried_again(hub: Hub, store: FileStore, tmp_path: Path) -> None:
     store.fail(cut_after=1000, how="hang")
+    others = children()
     task = asyncio.create_task(inputs_in(tmp_path, hub).fetch(wanted_in(tmp_path, store), silent))
     while not store.requests:
         await asyncio.sleep(0.02)
-    for pid in children():
+    for pid in children() - others:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(StepFailed) as caught:
         await task

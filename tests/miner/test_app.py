@@ -13,7 +13,7 @@ import pytest
 from miner import fiber
 from miner.app import Daemon, build, public_app
 from miner.dev.throwaway import Throwaway, keys_of
-from miner.settings import load_settings
+from miner.settings import EngineKind, load_settings
 
 TASK = {"task_id": "t1", "model": "a/b-1b", "hours_to_complete": 1}
 OFFER = {**TASK, "task_type": "InstructTextTask"}
@@ -27,7 +27,12 @@ def keys(tmp_path: Path) -> Throwaway:
 
 @pytest.fixture
 async def daemon(keys: Throwaway, tmp_path: Path) -> AsyncIterator[Daemon]:
-    env = {"GPUS": "8xH100", "POLICY": "everything-feasible", "DATA_DIR": str(tmp_path / "data")}
+    env = {
+        "ENGINE": "none",
+        "GPUS": "8xH100",
+        "POLICY": "everything-feasible",
+        "DATA_DIR": str(tmp_path / "data"),
+    }
     settings = load_settings(env={**keys.settings(), **env}, env_file=None)
     made = build(settings, keys.miner.ss58_address)
     await made.start()
@@ -85,3 +90,30 @@ async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, 
     await post(daemon, keys, "/start_training/", over)
     await daemon.inbox.settle(daemon.started_at + 10)
     assert len(daemon.inbox.promises.holds) == len(daemon.fleet.ledger.holds) == 0
+
+
+async def test_jobs_that_can_not_be_taken_up_are_taken_up_later_and_nothing_is_promised_till_then(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Jobs:
+        tries = 0
+
+        async def start(self) -> None:
+            self.tries += 1
+            if self.tries < 3:
+                raise OSError(28, "No space left on device")
+
+        async def close(self) -> None: ...
+
+    jobs = Jobs()
+
+    async def built() -> Any:
+        return jobs
+
+    monkeypatch.setattr("miner.app.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(daemon, "_build_jobs", built)
+    daemon.settings = daemon.settings.model_copy(update={"engine": EngineKind.AUTO})
+    await daemon._begin_jobs()
+    assert jobs.tries == 3
+    assert "No space left" in (daemon.fleet.ability.trouble or "")
+    monkeypatch.setattr(daemon, "jobs", None)

@@ -15,8 +15,9 @@ from core.models import ModelFacts
 from core.row_facts import facts_from_rows
 from core.run_files import RunSpec
 from core.tasks import InstructDataset, TaskType
+from trainer import machine
 from trainer import own_plan as module
-from trainer.errors import BadModel
+from trainer.errors import BadModel, NoGpu
 from trainer.own_plan import model_facts, own_plan
 
 LLAMA = {
@@ -114,3 +115,18 @@ def test_a_model_without_a_readable_config_is_bad_input(tmp_path: Path, text: st
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(BadModel, match=r"config\.json"):
         model_facts(tmp_path, "org/x")
+
+
+def test_cards_that_cannot_be_used_end_the_run_at_once(
+    on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours on a processor would end without anything; a code other than zero is tried again elsewhere."""
+    on("1xcpu")
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(NoGpu, match="nvidia0 cannot be used"):
+        own_plan(run_of(tmp_path, 1.0), llama, facts())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert own_plan(run_of(tmp_path, 1.0), llama, facts()).gpus.is_cpu

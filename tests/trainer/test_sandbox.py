@@ -61,6 +61,19 @@ def notes(folder: Path) -> list[str]:
     return [event.text for event in found if isinstance(event, NoteEvent)]
 
 
+#: Answers in the place of the worker that it runs in, on every descriptor that it finds.
+ANSWERS = """
+def f(completions):
+    import os
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, {said!r}.encode() + b"\\n")
+        except OSError:
+            pass
+    os._exit(0)
+"""
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for a busy machine to start a process, short enough to wait for."""
@@ -93,6 +106,7 @@ def test_a_reward_is_called_with_the_completions(tmp_path: Path) -> None:
             "its process ended",
         ),
         ("def f(completions): return f(completions)", "RecursionError"),
+        ("def f(completions): raise ValueError('half \\ud800 a pair')", "half . a pair"),
         ("def f(completions): return [b'x' * (1 << 62)]", "MemoryError|OverflowError"),
         ("def f(completions:\n", "is no Python"),
     ],
@@ -107,6 +121,26 @@ def test_a_reward_that_fails_gives_zeros_and_a_reason(tmp_path: Path, source: st
     told = notes(tmp_path)
     assert len(told) == 1, "each reason is told once"
     assert re.search(reason, told[0])
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['{"rewards": [1e999, NaN]}', '{"rewards": [1' + "0" * 400 + ', "1"]}', "[" * 100_000, '{"rewards": 3}'],
+)
+def test_a_reward_that_answers_for_its_worker_gives_zeros_too(tmp_path: Path, said: str) -> None:
+    """A number without an end would make the model one, and an error would end the training."""
+    with rewards(tmp_path, GOOD, ANSWERS.format(said=said)) as made:
+        assert made.call(1, ["a", "b"]) == [0.0, 0.0]
+        assert made.call(0, ["ab"]) == [2.0]
+    assert len(notes(tmp_path)) == 1
+
+
+def test_a_reward_with_a_new_excuse_every_time_fills_no_disk(tmp_path: Path) -> None:
+    source = "calls = []\ndef f(completions):\n    calls.append(1)\n    raise ValueError(len(calls))"
+    with rewards(tmp_path, source) as made:
+        for _ in range(sandbox.MOST_TOLD + 10):
+            assert made.call(0, ["a"]) == [0.0]
+    assert len(notes(tmp_path)) == sandbox.MOST_TOLD
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ launcher then takes the others down.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -50,7 +51,7 @@ class NotANumber(TrainingError):
 
 def failure_of(error: BaseException, moment: str) -> Failure:
     """The end that this exception means. `moment` is what was being done."""
-    end = _end_of(error)
+    end = end_of(error)
     text = f"{type(error).__name__}: {error}"
     gone = end is RunEnd.CRASHED and isinstance(error, RuntimeError) and _GONE.search(text) is not None
     if gone:
@@ -66,7 +67,8 @@ def failure_of(error: BaseException, moment: str) -> Failure:
     )
 
 
-def _end_of(error: BaseException) -> RunEnd:
+def end_of(error: BaseException) -> RunEnd:
+    """The first that is known of an error and of what caused it."""
     for one in _chain(error):
         if isinstance(one, TrainingError):
             return one.end
@@ -74,7 +76,7 @@ def _end_of(error: BaseException) -> RunEnd:
             return RunEnd.OOM
         if isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT):
             return RunEnd.DISK_FULL
-        if _DISK.search(str(one)):
+        if is_disk_full(str(one)):
             return RunEnd.DISK_FULL
         if _DATA.search(str(one)):
             return RunEnd.BAD_DATA
@@ -88,6 +90,10 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(now)
         now = now.__cause__ or now.__context__
     return found
+
+
+def is_disk_full(text: str) -> bool:
+    return _DISK.search(text) is not None
 
 
 def is_oom(error: BaseException) -> bool:
@@ -118,7 +124,8 @@ def catch_all(sheet: Sheet, rank: int, moment: Moment) -> None:
 def give_up(sheet: Sheet, rank: int, failure: Failure) -> NoReturn:
     """Say why, and end without the interpreter's goodbye: destructors of process groups wait for the
     others."""
-    write_whole(sheet.failure_path(rank), failure)
+    with contextlib.suppress(OSError):  # a full disk is told by the log, and must not keep this process
+        write_whole(sheet.failure_path(rank), failure)
     if failure.end is RunEnd.OOM:
         text = f"rank {rank}: {failure.detail}"[:_MOST_TEXT]
         # Any rank may be the one that ran out; the lines of one file do not mix.

@@ -154,6 +154,9 @@ def describe(folder: Path, base: Path) -> None:
         return
     config = json.loads(path.read_text("utf-8"))
     dtype = _dtype_of(folder)
+    if dtype:
+        # A base that came quantised was trained as plain numbers, and these are what lies here.
+        config.pop("quantization_config", None)
     for key in ("torch_dtype", "dtype"):
         if dtype and key in config:
             config[key] = dtype

@@ -7,13 +7,14 @@ as they are. Only what no tokenizer takes (half a surrogate pair) is replaced.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from core.csv_rows import CsvRows
 from core.json_rows import BadRows, JsonRows
 from trainer.errors import BadData
 
@@ -22,6 +23,7 @@ Record = dict[str, Any]
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 #: A file whose name says nothing is taken for JSON.
 _CSV, _PARQUET = ".csv", ".parquet"
+_ABOUT = ("dataset_infos.json", "dataset_dict.json", "dataset_info.json", "state.json")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SHOWN = 12
 
@@ -61,13 +63,22 @@ def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     """The file itself, or those of the folder that are of the first one's kind."""
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
+    found = (file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
+    files = sorted(file for file in found if not _is_about(file.relative_to(path)))
     if not files:
         raise BadData(
             f"{path} is no file and no folder with {', '.join(kinds)} files: the task's data is not there"
         )
     # The columns of several formats of one dataset would mix; repositories often hold both.
-    return [file for file in files if file.suffix == files[0].suffix]
+    sizes = Counter[str]()
+    for file in files:
+        sizes[file.suffix] += file.stat().st_size
+    return [file for file in files if file.suffix == max(sizes, key=sizes.__getitem__)]
+
+
+def _is_about(inside: Path) -> bool:
+    """What repositories and download caches say about their data is none."""
+    return any(part.startswith(".") for part in inside.parts) or inside.name in _ABOUT
 
 
 def rows_in(file: Path) -> Iterator[Record]:
@@ -76,11 +87,8 @@ def rows_in(file: Path) -> Iterator[Record]:
         if file.suffix == _PARQUET:
             for batch in importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches():
                 yield from batch.to_pylist()
-        elif file.suffix == _CSV:
-            with file.open(newline="", encoding="utf-8", errors="replace") as text:
-                yield from csv.DictReader(text)
         else:
             with file.open("rb") as data:
-                yield from JsonRows(data)
-    except (OSError, ValueError, BadRows, csv.Error) as error:
+                yield from CsvRows(data) if file.suffix == _CSV else JsonRows(data)
+    except (OSError, ValueError, BadRows) as error:
         raise BadData(f"{file.name} cannot be read as rows: {str(error)[:200]}") from error

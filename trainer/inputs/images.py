@@ -47,6 +47,8 @@ def prepare_images(
     Engines that drop captions at random do that better (`caption_dropout` in the profile); this is for where
     text encoders are cached, which rules it out. `BadData` for a zip without a picture to train on.
     """
+    if not Path(spec.data_path).is_file():
+        raise BadData(f"{spec.data_path} is no file: the task's pictures are not there")
     wanted = f"{Path(spec.data_path).stat().st_size} {dropout} {seed} {spec.trigger_word}"
     parent = folder / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     pictures = parent / "img" / folder_name(repeats, spec.trigger_word)

@@ -109,8 +109,8 @@ def _completions(rows: list[Record], field: str, tokenizer: Tokenizer) -> Iterat
 
 
 def pieces(row: LabelledRow, length: int) -> Iterator[LabelledRow]:
-    """A completion's sequences of at most `length` tokens."""
-    for start in range(0, len(row.ids), length):
+    """A completion's sequences of at most `length` tokens. A last one of a single token predicts nothing."""
+    for start in range(0, max(len(row.ids) - 1, 0), length):
         yield LabelledRow(row.ids[start : start + length], row.labels[start : start + length])
 
 

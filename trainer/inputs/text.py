@@ -30,12 +30,12 @@ from trainer.inputs.files import Record, read_rows, text_of
 from trainer.inputs.instruct import instruct_rows, is_completion, learned, pieces
 from trainer.inputs.pairs import cut, pair_rows, says_nothing
 from trainer.inputs.prompts import extra_text, prompt_rows, shorten
-from trainer.inputs.rows import Ids, LabelledRow, PairRow, PromptRow, Row
+from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, Row
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import Tokenizer, encode, model_window
-from trainer.rewards import TABLE, write_rewards
-from trainer.sandbox import Rewards
+from trainer.rewards import TABLE, leave_out, write_rewards
+from trainer.sandbox import LATE, Rewards
 
 #: Why rows are missing, as shown to the operator.
 NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE = (
@@ -113,12 +113,16 @@ def _labelled(
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
         for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
-            reason = _why_not(row, limit, is_completion(dataset))
+            reason = why_not(row, limit, is_completion(dataset))
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
-            kept.append(row)
-            prints.append(fingerprint(_texts(record)))
+            parts = list(pieces(row, limit)) if is_completion(dataset) else [row]
+            kept += parts
+            if len(parts) == 1:
+                prints.append(fingerprint(_texts(record)))
+            else:  # pieces of one text are no doubles of each other
+                prints.extend(fingerprint([str(list(part.ids))]) for part in parts)
         if kept or limit >= most or not dropped[TOO_LONG]:
             break
         limit = min(2 * limit, most)
@@ -137,9 +141,10 @@ def _encoded(
     return chat_rows(dataset, records, tokenizer)
 
 
-def _why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
-    """Evaluation drops rows of one token and rows without a label, and all that are too long."""
-    if row is None or len(row.ids) < 2 or not learned(row.labels):
+def why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
+    """Evaluation drops rows of one token and rows without a label, and all that are too long. Nothing
+    predicts the first token: a row that is to learn that one alone would have no loss at all."""
+    if row is None or len(row.ids) < 2 or learned(row.labels) <= (row.labels[0] != IGNORED):
         return NO_ANSWER
     return TOO_LONG if len(row.ids) > limit and not completion else None
 
@@ -242,6 +247,12 @@ def _rewards(task: TextTask, folder: Path) -> Path | None:
     if all(problems):
         shown = "; ".join(f"{reward_name(place)}: {problem}" for place, problem in enumerate(problems))
         raise BadReward(f"none of the task's reward functions gives rewards: {shown}"[:2000])
+    # Each process would wait for it as long again, several times: minutes that others are trained in.
+    late = {
+        place: f"{problem} before the training" for place, problem in enumerate(problems) if problem == LATE
+    }
+    if late:
+        leave_out(folder, late)
     return folder
 
 

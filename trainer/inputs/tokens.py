@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from core.submission.configs import vocabulary
 from trainer.errors import BadModel
 
+log = logging.getLogger(__name__)
+
+#: How families call it in their configurations, the usual name first.
+WINDOW_NAMES = ("max_position_embeddings", "n_positions")
 #: Texts encoded in one call: enough for the tokenizer's threads, few enough for their offsets in memory.
 BATCH = 1000
 
@@ -45,9 +52,19 @@ def load_tokenizer(model_path: str) -> Tokenizer:
         raise BadModel(
             f"the tokenizer in {model_path} cannot tell where its tokens lie in the text (not fast)"
         )
-    if tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= model_rows(model_path):
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def model_rows(model_path: str) -> float:
+    """Tokens that the model knows. Padding is masked, but looked up all the same, and some tokenizers have a
+    token for it that was never added to the model."""
+    try:
+        config = _config(model_path)
+    except BadModel:
+        return math.inf
+    return vocabulary(config) or math.inf
 
 
 def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
@@ -56,16 +73,30 @@ def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
 
 
 def model_window(model_path: str) -> int | None:
-    """`max_position_embeddings` of the model's own configuration; text parts of larger models included."""
+    """`max_position_embeddings` as evaluation asks for it: of the loaded configuration, since some families
+    call it otherwise in the file (GPT-2) or leave it to a default. Text parts of larger models included."""
+    config: Any = _config(model_path)
+    try:
+        auto = importlib.import_module("transformers").AutoConfig
+        config = auto.from_pretrained(model_path, local_files_only=True).to_dict() | config
+    except Exception as error:  # noqa: BLE001 - what transformers does not know is read as it stands
+        log.warning("%s: its configuration is read as it stands: %s", model_path, str(error)[:200])
+    for part in (config, config.get("text_config")):
+        for name in WINDOW_NAMES:
+            window = part.get(name) if isinstance(part, dict) else None
+            if isinstance(window, int) and window > 0:
+                return window
+    return None
+
+
+def _config(model_path: str) -> dict[str, Any]:
     try:
         config = json.loads((Path(model_path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadModel(f"{model_path} has no config.json that can be read: {error}") from error
-    for part in (config, config.get("text_config") if isinstance(config, dict) else None):
-        window = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(window, int) and window > 0:
-            return window
-    return None
+    if not isinstance(config, dict):
+        raise BadModel(f"{model_path} has a config.json that holds no object")
+    return config
 
 
 def encode(

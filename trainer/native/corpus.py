@@ -26,7 +26,7 @@ from core.tasks import TaskType
 from trainer.callbacks.report import Report
 from trainer.errors import BadData
 from trainer.inputs.files import KINDS, files_in, rows_in, text_of
-from trainer.inputs.tokens import Tokenizer, load_tokenizer, model_window, pad_token_for_engine
+from trainer.inputs.tokens import Tokenizer, load_tokenizer, model_rows, model_window, pad_token_for_engine
 from trainer.native.tokens import META, TokenFile, TokenWriter, width_of
 from trainer.own_plan import model_facts, own_plan
 from trainer.sheet import Ask, Prepared
@@ -80,9 +80,17 @@ def _column(file: Path) -> Iterator[Document]:
             yield text, True
 
 
-def build(source: Path, folder: Path, tokenizer: Tokenizer, report: Report | None = None) -> TokenFile:
+def load(model_path: str) -> tuple[Tokenizer, int]:
+    """A model's tokenizer, and how many tokens the model has; some tokenizers know one more, never used."""
+    tokenizer = load_tokenizer(model_path)
+    return tokenizer, int(min(len(tokenizer), model_rows(model_path)))
+
+
+def build(
+    source: Path, folder: Path, tokenizer: Tokenizer, vocabulary: int, report: Report | None = None
+) -> TokenFile:
     """The token file of the text, in `folder`; what is there already, of this source, is left as it is."""
-    vocabulary, identity = len(tokenizer), identity_of(source, tokenizer)
+    identity = identity_of(source, tokenizer)
     if _identity_in(folder) == identity:
         return TokenFile.open(folder, vocabulary)
     # The tokenizer's own threads: nothing has been encoded yet, and no process is forked after.
@@ -152,15 +160,16 @@ def split(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
     return corpus.part(rows[held if which == "eval" else ~held]).cut(length)
 
 
-def prepare(ask: Ask, tokenizer: Tokenizer) -> Prepared:
+def prepare(ask: Ask) -> Prepared:
     """`trainer.prepare`'s answer for a task that is plain text."""
     run, source = ask.run, Path(ask.run.data_path)
-    vocabulary, window = len(tokenizer), model_window(run.model_path) or 2048
+    tokenizer, vocabulary = load(run.model_path)
+    window = model_window(run.model_path) or 2048
     folder = source if is_corpus(source) else Path(run.work_dir) / "corpus"
     if folder == source:
         corpus = read(source, vocabulary, window, check=True)
     else:
-        corpus = build(source, folder, tokenizer, Report(Path(run.progress_path)))
+        corpus = build(source, folder, tokenizer, vocabulary, Report(Path(run.progress_path)))
     if ask.plan_path is not None:
         plan = TrainingPlan.from_json(Path(ask.plan_path).read_bytes())
     else:
@@ -197,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tokenizer", required=True)
     said = parser.parse_args(list(arguments))
     try:
-        made = build(said.source, said.folder, load_tokenizer(said.tokenizer))
+        made = build(said.source, said.folder, *load(said.tokenizer))
     except BadData as error:
         sys.stderr.write(f"{error}\n")
         return 1

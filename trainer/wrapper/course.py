@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -84,7 +85,15 @@ class TextCourse:
             if remedy.plan.sequence != plan.sequence or remedy.plan.steps.eval_rows != plan.steps.eval_rows:
                 prepared = None
             plan = remedy.plan
-            resume = newest_checkpoint(self.output) if remedy.resumes else None
+            resume = self._begun_again(remedy)
+
+    def _begun_again(self, remedy: Remedy) -> str | None:
+        """Where the next launch goes on. Before one that begins anew everything is cleared away: engines keep
+        the checkpoints with the highest numbers, which would be those of the launch before."""
+        if remedy.resumes:
+            return newest_checkpoint(self.output)
+        shutil.rmtree(self.output, ignore_errors=True)
+        return None
 
     @property
     def output(self) -> Path:

@@ -17,6 +17,7 @@ from core.recipes.render import render
 from core.recipes.run import RunInputs
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import ImageModelType
+from trainer.callbacks.failures import end_of, is_disk_full
 from trainer.callbacks.report import Report
 from trainer.inputs.images import PreparedImages, prepare_images
 from trainer.own_plan import own_plan
@@ -167,6 +168,8 @@ class ImageCourse:
 
     def _judged(self, ended: Ended, watch: ImageWatch, output: Path) -> Attempt:
         """Exit code 0 proves nothing: sd-scripts ends with it when it finds no pictures."""
+        if watch.problem is not None and not watch.submission.exists:
+            return Attempt(end_of(watch.problem), f"no file could be put in place: {watch.problem}")
         finished = any(is_whole(path) for path in output.rglob(LAST))
         if ended.verdict is not None and not (finished and ended.verdict.end is RunEnd.CLOCK):
             return Attempt(ended.verdict.end, ended.verdict.detail)
@@ -176,6 +179,8 @@ class ImageCourse:
             return Attempt(RunEnd.OOM, "the engine ran out of GPU memory", moment="train")
         if watch.no_data:
             return Attempt(RunEnd.BAD_DATA, "the engine found no pictures to train on")
+        if any(is_disk_full(line) for line in ended.tail):
+            return Attempt(RunEnd.DISK_FULL, "the engine found no room for its files")
         return judged(ended, None, (), marked=True)
 
     def _remedy(

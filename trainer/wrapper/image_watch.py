@@ -14,6 +14,7 @@ from core.evaluation import Era
 from core.plan import TrainingPlan
 from core.progress import StepEvent, SubmissionEvent
 from core.run_files import RunEnd, RunSpec
+from core.submission.faults import BadSubmission
 from core.tasks import TaskType
 from core.units import show_seconds
 from trainer.callbacks.report import Report
@@ -51,6 +52,8 @@ class ImageWatch:
     out_of_memory: bool = False
     no_data: bool = False
     placed: str | None = None
+    #: Why the newest file is not the submission.
+    problem: OSError | BadSubmission | None = None
     _nan: int = 0
     _timed: list[tuple[int, float]] = field(default_factory=list)
     _said: float = -math.inf
@@ -79,10 +82,10 @@ class ImageWatch:
             self._say(step)
 
     def _say(self, step: Step) -> None:
-        loss = step.loss if step.loss is not None and math.isfinite(step.loss) else None
+        loss, rate = (one if one is not None and math.isfinite(one) else None for one in (step.loss, step.lr))
         seconds = self.step_s
         ends = self.now() + (step.total - step.step) * seconds if seconds else None
-        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=step.lr, ends_at=ends)
+        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=rate, ends_at=ends)
         self.report.say(event)
 
     @property
@@ -103,7 +106,18 @@ class ImageWatch:
         return self._too_slow()
 
     def place(self) -> None:
-        """The newest whole file becomes the submission."""
+        """The newest whole file becomes the submission. What is in the way of that is told and tried again
+        at the next look: a full disk, or a file that the engine removes meanwhile, ends no training."""
+        try:
+            self._place()
+        except (OSError, BadSubmission) as error:
+            if str(error) != str(self.problem):
+                self.report.note("submission", f"cannot be put in place: {error}")
+            self.problem = error
+        else:
+            self.problem = None
+
+    def _place(self) -> None:
         newest = newest_whole(self.output)
         if newest is None or (name := f"{newest} {newest.stat().st_mtime_ns}") == self.placed:
             return

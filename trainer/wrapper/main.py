@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,9 +13,9 @@ from typing import Protocol
 
 from core.errors import GodMinerError
 from core.evaluation import Era
-from core.run_files import ExitCode, RunEnd, RunResult, RunSpec
+from core.run_files import ExitCode, RunResult, RunSpec
+from trainer.callbacks.failures import end_of
 from trainer.command_line import UsageError
-from trainer.errors import TrainingError
 from trainer.wrapper.processes import adopt_orphans, kill_descendants
 from trainer.wrapper.result import conclude
 from trainer.wrapper.signals import StopRequest
@@ -59,6 +60,12 @@ def nobody_else_retries(run: RunSpec) -> bool:
 def _make_folders(run: RunSpec) -> None:
     # Files are for whoever uploads them, not only for the user that the container happens to run as.
     os.umask(0o022)
+    if run.era is Era.TOURNAMENTS and run.plan_path is None:
+        # A validator's second attempt finds the first one's volume: its outcome and its request to stop are
+        # not this one's. The submission beside it stays; so does a folder that is none of ours.
+        left = (run.progress_path, run.result_path, run.stop_path)
+        if any(Path(path).parent == Path(run.work_dir) and Path(path).exists() for path in left):
+            shutil.rmtree(run.work_dir, ignore_errors=True)
     Path(run.work_dir).mkdir(parents=True, exist_ok=True)
     for path in (run.progress_path, run.result_path, run.submission_dir, run.stop_path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +73,5 @@ def _make_folders(run: RunSpec) -> None:
 
 def _failed(run: RunSpec, error: Exception) -> RunResult:
     log.error("the run ends with an error", exc_info=error)
-    end = error.end if isinstance(error, TrainingError) else RunEnd.CRASHED
     words = str(error) if isinstance(error, GodMinerError) else "".join(traceback.format_exception(error))
-    return conclude(run, end, words)
+    return conclude(run, end_of(error), words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Lines of the engine's output that are kept for the report of a crash.
@@ -76,12 +79,13 @@ def reap(own: int | None = None) -> None:
                 os.waitpid(int(entry.name), os.WNOHANG)
 
 
-def dump_stacks() -> None:
-    """SIGUSR1 to every descendant that has a handler for it; the others would die of it."""
-    for pid in descendants():
-        if _catches(pid, signal.SIGUSR1):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGUSR1)
+def dump_stacks() -> int:
+    """SIGUSR1 to every descendant that has a handler for it; the others would die of it. How many have."""
+    asked = [pid for pid in descendants() if _catches(pid, signal.SIGUSR1)]
+    for pid in asked:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    return len(asked)
 
 
 def _catches(pid: int, number: int) -> bool:
@@ -151,4 +155,8 @@ class Child:
         text = line.decode("utf-8", "replace").strip()[:LONGEST_LINE]
         if text:
             self.tail.append(text[:500])
-            self._heard(text)
+            try:
+                self._heard(text)
+            except Exception:
+                # Without a reader the engine would wait for ever to be heard.
+                log.exception("a line of the engine was not understood: %s", text[:200])

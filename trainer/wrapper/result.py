@@ -3,6 +3,7 @@ place."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from core.run_files import RunEnd, RunResult, RunSpec, Score
 from trainer.callbacks.report import Report
 from trainer.callbacks.submission import Submission
 from trainer.sheet import write_whole
+
+log = logging.getLogger(__name__)
 
 
 def conclude(
@@ -24,7 +27,7 @@ def conclude(
     moment: str | None = None,
 ) -> RunResult:
     """Writes the result and says the end. What lies at the submission's place is looked at, not
-    remembered."""
+    remembered. Nothing in here fails: the exit code is what a validator goes by."""
     submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type)
     result = RunResult(
         end=end,
@@ -37,8 +40,12 @@ def conclude(
         moment=moment,
     )
     path = Path(run.result_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, result)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, result)
+    except OSError as error:
+        # A full disk takes the file with the reason, which the log has too; the submission is still whole.
+        log.error("%s: the result is not written: %s", path, error)
     Report(Path(run.progress_path)).say(
         EndEvent(t=time.time(), end=end, submission=result.submission, text=detail[:2000])
     )

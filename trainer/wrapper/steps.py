@@ -12,7 +12,8 @@ import math
 import re
 from typing import NamedTuple
 
-_BAR = re.compile(r"(?P<name>[^|]*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[(?P<rest>[^\]]*)")
+#: Begins with what few lines have: a pattern that began with the name took minutes over a long odd line.
+_BAR = re.compile(r"\d{1,3}%\|[^|]*\|\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s*\[(?P<rest>[^\]]*)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
 _LOSS = re.compile(rf"(?:avr_loss|loss)\s*[=:]\s*({_NUMBER})", re.IGNORECASE)
 _RATE = re.compile(rf"\blr\s*[=:]\s*({_NUMBER})", re.IGNORECASE)
@@ -33,7 +34,8 @@ def step_of(line: str, total: int) -> Step | None:
     # The latents of as many pictures as there are steps: a bar of the training says what it has learned, or
     # is called by the engine's word for it.
     loss, rate = _number(_LOSS, found["rest"]), _number(_RATE, found["rest"])
-    if loss is None and found["name"].strip() != "steps":
+    name = line[: found.start()].rpartition("|")[2].strip().removesuffix(":")
+    if loss is None and name != "steps":
         return None
     return Step(int(found["step"]), total, loss, rate)
 

@@ -82,8 +82,8 @@ def supervise(
         if now() - reaped > REAP_S:
             reap(child.pid)
             reaped = now()
-    if verdict is not None and verdict.end is not RunEnd.STOPPED:
-        dump_stacks()
+    if verdict is not None and verdict.end is not RunEnd.STOPPED and dump_stacks():
+        # Image engines have nobody who answers, and what is left of the time is for their last file.
         time.sleep(DUMP_S)
     code = child.close()
     return Ended(code, verdict, tuple(child.tail))

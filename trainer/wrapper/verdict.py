@@ -14,6 +14,8 @@ from trainer.wrapper.supervise import Ended
 
 #: The kernel kills with this when a container's memory is used up; launchers report it in their own words.
 _KILLED = re.compile(r"exitcode\s*:\s*-9|SIGKILL|Signal 9", re.IGNORECASE)
+#: The launcher lists who failed by itself, and not whom it ended on that account.
+_EXIT_9 = re.compile(r"exitcode\s*:\s*-9\b")
 _SAID = 12
 
 
@@ -24,6 +26,13 @@ class Attempt(NamedTuple):
     moment: str | None = None
 
 
+_KILLED_BY_HOST = Attempt(
+    RunEnd.OOM,
+    "a training process was killed from outside, as the kernel does when host memory runs out",
+    moment="train",
+)
+
+
 def judged(
     ended: Ended, outcome: Outcome | None, failures: Sequence[Failure | None], marked: bool
 ) -> Attempt:
@@ -31,19 +40,23 @@ def judged(
     if outcome is not None:
         return Attempt(outcome.end, outcome.detail, outcome)
     found = sorted((one for one in failures if one is not None), key=_weight)
-    killed = ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail)
-    told = found and not (found[0].consequence and killed)
-    if told and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
+    if found and found[0].end is RunEnd.CRASHED and _was_killed(ended):
+        return _KILLED_BY_HOST
+    if found and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
         # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
         return Attempt(found[0].end, found[0].detail, moment=found[0].moment)
     if ended.verdict is not None:
         return Attempt(ended.verdict.end, ended.verdict.detail)
     if not marked:
         return Attempt(RunEnd.CRASHED, f"the engine never loaded our plugin{_last_words(ended)}")
-    if killed:
-        why = "a training process was killed from outside, as the kernel does when host memory runs out"
-        return Attempt(RunEnd.OOM, why, moment="train")
+    if ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail):
+        return _KILLED_BY_HOST
     return Attempt(RunEnd.CRASHED, f"the engine ended with {ended.code}{_last_words(ended)}")
+
+
+def _was_killed(ended: Ended) -> bool:
+    """A rank that was killed is the cause, and not what the others then say of a lost connection."""
+    return any(_EXIT_9.search(line) for line in ended.tail)
 
 
 def _weight(failure: Failure) -> tuple[bool, bool, float]:

@@ -31,6 +31,11 @@ _CARD = Path("/dev/nvidia0")
 
 def run(surroundings: Surroundings) -> Iterator[Finding]:
     settings = surroundings.settings
+    if settings.engine is EngineKind.NONE:
+        yield warn(
+            "training engine", "ENGINE=none: offers are answered, nothing is trained", "another ENGINE"
+        )
+        return
     by_kind: dict[EngineKind, list[Finding]] = {}
     if settings.engine is not EngineKind.PROCESS:
         by_kind[EngineKind.DOCKER] = list(_docker(settings))

@@ -20,6 +20,7 @@ from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unrea
 from miner.engines.checks import check, mounts_of
 from miner.engines.docker.client import Client, Refused
 from miner.engines.docker.config import LABEL_DATA, LABEL_DIR, LABEL_KEY, House, container, suited
+from miner.engines.docker.images import KINDS, UnknownImage
 from miner.engines.docker.refusals import is_left_over, meaning
 from miner.engines.docker.state import never_started, status_of, was_cut_off
 from miner.engines.handover import hand_over
@@ -107,6 +108,20 @@ class DockerEngine:
                 log.debug("container %s is left alone: %s", ref[:12], refused)
             elif refused.status != 404:
                 raise Unreachable(f"Docker did not remove container {ref[:12]}: {refused}") from None
+
+    async def lacks(self) -> Mapping[str, str]:
+        found = {}
+        for short in KINDS:
+            try:
+                reference = await aside(lambda name=short: self._image_of(name), FILES_S, "engine image")  # type: ignore[misc]
+                await self._client.ask("image", lambda api, one=reference: api.inspect_image(one))  # type: ignore[misc]
+            except Refused as refused:
+                if refused.status != 404:
+                    raise Unreachable(f"Docker did not show image {reference}: {refused}") from None
+                found[short] = f"Docker lacks the image {reference}: god-miner images build"
+            except UnknownImage as error:
+                found[short] = str(error)
+        return found
 
     async def ours(self) -> list[Found]:
         wanted = {"label": [f"{LABEL_DATA}={self._house.data_id}"]}

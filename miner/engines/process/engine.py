@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_S = 60.0
+#: What images for pictures hold beside the trainer, where it looks for it.
+TOOLS = {"image": Path("/app/sd-scripts"), "toolkit": Path("/app/ai-toolkit")}
 #: From the start of the wrapper to its signature, and from a forced stop to its end.
 SIGN_S, FORCE_S = 15.0, 5.0
 
@@ -90,6 +92,9 @@ class ProcessEngine:
 
     async def remove(self, ref: str) -> None:
         await self._aside(lambda: self._remove(ref), "remove")
+
+    async def lacks(self) -> Mapping[str, str]:
+        return await self._aside(self._lacking, "look")
 
     async def ours(self) -> list[Found]:
         return await self._aside(self._listed, "list")
@@ -176,6 +181,18 @@ class ProcessEngine:
             if time.monotonic() > ends:
                 raise Unreachable(f"{key!r} is starting for {SIGN_S:g} s already")
             time.sleep(0.005)
+
+    def _lacking(self) -> Mapping[str, str]:
+        if not self._interpreter.path.exists():
+            why = f"{self._interpreter.path} is not there any more"
+            return dict.fromkeys(("text", *TOOLS), why)
+        found = {}
+        for short, place in TOOLS.items():
+            if not place.is_dir():
+                found[short] = f"there is no {place} here: such pictures need Docker and its image"
+            elif self._sandbox is not None and not self._sandbox.shows(place):
+                found[short] = f"{place} is not seen in the sandbox: such pictures need Docker and its image"
+        return found
 
     def _listed(self) -> list[Found]:
         keys = list(self._book.keys())

@@ -71,6 +71,10 @@ class Sandbox:
             *argv,
         ]
 
+    def shows(self, path: Path) -> bool:
+        """Whether every run sees it."""
+        return any(path.is_relative_to(one) for one in (*self.interpreter.needs, *self.shown, Path("/usr")))
+
     def _namespaces(self) -> Iterator[str]:
         yield from (
             "--unshare-pid",

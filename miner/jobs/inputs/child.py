@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 
 #: A worker tells several times a second how far it is; one that is silent for so long hangs.
 SILENCE_SECONDS = 900.0
+#: They share one line and one disk: more would make all of them late. Two are a job's.
+AT_ONCE = 8
 WORKER = (sys.executable, "-P", "-m", "miner.jobs.inputs.worker")
 
 
 class Worker:
-    """Starts a process for each order."""
+    """Starts a process for each order, a few at a time: the others wait for their turn, oldest first."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Worker:
         """`home` is a folder for what the hub's client wants to remember."""
         self._command = command
         self._redact = redact
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._environment = own_environment(
             HF_HOME=str(home),
             HF_HUB_DISABLE_TELEMETRY="1",
@@ -44,7 +47,12 @@ class Worker:
         )
 
     async def run(self, job_id: int, order: Order, told: Told, limit: float | None = None) -> Event:
-        """The answer. `StepFailed` when it says so, or (NETWORK) when it took longer than `limit` seconds."""
+        """The answer. `StepFailed` when it says so, or (NETWORK) when it took longer than `limit` seconds,
+        the wait for its turn aside."""
+        async with self._turns:
+            return await self._run(job_id, order, told, limit)
+
+    async def _run(self, job_id: int, order: Order, told: Told, limit: float | None) -> Event:
         answers: list[Event] = []
 
         def heard(line: bytes) -> None:

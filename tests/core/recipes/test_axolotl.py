@@ -362,3 +362,16 @@ def test_the_difference_to_the_template_can_be_shown() -> None:
     assert "lora_r" not in rendered.base
     kept = [key for key in rendered.base if rendered.config.get(key) == rendered.base[key]]
     assert kept == list(rendered.base)
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS)
+@pytest.mark.parametrize("token", ["</s>", "<|end_of_text|>", "<|endoftext|>"])
+def test_a_model_without_a_pad_token_is_given_one_and_it_is_no_secret(task: TaskType, token: str) -> None:
+    """Half of all base models have none (Llama 3, Mistral); taken for a secret it ended their runs."""
+    config = config_of(text_plan(task), pad_token=token)
+    assert config["special_tokens"] == {"pad_token": token}
+
+
+def test_a_secret_among_special_tokens_is_still_one() -> None:
+    with pytest.raises(RecipeError, match="secret"):
+        config_of(text_plan(TaskType.INSTRUCT), pad_token="hf_" + "x" * 30)

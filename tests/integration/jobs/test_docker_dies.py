@@ -44,8 +44,8 @@ async def field(dockerd: Dockerd, files: Files, tmp_path: Path) -> AsyncIterator
 async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
     field: Field, dockerd: Dockerd
 ) -> None:
-    """Three times in one job's life, at random instants: a training survives where the engine lets it, and is
-    resumed from its checkpoint where not."""
+    """In the middle of a training: it survives where the engine lets it, and is resumed from its checkpoint
+    where not."""
     random = Random(5)
     first = {"steps": 120, "step_s": 0.1, "save": [3], "checkpoint": [3]}
     job = await field.start("t1", {"1": first, "*": {"steps": 10, "save": [3]}})

@@ -105,6 +105,7 @@ async def open_house(folder: Path, template: Path | None = None, **settings: str
         "DATA_DIR": str(data_dir),
         "NODES_FILE": str(nodes_file),
         "MAX_JOBS": "100",
+        "ENGINE": "none",
         "GPUS": "64xH100",
         "POLICY": "everything-feasible",
         "PROFILE": "base",

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from core.run_files import RunEnd
 from miner.api import errors, jobs
+from miner.jobs.live import BACKLOG
 from miner.jobs.manager import NoJobsYet
 from miner.jobs.states import JobState
 from tests.miner.jobs.house import DATASET, House, Trainer, opened
@@ -199,3 +200,33 @@ async def test_before_there_is_an_engine_all_that_is_said_is_that(port: Port) ->
     port.app.state.daemon = Early()
     reply = await port.ask("GET", "/jobs")
     assert (reply.status_code, reply.json()["error"]) == (503, "no_jobs_yet")
+
+
+async def test_the_events_of_a_job_that_is_over_begin_with_its_end(port: Port) -> None:
+    job = await port.house.start()
+    await port.house.over_within(job)
+    stream = jobs._told(port.house.jobs, job)
+    assert (await anext(stream)).startswith(": ")
+    told = json.loads((await anext(stream)).partition("data: ")[2])
+    assert (told["state"], told["published"]) == ("done", "me/repo-1")
+    await stream.aclose()
+
+
+async def test_who_was_too_slow_to_hear_of_the_end_is_told_it(port: Port) -> None:
+    port.house.engine.scripts = [obeys]
+    job = await port.house.start()
+    await port.house.until(lambda: bool(port.house.engine.submitted))
+    stream = jobs._told(port.house.jobs, job)
+    for _ in range(2):
+        await anext(stream)
+    for number in range(BACKLOG + 10):
+        port.house.parts.bus.tell("note", job, {"number": number})
+    await port.house.jobs.cancel(job)
+    await port.house.over_within(job)
+    async with asyncio.timeout(5):
+        async for text in stream:
+            if "event: missed" in text:
+                break
+        told = json.loads((await anext(stream)).partition("data: ")[2])
+    assert told["state"] == "cancelled"
+    await stream.aclose()

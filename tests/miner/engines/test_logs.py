@@ -47,3 +47,9 @@ def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     (run_dir / "log").write_bytes(b"first line\nsecond \xff\nlast\n")
     assert log_tail(run_dir, 12) == "last\n"
     assert log_tail(run_dir) == "first line\nsecond �\nlast\n"
+
+
+def test_more_of_a_log_than_there_is_costs_no_memory(tmp_path: Path) -> None:
+    run_dir = folder(tmp_path)
+    (run_dir / "log").write_bytes(b"all\n")
+    assert log_tail(run_dir, 10**15) == "all\n"

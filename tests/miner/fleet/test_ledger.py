@@ -181,13 +181,18 @@ def test_a_started_job_is_saved_before_an_offer() -> None:
     assert planned(on, B) == ((0,), 0.0)
 
 
-def test_a_deadline_put_off_pushes_a_later_promise_aside() -> None:
+def test_a_job_that_takes_longer_keeps_its_card_up_to_what_was_promised_to_others() -> None:
     on = ledger(2)
-    ask(on, A, 1, hours=2)
-    promise(on, B, at(0, start=3 * HOUR))
-    on.extend(A, 4 * HOUR)
+    promise(on, A, at(0, hours=2))
+    on.start(A, now=0.0, until=9 * HOUR)
+    ask(on, A, 1, hours=9)
+    assert on.extend(A, 3 * HOUR) == 3 * HOUR
+    promise(on, B, at(0, start=4 * HOUR))
+    assert on.extend(A, 6 * HOUR) == 4 * HOUR
+    assert on.extend(A, HOUR) == 4 * HOUR
     on.arrange(0.0)
-    assert planned(on, B) == ((1,), 0.0)
+    assert planned(on, B) == ((0,), 4 * HOUR)
+    assert on.extend(C, HOUR) == HOUR
 
 
 # The queue
@@ -392,6 +397,70 @@ def test_a_job_past_its_time_is_not_counted_on_to_end_at_once() -> None:
     ask(on, A, 1, hours=1)
     ask(on, B, 1, now=HOUR + 5, hours=3)
     assert planned(on, B) == ((0,), HOUR + 5 + OVERDUE_SECONDS)
+
+
+def test_an_accepted_job_outlives_a_wait_that_is_longer_than_it_was_planned_to_take() -> None:
+    on = ledger(1)
+    promise(on, A, at(0, hours=1))
+    on.set_cards(cards(1, out=[0]))
+    on.arrange(5.0)
+    on.start(A, now=10.0, until=6 * HOUR)
+    assert ask(on, A, 1, now=20.0, hours=6) == []
+    for quarter in range(1, 12):
+        assert on.arrange(quarter * HOUR / 4) == []
+    on.set_cards(cards(1))
+    assert [claim.key for claim in on.arrange(3 * HOUR)] == [A]
+    assert on.holds == (Hold(A, HoldKind.JOB, ("g0",), 3 * HOUR, 4 * HOUR),)
+
+
+def test_an_accepted_job_gets_its_cards_when_the_one_before_it_is_late_by_hours() -> None:
+    on = ledger(1)
+    ask(on, A, 1, hours=2)
+    promise(on, B, at(0, start=2 * HOUR, hours=2))
+    on.start(B, now=60.0, until=12 * HOUR)
+    assert ask(on, B, 1, now=60.0, hours=11.9) == []
+    for hour in range(1, 6):
+        assert on.arrange(hour * HOUR) == []
+    assert planned(on, B) == ((0,), 5 * HOUR + OVERDUE_SECONDS)
+    on.release(A)
+    assert [claim.key for claim in on.arrange(5 * HOUR + 60)] == [B]
+
+
+def test_a_job_that_waits_is_over_by_its_deadline_all_the_same() -> None:
+    on = ledger(1)
+    ask(on, A, 1, hours=20)
+    promise(on, B, at(0, start=20 * HOUR, hours=2))
+    on.start(B, now=0.0, until=22 * HOUR)
+    ask(on, B, 1, hours=22)
+    on.arrange(21 * HOUR)
+    claim = on.claim(B)
+    assert claim is not None
+    assert claim.until == 22 * HOUR
+    on.release(A)
+    assert on.arrange(22 * HOUR) == []
+
+
+def test_an_offer_whose_card_is_out_is_not_put_off_past_its_end() -> None:
+    on = ledger(1)
+    promise(on, A, at(0, hours=2))
+    on.set_cards(cards(1, out=[0]))
+    on.arrange(HOUR)
+    on.set_cards(cards(1))
+    on.arrange(HOUR + 60)
+    assert on.holds == (Hold(A, HoldKind.OFFER, ("g0",), HOUR + 60, 2 * HOUR),)
+
+
+def test_how_long_was_planned_survives_a_restart_without_a_card() -> None:
+    on = ledger(1)
+    promise(on, A, at(0, hours=2))
+    on.set_cards(cards(1, out=[0]))
+    on.start(A, now=0.0, until=9 * HOUR)
+    on.arrange(HOUR)
+    (written,) = on.holds
+    again = ledger(1)
+    again.restore(written, firm=True, now=5 * HOUR)
+    assert ask(again, A, 1, now=5 * HOUR) == [A]
+    assert again.holds[0].ends_at == 7 * HOUR
 
 
 # Everything at once

@@ -115,6 +115,9 @@ async def test_a_job_is_told_of_its_lost_card_once() -> None:
     on.update(broken)
     on.update(broken)
     assert told == [(A, "g1", "it is gone")]
+    on.update(stock(cards(4, out=[3]), failed={"g3": "it is gone"}))
+    on.update(broken)
+    assert told == [(A, "g1", "it is gone")] * 2, "it came back and failed again"
     on.release(A)
     assert (await acquire(on, A, 4, 2)).ids == ("g0", "g2")
 

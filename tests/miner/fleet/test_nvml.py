@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -174,3 +175,21 @@ async def test_the_worker_gets_nothing_of_the_environment_that_is_secret(
     text = seen.read_text()
     assert "of the operator" not in text
     assert "NVIDIA_VISIBLE_DEVICES" in text
+
+
+async def test_processes_that_no_signal_ends_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a driver that hangs: whoever is killed there goes on hanging."""
+    hanging: list[asyncio.subprocess.Process] = []
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", lambda one: hanging.append(one))
+    made = NvmlSource(start_timeout=0.05, worker=(sys.executable, "-c", "import time; time.sleep(60)"))
+    for _ in range(6):
+        with pytest.raises(CannotLook):
+            await made.look()
+    assert len(hanging) == 3
+    monkeypatch.undo()
+    for process in hanging:
+        process.kill()
+    await made.close()
+    with pytest.raises(CannotLook, match="did not answer"):
+        await made.look()
+    await made.close()

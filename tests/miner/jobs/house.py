@@ -6,10 +6,11 @@ Books, fleet, planner, profiles and files are the real ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +32,7 @@ from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.manager import Jobs
 from miner.jobs.ports import Fetched, Outgoing, StepFailed, Told, Wanted
+from miner.jobs.states import EndReason
 from miner.jobs.times import Pace
 from miner.store import database
 from miner.store.books import Books
@@ -166,6 +168,7 @@ class CoroutineEngine:
         self.stops: list[tuple[str, bool]] = []
         self.dumped: list[str] = []
         self.gone = False
+        self.lacking: dict[str, str] = {}
 
     def _answers(self) -> None:
         if self.gone:
@@ -195,7 +198,8 @@ class CoroutineEngine:
             code, why = 137, Why.STOPPED
         except EndedBy as ended:
             code, why = ended.code, ended.why
-        (spec.run_dir / EXIT_FILE).write_text(json.dumps({"at": time.time(), "code": code}))
+        with contextlib.suppress(FileNotFoundError):  # somebody removed the folder
+            (spec.run_dir / EXIT_FILE).write_text(json.dumps({"at": time.time(), "code": code}))
         self.runs[spec.key].status = Status(Phase.ENDED, why, code)
 
     async def find(self, key: str) -> str | None:
@@ -227,6 +231,10 @@ class CoroutineEngine:
         self.removed.append(ref)
         if self.runs.get(ref) and self.runs[ref].status.phase is Phase.ENDED:
             del self.runs[ref]
+
+    async def lacks(self) -> Mapping[str, str]:
+        self._answers()
+        return self.lacking
 
     async def ours(self) -> list[Found]:
         self._answers()
@@ -295,7 +303,7 @@ class MemoryHub:
                 raise trouble
             await asyncio.sleep(trouble)
         repo = f"me/{outgoing.repo_name}"
-        if outgoing.earlier is not None and outgoing.earlier.repo != repo:
+        if outgoing.earlier is not None and outgoing.earlier.repo in self.repos.keys() - {repo}:
             await self.move(outgoing.earlier, outgoing.repo_name)
         files = {one.name: one.read_bytes() for one in outgoing.folder.iterdir()}
         if self.repos.get(repo) != files:
@@ -310,6 +318,8 @@ class MemoryHub:
         self, earlier: MinerSubmission, repo_name: str, finish_by: float | None = None
     ) -> MinerSubmission:
         repo = f"me/{repo_name}"
+        if repo not in self.repos and earlier.repo not in self.repos:
+            raise StepFailed(EndReason.HUB_REFUSED, f"{earlier.repo} is not there (any more)")
         if repo not in self.repos:
             self.repos[repo] = self.repos.pop(earlier.repo)
             self.moves.append((earlier.repo, repo))
@@ -432,13 +442,15 @@ def books_in(folder: Path) -> Books:
 
 
 @asynccontextmanager
-async def opened(folder: Path, pace: Pace = FAST, gpus: str = "4xH100") -> AsyncIterator[House]:
+async def opened(
+    folder: Path, pace: Pace = FAST, gpus: str = "4xH100", profile: str = "h100x4"
+) -> AsyncIterator[House]:
     books = books_in(folder)
     books.writer.start(asyncio.get_running_loop())
     engine, inputs, hub, fleet = CoroutineEngine(), MemoryInputs(folder), MemoryHub(), fleet_of(gpus)
     alerts: list[tuple[str, str]] = []
     over: list[Any] = []
-    parts = _parts(folder, books, engine, inputs, hub, fleet, alerts, pace)
+    parts = _parts(folder, books, engine, inputs, hub, fleet, alerts, pace, profile)
     jobs = Jobs(parts, on_over=over.append)
     await jobs.start()
     house = House(folder, books, engine, inputs, hub, fleet, parts, jobs, alerts, over)

@@ -16,8 +16,9 @@ from core.profile.load import load_profile
 from core.recipes.examples import DATASETS
 from core.run_files import RunSpec
 from core.tasks import FileFormat, ImageModelType, TaskType
+from miner.engines.base import IMAGE_OF
 from miner.jobs.folder import job_folder
-from miner.jobs.launch import Attempt, engine_spec, image_of, run_spec, write_attempt
+from miner.jobs.launch import Attempt, engine_spec, run_spec, write_attempt
 from miner.jobs.ports import Fetched, StepFailed
 from miner.jobs.states import EndReason
 from miner.jobs.tasks import Task
@@ -73,7 +74,7 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     assert names, "what the engine reads is there to be looked at"
     spec = engine_spec(row(b"{}"), loaded, hostile=task.is_hostile, now=1000.0)
     assert spec.hostile is (kind is TaskType.GRPO)
-    assert spec.image == ("text" if image is None else image_of(found))
+    assert spec.image == ("text" if image is None else IMAGE_OF[found.engine])
     assert spec.argv[-2:] == ("--run", str(loaded.folder.run))
     assert all(mount.read_only for mount in spec.mounts)
     assert {mount.path for mount in spec.mounts} == {tmp_path / "models/m", tmp_path / "jobs/7/inputs/data"}

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from typing import Any
 
 import pytest
 
 from core.run_files import RunEnd
+from core.tasks import TaskType
+from miner.fleet.base import HoldKind
+from miner.jobs import manager
 from miner.jobs.manager import NotNow
 from miner.jobs.states import EndReason, JobState
+from miner.store import database, work
+from miner.store.jobs import Start
 from miner.store.work import NoSuchJob
-from tests.miner.jobs.house import House, Trainer
+from tests.miner.jobs.house import House, Trainer, request
 
 
 async def obeys(trainer: Trainer) -> None:
@@ -153,3 +161,156 @@ async def test_changes_are_told_to_whoever_listens(house: House) -> None:
     assert states == ["queued", "preparing", "training", "publishing", "done"]
     house.parts.bus.close()
     await listener
+
+
+async def test_starts_that_come_at_the_same_instant_have_one_worker(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    class Counted(manager.Worker):
+        async def run(self) -> None:
+            begun.append(self.desk.row.id)
+            await super().run()
+
+    monkeypatch.setattr(manager, "Worker", Counted)
+    house.inputs.troubles = [0.1]
+    jobs = await asyncio.gather(*(house.start() for _ in range(8)))
+    row = await house.over_within(jobs[0])
+    assert (row.state, row.starts) == (JobState.DONE, 8)
+    assert begun == [row.id]
+    assert len(house.engine.submitted) == 1
+
+
+async def test_a_start_while_the_worker_is_being_replaced_makes_no_second_one(house: House) -> None:
+    async def deaf(_: Trainer) -> None:
+        await asyncio.sleep(60)
+
+    house.engine.default = deaf
+    job = await house.start()
+    await house.until(lambda: bool(house.engine.submitted))
+    await asyncio.gather(house.jobs.cancel(job), *(house.jobs.started(job) for _ in range(5)))
+    assert house.jobs.working == 1
+    assert (await house.over_within(job)).state is JobState.CANCELLED
+    assert not [one for one in asyncio.all_tasks() if one.get_name() == f"job {job}"]
+
+
+@pytest.mark.parametrize("names", [["repo-2"], ["repo-2", "repo-3"]])
+async def test_a_name_that_changes_while_the_model_is_moved_is_the_one_in_the_end(
+    house: House, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    move, going = house.hub.move, asyncio.Event()
+
+    async def slow(*told: Any, **more: Any) -> Any:
+        going.set()
+        await asyncio.sleep(0.05)
+        return await move(*told, **more)
+
+    monkeypatch.setattr(house.hub, "move", slow)
+    for name in names:
+        going.clear()
+        await house.start(name=name)
+        await going.wait()
+    await house.start(name="repo-9")
+    row = await house.over_within(job)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-9"
+    assert set(house.hub.repos) == {"me/repo-9"}
+
+
+async def test_a_start_that_is_noted_as_the_worker_leaves_is_not_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon hears of a start a moment after it is in the books."""
+    forget = house.hub.forget
+
+    def at_the_last_moment(job_id: int) -> None:
+        forget(job_id)
+        if len(house.hub.forgotten) == 1:
+            with house.books.reading() as db:
+                assert db.execute("SELECT state FROM jobs").fetchone()[0] == "done"
+            db = database.connect(house.books.path)
+            db.execute("UPDATE jobs SET expected_repo_name = 'repo-7', lock_token = lock_token + 1")
+            db.close()
+
+    monkeypatch.setattr(house.hub, "forget", at_the_last_moment)
+    job = await house.start()
+    await house.until(lambda: "me/repo-7" in house.hub.repos)
+    row = await house.over_within(job)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-7"
+
+
+async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_model_is_published(
+    house: House,
+) -> None:
+    async def deaf(trainer: Trainer) -> None:
+        trainer.save(0.5)
+        await asyncio.sleep(60)
+
+    house.engine.default = deaf
+    job = await house.start(seconds=3)
+    await house.until(lambda: bool(house.hub.commits))
+    house.engine.gone = True
+    async with asyncio.timeout(10):
+        while (await house.parts.book.load(job)).state is not JobState.DONE:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert [hold.kind for hold in house.fleet.ledger.holds] == [HoldKind.JOB]
+    house.engine.gone = False
+    await house.over_within(job)
+    assert not house.engine.runs
+    await house.until(lambda: not house.fleet.ledger.holds)
+
+
+async def test_no_validator_gets_another_ones_repository(house: House) -> None:
+    first = await house.start(name="repo-1")
+    await house.over_within(first)
+    before = dict(house.hub.repos)
+    again = Start(
+        task_id="theirs",
+        task_type=TaskType.INSTRUCT,
+        model="tiny/llama",
+        hours=3 / 3600,
+        expected_repo_name="repo-1",
+        started_at=time.time(),
+        request=json.dumps(request("theirs")).encode(),
+    )
+    started = await house.jobs.take(again, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
+    row = await house.over_within(started.job_id)
+    assert (row.state, row.submission) == (JobState.FAILED, None)
+    assert "another validator" in row.detail
+    assert house.hub.repos == before
+
+
+async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(house: House) -> None:
+    house.inputs.troubles = [2.5]
+    job = await house.start(seconds=2)
+    await house.until(lambda: bool(not house.inputs.troubles))
+    await house.start(seconds=60)
+    assert (await house.over_within(job)).state is JobState.DONE
+
+
+async def test_a_task_of_two_validators_is_named_by_its_jobs_number(house: House) -> None:
+    first = await house.start()
+    await house.over_within(first)
+    own = Start("t1", TaskType.INSTRUCT, "tiny/llama", 1.0, None, time.time(), b"{}")
+    second = await house.jobs.take(own, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
+    with house.books.reading() as db:
+        with pytest.raises(NoSuchJob, match="several validators"):
+            work.find_job(db, "t1")
+        assert work.find_job(db, str(first)).id == first
+    await house.over_within(second.job_id)
+
+
+async def test_a_model_that_is_not_where_the_books_have_it_is_published_anew(house: House) -> None:
+    job = await house.start()
+    await house.over_within(job)
+    house.hub.repos["me/elsewhere"] = house.hub.repos.pop("me/repo-1")
+    await house.start(name="repo-2")
+    row = await house.over_within(job)
+    assert row.submission is not None
+    assert row.submission.repo == "me/repo-2"
+    assert "me/repo-2" in house.hub.repos

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from core.progress import CheckpointEvent, OomEvent
 from core.run_files import RunEnd, RunSpec
 from core.wire import MinerSubmission
 from miner.engines.base import Why
+from miner.fleet.base import Placement, TaskKey
 from miner.jobs.ports import Outgoing, StepFailed, Told
 from miner.jobs.states import EndReason, JobState
 from miner.store import work
-from tests.miner.jobs.house import FAST, EndedBy, House, Trainer, opened
+from tests.miner.jobs.house import FAST, VALIDATOR, EndedBy, House, Trainer, good, opened
 
 
 def plan_of(house: House, job: int, attempt: int) -> TrainingPlan:
@@ -55,7 +57,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ho
     assert house.inputs.released == [job]
     assert house.hub.forgotten == [job]
     assert not house.fleet.ledger.holds
-    assert [key.task_id for key in house.over] == ["t1"]
+    await house.until(lambda: [key.task_id for key in house.over] == ["t1"])
 
 
 async def test_every_step_is_in_the_books_with_its_beginning_and_its_end(house: House) -> None:
@@ -196,6 +198,9 @@ async def test_a_lost_gpu_moves_the_job_to_others(house: House) -> None:
         trainer.end(RunEnd.STOPPED)
 
     house.engine.scripts = [long]
+    now = time.time()
+    where = Placement(("0", "1", "2", "3"), now, now + 600)
+    assert house.fleet.promise(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at, priority=5.0)
     job = await house.start()
     await began.wait()
     held = house.engine.submitted[0].gpus
@@ -204,8 +209,16 @@ async def test_a_lost_gpu_moves_the_job_to_others(house: House) -> None:
     assert stock.hardware is not None
     less = stock.hardware.model_copy(update={"gpus": stock.hardware.gpus.take(3)})
     house.fleet.update(replace(stock, gpus=cards, hardware=less, failed={held[0]: "fell off the bus"}))
+    priorities = set()
+
+    async def watches(trainer: Trainer) -> None:
+        priorities.update(claim.priority for claim in house.fleet.ledger.claims if claim.firm)
+        await good(trainer)
+
+    house.engine.default = watches
     assert (await house.over_within(job)).state is JobState.DONE
     assert await ends(house, job) == [EndReason.GPU_LOST, EndReason.TRAINED]
+    assert priorities == {5.0}, "what was promised to it stands"
     assert held[0] not in house.engine.submitted[1].gpus
 
 

@@ -1,5 +1,5 @@
-"""Everything at once, at random: failing trainings, a daemon that dies, an engine that goes and comes, a hub
-and a network that fail, second starts under other names. Whatever the order, the same must hold in the end.
+"""Everything at once, at random: failing trainings, a daemon that dies, an engine that goes and comes, a hub,
+a network and a store that fail, second starts under other names. In any order, the same must hold in the end.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from core.run_files import RunEnd
 from miner.engines.base import Phase, Why
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
+from miner.store.writer import StoreUnavailable
 from tests.miner.jobs.house import EndedBy, House, Trainer, opened
 
 JOBS, ACTS = 3, 25
@@ -27,7 +29,7 @@ class Chaos:
         #: task → the scores of the models that its attempts have left.
         self.saved: dict[str, list[float]] = {}
         self.names: dict[str, str] = {}
-        self.cancelled: set[str] = set()
+        self._break_the_store()
 
     async def train(self, trainer: Trainer) -> None:
         """Some steps, perhaps models, and one of many ends."""
@@ -60,7 +62,10 @@ class Chaos:
     async def act(self) -> None:
         random, house = self.random, self.house
         task = f"t{random.randrange(JOBS)}"
-        match random.randrange(7):
+        act = random.randrange(8)
+        if act in (0, 4):
+            self.down = False  # a daemon does not start without its books, nor take a start
+        match act:
             case 0:
                 await house.reborn()
             case 1:
@@ -71,11 +76,34 @@ class Chaos:
                 house.inputs.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
             case 4:
                 self.names[task] = f"{task}-{random.randrange(5)}"
-                await house.start(task_id=task, name=self.names[task])
+                again = (
+                    house.start(task_id=task, name=self.names[task]) for _ in range(random.randint(1, 3))
+                )
+                await asyncio.gather(*again)
             case 5:
                 house.hub.troubles.append(random.uniform(0, 0.1))
             case 6:
                 await asyncio.sleep(random.uniform(0, 0.1))
+            case 7:
+                self.down = not self.down
+
+    def _break_the_store(self) -> None:
+        """While it is down nothing can be read or written."""
+        self.down = False
+        books, submit, reading = self.house.books, self.house.books.writer.submit, self.house.books.reading
+
+        def writes(work: Any) -> Any:
+            if self.down:
+                raise StoreUnavailable("the disk is full")
+            return submit(work)
+
+        def reads() -> Any:
+            if self.down:
+                raise StoreUnavailable("the disk is gone")
+            return reading()
+
+        books.writer.submit = writes  # type: ignore[method-assign]
+        books.reading = reads  # type: ignore[method-assign]
 
     async def run(self) -> list[int]:
         self.house.engine.default = self.train
@@ -86,7 +114,7 @@ class Chaos:
         for _ in range(ACTS):
             await self.act()
             await asyncio.sleep(self.random.uniform(0, 0.03))
-        self.house.engine.gone = False
+        self.house.engine.gone = self.down = False
         self.house.hub.troubles.clear()
         return jobs
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from miner.fleet.base import FleetSnapshot, TaskKey
+from miner.fleet.base import Ability, FleetSnapshot, TaskKey
 from miner.offers import burst
 from miner.offers.burst import Burst
 from miner.offers.decision import Decision
@@ -93,6 +93,12 @@ def test_a_job_that_ended_is_learned_from_at_once(room: Room) -> None:
 def test_trouble_with_the_inventory_is_seen_at_once(room: Room) -> None:
     assert room.ask().accepted
     room.state["fleet"] = replace(room.state["fleet"], trouble="NVML is gone")
+    assert not room.ask().accepted
+
+
+def test_trouble_with_the_engine_is_seen_at_once(room: Room) -> None:
+    assert room.ask().accepted
+    room.state["fleet"] = replace(room.state["fleet"], ability=Ability(trouble="Docker is gone"))
     assert not room.ask().accepted
 
 

@@ -11,6 +11,8 @@ import pytest
 from core.budget import Refusal
 from core.profile import load_profile
 from core.tasks import ImageModelType, TaskType
+from core.wire import MinerTaskOffer
+from miner.fleet.base import Ability
 from miner.offers.decide import decide
 from miner.offers.decision import Decision
 from miner.offers.history import History
@@ -119,6 +121,41 @@ def test_gpus_that_can_not_be_looked_at_are_not_promised() -> None:
     assert "NVML: Unknown Error" in verdict(found, "inventory").text
     assert "NVML" not in found.message
     assert found.message == "Not taken: no capacity at the moment"
+
+
+def test_nothing_is_promised_while_nothing_can_train() -> None:
+    found = decided(on=fleet(ability=Ability(trouble="Docker does not run")))
+    assert_reasoned(found)
+    assert {reason.rule for reason in found.failed} == {"engine"}
+    assert "Docker does not run" in verdict(found, "engine").text
+    assert found.message == "Not taken: no capacity at the moment"
+
+
+@pytest.mark.parametrize(("task", "accepted"), [(TaskType.GRPO, False), (TaskType.INSTRUCT, True)])
+def test_code_of_strangers_is_refused_where_there_is_no_sandbox(task: TaskType, accepted: bool) -> None:
+    open_house = fleet(ability=Ability(no_sandbox="no bubblewrap"))
+    asked = offer(task_type=task, hours_to_complete=8.0)
+    assert decided(asked).accepted
+    found = decided(asked, on=open_house)
+    assert_reasoned(found)
+    assert found.accepted is accepted
+    assert {reason.rule for reason in found.failed} == (set() if accepted else {"sandbox"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "needs"),
+    [
+        (offer(), "text"),
+        (offer(task_type=TaskType.DPO), "text"),
+        (picture_offer(), "image"),
+        (picture_offer(model="Qwen/Qwen-Image"), "toolkit"),
+    ],
+)
+def test_what_an_image_is_lacking_for_is_refused_and_nothing_else(asked: MinerTaskOffer, needs: str) -> None:
+    for short in ("text", "image", "toolkit"):
+        found = decided(asked, on=fleet(ability=Ability(lacks={short: "not built"})))
+        assert_reasoned(found)
+        assert ("engine" in {reason.rule for reason in found.failed}) is (short == needs)
 
 
 def test_without_a_usable_gpu_every_rule_is_still_judged() -> None:

@@ -93,6 +93,16 @@ def test_a_full_model_keeps_the_bases_own_config_and_tokenizer(submission: Submi
     assert len(list(submission.place.glob("*.safetensors"))) == shards
 
 
+def test_plain_weights_are_not_called_quantised_because_the_base_came_so(
+    submission: Submission, base: Path
+) -> None:
+    config = json.loads((base / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    submission.put(write_full, scored(1.0))
+    assert "quantization_config" not in json.loads((submission.place / "config.json").read_text("utf-8"))
+
+
 @pytest.mark.parametrize("name", ["org/model", "/cache/models/x"])
 def test_the_card_has_front_matter_that_the_hub_accepts(tmp_path: Path, base: Path, name: str) -> None:
     submission = Submission(tmp_path / "submission", name, base)

@@ -39,6 +39,23 @@ def test_a_folder_is_read_whole_but_in_one_form(tmp_path: Path) -> None:
     assert read_rows(tmp_path) == [{"a": 1}, {"a": 2}]
 
 
+def test_of_a_repository_its_data_are_read_and_not_what_it_says_about_them(tmp_path: Path) -> None:
+    """The form that most of it is in, whichever name comes first."""
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    written(tmp_path, '{"etag": "x"}', ".cache/huggingface/data.json")
+    written(tmp_path, '{"default": {"splits": {}}}', "dataset_infos.json")
+    written(tmp_path, '[{"a": "an example"}]', "a-sample.json")
+    written(tmp_path, '{"a": "one"}\n{"a": "two"}\n{"a": "three"}\n', "train.jsonl")
+    assert [row["a"] for row in read_rows(tmp_path)] == ["one", "two", "three"]
+
+
+def test_a_cell_of_a_csv_file_may_be_long_and_a_row_too(tmp_path: Path) -> None:
+    path = written(tmp_path, f"\ufeffa,b\n{'x' * 200_000},y,z,z\n", "rows.csv")
+    rows = read_rows(path)
+    assert (len(rows[0]["a"]), rows[0]["b"]) == (200_000, "y")
+    assert columns_of(rows) == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "null", "[1, 2]", '[{"a": 1}', "{", "[" * 5000, '{"a": "b"} nonsense']
 )

@@ -83,6 +83,13 @@ def test_a_zip_without_pictures_is_bad_data(tmp_path: Path, files: dict[str, byt
     assert not list((tmp_path / "w").glob("*")), "nothing half done is left"
 
 
+def test_a_zip_that_is_not_there_is_bad_data_too(tmp_path: Path) -> None:
+    spec = task(tmp_path, pictures(1))
+    Path(spec.data_path).unlink()
+    with pytest.raises(BadData, match="not there"):
+        prepare_images(spec, tmp_path / "w")
+
+
 def test_what_is_no_zip_is_bad_data(tmp_path: Path) -> None:
     spec = task(tmp_path, pictures(1))
     Path(spec.data_path).write_bytes(b"PK no zip")

@@ -137,6 +137,12 @@ def test_without_an_output_column_everything_is_learned_in_pieces() -> None:
     assert cut[-1].ids[-1] == END
 
 
+def test_a_last_piece_of_one_token_is_left_out_because_nothing_predicts_it() -> None:
+    """Its loss is 0 / 0, and one of those made the whole held-out score a NaN."""
+    row = encoded(InstructDataset(field_instruction="t"), {"t": "1 2 3 4 5 6"}, limit=3)
+    assert [len(piece.ids) for piece in pieces(row, 3)] == [3, 3]
+
+
 def test_a_wrong_column_is_named() -> None:
     with pytest.raises(BadData, match="field_output 'a' is no column"):
         encoded(PLAIN, {"q": "Q"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,24 @@ from datasets import load_from_disk
 from core.evaluation import Era
 from core.run_files import EXIT_OF, ExitCode, RunEnd
 from core.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
-from tests.trainer import tiny
+from tests.trainer import odd_models, tiny
 from tests.trainer.runs import DATASETS, planned, spec
 from trainer.errors import BadData, BadModel, BadReward, TrainingError
 from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
 from trainer.inputs.tables import read_table
-from trainer.inputs.text import EQUAL, NO_ANSWER, NO_PROMPT, TOO_LONG, PreparedText, read_task, write_task
-from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.inputs.text import (
+    EQUAL,
+    NO_ANSWER,
+    NO_PROMPT,
+    TOO_LONG,
+    PreparedText,
+    read_task,
+    why_not,
+    write_task,
+)
+from trainer.inputs.tokens import load_tokenizer, model_window, pad_token_for_engine
+from trainer.rewards import TABLE
+from trainer.sandbox import Rewards
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 COLUMNS = {
@@ -133,6 +145,22 @@ def test_a_text_without_an_output_column_is_cut_into_sequences(tmp_path: Path) -
     assert all(list(row.ids) == list(row.labels) and len(row.ids) <= 32 for row in table)
 
 
+def test_texts_longer_than_evaluation_reads_are_planned_for_in_its_pieces(tmp_path: Path) -> None:
+    """Counted whole they were all too long, and the plan was one step."""
+    rows = [{"text": tiny.sentence(random.Random(place), 400)} for place in range(20)]
+    run = spec(tmp_path, TaskType.INSTRUCT, rows, dataset=InstructDataset(field_instruction="text"))
+    read = read_task(run, load_tokenizer(run.model_path))
+    assert read.limit == 256
+    assert read.facts.rows == len(read.rows) > 40
+    assert read.facts.total.quantiles[-1] <= 256
+    assert len(set(read.fingerprints)) == len(read.rows)
+
+
+def test_a_row_whose_only_label_is_its_first_token_is_left_out() -> None:
+    assert why_not(LabelledRow([7, 8], [7, IGNORED]), 10, False) is not None
+    assert why_not(LabelledRow([7, 8], [IGNORED, 8]), 10, False) is None
+
+
 def test_where_no_row_is_short_enough_evaluation_looks_further(tmp_path: Path) -> None:
     """The window is 512: rows of up to 256 tokens are scored, unless there are none."""
     long = [{"instruct": "sum " * 290, "input": "", "output": "the end"}] * 8
@@ -238,6 +266,25 @@ def test_an_endless_reward_ends_the_run_in_good_time(tmp_path: Path, monkeypatch
     assert time.monotonic() - began < 20
 
 
+def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training and its evaluations would each give it its minutes, three times over."""
+    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 2.0)
+    good, endless = (
+        "def f(completions): return [1.0] * len(completions)",
+        "def f(completions):\n    while 1: pass",
+    )
+    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, endless))
+    assert files.rewards_dir is not None
+    rewards = Rewards.open(files.rewards_dir / TABLE)
+    began = time.monotonic()
+    assert rewards.problems(["a"]) == [None, "it did not come back in time before the training"]
+    assert time.monotonic() - began < 2.0
+    assert rewards.call(1, ["a", "b"]) == [0.0, 0.0]
+    rewards.close()
+
+
 def test_one_reward_that_works_is_enough(tmp_path: Path) -> None:
     good = "def f(completions): return [1.0] * len(completions)"
     files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, "def f(completions): 1 / 0"))
@@ -276,6 +323,27 @@ def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) 
 
 def test_a_tokenizer_with_a_pad_token_keeps_it(tmp_path: Path) -> None:
     assert pad_token_for_engine(load_tokenizer(str(tiny.save(tmp_path / "model")))) is None
+
+
+def test_a_models_window_is_found_by_whatever_name_its_family_has_for_it(tmp_path: Path) -> None:
+    """GPT-2 reads 1,024 tokens, so evaluation looks at 512; taken for unknown, a longer row ended the run."""
+    odd_models.save(tmp_path / "gpt2", "gpt2")
+    assert model_window(str(tmp_path / "gpt2")) == 512
+    odd_models.save(tmp_path / "seeing", "seeing")
+    assert model_window(str(tmp_path / "seeing")) == 512
+    (tmp_path / "config.json").write_text('{"model_type": "unheard of", "max_position_embeddings": 77}')
+    assert model_window(str(tmp_path)) == 77
+
+
+def test_a_pad_token_that_the_model_has_no_row_for_is_not_padded_with(tmp_path: Path) -> None:
+    """It is masked, and looked up all the same: the first batch of unequal rows would end the run."""
+    model = tiny.save(tmp_path / "model")
+    made = tiny.tokenizer(pad=False)
+    made.add_special_tokens({"pad_token": "<added later>"})
+    made.save_pretrained(model)
+    tokenizer = load_tokenizer(str(model))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert pad_token_for_engine(tokenizer) == tiny.TURN
 
 
 def test_nothing_of_a_row_is_learned_that_is_not_the_answer(tmp_path: Path) -> None:

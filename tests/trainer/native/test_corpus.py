@@ -11,7 +11,6 @@ import pytest
 from tests.trainer.native import tiny
 from tests.trainer.native.test___main__ import model_with_tokenizer
 from trainer.errors import BadData
-from trainer.inputs.tokens import load_tokenizer
 from trainer.native import corpus
 from trainer.native.tokens import BadTokens, TokenFile, write_rows
 
@@ -29,18 +28,18 @@ def lines(path: Path, count: int, column: str = "text") -> Path:
 
 
 def test_documents_end_with_the_end_token_and_are_built_once(tmp_path: Path, model: Path) -> None:
-    tokenizer, source = load_tokenizer(str(model)), lines(tmp_path / "rows.jsonl", 30)
-    made = corpus.build(source, tmp_path / "tokens", tokenizer)
+    (tokenizer, size), source = corpus.load(str(model)), lines(tmp_path / "rows.jsonl", 30)
+    made = corpus.build(source, tmp_path / "tokens", tokenizer, size)
     assert len(made) == 30
     assert {int(made[row].ids[-1]) for row in range(30)} == {tokenizer.eos_token_id}
     wanted = tokenizer("near plum 7 far", add_special_tokens=False)["input_ids"]
     assert made[7].ids[:-1].tolist() == wanted
     assert made[7].trained.all()
     before = (tmp_path / "tokens/meta.json").stat().st_mtime_ns
-    corpus.build(source, tmp_path / "tokens", tokenizer)
+    corpus.build(source, tmp_path / "tokens", tokenizer, size)
     assert (tmp_path / "tokens/meta.json").stat().st_mtime_ns == before
     lines(source, 31)
-    assert len(corpus.build(source, tmp_path / "tokens", tokenizer)) == 31
+    assert len(corpus.build(source, tmp_path / "tokens", tokenizer, size)) == 31
 
 
 def test_a_long_text_is_read_in_pieces_and_nothing_is_lost(
@@ -53,8 +52,8 @@ def test_a_long_text_is_read_in_pieces_and_nothing_is_lost(
     assert len(pieces) > 5
     assert "".join(piece for piece, _ in pieces) == text
     assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
-    tokenizer = load_tokenizer(str(model))
-    made = corpus.build(tmp_path / "book.txt", tmp_path / "tokens", tokenizer)
+    tokenizer, size = corpus.load(str(model))
+    made = corpus.build(tmp_path / "book.txt", tmp_path / "tokens", tokenizer, size)
     ids = np.concatenate([made[row].ids for row in range(len(made))]).tolist()
     assert ids == [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 

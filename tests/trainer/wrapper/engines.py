@@ -41,6 +41,8 @@ def bar(name, step, total, began, extra):
 def trouble(step, total):
     if FAULT == "oom" and step == 3:
         raise RuntimeError("CUDA out of memory. Tried to allocate 4.00 GiB.")
+    if FAULT == "disk" and step == 3:
+        raise OSError(28, "No space left on device")
     if FAULT == "crash" and step == 3:
         raise KeyError("down_blocks")
     return float("nan") if FAULT == "nan" and step > total // 2 else 1 / (1 + step)

@@ -319,6 +319,24 @@ def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
     assert "SessionCallback" in found["callbacks"]
 
 
+@pytest.mark.parametrize(
+    ("task_type", "metric"),
+    [(TaskType.INSTRUCT, "eval_loss"), (TaskType.DPO, "eval_loss"), (TaskType.GRPO, "reward-kl")],
+)
+def test_the_engines_own_loss_may_decide_but_not_where_it_says_nothing(
+    forks: ForkServer, tmp_path: Path, task_type: TaskType, metric: str
+) -> None:
+    """Axolotl reads held-out pairs by the training's columns, and GRPO's loss is zero for any model."""
+    said = {"eval_metric": "loss", "max_steps": 6, "eval_steps": 3, "val_rows_max": 8}
+    run = planned(task(tmp_path, task_type), write_profile(tmp_path / "p.yaml", targets=said))
+    result = follow(run, forks)
+    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
+    assert result.best is not None
+    assert result.base is not None
+    assert (result.best.metric, result.base.metric) == (metric, metric)
+    assert result.best.lower_is_better == (metric == "eval_loss")
+
+
 def test_new_rows_at_an_old_place_are_trained_on(forks: ForkServer, profile: Path, tmp_path: Path) -> None:
     """Axolotl's cache of prepared rows knows paths and settings, not contents."""
     run = planned(task(tmp_path, TaskType.INSTRUCT, data=tiny.instruct_rows(100, seed=1)), profile)

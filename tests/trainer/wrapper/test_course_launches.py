@@ -98,6 +98,31 @@ def test_asked_to_stop_two_processes_save_and_end_and_leave_nobody_behind(tmp_pa
     submitted_model(run)
 
 
+def test_when_one_of_two_processes_is_killed_the_run_ends_at_once_with_what_it_has(tmp_path: Path) -> None:
+    """As the kernel does when memory runs out. The other one would wait for it for half an hour."""
+    profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)
+    run = planned(task(tmp_path, TaskType.INSTRUCT, 900), profile, processes=2)
+    child = started(run)
+    until_submitted(run, child)
+    family = descendants(child.pid)
+    workers = [
+        pid for pid in family if b"-m\0axolotl.cli.train" in _said(pid) and b"accelerate" not in _said(pid)
+    ]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    assert child.wait(timeout=60) == 0, log_of(run)
+    result = result_of(run)
+    assert (result.end, result.submission) == (RunEnd.OOM, True), result.detail
+    assert [pid for pid in family if _alive(pid)] == []
+
+
+def _said(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def test_killed_with_its_wrapper_no_worker_goes_on_training(tmp_path: Path) -> None:
     """Rewards, one process. Launchers put workers into sessions of their own, which no group kill reaches."""
     profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)

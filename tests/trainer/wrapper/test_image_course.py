@@ -136,7 +136,8 @@ def test_a_decaying_schedule_is_begun_anew_when_it_would_be_cut_off(tmp_path: Pa
     code, result = finished(run, STAND_IN_STEP_S="0.02")
     assert (code, result.end) == (0, RunEnd.FINISHED), result.detail
     assert any(isinstance(event, NoteEvent) and event.kind == "refit" for event in events(run))
-    assert time.time() <= run.end_by
+    # What it takes to end processes and to place a file is the same for a short run: the reserve has room.
+    assert time.time() <= run.end_by + 0.25 * (run.deadline_at - run.end_by)
     assert 50 < result.steps < 1000
 
 
@@ -175,11 +176,15 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_file_from_before(tm
     assert result.submission
 
 
-@pytest.mark.parametrize("fault", ["no data", "crash"])
+@pytest.mark.parametrize("fault", ["no data", "crash", "disk"])
 def test_an_exit_code_of_zero_without_a_file_is_no_success(tmp_path: Path, fault: str) -> None:
     run = planned(image_run(tmp_path, ImageModelType.SDXL))
     code, result = finished(run, STAND_IN_FAULT=fault)
-    expected = (ExitCode.BAD_DATA, RunEnd.BAD_DATA) if fault == "no data" else (1, RunEnd.CRASHED)
+    expected = {
+        "no data": (ExitCode.BAD_DATA, RunEnd.BAD_DATA),
+        "disk": (ExitCode.DISK_FULL, RunEnd.DISK_FULL),
+        "crash": (ExitCode.CRASHED, RunEnd.CRASHED),
+    }[fault]
     assert (code, result.end, result.submission) == (*expected, False)
     if fault == "crash":
         assert "down_blocks" in result.detail

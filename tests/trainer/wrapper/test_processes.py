@@ -100,6 +100,27 @@ def test_the_last_lines_are_remembered_as_a_reader_of_the_screen_saw_them(tmp_pa
     assert "'100%| done'" in done.stdout, done.stderr
 
 
+def test_a_line_that_is_not_understood_does_not_stop_the_engine(tmp_path: Path) -> None:
+    """Whoever writes into a pipe that nobody reads waits for ever."""
+    done = run(
+        """
+        import os, sys
+        from pathlib import Path
+        from trainer.wrapper.processes import Child
+
+        def heard(line):
+            raise ValueError("what is this?")
+
+        said = "for number in range(20000): print('line', number)"
+        child = Child([sys.executable, "-c", said], os.environ, Path("."), heard)
+        while child.ended() is None:
+            pass
+        print("code", child.close(), child.tail[-1])
+        """
+    )
+    assert "code 0 line 19999" in done.stdout, done.stderr[-2000:]
+
+
 def test_stacks_are_asked_only_of_those_who_can_answer(tmp_path: Path) -> None:
     """SIGUSR1 ends a process that has no handler for it, and a launcher has none."""
     deaf = "import time; print('up', flush=True); time.sleep(600)"

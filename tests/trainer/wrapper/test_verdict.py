@@ -58,6 +58,20 @@ def test_a_kill_from_outside_is_the_hosts_memory() -> None:
     assert judged(ended(1, None, launcher), None, [None], marked=True).end is RunEnd.OOM
 
 
+def test_a_rank_that_was_killed_is_the_cause_and_not_the_lost_connection_of_another() -> None:
+    summary = ["Failures:", "exitcode  : 1 (pid: 7)", "Root Cause (first observed failure):", "[0]:"]
+    lost = failure(RunEnd.CRASHED)
+    killed = judged(ended(1, None, *summary, "exitcode  : -9 (pid: 8)  (SIGKILL)"), None, [lost], marked=True)
+    assert (killed.end, killed.moment) == (RunEnd.OOM, "train")
+    other = judged(ended(1, None, "exitcode  : -9 (pid: 8)", *summary), None, [lost], marked=True)
+    assert other.end is RunEnd.OOM, "whichever of the two the launcher saw first"
+    crashed = judged(ended(1, None, *summary, "exitcode  : 1 (pid: 8)"), None, [lost], marked=True)
+    assert crashed.end is RunEnd.CRASHED
+    own_word = failure(RunEnd.BAD_DATA)
+    told = judged(ended(1, None, *summary, "exitcode  : -9 (pid: 8)"), None, [own_word], marked=True)
+    assert told.end is RunEnd.BAD_DATA
+
+
 def test_a_silent_end_is_a_crash_with_its_code() -> None:
     attempt = judged(ended(3), None, [None], marked=True)
     assert attempt.end is RunEnd.CRASHED

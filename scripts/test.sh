@@ -1,0 +1,29 @@
+#!/bin/sh
+# Every test: sh scripts/test.sh BIN PYTHON
+# BIN is the daemon's environment's folder of programs, PYTHON the training environment's interpreter, or
+# nothing where there is none. The two suites share no process and run side by side; the daemon's closing
+# line comes last.
+set -u
+bin=$1 training=$2
+if [ -z "$training" ]; then
+    if [ "${CI:-}" = true ]; then
+        echo "no training environment: run make training, or set GOD_MINER_TRAINING_PYTHON" >&2
+        exit 1
+    fi
+    exec "$bin/python" -m pytest
+fi
+export GOD_MINER_TRAINING_PYTHON="$training"
+
+log=$(mktemp)
+daemon=
+trap 'rm -f "$log"' EXIT
+trap 'kill $daemon 2>/dev/null; exit 130' INT TERM
+echo "== the daemon's tests, beside those of the training stack; their output comes after it"
+"$bin/python" -m pytest >"$log" 2>&1 &
+daemon=$!
+# The daemon's tests watch clocks; these only compute.
+nice -n 10 "$training" scripts/training_tests.py "$bin/../training-tests"
+failed=$?
+echo "== the daemon's tests"
+tail -n +1 -f --pid="$daemon" "$log"
+wait "$daemon" && exit "$failed"

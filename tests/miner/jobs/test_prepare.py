@@ -1,0 +1,103 @@
+"""The final plan: as long as there is time, and no longer than the GPUs are its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.progress import StepEvent
+from miner.fleet.base import Placement, TaskKey
+from miner.jobs.ports import Fetched, Told, Wanted
+from miner.jobs.states import JobState
+from miner.jobs.times import Pace
+from tests.miner.jobs.house import ROWS, VALIDATOR, House, Trainer, opened
+
+HOUR = 3600.0
+JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with opened(tmp_path / "data", Pace(poll_s=0.01), "1xH100", "h100x4-strategy") as one:
+        yield one
+
+
+def promise(house: House, key: TaskKey, start: float, end: float) -> None:
+    """As for an accepted offer, in hours from now."""
+    now = time.time()
+    where = Placement(("0",), now + start * HOUR, now + end * HOUR)
+    assert house.fleet.promise(key, where, until=where.ends_at)
+
+
+async def launched(house: House, monkeypatch: pytest.MonkeyPatch, hours: float, rows: int) -> float:
+    """Hours from now in which the training of so much data was told to be over."""
+    fetch = house.inputs.fetch
+
+    async def fetched(wanted: Wanted, told: Told) -> Fetched:
+        return replace(await fetch(wanted, told), data=ROWS.model_copy(update={"rows": rows}))
+
+    async def waits(trainer: Trainer) -> None:
+        await trainer.wait_for_stop()
+
+    monkeypatch.setattr(house.inputs, "fetch", fetched)
+    house.engine.default = waits
+    if JOB in {hold.key for hold in house.fleet.ledger.holds}:
+        house.fleet.start(JOB, until=time.time() + hours * HOUR)
+    await house.start(seconds=hours * HOUR)
+    await house.until(lambda: bool(house.engine.runs))
+    (run,) = house.engine.runs.values()
+    return (run.trainer.run.end_by - time.time()) / HOUR
+
+
+def window(house: House, key: TaskKey) -> tuple[float, float]:
+    (hold,) = [one for one in house.fleet.ledger.holds if one.key == key]
+    return (hold.starts_at - time.time()) / HOUR, (hold.ends_at - time.time()) / HOUR
+
+
+async def test_a_dataset_larger_than_thought_is_trained_on_longer_while_nobody_waits(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise(house, JOB, 0, 1)
+    assert await launched(house, monkeypatch, 4, 20_000_000) > 3.5
+    assert window(house, JOB)[1] > 3.5
+
+
+async def test_a_dataset_larger_than_thought_does_not_take_the_time_that_was_promised_to_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise(house, JOB, 0, 1)
+    promise(house, OTHER, 1.2, 3)
+    assert await launched(house, monkeypatch, 4, 20_000_000) == pytest.approx(1.2, abs=0.02)
+    assert window(house, JOB)[1] == pytest.approx(1.2, abs=0.02)
+    assert window(house, OTHER)[0] == pytest.approx(1.2, abs=0.02)
+
+
+async def test_a_job_that_could_not_train_at_all_before_others_takes_its_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise(house, JOB, 0, 0.02)
+    promise(house, OTHER, 0.02, 1)
+    assert await launched(house, monkeypatch, 4, 20_000_000) > 3.5
+
+
+async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promise(house, JOB, 0, 1)
+    before = await launched(house, monkeypatch, 4, 10_000)
+    assert before > 3.5
+    end = window(house, JOB)[1]
+    (run,) = house.engine.runs.values()
+    begun = time.time()
+    for number in range(60):
+        step = StepEvent(t=begun + 60 * number, step=number + 1, total=600, loss=1.0, tokens_s=100.0)
+        run.trainer.say(step)
+    async with asyncio.timeout(10):
+        while window(house, JOB)[1] <= end:
+            await asyncio.sleep(0.01)
+    assert (await house.parts.book.load(1)).state is JobState.TRAINING

@@ -1,0 +1,88 @@
+"""Little models of the kinds that give trouble: tied, mixed, seeing, and with other tokens than their
+tokenizer's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.trainer import tiny
+
+ROWS = len(tiny.tokenizer())
+SHAPE: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 3,
+    "pad_token_id": 4,
+}
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=ROWS, n_embd=64, n_layer=2, n_head=4, n_positions=512, bos_token_id=0, eos_token_id=3
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def tied() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True))
+
+
+def mixture() -> Any:
+    return transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+        )
+    )
+
+
+def fewer_rows() -> Any:
+    """Its tokenizer knows a token more than the model, as that of Gemma 3 1B."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
+
+
+def seeing() -> Any:
+    """Reads text beside pictures; its folder has no processor for them."""
+    text = transformers.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=64)
+    eyes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text.to_dict(),
+        vision_config={**eyes, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=5,
+        boi_token_index=6,
+        eoi_token_index=7,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def no_padding() -> Any:
+    """Its tokenizer names no token to pad with, as those of Llama 3 and Mistral."""
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**SHAPE, "pad_token_id": None}))
+
+
+KINDS = {made.__name__: made for made in (gpt2, tied, mixture, fewer_rows, seeing, no_padding)}
+
+
+def save(folder: Path, kind: str) -> Path:
+    torch.manual_seed(0)
+    made = KINDS[kind]()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() == 2:
+                weight.mul_(2)
+    made.save_pretrained(folder)
+    tokenizer = tiny.tokenizer(adds_begin=True, pad=kind != no_padding.__name__)
+    if kind == fewer_rows.__name__:
+        tokenizer.add_tokens(["<picture>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    return folder

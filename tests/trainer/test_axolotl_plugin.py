@@ -1,0 +1,28 @@
+"""Our plugin's own decisions; what it does in a training is tested where one runs (`test_course.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from core.plan_parts import EmaPlan
+from core.progress import NoteEvent, events_in
+from core.tasks import TaskType
+from tests.trainer.runs import planned
+from trainer.axolotl_plugin import _average
+from trainer.callbacks.report import Report
+
+
+def test_a_sharded_model_has_no_moving_average_and_the_operator_is_told(tmp_path: Path) -> None:
+    """Sharding replaces the weights after the plugin has seen them: an average of those would stand still."""
+    plan = planned(TaskType.INSTRUCT).model_copy(update={"ema": EmaPlan(decay=0.9, every=1)})
+    progress = tmp_path / "progress.jsonl"
+    trainer = SimpleNamespace(is_fsdp_enabled=True, model=torch.nn.Linear(2, 2))
+    assert _average(plan, trainer, Report(progress)) is None
+    (line,) = events_in(progress.read_bytes())
+    assert isinstance(line.event, NoteEvent)
+    assert "sharded" in line.event.text
+    trainer.is_fsdp_enabled = False
+    assert _average(plan, trainer, Report(None)) is not None

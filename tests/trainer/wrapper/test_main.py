@@ -1,0 +1,185 @@
+"""From a command line to an exit code: a validator goes by nothing else."""
+
+# Once: it needs nothing of the training stack.
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.evaluation import Era
+from core.run_files import ExitCode, RunEnd, RunResult, RunSpec, Score
+from core.tasks import TaskType
+from tests.trainer.callbacks.simulated import safetensors
+from trainer.callbacks.submission import Submission
+from trainer.command_line import UsageError
+from trainer.errors import BadModel
+from trainer.wrapper import main as main_module
+from trainer.wrapper.main import nobody_else_retries, run_to_the_end
+from trainer.wrapper.result import conclude
+from trainer.wrapper.signals import StopRequest
+
+
+@pytest.fixture(autouse=True)
+def this_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("adopt_orphans", "kill_descendants"):
+        monkeypatch.setattr(main_module, name, lambda: None)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def run_in(folder: Path, **changes: Any) -> RunSpec:
+    now = time.time()
+    given: dict[str, Any] = {
+        "task_id": "77",
+        "task_type": TaskType.IMAGE,
+        "model_id": "org/pictures",
+        "model_path": str(folder / "model"),
+        "data_path": str(folder / "task.zip"),
+        "era": Era.TOURNAMENTS,
+        "work_dir": str(folder / "work"),
+        "submission_dir": str(folder / "place" / "repo"),
+        "progress_path": str(folder / "work" / "progress.jsonl"),
+        "result_path": str(folder / "work" / "result.json"),
+        "stop_path": str(folder / "work" / "stop"),
+        "began_at": now,
+        "end_by": now + 60,
+        "deadline_at": now + 80,
+    }
+    return RunSpec(**{**given, **changes})
+
+
+def submit(run: RunSpec) -> None:
+    place = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), TaskType.IMAGE)
+    place.prepare()
+    place.put(lambda folder: _write(folder / "last.safetensors"), Score(value=1.0, step=3))
+
+
+def _write(path: Path) -> None:
+    path.write_bytes(safetensors())
+
+
+class Course:
+    """Does what it is told to."""
+
+    def __init__(self, run: RunSpec, act: Any) -> None:
+        self.run, self.act = run, act
+
+    def follow(self) -> RunResult:
+        self.act(self.run)
+        return conclude(self.run, RunEnd.FINISHED, "all done")
+
+
+def exit_of(run: RunSpec, act: Any) -> int:
+    return run_to_the_end(lambda _: run, lambda run, stop: Course(run, act), [])
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_submission_at_its_place_is_exit_code_zero_whatever_the_end(tmp_path: Path) -> None:
+    def act(run: RunSpec) -> None:
+        submit(run)
+        raise ZeroDivisionError("a mistake of ours")
+
+    run = run_in(tmp_path)
+    assert exit_of(run, act) == 0
+    result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
+    assert (result.end, result.submission, result.best) == (RunEnd.CRASHED, True, Score(value=1.0, step=3))
+    assert "ZeroDivisionError" in result.detail
+
+
+def test_on_a_full_disk_a_submission_is_exit_code_zero_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be written any more, not even the reason: validators upload nothing after another code."""
+
+    def act(run: RunSpec) -> None:
+        submit(run)
+        monkeypatch.setattr(Path, "write_text", full)
+        full()
+
+    run = run_in(tmp_path)
+    assert exit_of(run, act) == 0
+    assert not Path(run.result_path).exists()
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), ExitCode.DISK_FULL),
+        (BadModel("no such folder"), ExitCode.BAD_MODEL),
+        (KeyError("surprise"), ExitCode.CRASHED),
+    ],
+)
+def test_without_a_submission_the_code_says_why(tmp_path: Path, error: Exception, code: ExitCode) -> None:
+    def act(run: RunSpec) -> None:
+        raise error
+
+    assert exit_of(run_in(tmp_path), act) == code
+
+
+def test_folders_that_cannot_be_made_end_with_a_code_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    run = run_in(tmp_path, work_dir=str(tmp_path / "file/work"), result_path=str(tmp_path / "file/r.json"))
+    assert exit_of(run, lambda run: None) == ExitCode.CRASHED
+
+
+def test_a_command_line_that_says_no_task_is_a_usage_error() -> None:
+    def parse(_: Any) -> RunSpec:
+        raise UsageError("no task")
+
+    assert run_to_the_end(parse, lambda run, stop: Course(run, None), []) == ExitCode.USAGE
+
+
+def test_a_tournaments_second_attempt_knows_nothing_of_the_first_but_its_submission(tmp_path: Path) -> None:
+    """Both have the same volume: the first one's request to stop would end the second before it began."""
+    run = run_in(tmp_path)
+    submit(run)
+    left = Path(run.work_dir) / "launch-1"
+    left.mkdir(parents=True)
+    (left / "outcome.json").write_text("{}")
+    Path(run.stop_path).touch()
+    seen: list[bool] = []
+
+    def act(run: RunSpec) -> None:
+        seen.append(left.exists() or Path(run.stop_path).exists())
+
+    assert exit_of(run, act) == 0
+    assert seen == [False]
+
+
+def test_a_work_folder_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
+    """It is named by the environment and a task's id."""
+    run = run_in(tmp_path)
+    Path(run.work_dir).mkdir()
+    mine = Path(run.work_dir) / "thesis.tex"
+    mine.touch()
+    exit_of(run, lambda run: None)
+    assert mine.exists()
+
+
+def test_a_daemons_attempt_keeps_its_folder_and_its_stop_file(tmp_path: Path) -> None:
+    run = run_in(tmp_path, era=Era.OFFERS, plan_path=str(tmp_path / "plan.json"))
+    Path(run.work_dir).mkdir()
+    Path(run.stop_path).touch()
+    stops: list[StopRequest] = []
+
+    def course(run: RunSpec, stop: StopRequest) -> Course:
+        stops.append(stop)
+        return Course(run, lambda _: None)
+
+    run_to_the_end(lambda _: run, course, [])
+    assert stops[0].asked
+    assert not nobody_else_retries(run)

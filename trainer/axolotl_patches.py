@@ -1,0 +1,84 @@
+"""What Axolotl does to a model before it trains, and evaluation would not follow. It has no hooks for these;
+each function says what would go wrong without it. Applied once in every training process, before anything
+is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
+LANGUAGE, HEAD = "language_model", "lm_head"
+
+
+def apply() -> None:
+    keep_vocabulary()
+    read_text_only()
+    find_every_linear()
+
+
+def keep_vocabulary() -> None:
+    """Tokenizers may know more tokens than the model has rows (that of Gemma 3 1B has one for pictures), and
+    Axolotl gives some a padding token of its own. It would add rows for them: evaluation refuses such a
+    model."""
+    loader = importlib.import_module("axolotl.loaders.model").ModelLoader
+
+    def keep(self: Any) -> None:
+        self.model.tie_weights()
+
+    loader._resize_token_embeddings = keep
+
+
+def read_text_only() -> None:
+    """A model that also sees gets rows of text here, and needs none of its picture processor, which not every
+    folder holds."""
+    module: Any = importlib.import_module("axolotl.train")
+    module.load_processor = lambda *_, **__: None
+
+
+def find_every_linear() -> None:
+    """For LoRA on all linear layers: those of GPT-2 too, which are called something else, but no layer that
+    only pictures reach."""
+    adapter: Any = importlib.import_module("axolotl.loaders.adapter")
+    adapter.find_all_linear_names = linear_names
+
+
+def linear_names(model: Any) -> list[str]:
+    """Their last names, as Axolotl has them; of a model that also sees their whole names, since its eyes have
+    layers of the same last names."""
+    torch = importlib.import_module("torch")
+    conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
+    head = model.get_output_embeddings()
+    found = [
+        name
+        for name, module in model.named_modules()
+        if module is not head
+        and not name.endswith(HEAD)
+        and (isinstance(module, torch.nn.Linear | conv1d) or "Linear" in type(module).__name__)
+        and "LinearScaling" not in type(module).__name__
+    ]
+    language = [name for name in found if LANGUAGE in name.split(".")]
+    return language if _also_sees(model) else sorted({name.rpartition(".")[2] for name in found})
+
+
+def freeze_senses(model: Any) -> int:
+    """Weights that text never reaches get no gradients, which several processes would wait for. How many."""
+    if not _also_sees(model):
+        return 0
+    beyond = [
+        weight
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and LANGUAGE not in name.split(".") and HEAD not in name
+    ]
+    for weight in beyond:
+        weight.requires_grad_(False)
+    return len(beyond)
+
+
+def _also_sees(model: Any) -> bool:
+    """A language model among other parts."""
+    config = model.config
+    return getattr(config, "text_config", None) is not None and any(
+        LANGUAGE in name.split(".") for name, _ in model.named_modules()
+    )
