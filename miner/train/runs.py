@@ -151,6 +151,8 @@ def _chat(column: str, rows: Sequence[Mapping[str, Any]]) -> ChatDataset:
     assistant = next((one for one in speakers if one in ASSISTANT), "assistant")
     user = next((one for one in speakers if one not in (assistant, "system")), "user")
     return ChatDataset(
+        # The model's own, where it has one; validators name theirs.
+        chat_template="tokenizer_default_fallback_chatml",
         chat_column=column,
         chat_role_field=role,
         chat_content_field=content,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core.choices import Engine
 from core.data import DatasetFacts
 from core.data_facts import facts_from_lengths
 from core.plan import TrainingPlan
@@ -177,6 +178,10 @@ def prepare(ask: Ask) -> Prepared:
         plan = own_plan(run, model, facts(corpus, window))
         # Long documents are cut to what the plan takes at once, which is more rows than it knew of.
         plan = own_plan(run, model, facts(corpus, plan.sequence.length))
+    if plan.engine is not Engine.NATIVE:
+        raise BadData(
+            f"{source} is plain text, which the native trainer alone takes; the plan names {plan.engine}"
+        )
     Path(ask.plan_out).write_text(plan.to_json(), encoding="utf-8")
     if folder.suffix == RAW:
         corpus = read(folder, vocabulary, plan.sequence.length)

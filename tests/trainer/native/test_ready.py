@@ -83,3 +83,11 @@ def test_rows_that_cannot_be_are_the_runs_end_and_exit_code(
     assert said.out == ""
     assert "holds no text" in said.err
     assert RunResult.model_validate_json(Path(run.result_path).read_bytes()).end is RunEnd.BAD_DATA
+
+
+def test_plain_text_is_no_other_engines(
+    run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOD_MINER_PROFILE", "cpu-demo")
+    assert main([str(tmp_path / "run.json")]) == ExitCode.BAD_DATA
+    assert "the native trainer alone" in capsys.readouterr().err
