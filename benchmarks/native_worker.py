@@ -1,8 +1,8 @@
 """Runs inside the training environment: one training of a little model, and what it took, as one JSON line.
 
-    training-python benchmarks/native_worker.py native|hf|loader FOLDER '{"steps": 60, "micro": 8, …}'
+    training-python benchmarks/native_worker.py native|hf|axolotl|loader FOLDER '{"steps": 60, "micro": 8, …}'
 
-Model, rows, batch, optimizer, numbers and steps are the same for both; neither evaluates or saves. FOLDER is
+Model, rows, batch, optimizer, numbers and steps are the same for all; none evaluates or saves. FOLDER is
 made by whoever comes first.
 """
 
@@ -22,9 +22,14 @@ import torch
 VOCABULARY = 2048
 
 
-def rows(count: int, longest: int) -> list[tuple[list[int], int]]:
+def now() -> tuple[float, float]:
+    """By the wall, and by this process's share of the CPU, which a busy machine does not change."""
+    return time.perf_counter(), time.process_time()
+
+
+def rows(count: int, longest: int, seed: int = 0) -> list[tuple[list[int], int]]:
     """Tokens, and how many of them are the prompt; lengths as skewed as real ones."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     made = []
     for _ in range(count):
         length = int(np.clip(random.lognormal(np.log(longest / 4), 0.6), 8, longest))
@@ -49,7 +54,17 @@ def model(folder: Path, layers: int, width: int) -> Path:
             max_position_embeddings=2048,
         )
         LlamaForCausalLM(config).save_pretrained(path)
+        _tokenizer().save_pretrained(path)
     return path
+
+
+def _tokenizer() -> Any:
+    """Axolotl wants one, although its rows are tokens already."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{number}": number for number in range(VOCABULARY)}, "t1"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", unk_token="t1", eos_token="t2")
 
 
 def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +72,7 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
     from core.choices import Attention
     from trainer.native import net as nets
-    from trainer.native.batches import Layout, Loader
+    from trainer.native.batches import Layout, Loader, Rows
     from trainer.native.optimizing import Masters
     from trainer.native.order import Order
     from trainer.native.tokens import write_rows
@@ -68,27 +83,37 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
     net = nets.Net(base.train(), Attention.SDPA)
     named = [(name, weight) for name, weight in net.named_parameters() if weight.requires_grad]
-    masters = Masters(named, lambda found: torch.optim.AdamW([one for _, one in found], lr=1e-3, fused=True))
+    how: dict[str, Any] = {"lr": 1e-3, "fused": True, "weight_decay": 0.0}
+    masters = Masters(named, lambda found: torch.optim.AdamW([one for _, one in found], **how))
     packing = bool(what.get("packing"))
     order = Order(
-        file.lengths, what["longest"], what["micro"], 1, 1, packing=packing, group_by_length=what["grouped"]
+        file.lengths,
+        what["longest"],
+        what["micro"],
+        1,
+        1,
+        seed=what.get("seed", 0),
+        packing=packing,
+        group_by_length=what["grouped"],
     )
-    loader = Loader(file, order, Layout(packed=packing, length=what["longest"] if packing else None))
+    layout = Layout(packed=packing, length=what["longest"] if packing else None)
+    loader = Loader(Rows(file, layout), order)
     weights = [weight for _, weight in named]
-    losses, stamps, tokens = [], [time.perf_counter()], []
+    stamps, tokens = [now()], []
     for (batch,) in loader:
         loss = net(batch) / batch.count
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
         masters.step()
         masters.zero_grad()
-        losses.append(float(loss.detach()))
-        stamps.append(time.perf_counter())
+        float(loss.detach())  # as the others, who log each step's
+        stamps.append(now())
         tokens.append(batch.tokens)
-        if len(losses) == what["steps"]:
+        if len(tokens) == what["steps"]:
             break
     loader.close()
-    return _measured(losses, stamps, tokens) | {"waited": loader.waited_s / (stamps[-1] - stamps[0])}
+    waited = loader.waited_s / (stamps[-1][0] - stamps[0][0])
+    return _measured(stamps, tokens) | {"waited": waited, "held_out": _held_out(base, what)}
 
 
 def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
@@ -111,17 +136,12 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
     class Watch(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            stamps.append(time.perf_counter())
+            stamps.append(now())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            stamps.append(time.perf_counter())
+            stamps.append(now())
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if "loss" in logs:
-                losses.append(float(logs["loss"]))
-
-    losses: list[float] = []
-    stamps: list[float] = []
+    stamps: list[tuple[float, float]] = []
     tokens: list[int] = []
     base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
     arguments = TrainingArguments(
@@ -138,17 +158,26 @@ def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
+        seed=what.get("seed", 0),
         train_sampling_strategy="group_by_length" if what["grouped"] else "random",
     )
     Trainer(
         model=base, args=arguments, train_dataset=data, data_collator=collate, callbacks=[Watch()]
     ).train()
-    return _measured(losses, stamps, tokens)
+    return _measured(stamps, tokens) | {"held_out": _held_out(base, what)}
+
+
+def axolotl(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    from benchmarks import native_axolotl as engine
+
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = engine.train(folder, path, rows(what["rows"], what["longest"]), what)
+    return _measured(engine.stamps, engine.tokens) | {"held_out": _held_out(trained, what)}
 
 
 def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     """Batches alone, as fast as they come."""
-    from trainer.native.batches import Layout, Loader
+    from trainer.native.batches import Layout, Loader, Rows
     from trainer.native.order import Order
     from trainer.native.tokens import write_rows
 
@@ -156,15 +185,15 @@ def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
     file = write_rows(folder / "rows", VOCABULARY, marked)
     order = Order(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
-    batches = Loader(file, order, Layout(), ahead=8)
-    stamps, tokens = [time.perf_counter()], []
+    batches = Loader(Rows(file, Layout()), order, ahead=8)
+    stamps, tokens = [now()], []
     for (batch,) in batches:
         tokens.append(batch.tokens)
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         if len(tokens) == 20 * what["steps"]:
             break
     batches.close()
-    return {"tokens_s": sum(tokens) / (stamps[-1] - stamps[0])}
+    return {"tokens_s": sum(tokens) / (stamps[-1][0] - stamps[0][0])}
 
 
 def _dressed(base: Any, what: dict[str, Any]) -> Any:
@@ -178,15 +207,29 @@ def _dressed(base: Any, what: dict[str, Any]) -> Any:
     )
 
 
-def _measured(losses: list[float], stamps: list[float], tokens: list[int]) -> dict[str, Any]:
+@torch.no_grad()
+def _held_out(model: Any, what: dict[str, Any]) -> float:
+    """On rows that nobody trained on, by tokens, the same way for all."""
+    model.eval()
+    summed, count = 0.0, 0
+    for ids, prompt in rows(200, what["longest"], seed=1):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, prompt - 1 : -1]
+        targets = torch.tensor(ids[prompt:])
+        summed += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
+        count += len(targets)
+    return summed / count
+
+
+def _measured(stamps: list[tuple[float, float]], tokens: list[int]) -> dict[str, Any]:
     """Without the first tenth, which allocates and warms up."""
-    skip = max(len(losses) // 10, 1)
-    seconds = [end - start for start, end in pairwise(stamps)][skip:]
-    used = tokens[skip : skip + len(seconds)]
+    skip = max(len(stamps) // 10, 1)
+    walls, shares = zip(*stamps[skip:], strict=True)
+    seconds = [end - start for start, end in pairwise(walls)]
+    used = sum(tokens[skip : skip + len(seconds)])
     return {
-        "tokens_s": sum(used) / sum(seconds),
+        "tokens_s": used / (walls[-1] - walls[0]),
+        "tokens_cpu_s": used / (shares[-1] - shares[0]),
         "step_ms": 1e3 * statistics.median(seconds),
-        "loss": statistics.fmean(losses[-max(len(losses) // 10, 1) :]),
     }
 
 
@@ -194,7 +237,7 @@ def main() -> None:
     kind, folder, what = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     torch.set_num_threads(what.get("threads", 1))
     path = model(folder, what["layers"], what["width"])
-    made = {"native": native, "hf": hf, "loader": loader}[kind](folder / kind, path, what)
+    made = {"native": native, "hf": hf, "axolotl": axolotl, "loader": loader}[kind](folder / kind, path, what)
     print(json.dumps(made))
 
 

@@ -35,8 +35,9 @@ class RunSpec(Record):
     #: The hub's name, which goes into `adapter_config.json`; and the folder (images: or file) it lies in.
     model_id: str
     model_path: str
-    #: Text: one JSON array of rows. Images: the zip.
+    #: Text: one JSON array of rows; plain text: see `trainer.native.corpus`. Images: the zip.
     data_path: str
+    #: None with a text task: plain text, every token of which is learned (the native trainer's pretraining).
     dataset: DatasetType | None = None
     image_type: ImageModelType | None = None
     trigger_word: str | None = None

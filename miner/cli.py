@@ -22,6 +22,7 @@ from miner.commands import (
     policy,
     profile,
     submission,
+    train,
 )
 from miner.commands.eval import evaluate
 from miner.commands.plan import plan
@@ -45,6 +46,7 @@ app.add_typer(chain.app, name="chain")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(profile.app, name="profile")
+app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")
 app.add_typer(offers.app, name="offers")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import core
 from core.plan import TrainingPlan
 from core.recipes.examples import example_inputs
+from core.recipes.launchers import Launcher, script
 from core.recipes.render import render
 from core.recipes.run import Rendered
 
@@ -18,24 +19,29 @@ def rendered(plan: TrainingPlan) -> Rendered:
     return render(plan, example_inputs(plan.task.task_type, plan.model.model_id))
 
 
-def write_plan(plan: TrainingPlan, folder: Path) -> list[Path]:
-    """Everything an attempt would get. Of a refused plan only the plan."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_plan(
+    plan: TrainingPlan,
+    folder: Path,
+    launcher: Launcher = Launcher.ACCELERATE,
+    nodes: int = 1,
+    python: str = "python",
+) -> list[Path]:
+    """Everything an attempt would get, and what starts it. Of a refused plan only the plan."""
     files = {"plan.json": plan.to_json() + "\n"}
     if plan.verdict.feasible:
-        made = rendered(plan)
-        files |= {**made.files, "run.sh": _script(made)}
+        inputs = example_inputs(plan.task.task_type, plan.model.model_id)
+        inputs = inputs.model_copy(update={"python": python})
+        made = render(plan, inputs)
+        source = str(Path(core.__file__).resolve().parents[1])
+        name = "job.sbatch" if launcher is Launcher.SLURM else "run.sh"
+        files |= {**made.files, name: script(launcher, plan, inputs, made, source, nodes)}
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in files.items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written
-
-
-def _script(made: Rendered) -> str:
-    env = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(made.env.items()))
-    return f"#!/bin/sh\n# Paths are those of a run in its container.\n{env}exec {shlex.join(made.command)}\n"
 
 
 def changes(made: Rendered) -> list[tuple[str, Any, Any]]:

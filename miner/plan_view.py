@@ -159,17 +159,18 @@ def _speed(plan: TrainingPlan) -> str:
 
 def _configuration(plan: TrainingPlan) -> Iterator[Page]:
     """What the engine gets, against its template."""
-    if plan.engine is Engine.NATIVE:
-        yield Text("\nThe native trainer reads the plan itself", style="bold")
-        return
     try:
         made = rendered(plan)
     except ConfigError as error:
         yield Text(f"\nThe configuration would not run: {error}", style="red bold")
         return
+    differing = changes(made)
+    if plan.engine is Engine.NATIVE and not differing:
+        yield Text("\nThe native trainer reads the plan itself", style="bold")
+        return
     yield Text(f"\n{plan.engine.value} configuration, against the template", style="bold")
     table = _table("key", "template", "plan")
-    for key, there, here in changes(made):
+    for key, there, here in differing:
         table.add_row(f"  {key}", _value(there), _value(here))
     yield table
     if made.notes:

@@ -12,6 +12,7 @@ from core.plan import TrainingPlan
 from trainer.callbacks.failures import failure_of
 from trainer.inputs.text import read_task, write_task
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.native import corpus
 from trainer.own_plan import model_facts, own_plan
 from trainer.sheet import Ask, Prepared, write_whole
 
@@ -29,6 +30,8 @@ def main(path: str) -> int:
 
 
 def prepare(ask: Ask) -> Prepared:
+    if ask.run.dataset is None:
+        return corpus.prepare(ask)
     tokenizer = load_tokenizer(ask.run.model_path)
     task = read_task(ask.run, tokenizer)
     if ask.plan_path is not None:

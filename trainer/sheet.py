@@ -109,6 +109,8 @@ class Failure(Record):
     detail: Said = ""
     traceback: Said = ""
     at: float = 0.0
+    #: Of another process's end, which says more.
+    consequence: bool = False
 
 
 def write_whole(path: Path, record: Record) -> None:

@@ -14,7 +14,7 @@ import yaml
 from core.choices import Engine
 from core.errors import Problem
 from core.plan import TrainingPlan
-from core.recipes import ai_toolkit, axolotl, kohya, toml
+from core.recipes import ai_toolkit, axolotl, kohya, native, toml
 from core.recipes.launch import command, environment
 from core.recipes.run import Recipe, RecipeError, Rendered, RunInputs, refusal
 from core.recipes.validate import validate
@@ -46,9 +46,9 @@ def render(plan: TrainingPlan, inputs: RunInputs) -> Rendered:
 
 
 def recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
-    """The engine's configuration, checked. The native trainer reads the plan itself."""
+    """The engine's configuration, checked. The native trainer reads all else from the plan itself."""
     if plan.engine is Engine.NATIVE:
-        return Recipe({}, {}, {}, frozenset(), ())
+        return native.recipe(plan, inputs)
     made = _RECIPES[plan.engine](plan, inputs)
     found = validate(plan.engine, made.config, gpus=plan.launch.processes, flux=kohya.is_flux(plan))
     if found:

@@ -38,6 +38,12 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
     ] = None,
+    launcher: Annotated[
+        str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")
+    ] = "accelerate",
+    nodes: Annotated[
+        int, typer.Option(min=1, help="With --launcher slurm: machines that share the plan's GPUs.")
+    ] = 1,
     against: Annotated[
         str | None,
         typer.Option(help="Show only what differs from this: a profile, or a plan.json written before."),
@@ -68,7 +74,7 @@ def plan(
     else:
         _show(found)
     if write is not None:
-        _write(found, write)
+        _write(found, write, launcher, nodes)
     raise typer.Exit(0 if found.verdict.feasible else 1)
 
 
@@ -189,9 +195,15 @@ def _read_plan(path: Path) -> TrainingPlan:
         raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
 
 
-def _write(found: TrainingPlan, folder: Path) -> None:
+def _write(found: TrainingPlan, folder: Path, launcher: str, nodes: int) -> None:
     """The plan always; what an engine would read only where the plan can be promised."""
+    from core.recipes.launchers import Launcher, parse
     from miner.plan_files import write_plan
+    from miner.settings import load_settings
 
-    for file in write_plan(found, folder):
+    kind, python = parse(launcher), "python"
+    if kind is not Launcher.ACCELERATE:
+        # Not in a container: the training environment of this installation.
+        python = str(load_settings().trainer_python or python)
+    for file in write_plan(found, folder, kind, nodes, python):
         typer.echo(f"wrote {file}", err=True)

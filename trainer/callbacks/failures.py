@@ -32,6 +32,12 @@ _OOM = re.compile(
 )
 _DISK = re.compile(r"No space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
 _DATA = re.compile(r"num_samples=0|num_samples should be a positive integer|Dataset is empty", re.IGNORECASE)
+#: How gloo, NCCL and the store say that another rank does not answer.
+_GONE = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Timed out waiting|Socket Timeout|Broken pipe"
+    r"|remote process (has )?exited|NCCL communicator was aborted|recvBytes|watchdog got stuck",
+    re.IGNORECASE,
+)
 #: Longest that a message may be in a file that people read.
 _MOST_TEXT = 2000
 
@@ -47,6 +53,9 @@ def failure_of(error: BaseException, moment: str) -> Failure:
     """The end that this exception means. `moment` is what was being done."""
     end = end_of(error)
     text = f"{type(error).__name__}: {error}"
+    gone = end is RunEnd.CRASHED and isinstance(error, RuntimeError) and _GONE.search(text) is not None
+    if gone:
+        text = f"another process of this training is gone or silent: {text}"
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return Failure(
         end=end,
@@ -54,6 +63,7 @@ def failure_of(error: BaseException, moment: str) -> Failure:
         detail=text[:_MOST_TEXT],
         traceback="".join(lines)[-20_000:],
         at=time.time(),
+        consequence=gone,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -16,6 +17,16 @@ WRAPPER_S = 2.0
 def dump_stacks_on_request() -> None:
     """SIGUSR1: where every thread is, to the log. Needs no cooperation of a process that hangs."""
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+
+
+def stop_on_term(stop: Path) -> None:
+    """Without our wrapper a launcher hands SIGTERM on to every rank, and kills half a minute later."""
+
+    def asked(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):
+            stop.touch()
+
+    signal.signal(signal.SIGTERM, asked)
 
 
 def end_with(wrapper_pid: int | None) -> None:

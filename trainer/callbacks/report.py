@@ -17,20 +17,20 @@ class Report:
 
     def __init__(self, path: Path | None) -> None:
         """None: a rank that has nothing to say."""
-        self._path = path
+        self.path = path
 
     def say(self, event: Event) -> None:
         """A full disk must not end a training that could still finish: it is logged and forgotten."""
-        if self._path is None:
+        if self.path is None:
             return
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 os.write(descriptor, line_of(event))
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("%s: event %s is lost: %s", self._path, event.event, error)
+            log.warning("%s: event %s is lost: %s", self.path, event.event, error)
 
     def stage(self, stage: str, text: str = "") -> None:
         self.say(StageEvent(t=time.time(), stage=stage, text=text[:1000]))

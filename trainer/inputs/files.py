@@ -30,7 +30,7 @@ _SHOWN = 12
 
 def read_rows(path: Path) -> list[Record]:
     """Every row of the file, or of the files in the folder. `BadData` where there are none."""
-    rows = [row for file in _files(path) for row in _rows(file)]
+    rows = [row for file in files_in(path) for row in rows_in(file)]
     if not rows:
         raise BadData(f"{path.name} has no rows that are objects: the task's data is empty")
     return rows
@@ -59,14 +59,16 @@ def text_of(value: Any) -> str:
     return text if text.isascii() else _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _files(path: Path) -> list[Path]:
+def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """The file itself, or those of the folder that are of the first one's kind."""
     if path.is_file():
         return [path]
-    found = (file for file in path.rglob("*") if file.suffix in KINDS and file.is_file())
+    found = (file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
     files = sorted(file for file in found if not _is_about(file.relative_to(path)))
     if not files:
-        kinds = ", ".join(KINDS)
-        raise BadData(f"{path} is no file and no folder with {kinds} files: the task's data is not there")
+        raise BadData(
+            f"{path} is no file and no folder with {', '.join(kinds)} files: the task's data is not there"
+        )
     # The columns of several formats of one dataset would mix; repositories often hold both.
     sizes = Counter[str]()
     for file in files:
@@ -79,10 +81,12 @@ def _is_about(inside: Path) -> bool:
     return any(part.startswith(".") for part in inside.parts) or inside.name in _ABOUT
 
 
-def _rows(file: Path) -> Iterator[Record]:
+def rows_in(file: Path) -> Iterator[Record]:
+    """One after the other: a file may be larger than memory."""
     try:
         if file.suffix == _PARQUET:
-            yield from importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
+            for batch in importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
         else:
             with file.open("rb") as data:
                 yield from CsvRows(data) if file.suffix == _CSV else JsonRows(data)

@@ -34,6 +34,8 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: Any, **options: Any) -> Any: ...
 
+    def __len__(self) -> int: ...
+
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
@@ -50,12 +52,12 @@ def load_tokenizer(model_path: str) -> Tokenizer:
         raise BadModel(
             f"the tokenizer in {model_path} cannot tell where its tokens lie in the text (not fast)"
         )
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= _rows(model_path):
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= model_rows(model_path):
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _rows(model_path: str) -> float:
+def model_rows(model_path: str) -> float:
     """Tokens that the model knows. Padding is masked, but looked up all the same, and some tokenizers have a
     token for it that was never added to the model."""
     try:

@@ -10,24 +10,28 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from core.plan import TrainingPlan
+from core.recipes.native import settings_of
+from core.run_files import RunEnd
 from trainer.callbacks.clock import Clock
-from trainer.callbacks.failures import catch_all
-from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with
+from trainer.callbacks.failures import catch_all, give_up
+from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with, stop_on_term
 from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
-from trainer.errors import BadModel
-from trainer.native import fit, loop, speed
-from trainer.native import net as nets
-from trainer.native.batches import Layout
-from trainer.native.loop import Hands, HeldOutLoss, Loop, Rows
-from trainer.native.order import Order
-from trainer.native.prepared import token_file
+from trainer.native import parts
+from trainer.native.board import with_board
+from trainer.native.judging import HeldOutLoss
+from trainer.native.loop import Hands, Loop
+from trainer.native.parts import Parts
 from trainer.native.ranks import Ranks, joined
-from trainer.sheet import Sheet, write_whole
+from trainer.native.watch import Watch
+from trainer.sheet import Failure, Sheet, write_whole
+
+#: Nothing that is planned takes as long as this many times its own forecast.
+_HANG_FACTOR = 10.0
+#: Compiling with autotuning takes a quarter of an hour; the wrapper's own patience ends after twenty minutes.
+_COMPILING_S = 1100.0
 
 
 class Run:
@@ -35,38 +39,24 @@ class Run:
 
     def __init__(self, sheet: Sheet, plan: TrainingPlan, report: Report, ranks: Ranks) -> None:
         self.sheet, self.plan, self.report, self.ranks = sheet, plan, report, ranks
-        self.work = Path(sheet.run.work_dir) / "native"
         self.session: Session | None = None
 
     def train(self) -> None:
-        run, plan, ranks = self.sheet.run, self.plan, self.ranks
-        if run.kl_coefficient:
-            raise BadModel("the native trainer has no KL term; a task with one is Axolotl's")
-        torch.manual_seed(plan.seed)
-        speed.fast_numbers(plan)
-        self.report.stage("load", "the model")
-        model, attention = nets.load(Path(run.model_path), plan, ranks.device)
-        vocabulary = int(nets.plain(model).config.vocab_size)
-        train, held_out = self._rows("train", vocabulary), self._rows("eval", vocabulary)
-        assert train is not None
-        net: nets.Net
-        if train.layout.pairs:
-            net = nets.PreferenceNet(model, attention, plan.dpo.beta if plan.dpo else 0.1)
-        else:
-            net = nets.Net(model, attention)
-        speed.fp8(net, plan, self.report.note)
-        if ranks.device.type == "cuda" and plan.engine_config.get("probe_batch", True):
-            self.plan = plan = fit.larger_micro(plan, fit.probe(net, plan, train.layout, ranks))
-        if isinstance(net, nets.PreferenceNet):
-            self.report.stage("load", "what the base model prefers")
-            train, held_out = self._compared(net, train), held_out and self._compared(net, held_out)
-        speed.compiled(net, plan, self.report.note)
-        judge = HeldOutLoss(net, held_out, ranks, plan.batch.eval_micro) if held_out else None
-        self._train(net, train, Hands(net, ranks, judge, None))
+        made = parts.assemble(self.sheet, self.plan, self.report, self.ranks)
+        self.plan = made.plan
+        loop = self._loop(made)
+        if self.sheet.resume_from and not loop.resume(Path(self.sheet.resume_from)):
+            self.report.note("resume", "no state could be taken up: the training begins anew")
+        outcome = loop.run()
+        if self.ranks.rank == 0:
+            write_whole(self.sheet.outcome_path, outcome)
+        self.ranks.wait()
 
-    def _train(self, net: nets.Net, train: Rows, hands: Hands) -> None:
-        run, plan, ranks = self.sheet.run, self.plan, self.ranks
+    def _loop(self, made: Parts) -> Loop:
+        run, plan, ranks = self.sheet.run, made.plan, self.ranks
         stop = StopFile(Path(run.stop_path))
+        judge = HeldOutLoss(made.net, made.held_out, ranks, plan.batch.eval_micro) if made.held_out else None
+        hands = Hands(made.net, ranks, judge)
         self.session = Session(
             plan=plan,
             clock=Clock(plan, end_by=run.end_by, now=time.time),
@@ -76,86 +66,53 @@ class Run:
             host=hands,
             stop_asked=lambda: stop.asked,
         )
-        made = Loop(
-            net=net,
+        return Loop(
+            net=made.net,
             plan=plan,
             ranks=ranks,
-            train=train,
-            order=self._order(train),
+            train=made.train,
+            order=made.order,
             session=self.session,
             hands=hands,
             folder=Path(run.work_dir) / "output",
             begun=self.sheet.begun_path.touch if ranks.rank == 0 else lambda: None,
-            shape=f"{self.sheet.prepared.digest[:12]} {plan.batch.effective} {plan.sequence.length}",
+            shape=made.shape,
         )
-        if self.sheet.resume_from:
-            made.resume(Path(self.sheet.resume_from))
-        outcome = made.run()
-        if ranks.rank == 0:
-            write_whole(self.sheet.outcome_path, outcome)
-        ranks.wait()
 
-    def _rows(self, which: str, vocabulary: int) -> Rows | None:
-        prepared = self.sheet.prepared
-        table = prepared.train_path if which == "train" else prepared.eval_path
-        if table is None:
-            return None
-        tokens, pairs = token_file(Path(table), self.work / which, vocabulary, self.ranks)
-        packed = which == "train" and self.plan.sequence.packing and not pairs
-        fixed = which == "train" and (packed or self.plan.sequence.pad_to_length)
-        layout = Layout(
-            length=self.plan.sequence.length if fixed else None,
-            packed=packed,
-            by_row=not pairs and self.plan.engine_config.get("objective", "rows") == "rows",
-            pairs=pairs,
-        )
-        return Rows(tokens, layout)
 
-    def _compared(self, net: nets.PreferenceNet, rows: Rows) -> Rows:
-        """The base's opinion, asked once before anything is learned; a resumed run has it on disk."""
-        path = self.work / f"reference-{len(rows.tokens)}.pt"
-        if self.sheet.resume_from and path.exists():
-            reference = torch.load(path, weights_only=True)
-        else:
-            reference = loop.preferences(net, rows, self.ranks, self.plan.batch.eval_micro)
-            if self.ranks.rank == 0:
-                torch.save(reference, path)
-        return Rows(rows.tokens, rows.layout, reference)
-
-    def _order(self, train: Rows) -> Order:
-        batch, sequence = self.plan.batch, self.plan.sequence
-        lengths = train.tokens.lengths
-        if train.layout.pairs:
-            lengths = lengths.reshape(-1, 2).max(axis=1)
-        return Order(
-            lengths,
-            sequence.length,
-            batch.micro,
-            batch.accumulation,
-            self.ranks.world,
-            seed=self.plan.seed,
-            packing=train.layout.packed,
-            group_by_length=sequence.group_by_length,
-        )
+def hang_seconds(plan: TrainingPlan) -> float:
+    longest = max(plan.time.step_s, plan.time["evaluate"], plan.time["save"])
+    compiling = _COMPILING_S if plan.precision.compile_mode else 0.0
+    return max(settings_of(plan).hang_seconds, _HANG_FACTOR * longest, compiling)
 
 
 def main() -> None:
     sheet, rank = Sheet.read(), int(os.environ.get("RANK", "0"))
     plan = TrainingPlan.from_json(Path(sheet.plan_path).read_bytes())
     report = Report(Path(sheet.run.progress_path) if rank == 0 else None)
+    if rank == 0 and settings_of(plan).tensorboard:
+        report = with_board(report, Path(sheet.run.work_dir) / "tensorboard")
     runs: list[Run] = []
 
     def moment() -> str:
         session = runs[0].session if runs else None
         return session.moment if session else "load"
 
+    def hung(reason: str) -> None:
+        detail = f"rank {rank} stands still: {reason}"
+        give_up(sheet, rank, Failure(end=RunEnd.HUNG, moment=moment(), detail=detail, at=time.time()))
+
     catch_all(sheet, rank, moment)
     dump_stacks_on_request()
     end_with(sheet.wrapper_pid)
+    if sheet.wrapper_pid is None:
+        stop_on_term(Path(sheet.run.stop_path))
     if rank == 0:
         sheet.marker_path.touch()
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined(cpu=plan.gpus.is_cpu))
+        limit = hang_seconds(plan)
+        watch = stack.enter_context(Watch(limit, hung))
+        ranks = stack.enter_context(joined(cpu=plan.gpus.is_cpu, alive=watch.alive, hang_s=limit))
         runs.append(Run(sheet, plan, report, ranks))
         runs[0].train()
 

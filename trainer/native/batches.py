@@ -45,6 +45,8 @@ class Batch:
     tokens: int
     #: What the summed loss is divided by, all batches of a step together: tokens that count, rows or pairs.
     count: float
+    #: Tokens whose prediction counts.
+    learned: int = 0
 
     def to(self, device: torch.device) -> Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -77,6 +79,16 @@ class Layout:
     by_row: bool = False
     #: Rows come in twos, chosen and rejected: sequence p is the rows 2p and 2p + 1.
     pairs: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is trained on, or held out."""
+
+    tokens: TokenFile
+    layout: Layout
+    #: Pairs: the base model's preference, in the order of the pairs.
+    reference: Tensor | None = None
 
 
 def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | None = None) -> Batch:
@@ -120,6 +132,7 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
         reference,
         tokens,
         len(micro) / 2 if layout.pairs else float(telling if layout.by_row else counted),
+        counted,
     )
 
 
@@ -129,17 +142,15 @@ class Loader:
 
     def __init__(
         self,
-        rows: TokenFile,
+        rows: Rows,
         order: Order,
-        layout: Layout,
         *,
         rank: int = 0,
         done: int = 0,
         pin: bool = False,
-        reference: Tensor | None = None,
         ahead: int = 2,
     ) -> None:
-        self._rows, self._layout, self._pin, self._reference = rows, layout, pin, reference
+        self._rows, self._pin = rows, pin
         self._steps = order.for_rank(rank, done)
         self._ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
@@ -175,7 +186,7 @@ class Loader:
             self._hand_over(error)
 
     def _batch(self, micro: Micro) -> Batch:
-        batch = collate(self._rows, micro, self._layout, self._reference)
+        batch = collate(self._rows.tokens, micro, self._rows.layout, self._rows.reference)
         return batch.pinned() if self._pin else batch
 
     def _hand_over(self, item: list[Batch] | BaseException) -> bool:

@@ -1,9 +1,17 @@
-"""A Llama-style model of our own size, for training from nothing: shapes by rule, weights at random."""
+"""A Llama-style model of our own size, for training from nothing: shapes by rule, weights at random.
+
+python -m trainer.native.compact FOLDER --params 125M --tokenizer MODEL --length 2048
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from core.units import parse_params
 
 #: A head this wide suits every attention kernel.
 _HEAD = 64
@@ -59,3 +67,22 @@ def _params(width: int, layers: int, vocabulary: int) -> int:
     shared = (heads // 4 if heads % 4 == 0 else heads) * _HEAD
     layer = 2 * width * width + 2 * width * shared + 3 * width * _inner(width) + 2 * width
     return layers * layer + vocabulary * width + width
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="trainer.native.compact")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--params", required=True, type=parse_params)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--length", type=int, default=2048)
+    said = parser.parse_args(list(arguments))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(said.tokenizer, local_files_only=True)
+    make(said.folder, said.params, len(tokenizer), said.length)
+    tokenizer.save_pretrained(said.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -41,7 +41,7 @@ def probe(net: nn.Module, plan: TrainingPlan, layout: Layout, ranks: Ranks) -> C
     def fits(micro: int) -> bool:
         torch.cuda.reset_peak_memory_stats(device)
         try:
-            net(_worst(micro, plan.sequence.length, layout).to(device)).backward()
+            net(_worst(micro, plan.sequence.length, layout).to(device)).sum().backward()
             fine = torch.cuda.max_memory_reserved(device) <= SHARE * total
         except torch.cuda.OutOfMemoryError:
             fine = False

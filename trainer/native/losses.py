@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 #: fp32 logits in memory at a time.
 CHUNK_BYTES = 256 * 2**20
@@ -66,6 +67,25 @@ class _ChunkedLosses(torch.autograd.Function):
             if head_grad is not None:
                 head_grad += (small.T @ hidden[part]).float()
         return hidden_grad, None if head_grad is None else head_grad.to(head.dtype), None, None
+
+
+def divergence(
+    hidden: Tensor, head: Tensor, there: Tensor, head_there: Tensor, cap: float | None = None
+) -> Tensor:
+    """KL(here || there) of the next token's distribution, summed over the tokens, differentiable in what is
+    here. Chunk by chunk, and the logits again in the backward pass."""
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for part in _parts(len(hidden), 2 * head.shape[0]):
+        apart = checkpoint(_apart, hidden[part], head, there[part], head_there, cap, use_reentrant=False)
+        total = total + apart
+    return total
+
+
+def _apart(hidden: Tensor, head: Tensor, there: Tensor, head_there: Tensor, cap: float | None) -> Tensor:
+    mine = _capped(hidden @ head.T, cap).float().log_softmax(-1)
+    with torch.no_grad():
+        theirs = _capped(there @ head_there.T, cap).float().log_softmax(-1)
+    return F.kl_div(theirs, mine, reduction="sum", log_target=True)
 
 
 def preference_losses(preferred: Tensor, reference: Tensor, beta: float) -> Tensor:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from core.choices import Attention
-from core.errors import GodMinerError
 from core.plan import TrainingPlan
+from core.recipes.native import settings_of
+from trainer.errors import BadModel
 from trainer.native.batches import IGNORED, Batch
-from trainer.native.losses import preference_losses, token_losses
+from trainer.native.losses import divergence, preference_losses, token_losses
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +27,11 @@ log = logging.getLogger(__name__)
 _STRANGE_HEADS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
-class BadModel(GodMinerError):
-    """A model that cannot be loaded, or that this trainer would train wrongly."""
-
-    code = "bad_model"
-
-
 class Net(nn.Module):
     """A causal language model and the losses it is asked for."""
+
+    #: What a nat of divergence from the base costs.
+    kl = 0.0
 
     def __init__(self, model: nn.Module, attention: Attention) -> None:
         super().__init__()
@@ -43,24 +41,44 @@ class Net(nn.Module):
         self._cap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The summed loss, to be divided by the counts of all batches of the step."""
-        losses, where = self._token_losses(batch)
-        return losses.sum() if batch.weights is None else (losses * batch.weights[where]).sum()
+        """The batch's sums, of which `shares` makes the step's loss."""
+        hidden, where = self._hidden(batch)
+        return self._summed(hidden, where, batch).reshape(1)
+
+    def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
+        """What each sum counts in the loss of batches with so many rows (or pairs, or tokens) and so many
+        predictions that are learned."""
+        return torch.tensor([1 / max(count, 1.0)], device=device)
 
     def row_sums(self, batch: Batch) -> Tensor:
         """−log p of each row's counted tokens, summed by row: what preferences are made of."""
-        losses, where = self._token_losses(batch)
+        hidden, where = self._hidden(batch)
         rows = where.nonzero()[:, 0]
+        losses = self._token_losses(hidden, where, batch)
         return torch.zeros(len(batch.ids), device=losses.device).index_add(0, rows, losses)
 
-    def _token_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        base: Any = plain(self.model)
-        hidden = base.get_decoder()(
+    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of the tokens whose next one counts; and where those are."""
+        where = batch.targets != IGNORED
+        return self._states(self.model, batch)[where].to(self._head.dtype), where
+
+    def _states(self, model: nn.Module, batch: Batch) -> Tensor:
+        decoder: Any = plain(model)
+        states: Tensor = decoder.get_decoder()(
             input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **self._mask(batch)
         ).last_hidden_state
-        where = batch.targets != IGNORED
-        head = base.get_output_embeddings().weight
-        return token_losses(hidden[where].to(head.dtype), head, batch.targets[where], self._cap), where
+        return states
+
+    @property
+    def _head(self) -> Tensor:
+        return head_of(self.model)
+
+    def _token_losses(self, hidden: Tensor, where: Tensor, batch: Batch) -> Tensor:
+        return token_losses(hidden, self._head, batch.targets[where], self._cap)
+
+    def _summed(self, hidden: Tensor, where: Tensor, batch: Batch) -> Tensor:
+        losses = self._token_losses(hidden, where, batch)
+        return losses.sum() if batch.weights is None else (losses * batch.weights[where]).sum()
 
     def _mask(self, batch: Batch) -> Mapping[str, Any]:
         """No mask at all where every document has its own row: what is after the end is never looked at, and
@@ -77,6 +95,40 @@ class Net(nn.Module):
         return {"attention_mask": same & causal}
 
 
+class AnchoredNet(Net):
+    """Tied to its base: loss + coefficient · KL(model || base), as tournaments with a KL term score.
+
+    The base is the model without its adapters, or a frozen copy beside a full fine-tune."""
+
+    def __init__(self, model: nn.Module, attention: Attention, kl: float, base: nn.Module | None) -> None:
+        super().__init__(model, attention)
+        self.kl, self.base = kl, base
+
+    def forward(self, batch: Batch) -> Tensor:
+        there = self._base_hidden(batch)
+        hidden, where = self._hidden(batch)
+        head = self._head if self.base is None else head_of(self.base)
+        apart = divergence(hidden, self._head, there, head, self._cap)
+        return torch.stack([self._summed(hidden, where, batch), apart])
+
+    def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
+        """Rows weigh the same in the loss, tokens in the divergence."""
+        return torch.tensor([1 / max(count, 1.0), self.kl / max(learned, 1.0)], device=device)
+
+    @torch.no_grad()
+    def _base_hidden(self, batch: Batch) -> Tensor:
+        where = batch.targets != IGNORED
+        if self.base is not None:
+            return self._states(self.base, batch)[where].to(head_of(self.base).dtype)
+        was_training, dressed = self.model.training, self.model
+        dressed.eval()  # the base has no dropout to be blurred by
+        try:
+            with dressed.disable_adapter():  # type: ignore[operator]
+                return self._states(dressed, batch)[where].to(self._head.dtype)
+        finally:
+            dressed.train(was_training)
+
+
 class PreferenceNet(Net):
     """The first half of a batch was chosen, the second rejected."""
 
@@ -87,12 +139,18 @@ class PreferenceNet(Net):
     def forward(self, batch: Batch) -> Tensor:
         if batch.reference is None:
             raise ValueError("preferences are compared with the base model's, which is not there yet")
-        return preference_losses(self.preferred(batch), batch.reference, self._beta).sum()
+        return preference_losses(self.preferred(batch), batch.reference, self._beta).sum().reshape(1)
 
     def preferred(self, batch: Batch) -> Tensor:
         """log p(chosen) − log p(rejected) of each pair, as the model is now."""
         chosen, rejected = (-self.row_sums(batch)).chunk(2)
         return chosen - rejected
+
+
+def head_of(model: nn.Module) -> Tensor:
+    base: Any = plain(model)
+    head: Tensor = base.get_output_embeddings().weight
+    return head
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -102,25 +160,74 @@ def plain(model: nn.Module) -> nn.Module:
 
 def load(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn.Module, Attention]:
     """The base model with the plan's adapters, in the plan's numbers, on the device."""
-    from transformers import AutoModelForCausalLM
-
     attention = available_attention(plan.precision.attention, device)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=number_type(plan), attn_implementation=attention.value, local_files_only=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
+    model = _read(path, plan, attention)
     strange = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if strange or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise BadModel(f"{path}: its head has {strange or ['a bias']}, which the native trainer leaves out")
     model = model.to(device)
     if plan.precision.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute(model, plan)
     if plan.adapter is None:
         return model.train(), attention
     model.enable_input_require_grads()
     return with_adapters(model, plan).train(), attention
+
+
+def frozen_base(path: Path, plan: TrainingPlan, device: torch.device) -> nn.Module:
+    """The base once more, beside a model whose every weight is trained."""
+    model: nn.Module = _read(path, plan, available_attention(plan.precision.attention, device))
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _read(path: Path, plan: TrainingPlan, attention: Attention) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=number_type(plan), attn_implementation=attention.value, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
+
+
+def recompute(model: Any, plan: TrainingPlan) -> None:
+    """Activations are computed again in the backward pass instead of kept: those of whole layers, or of what
+    is cheap in them; of every layer, or of some."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    settings = settings_of(plan)
+    how: dict[str, Any] = {"use_reentrant": False}
+    if settings.recompute == "cheap":
+        how["context_fn"] = _selective_contexts
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % settings.recompute_every == 0
+
+
+def _selective_contexts() -> Any:
+    """Results of matrix products and of attention are kept: they are most of the time and little of the
+    memory."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    kept = {
+        aten.mm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_mm.default,
+    }
+
+    def policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Any:
+        if operation in kept:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def with_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:

@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from core.choices import Optimizer as Name
-from core.errors import GodMinerError
 from core.plan import TrainingPlan
+from trainer.errors import TrainingError
 
 #: Muon orthogonalises matrices; these are tables.
 _NOT_MUON = ("embed", "lm_head", "wte", "wpe")
 
 
-class NoOptimizer(GodMinerError):
+class NoOptimizer(TrainingError):
     """An optimizer that this environment or trainer does not have."""
 
     code = "no_optimizer"
@@ -62,7 +62,11 @@ class Masters:
 
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_factor", 1.0)
+            own = rate * group.get("rate_factor", 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own)  # torchao's are compiled around it
+            else:
+                group["lr"] = own
 
     def state(self) -> dict[str, Any]:
         """This rank's part, as plain tensors: moments in the order of the weights, and the copies."""

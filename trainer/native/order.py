@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,23 @@ class Order:
     seed: int = 42
     packing: bool = False
     group_by_length: bool = False
+    #: Steps in which the batch grows to its full size.
+    ramp: int = 0
 
     @property
     def per_step(self) -> int:
-        """Sequences of one optimizer step, all ranks together."""
+        """Sequences of one optimizer step, all ranks together, once the batch is full."""
         return self.micro * self.accumulation * self.world
+
+    def batches_of(self, step: int) -> tuple[int, int]:
+        """Micro-batches of each rank in this step, and sequences of each. While the batch grows there are
+        fewer micro-batches, or where there is one anyway a smaller one."""
+        if step >= self.ramp:
+            return self.accumulation, self.micro
+        grown = (step + 1) / (self.ramp + 1)
+        if self.accumulation == 1:
+            return 1, max(round(self.micro * grown), 1)
+        return max(round(self.accumulation * grown), 1), self.micro
 
     @cached_property
     def usable(self) -> NDArray[np.int64]:
@@ -49,30 +62,31 @@ class Order:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Of the first epoch; packed anew, another may have one step more or fewer."""
-        return self._steps_of(0)
+        """Of the first epoch, with full batches; packed anew, another may have one step more or fewer."""
+        there = len(self._sequences(0)) if self.packing else len(self.usable)
+        return there // self.per_step or 1
 
     def steps(self, done: int = 0) -> Iterator[list[list[Micro]]]:
         """From step `done` on, without end: per step, per rank, its micro-batches."""
         if not len(self.usable):
             raise ValueError(f"no row has between 1 and {self.capacity} tokens")
-        epoch = 0
-        while done >= (count := self._steps_of(epoch)):
-            done, epoch = done - count, epoch + 1
-        while True:
-            sequences = self._sequences(epoch)
-            for step in range(done, len(sequences) // self.per_step or 1):
-                yield self._shared_out(sequences, step)
-            done, epoch = 0, epoch + 1
+        step = 0
+        for epoch in count():
+            sequences = self._sequences(epoch) if self.packing else []
+            there, start = len(sequences) or len(self.usable), 0
+            while start == 0 or start + self._size(step) <= there:
+                if step >= done:
+                    sequences = sequences or self._sequences(epoch)
+                    yield self._shared_out(sequences, start, *self.batches_of(step))
+                start, step = start + self._size(step), step + 1
 
     def for_rank(self, rank: int, done: int = 0) -> Iterator[list[Micro]]:
         for step in self.steps(done):
             yield step[rank]
 
-    def _steps_of(self, epoch: int) -> int:
-        if not self.packing:
-            return len(self.usable) // self.per_step or 1
-        return len(self._sequences(epoch)) // self.per_step or 1
+    def _size(self, step: int) -> int:
+        batches, each = self.batches_of(step)
+        return batches * each * self.world
 
     def _sequences(self, epoch: int) -> list[Sequence_]:
         random = np.random.default_rng((self.seed, epoch))
@@ -97,13 +111,14 @@ class Order:
         batches = by_length[:whole].reshape(-1, self.per_step)
         return np.concatenate([batches[random.permutation(len(batches))].reshape(-1), by_length[whole:]])
 
-    def _shared_out(self, sequences: list[Sequence_], step: int) -> list[list[Micro]]:
+    def _shared_out(
+        self, sequences: list[Sequence_], start: int, batches: int, each: int
+    ) -> list[list[Micro]]:
         """Rank by rank in turn, so that sequences of like length are spread evenly. An epoch shorter than one
         step repeats its sequences."""
-        start = step * self.per_step
-        taken = [sequences[(start + index) % len(sequences)] for index in range(self.per_step)]
-        stride = self.world * self.accumulation
+        stride = self.world * batches
+        taken = [sequences[(start + index) % len(sequences)] for index in range(stride * each)]
         return [
-            [tuple(taken[rank + self.world * turn :: stride]) for turn in range(self.accumulation)]
+            [tuple(taken[rank + self.world * turn :: stride]) for turn in range(batches)]
             for rank in range(self.world)
         ]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from core.plan import TrainingPlan
 from trainer.errors import BadData
+from trainer.native import corpus
 from trainer.native.batches import IGNORED
 from trainer.native.ranks import Ranks
 from trainer.native.tokens import TokenFile, write_rows
@@ -21,8 +23,13 @@ _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 Written = tuple[NDArray[np.int64], NDArray[np.bool_]]
 
 
-def token_file(table: Path, folder: Path, vocabulary: int, ranks: Ranks) -> tuple[TokenFile, bool]:
-    """The first rank writes, all map; whether the rows come in pairs."""
+def token_file(
+    table: Path, folder: Path, vocabulary: int, plan: TrainingPlan, ranks: Ranks
+) -> tuple[TokenFile, bool]:
+    """The first rank writes, all map; whether the rows come in pairs. A corpus is mapped as it is."""
+    if corpus.is_corpus(table):
+        whole = corpus.read(table, vocabulary, plan.sequence.length)
+        return corpus.split(whole, plan, folder.name), False
     if ranks.rank == 0:
         rows, _ = _rows_of(table)
         write_rows(folder, vocabulary, rows())

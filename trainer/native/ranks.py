@@ -5,7 +5,6 @@ Works the same with one process, so nothing else asks how many there are.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,12 +19,19 @@ from torch import Tensor, nn
 
 from core.choices import Parallelism
 from core.plan import TrainingPlan
+from trainer.errors import BadData, TrainingError
 from trainer.native.net import plain
 
 #: A rank that waits longer for the others will wait for ever: they are dead or somewhere else.
 HANG_S = 600.0
-#: Stacks are written a little before the process group gives up, while there is somebody to write them.
-_DUMP_BEFORE_S = 20.0
+#: The process group gives up this much later than the watch, which has more to say.
+_AFTER_WATCH_S = 60.0
+
+
+class NoGpu(TrainingError):
+    """The plan counts on a card that is not to be seen."""
+
+    code = "no_gpu"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    #: Told whenever something was done; see `trainer.native.watch`.
+    alive: Callable[[], None] = lambda: None
 
     def total(self, *numbers: float) -> list[float]:
         """Each number summed over all ranks."""
@@ -43,6 +51,19 @@ class Ranks:
         summed = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(summed)
         return [float(number) for number in summed.tolist()]
+
+    def same(self, what: str, *numbers: float) -> None:
+        """`BadData` where a rank has other numbers than the first."""
+        if self.world == 1:
+            return
+        found = [float(number) for number in numbers]
+        others = [self.from_first(found), found]
+        if self.any(others[0] != others[1]):
+            seen = "this one's differ" if others[0] != others[1] else "another one's differ"
+            raise BadData(
+                f"rank {self.rank} of {self.world}: the ranks have different {what}, {seen} from the first "
+                "one's; all must read the same files, on a file system that they share"
+            )
 
     def from_first(self, values: Sequence[float]) -> list[float]:
         if self.world == 1:
@@ -67,39 +88,28 @@ class Ranks:
 
 
 @contextmanager
-def joined(*, cpu: bool, hang_s: float = HANG_S) -> Iterator[Ranks]:
+def joined(*, cpu: bool, alive: Callable[[], None] = lambda: None, hang_s: float = HANG_S) -> Iterator[Ranks]:
     """The process group that `torchrun` or `accelerate launch` prepared, or this process alone."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu") if cpu else torch.device("cuda", local)
     if not cpu:
+        if local >= torch.cuda.device_count():
+            raise NoGpu(
+                f"process {local} of this machine sees {torch.cuda.device_count()} GPUs: look at the driver "
+                "(nvidia-smi), at what the container may see, and at CUDA_VISIBLE_DEVICES"
+            )
         torch.cuda.set_device(device)
     if world == 1:
-        yield Ranks(0, 1, device)
+        yield Ranks(0, 1, device, alive)
         return
     # The last collectives of every rank are kept, so that a hang tells which of them was not joined.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=hang_s))
-    try:
-        yield Ranks(rank, world, device)
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def watched(hang_s: float = HANG_S) -> Iterator[Callable[[], None]]:
-    """Call what this yields at every step: silence for too long writes all stacks to the log."""
-    wait = max(hang_s - _DUMP_BEFORE_S, hang_s / 2)
-
-    def alive() -> None:
-        faulthandler.dump_traceback_later(wait, repeat=True)
-
-    alive()
-    try:
-        yield alive
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=hang_s + _AFTER_WATCH_S))
+    yield Ranks(rank, world, device, alive)
+    # Not after an error: leaving a group waits for ranks that may be gone.
+    dist.destroy_process_group()
 
 
 def spread(net: nn.Module, plan: TrainingPlan, ranks: Ranks) -> nn.Module:
@@ -140,7 +150,8 @@ def _sharded(net: nn.Module, plan: TrainingPlan, ranks: Ranks) -> nn.Module:
     if plan.fsdp.offload_params:
         how["offload_policy"] = CPUOffloadPolicy()
     layers = layers_of(net)
-    for layer in layers:
+    base = getattr(net, "base", None)
+    for layer in [*layers, *(layers_of(base) if base is not None else [])]:
         fully_shard(layer, **how)
     fully_shard(net, **how)
     if plan.fsdp.forward_prefetch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -20,16 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.errors import GodMinerError
 from trainer.callbacks.ema import MovingAverage
+from trainer.errors import TrainingError
 from trainer.native.net import plain
-from trainer.native.optimizing import Masters, local
+from trainer.native.optimizing import local
 from trainer.native.ranks import Ranks, whole
+from trainer.native.step import Stepper
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+#: What reading a torn or foreign file raises, by file kind.
+_TORN = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, pickle.UnpicklingError)
 
 
-class BadCheckpoint(GodMinerError):
+class BadCheckpoint(TrainingError):
     """A state of another run, or not a whole one."""
 
     code = "bad_checkpoint"
@@ -56,17 +60,16 @@ class Saver:
 
     def save(
         self,
-        net: nn.Module,
-        masters: Masters,
+        stepper: Stepper,
         place: Place,
         done: Callable[[Path], None],
         average: MovingAverage | None = None,
     ) -> None:
         """Copies now, writes later, then calls `done` with the folder, from the thread; on every rank."""
         self.wait()
-        weights = trained_weights(net)
+        weights = trained_weights(stepper.net)
         # Each rank's own shards of the optimizer, and its own random numbers.
-        mine = {"masters": _on_host(masters.state()), "random": _random_state(self._ranks)}
+        mine = {"masters": _on_host(stepper.masters.state()), "random": _random_state(self._ranks)}
         if average is not None:
             means = {name: local(mean) for name, mean in average.state().items()}
             mine["average"] = {"means": _on_host(means), "updates": average.updates}
@@ -122,32 +125,19 @@ class Saver:
 
 
 def load(
-    folder: Path,
-    net: nn.Module,
-    masters: Masters,
-    ranks: Ranks,
-    shape: str,
-    average: MovingAverage | None = None,
+    folder: Path, stepper: Stepper, ranks: Ranks, shape: str, average: MovingAverage | None = None
 ) -> Place:
-    """Take up a state; `BadCheckpoint` where it is not this run's."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    """Take up a state. `BadCheckpoint`, on all ranks and with nothing changed, where it is not this run's."""
+    found, why = None, ""
     try:
-        said = json.loads((folder / "place.json").read_text())
-        world = said.pop("world")
-        place = Place(**said)
-        weights = load_file(folder / "trained.safetensors")
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise BadCheckpoint(f"{folder} is not a whole state of this trainer: {error}") from error
-    if place.shape != shape:
-        raise BadCheckpoint(f"{folder} is of another run: {place.shape}, where this one is {shape}")
-    if world != ranks.world:
-        raise BadCheckpoint(f"{folder} was written by {world} processes and cannot go on with {ranks.world}")
-    _put(net, weights, folder)
-    # Our own file, of this trainer's making; tensors and plain values are all that is read from it.
-    state = torch.load(folder / f"rank{ranks.rank}.pt", map_location=ranks.device, weights_only=True)
-    masters.take_up(state["masters"])
+        found = _read(folder, stepper.net, ranks, shape)
+    except BadCheckpoint as error:
+        why = str(error)
+    if ranks.any(found is None) or found is None:
+        raise BadCheckpoint(why or f"{folder}: another process cannot read its part")
+    place, weights, state = found
+    _put(stepper.net, weights)
+    stepper.masters.take_up(state["masters"])
     if average is not None and "average" in state:
         average.restore(state["average"]["means"], state["average"]["updates"])
     torch.set_rng_state(state["random"]["cpu"].cpu())
@@ -156,9 +146,47 @@ def load(
     return place
 
 
+def _read(
+    folder: Path, net: nn.Module, ranks: Ranks, shape: str
+) -> tuple[Place, dict[str, Tensor], dict[str, Any]]:
+    """All of it, and that it fits, before anything is changed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        said = json.loads((folder / "place.json").read_text())
+        world = said.pop("world")
+        place = Place(**said)
+        weights = load_file(folder / "trained.safetensors")
+        # Our own file, of this trainer's making; tensors and plain values are all that is read from it.
+        own = folder / f"rank{ranks.rank}.pt"
+        state = torch.load(own, map_location=ranks.device, weights_only=True) if world == ranks.world else {}
+    except (*_TORN, SafetensorError) as error:
+        raise BadCheckpoint(f"{folder} is not a whole state of this trainer: {error}") from error
+    if place.shape != shape:
+        raise BadCheckpoint(f"{folder} is of another run: {place.shape}, where this one is {shape}")
+    if world != ranks.world:
+        raise BadCheckpoint(f"{folder} was written by {world} processes and cannot go on with {ranks.world}")
+    own_weights = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+    wrong = [
+        name
+        for name in own_weights.keys() | weights.keys()
+        if name not in own_weights or name not in weights or own_weights[name].shape != weights[name].shape
+    ]
+    if wrong:
+        raise BadCheckpoint(f"{folder} is of another model: {sorted(wrong)[:3]} do not fit")
+    return place, weights, state
+
+
 def newest(folder: Path) -> Path | None:
     found = states_in(folder)
     return found[-1][1] if found else None
+
+
+def upto(folder: Path) -> list[Path]:
+    """This state and the older ones beside it, newest first."""
+    last = step_of(folder)
+    return [path for step, path in reversed(states_in(folder.parent)) if step <= last]
 
 
 def step_of(folder: Path) -> int:
@@ -210,16 +238,10 @@ def sync_folder(folder: Path) -> None:
 
 
 @torch.no_grad()
-def _put(net: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
-    own = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
-    wrong = [
-        name
-        for name in own.keys() | weights.keys()
-        if name not in own or name not in weights or own[name].shape != weights[name].shape
-    ]
-    if wrong:
-        raise BadCheckpoint(f"{folder} is of another model: {sorted(wrong)[:3]} do not fit")
-    for name, weight in own.items():
+def _put(net: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, weight in net.named_parameters():
+        if not weight.requires_grad:
+            continue
         if hasattr(weight, "full_tensor"):
             from torch.distributed.tensor import distribute_tensor
 

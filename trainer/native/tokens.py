@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
@@ -17,16 +18,19 @@ from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import GodMinerError
+from trainer.errors import BadData
 
 VERSION = 1
+META = "meta.json"
 #: Rows checked against the vocabulary at a time.
 _CHECKED_AT_ONCE = 1 << 24
+#: Tokens looked at to tell files apart.
+_SAMPLED = 1 << 12
 
 Ids: TypeAlias = NDArray[np.generic]
 
 
-class BadTokens(GodMinerError):
+class BadTokens(BadData):
     """A token file that cannot be what it says."""
 
     code = "bad_tokens"
@@ -46,8 +50,9 @@ def width_of(vocabulary: int) -> np.dtype[Any]:
 class TokenWriter:
     """Appends rows; `close` makes the folder visible. Left without `close`, nothing is."""
 
-    def __init__(self, folder: Path, vocabulary: int) -> None:
-        self._folder, self._vocabulary = folder, vocabulary
+    def __init__(self, folder: Path, vocabulary: int, about: dict[str, Any] | None = None) -> None:
+        """`about`: more for the folder's own description."""
+        self._folder, self._vocabulary, self._about = folder, vocabulary, about or {}
         self._unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished.mkdir(parents=True)
@@ -67,9 +72,16 @@ class TokenWriter:
             self._trained.close()
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
-    def add(self, ids: Sequence[int] | Ids, trained: Sequence[bool] | NDArray[np.bool_]) -> None:
+    @property
+    def tokens(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def add(
+        self, ids: Sequence[int] | Ids, trained: Sequence[bool] | NDArray[np.bool_] | None = None
+    ) -> None:
+        """`trained`: which of them are learned; None: all."""
         row = np.asarray(ids, dtype=np.int64)
-        counts = np.asarray(trained, dtype=np.bool_)
+        counts = np.ones(len(row), np.bool_) if trained is None else np.asarray(trained, dtype=np.bool_)
         if row.shape != counts.shape or row.ndim != 1:
             raise BadTokens(f"a row of {row.size} tokens came with {counts.size} marks; one each is needed")
         if row.size and not 0 <= int(row.min()) <= int(row.max()) < self._vocabulary:
@@ -77,7 +89,7 @@ class TokenWriter:
             raise BadTokens(f"token {worst} is outside the vocabulary of {self._vocabulary}")
         self._ids.write(row.astype(self._dtype).tobytes())
         self._trained.write(counts.tobytes())
-        self._ends.append((self._ends[-1] if self._ends else 0) + row.size)
+        self._ends.append(self.tokens + row.size)
 
     def close(self) -> None:
         np.asarray(self._ends, dtype=np.int64).tofile(self._unfinished / "ends.bin")
@@ -88,9 +100,10 @@ class TokenWriter:
             "vocabulary": self._vocabulary,
             "dtype": self._dtype.name,
             "rows": len(self._ends),
-            "tokens": self._ends[-1] if self._ends else 0,
+            "tokens": self.tokens,
+            **self._about,
         }
-        (self._unfinished / "meta.json").write_text(json.dumps(meta))
+        (self._unfinished / META).write_text(json.dumps(meta))
         shutil.rmtree(self._folder, ignore_errors=True)
         self._unfinished.rename(self._folder)
 
@@ -98,15 +111,22 @@ class TokenWriter:
 class TokenFile:
     """Rows of tokens, mapped. Opening checks that the files are as long as they claim."""
 
-    def __init__(self, ids: Ids, trained: NDArray[np.bool_] | None, ends: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        ids: Ids,
+        trained: NDArray[np.bool_] | None,
+        ends: NDArray[np.int64],
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`lengths`: of rows that do not follow one another without a gap."""
         self._ids, self._trained, self._ends = ids, trained, ends
-        self.lengths: NDArray[np.int64] = np.diff(ends, prepend=0)
+        self.lengths: NDArray[np.int64] = np.diff(ends, prepend=0) if lengths is None else lengths
 
     @classmethod
     def open(cls, folder: Path, vocabulary: int) -> Self:
         """A folder that `TokenWriter` made, for a model with so many tokens."""
         try:
-            meta = json.loads((folder / "meta.json").read_text())
+            meta = json.loads((folder / META).read_text())
             made_for, dtype = int(meta["vocabulary"]), np.dtype(meta["dtype"])
             rows, tokens = int(meta["rows"]), int(meta["tokens"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,14 +145,17 @@ class TokenFile:
         return cls(ids, trained, ends)
 
     @classmethod
-    def stream(cls, path: Path, vocabulary: int, length: int, dtype: str = "uint16") -> Self:
-        """A plain file of tokens, cut into rows of `length`; a shorter rest is left out."""
+    def stream(
+        cls, path: Path, vocabulary: int, length: int, dtype: str = "uint16", *, check: bool = True
+    ) -> Self:
+        """A plain file of tokens, cut into rows of `length`; a shorter rest is left out. To `check` that each
+        of them is one of the vocabulary reads the whole file."""
         width = np.dtype(dtype)
         size = path.stat().st_size if path.is_file() else 0
         if not size or size % width.itemsize:
             raise BadTokens(f"{path} has {size} bytes, no whole number of {width.name} tokens")
         ids = _mapped(path, width, size // width.itemsize)
-        for start in range(0, len(ids), _CHECKED_AT_ONCE):
+        for start in range(0, len(ids) if check else 0, _CHECKED_AT_ONCE):
             most = int(ids[start : start + _CHECKED_AT_ONCE].max())
             if most >= vocabulary:
                 raise BadTokens(f"{path} holds token {most}; the model has {vocabulary}: another tokenizer's")
@@ -140,6 +163,24 @@ class TokenFile:
         if not rows:
             raise BadTokens(f"{path} has {len(ids)} tokens, fewer than one row of {length}")
         return cls(ids, None, np.arange(1, rows + 1, dtype=np.int64) * length)
+
+    def cut(self, length: int) -> Self:
+        """The same tokens in rows of `length` at most. Nothing is copied but where rows end."""
+        pieces = -(-self.lengths // length)
+        row = np.repeat(np.arange(len(self)), pieces)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = (self._ends - self.lengths)[row] + place * length
+        ends = np.minimum(starts + length, self._ends[row])
+        return type(self)(self._ids, self._trained, ends, ends - starts)
+
+    def part(self, rows: NDArray[np.int64]) -> Self:
+        """Some of the rows, in this order."""
+        return type(self)(self._ids, self._trained, self._ends[rows], self.lengths[rows])
+
+    def fingerprint(self) -> tuple[int, ...]:
+        """Equal for equal rows, as good as surely: their lengths, and a sample of their tokens."""
+        sample = np.ascontiguousarray(self._ids[:: max(len(self._ids) // _SAMPLED, 1)])
+        return len(self), int(self.lengths.sum()), zlib.crc32(self.lengths), zlib.crc32(sample)
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -9,6 +9,8 @@ from trainer.callbacks.submission import kind_of
 
 #: Engines write this one last.
 LAST_WRITTEN = "trainer_state.json"
+#: Of the native trainer's states, which get their name when all of them is on disk.
+NATIVE = "place.json"
 
 
 def newest_checkpoint(output: Path) -> str | None:
@@ -22,6 +24,8 @@ def newest_checkpoint(output: Path) -> str | None:
 
 
 def is_whole_checkpoint(folder: Path) -> bool:
+    if (folder / NATIVE).is_file():
+        return True
     return (folder / LAST_WRITTEN).is_file() and kind_of(folder) is not None
 
 

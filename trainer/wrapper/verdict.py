@@ -59,9 +59,10 @@ def _was_killed(ended: Ended) -> bool:
     return any(_EXIT_9.search(line) for line in ended.tail)
 
 
-def _weight(failure: Failure) -> tuple[bool, float]:
-    """Memory first: the ranks that did not run out fail as well, some of them sooner."""
-    return failure.end is not RunEnd.OOM, failure.at
+def _weight(failure: Failure) -> tuple[bool, bool, float]:
+    """Memory first: the ranks that did not run out fail as well, some of them sooner; and last whoever only
+    lost the others."""
+    return failure.end is not RunEnd.OOM, failure.consequence, failure.at
 
 
 def _last_words(ended: Ended) -> str:

@@ -123,3 +123,18 @@ def test_a_rank_that_fails_says_why_and_ends_at_once(
         assert events[0].moment == "generation"
     else:
         assert events == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711",
+        "Timed out waiting 20000ms for recv operation to complete",
+        "NCCL error: remote process exited or there was a network error",
+    ],
+)
+def test_a_rank_that_lost_the_others_says_so(text: str) -> None:
+    found = failure_of(RuntimeError(text), "train")
+    assert found.consequence
+    assert found.detail.startswith("another process of this training is gone or silent")
+    assert not failure_of(ValueError(text), "train").consequence

@@ -125,3 +125,10 @@ def test_a_pace_goes_on_where_another_process_left_it() -> None:
     other = Pace(7, 10)
     other.restore(one.state())
     assert other == one
+
+
+def test_one_cycle_rises_along_a_cosine_from_a_25th() -> None:
+    found = rates(optimizer(Schedule.ONE_CYCLE), 1000, warmup=100)
+    assert found[0] == pytest.approx(1 / 25, abs=1e-3)
+    assert found[49] == pytest.approx((1 + 1 / 25) / 2, abs=1e-3)
+    assert found[99] == pytest.approx(1.0)

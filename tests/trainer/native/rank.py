@@ -1,34 +1,101 @@
-"""One rank of a tiny run, for tests with several.
+"""The ranks of tiny runs, for tests with several: one process imports the stack and forks them all.
 
-usage: python -m tests.trainer.native.rank FOLDER single|ddp|fsdp lora|full [fail]
+usage: python -m tests.trainer.native.rank FOLDER CASE…    CASE: how:method:world[:trouble]
+
+For every case a line of JSON: the ranks' exit codes. What each said is in `FOLDER/said-CASE-RANK`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
+import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from core.choices import Parallelism
 from core.plan_parts import FsdpPlan
+from core.run_files import EXIT_OF, ExitCode
 from tests.trainer.native import tiny
+from trainer.callbacks.failures import failure_of
 from trainer.native import ranks, saving
+from trainer.native.watch import Watch
+
+#: What a rank that stands still is given, and what a healthy one never needs.
+SOON_S, LONG_S = 3.0, 300.0
 
 
-def main(folder: Path, how: str, method: str, fail: str = "") -> None:
-    with ranks.joined(cpu=True, hang_s=20 if fail == "die" else 300) as group:
+def one(folder: Path, case: str) -> None:
+    """One rank, to its end. A case that resumes goes on in the folder of the one that it names."""
+    how, method, world, *rest = case.split(":")
+    trouble = rest[0] if rest else ""
+    name = f"{how}:{method}:{world}" if trouble == "resume" else case
+
+    def hung(reason: str) -> None:
+        print(f"stands still: {reason}", flush=True)
+        os._exit(ExitCode.HUNG)
+
+    limit = SOON_S if trouble == "hang" else LONG_S
+    with Watch(limit, hung) as watch, ranks.joined(cpu=True, alive=watch.alive, hang_s=limit) as group:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        made = tiny.loop(folder, plan, group, name=how)
-        if fail == "resume":
-            state = saving.newest(folder / how / "states")
+        made = tiny.loop(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
+        group.same("rows", *made.train.tokens.fingerprint())
+        if trouble == "other-rows":
+            rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
+            group.same("rows", *rows.fingerprint())
+        if trouble == "resume":
+            state = saving.newest(folder / name / "states")
             assert state is not None
-            made.resume(state)
-        if fail == "die" and group.rank == 1:
+            assert made.resume(state) == state
+        if trouble == "die" and group.rank == 1:
             os._exit(7)
+        if trouble == "hang" and group.rank == 1:
+            time.sleep(60)
         made.run()
 
 
+def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {key: str(value) for key, value in named.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    log = os.open(folder / f"said-{case}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    try:
+        one(folder, case)
+    except BaseException as error:
+        traceback.print_exc()
+        failure = failure_of(error, "train")
+        print(failure.detail, flush=True)
+        os._exit(int(EXIT_OF.get(failure.end, ExitCode.CRASHED)))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    for case in cases:
+        world = int(case.split(":")[2])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        children = []
+        for rank in range(world):
+            if not (child := os.fork()):
+                as_rank(folder, case, rank, world, port)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    # What every rank would import.
+    import peft  # noqa: F401
+    import torch.distributed.fsdp  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    main(Path(sys.argv[1]), sys.argv[2:])

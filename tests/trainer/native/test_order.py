@@ -94,3 +94,21 @@ def test_rows_that_are_too_long_are_left_out_and_nothing_left_is_said() -> None:
     assert {row for step in islice(made.steps(), 3) for row in rows_of(step)} == {1, 3}
     with pytest.raises(ValueError, match="no row"):
         next(order([40]).steps())
+
+
+def test_a_growing_batch_reaches_its_size_uses_every_row_once_and_goes_on_where_it_stopped() -> None:
+    made = Order(np.full(200, 8), 32, 2, 4, 2, ramp=6)
+    steps = list(islice(made.steps(), 20))
+    sizes = [len(rows_of(step)) for step in steps]
+    assert sizes[0] == 4
+    assert sizes[:7] == sorted(sizes[:7])
+    assert set(sizes[6:]) == {16}
+    assert all(len(step[0]) == len(step[1]) for step in steps)
+    seen = [row for step in steps[:13] for row in rows_of(step)]
+    assert len(seen) == len(set(seen))
+    assert list(islice(made.steps(9), 11)) == steps[9:]
+
+
+def test_one_micro_batch_grows_by_its_rows() -> None:
+    made = Order(np.full(64, 8), 32, 8, 1, 1, ramp=4)
+    assert [len(rows_of(step)) for step in islice(made.steps(), 6)] == [2, 3, 5, 6, 8, 8]

@@ -1,84 +1,117 @@
-"""Several processes train what one does."""
+"""Several processes train what one does, and end with a reason when one of them does not."""
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.run_files import ExitCode
 from tests.trainer.native import tiny
 from trainer.native import ranks
 
-
-def run(folder: Path, how: str, method: str, world: int, fail: str = "") -> tuple[int, str]:
-    """All ranks of a run, to their end; the first one's exit and all output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "tests.trainer.native.rank", str(folder), how, method, fail]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            command,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=400)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return started[0].returncode, "\n".join(said)
+ROOT = Path(__file__).parents[3]
+WORLDS = {"single": 1, "ddp": 2, "fsdp": 2}
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_two_processes_whole_or_in_shards_see_the_losses_of_one(tmp_path: Path, method: str) -> None:
-    tiny.model_folder(tmp_path / "model")
-    for how, world in (("single", 1), ("ddp", 2), ("fsdp", 2)):
-        code, said = run(tmp_path, how, method, world)
-        assert code == 0, said
-    alone = tiny.told(tmp_path / "single")
-    name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
-    weights = load_file(tmp_path / "single/submission" / name)
-    for how in ("ddp", "fsdp"):
-        spread = tiny.told(tmp_path / how)
-        assert spread.losses == pytest.approx(alone.losses, abs=1e-4)
-        assert spread.norms == pytest.approx(alone.norms, abs=1e-4)
-        assert spread.held_out == pytest.approx(alone.held_out, abs=1e-4)
-        handed_in = load_file(tmp_path / how / "submission" / name)
-        assert handed_in.keys() == weights.keys()
-        for key, value in weights.items():
-            torch.testing.assert_close(handed_in[key], value, rtol=1e-3, atol=1e-4)
+SAME = [f"{how}:{method}:{world}" for method in ("lora", "full") for how, world in WORLDS.items()]
+TIED = ["single:lora:1:kl", "ddp:lora:2:kl", "single:full:1:kl", "fsdp:full:2:kl"]
+RESUMED = ["ddp:full:2:resume", "fsdp:full:2:resume"]
+DIED, HUNG, OTHER = "ddp:full:2:die", "ddp:lora:2:hang", "ddp:lora:2:other-rows"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All of them from one process, which imports the stack once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny.model_folder(folder / "model")
+    cases = [*SAME, *TIED, *RESUMED, DIED, HUNG, OTHER]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.native.rank", str(folder), *cases],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=500,
+        check=True,
+    )
+    codes = [json.loads(line) for line in done.stdout.splitlines()]
+    return Runs(folder, dict(zip(cases, codes, strict=True)))
+
+
+class Runs(NamedTuple):
+    folder: Path
+    codes: dict[str, list[int]]
+
+    def said(self, case: str, rank: int = 0) -> str:
+        return (self.folder / f"said-{case}-{rank}").read_text()
+
+    def told(self, case: str) -> tiny.Told:
+        assert not any(self.codes[case]), self.said(case)
+        return tiny.told(self.folder / case)
+
+
+def same_curve(one: tiny.Told, other: tiny.Told) -> None:
+    assert other.losses[:8] == pytest.approx(one.losses[:8], abs=1e-4)
+    assert other.norms[:8] == pytest.approx(one.norms[:8], abs=1e-4)
+    # How often is judged on the way is the clock's business.
+    ends = [other.held_out[0], other.held_out[-1]]
+    assert ends == pytest.approx([one.held_out[0], one.held_out[-1]], abs=1e-4)
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_two_processes_go_on_where_they_were_cut(tmp_path: Path, how: str) -> None:
-    tiny.model_folder(tmp_path / "model")
-    code, said = run(tmp_path, how, "full", 2)
-    assert code == 0, said
-    whole = tiny.told(tmp_path / how)
-    (tmp_path / how / "progress.jsonl").unlink()
-    code, said = run(tmp_path, how, "full", 2, "resume")
-    assert code == 0, said
-    assert tiny.told(tmp_path / how).losses == whole.losses[4:]
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_two_processes_whole_or_in_shards_see_the_losses_of_one(runs: Runs, method: str, how: str) -> None:
+    same_curve(runs.told(f"single:{method}:1"), runs.told(f"{how}:{method}:2"))
+    name = "model.safetensors" if method == "full" else "adapter_model.safetensors"
+    weights = load_file(runs.folder / f"single:{method}:1/submission" / name)
+    handed_in = load_file(runs.folder / f"{how}:{method}:2/submission" / name)
+    assert handed_in.keys() == weights.keys()
+    for key, value in weights.items():
+        torch.testing.assert_close(handed_in[key], value, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rank_that_died_ends_the_others_with_a_reason(tmp_path: Path) -> None:
-    tiny.model_folder(tmp_path / "model")
-    code, said = run(tmp_path, "ddp", "full", 2, "die")
-    assert code != 0
-    assert "Connection" in said or "Timed out" in said or "closed" in said
+@pytest.mark.parametrize(("how", "method"), [("ddp", "lora"), ("fsdp", "full")])
+def test_tied_to_its_base_a_model_learns_the_same_on_two_processes(runs: Runs, how: str, method: str) -> None:
+    tied = runs.told(f"single:{method}:1:kl")
+    same_curve(tied, runs.told(f"{how}:{method}:2:kl"))
+    assert tied.losses[-1] > runs.told(f"single:{method}:1").losses[7]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_go_on_where_they_were_cut(runs: Runs, how: str) -> None:
+    assert not any(runs.codes[f"{how}:full:2:resume"]), runs.said(f"{how}:full:2:resume")
+    losses = runs.told(f"{how}:full:2").losses
+    whole, rest = losses[:8], losses[8:]
+    assert 0 < len(rest) < 8
+    assert rest == whole[-len(rest) :]
+
+
+def test_a_rank_that_is_gone_ends_the_other_with_the_reason(runs: Runs) -> None:
+    assert runs.codes[DIED][1] == 7
+    assert runs.codes[DIED][0] not in (0, 7)
+    assert "another process of this training is gone or silent" in runs.said(DIED)
+
+
+def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
+    # Whichever looks first: the one that waits for the other may be told by its end.
+    assert runs.codes[HUNG][1] == ExitCode.HUNG
+    assert runs.codes[HUNG][0] != 0
+    waited = runs.said(HUNG)
+    assert "waiting for the other processes" in waited or "gone or silent" in waited
+    assert "most recent call first" in runs.said(HUNG, 1)
+    assert "stands still: nothing done for 3 s" in runs.said(HUNG, 1)
+
+
+def test_ranks_with_other_rows_end_with_that_reason(runs: Runs) -> None:
+    assert runs.codes[OTHER] == [ExitCode.BAD_DATA, ExitCode.BAD_DATA]
+    assert "the ranks have different rows, this one's differ" in runs.said(OTHER, 1)
 
 
 def test_one_process_needs_no_group() -> None:
@@ -87,6 +120,11 @@ def test_one_process_needs_no_group() -> None:
         assert alone.total(1.0, 2.0) == [1.0, 2.0]
         assert alone.any(True)
         assert not torch.distributed.is_initialized()
+
+
+def test_a_plan_for_gpus_where_there_are_none_says_where_to_look() -> None:
+    with pytest.raises(ranks.NoGpu, match="nvidia-smi"), ranks.joined(cpu=False):
+        pass
 
 
 def test_the_decoders_layers_are_found_under_adapters(tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
 from trainer.native import net as nets
-from trainer.native.batches import Layout
-from trainer.native.loop import Hands, HeldOutLoss, Loop, Rows
+from trainer.native.batches import Layout, Rows
+from trainer.native.judging import HeldOutLoss
+from trainer.native.loop import Hands, Loop
 from trainer.native.order import Order
 from trainer.native.ranks import Ranks
 from trainer.native.tokens import TokenFile, write_rows
@@ -134,6 +135,7 @@ def loop(
     *,
     stop_at: int | None = None,
     name: str = "run",
+    kl: float = 0.0,
     **order: Any,
 ) -> Loop:
     """Model, rows and plan put together in `folder`, where a former call may have made the model; what
@@ -147,7 +149,10 @@ def loop(
     layout = Layout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
     train, held_out = rows(own / f"train{ranks.rank}"), rows(own / f"held{ranks.rank}", 8, seed=9)
     net = nets.Net(model, attention)
-    hands = Hands(net, ranks, HeldOutLoss(net, Rows(held_out, Layout(by_row=True)), ranks, 4), None)
+    if kl:
+        base = nets.frozen_base(path, made, ranks.device) if made.adapter is None else None
+        net = nets.AnchoredNet(model, attention, kl, base)
+    hands = Hands(net, ranks, HeldOutLoss(net, Rows(held_out, Layout(by_row=True)), ranks, 4))
     session = Session(
         plan=made,
         clock=Clock(made, end_by=time.time() + 3600),

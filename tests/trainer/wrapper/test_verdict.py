@@ -76,3 +76,11 @@ def test_a_silent_end_is_a_crash_with_its_code() -> None:
     attempt = judged(ended(3), None, [None], marked=True)
     assert attempt.end is RunEnd.CRASHED
     assert "ended with 3 without a word" in attempt.detail
+
+
+def test_who_only_lost_the_others_does_not_say_why() -> None:
+    lost = failure(RunEnd.CRASHED, 1, consequence=True)
+    launcher = "  exitcode  : -9 (pid: 77)"
+    assert judged(ended(1, None, launcher), None, [lost], marked=True).end is RunEnd.OOM
+    assert judged(ended(1), None, [lost, failure(RunEnd.NAN, 5)], marked=True).end is RunEnd.NAN
+    assert judged(ended(1), None, [lost], marked=True).end is RunEnd.CRASHED

@@ -1,0 +1,1 @@
+"""Trainings of the operator's own with the native trainer: no validator, no daemon, no container."""

@@ -1,0 +1,38 @@
+"""The native trainer's own settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.choices import Engine
+from core.recipes.base import base
+from core.recipes.native import NativeSettings, settings_of
+from core.recipes.render import render
+from core.recipes.run import RecipeError
+from core.tasks import TaskType
+from tests.core.recipes.cases import inputs, text_plan
+
+
+def test_the_template_says_every_setting_and_a_profile_changes_some() -> None:
+    assert set(base("native.yaml")) == set(NativeSettings.model_fields)
+    plan = text_plan(TaskType.INSTRUCT, engine=Engine.NATIVE, engine_config={"batch_ramp": 0.1})
+    found = settings_of(plan)
+    assert (found.objective, found.batch_ramp, found.ramp_steps(250)) == ("rows", 0.1, 25)
+    made = render(plan, inputs())
+    assert made.config["batch_ramp"] == 0.1
+    assert made.base["batch_ramp"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batch_rampp": 1}, "do you mean batch_ramp"),
+        ({"recompute": "some"}, "engine_config.native.recompute has value some"),
+        ({"batch_ramp": 0.9}, "less than or equal to 0.5"),
+        ({"hang_seconds": None}, "hang_seconds"),
+    ],
+)
+def test_a_mistake_is_told_when_the_plan_is_rendered(changes: dict[str, object], why: str) -> None:
+    plan = text_plan(TaskType.INSTRUCT, engine=Engine.NATIVE, engine_config=changes)
+    with pytest.raises(RecipeError, match=why):
+        render(plan, inputs())

@@ -1,0 +1,93 @@
+"""A run made ready for a launcher that is not ours, on plain text, and concluded after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.progress import EvalEvent, StepEvent, events_in
+from core.run_files import ExitCode, RunEnd, RunResult, RunSpec
+from core.tasks import TaskType
+from tests.trainer.native.test___main__ import WORDS, task
+from trainer.native.ready import concluded, main, plan_of, ready
+from trainer.sheet import SHEET_VARIABLE, Failure, write_whole
+
+PROFILE = """
+extends: cpu-demo
+targets:
+  {engine: native, method: full, sample_packing: true, sequence_len: 32, max_steps: 24, learning_rate: 5e-3}
+limits: {max_gpus: 1}
+engine_config: {native: {objective: tokens, tensorboard: true, batch_ramp: 0.25}}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
+    (tmp_path / "profile.yaml").write_text(PROFILE)
+    monkeypatch.setenv("GOD_MINER_PROFILE", str(tmp_path / "profile.yaml"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{a} {b} {a} {b}\n" for a in WORDS for b in WORDS) * 4)
+    changes: dict[str, Any] = {"dataset": None, "data_path": str(text)}
+    return task(tmp_path, TaskType.INSTRUCT, 200, **changes)
+
+
+def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: RunSpec) -> None:
+    sheet = ready(run)
+    assert plan_of(sheet).sequence.packing
+    assert sheet.prepared.eval_rows > 0
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.native"],
+        env={**os.environ, SHEET_VARIABLE: str(sheet.write()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert concluded(run) == ExitCode.OK
+    result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
+    assert result.submission
+    assert result.base is not None
+    assert result.best is not None
+    assert result.best.value < result.base.value - 0.5
+    events = [line.event for line in events_in(Path(run.progress_path).read_bytes())]
+    assert any(isinstance(event, EvalEvent) for event in events)
+    assert any(isinstance(event, StepEvent) and event.tokens_s for event in events)
+    assert list(Path(run.work_dir, "tensorboard").glob("events*"))
+    # A job that was requeued: its text is not read again, and old words are not taken for new ones.
+    built = Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns
+    again = ready(run)
+    assert Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns == built
+    assert not again.outcome_path.exists()
+
+
+def test_what_ended_the_ranks_is_the_runs_end(run: RunSpec, tmp_path: Path) -> None:
+    launch = Path(run.work_dir, "launch")
+    launch.mkdir(parents=True)
+    lost = Failure(end=RunEnd.CRASHED, detail="another process is gone", at=1.0, consequence=True)
+    write_whole(launch / "failure-0.json", lost)
+    write_whole(launch / "failure-1.json", Failure(end=RunEnd.NAN, detail="no number", at=2.0))
+    assert concluded(run) == ExitCode.NAN
+
+
+def test_rows_that_cannot_be_are_the_runs_end_and_exit_code(
+    run: RunSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(run.data_path).write_text("  \n")
+    assert main([str(tmp_path / "run.json")]) == ExitCode.BAD_DATA
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "holds no text" in said.err
+    assert RunResult.model_validate_json(Path(run.result_path).read_bytes()).end is RunEnd.BAD_DATA
+
+
+def test_plain_text_is_no_other_engines(
+    run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOD_MINER_PROFILE", "cpu-demo")
+    assert main([str(tmp_path / "run.json")]) == ExitCode.BAD_DATA
+    assert "the native trainer alone" in capsys.readouterr().err

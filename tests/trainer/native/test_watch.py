@@ -1,0 +1,45 @@
+"""A process that stands still ends, with a reason."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from tests.trainer.native import tiny
+from trainer.native import fit
+from trainer.native.watch import Watch, place_of
+
+
+def test_who_does_nothing_for_too_long_is_told_on_with_the_place(capfd: pytest.CaptureFixture[str]) -> None:
+    reasons: list[str] = []
+    with Watch(0.2, reasons.append):
+        until = time.monotonic() + 5
+        while not reasons and time.monotonic() < until:
+            time.sleep(0.02)
+    (reason,) = reasons
+    assert "nothing done for 0 s" in reason
+    assert "test_who_does_nothing" in capfd.readouterr().err
+
+
+def test_who_does_something_now_and_then_is_left_alone() -> None:
+    reasons: list[str] = []
+    with Watch(0.3, reasons.append) as watch:
+        for _ in range(10):
+            time.sleep(0.06)
+            watch.alive()
+    assert not reasons
+
+
+def test_a_place_is_the_innermost_line_of_our_own() -> None:
+    found: list[str] = []
+
+    def fits(micro: int) -> bool:
+        found.append(place_of(sys._getframe()))
+        return False
+
+    fit.larger_micro(tiny.plan(micro=2, accumulation=2), fits)
+    assert found[0].startswith("trainer/native/fit.py:")
+    assert found[0].endswith("(larger_micro)")
+    assert place_of(None) == "foreign code"
