@@ -25,6 +25,9 @@ NAMES = (
     "jobs",
     "engines",
     "native_training",
+    "training",
+    "deadlines",
+    "end_to_end",
 )
 
 

@@ -29,6 +29,7 @@ from core.plan_parts import (
     ImagePlan,
     LaunchPlan,
     LoaderPlan,
+    LrSearchPlan,
     OptimizerPlan,
     PlateauPlan,
     PrecisionPlan,
@@ -67,6 +68,7 @@ class TrainingPlan(Record):
     loader: LoaderPlan = LoaderPlan()
     ema: EmaPlan | None = None
     plateau: PlateauPlan | None = None
+    lr_search: LrSearchPlan | None = None
     dpo: DpoPlan | None = None
     grpo: GrpoPlan | None = None
     image: ImagePlan | None = None

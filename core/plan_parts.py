@@ -188,6 +188,17 @@ class PlateauPlan(Record):
     patience: int = Field(default=2, ge=1)
 
 
+class LrSearchPlan(Record):
+    """Short trainings at other learning rates, before the real one."""
+
+    #: Part of the training time that they may take together.
+    share: float = Field(gt=0, le=0.2)
+    #: Candidates are at most this many times the planned rate, and at least its so-manieth part.
+    most: float = Field(default=10.0, ge=1, le=100)
+    #: A limit of the profile that lies below that, upwards.
+    highest: float | None = Field(default=None, gt=0)
+
+
 class DpoPlan(Record):
     beta: float = Field(default=0.1, gt=0)
     #: Reference log-probs computed once before the training instead of in each step.

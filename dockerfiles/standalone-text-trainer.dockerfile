@@ -7,6 +7,20 @@
 ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
 FROM ${BASE_IMAGE}
 
+# What validators' own reward functions import. The engine's packages keep their versions; without a network, or
+# where one of these wants others, the build goes on: rewards that import it then give zeros and say why.
+ARG REWARD_PACKAGES="textstat langcheck detoxify"
+RUN python -m pip list --format=freeze > /tmp/kept.txt \
+    && for name in ${REWARD_PACKAGES}; do \
+        timeout 400 python -m pip install -q --no-cache-dir --retries 1 -c /tmp/kept.txt "$name" \
+        || echo "$name is not installed"; \
+    done \
+    && if python -c "import nltk" 2> /dev/null; then \
+        timeout 100 python -m nltk.downloader -q -d /usr/share/nltk_data cmudict punkt_tab \
+        || echo "nltk's data are not there"; \
+    fi \
+    && rm /tmp/kept.txt
+
 COPY configs /app/god-miner/configs
 COPY core /app/god-miner/core
 COPY trainer /app/god-miner/trainer

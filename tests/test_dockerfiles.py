@@ -72,3 +72,18 @@ def test_the_build_context_is_small() -> None:
     assert {"tests", "docs", "benchmarks", ".git"} <= set(ignored)
     sent = [path for name in ("configs", "core", "trainer", "miner") for path in (ROOT / name).rglob("*")]
     assert sum(path.stat().st_size for path in sent if "__pycache__" not in path.parts) < 20_000_000
+
+
+def test_the_text_image_has_what_validators_rewards_import_and_is_built_without_them_too() -> None:
+    text = TRAINERS["text"].read_text("utf-8")
+    [packages] = re.findall(r'^ARG REWARD_PACKAGES="(.*)"$', text, re.MULTILINE)
+    assert {"textstat", "langcheck", "detoxify"} <= set(packages.split())
+    [command] = re.findall(r"^RUN ((?:.*\\\n)*?.*REWARD_PACKAGES(?:.*\\\n)*.*)$", text, re.MULTILINE)
+    python = "python() { case $2 in pip) [ $3 = list ];; *) return 1;; esac; }"
+    limited = 'timeout() { shift; "$@"; }; rm() { :; }'
+    script = f"{python}\n{limited}\nREWARD_PACKAGES='{packages}'\n" + command.replace(
+        "/tmp/kept.txt", "/dev/null"
+    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split().count("installed") == 3

@@ -17,7 +17,9 @@ from core.progress import StepEvent
 from core.run_files import RunEnd
 from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.meter import Meter
+from trainer.callbacks.search import Prober
 from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
+from trainer.hf_probe import HfProber
 from trainer.sheet import Outcome, Sheet, write_whole
 
 #: Beside the engine's own files in a checkpoint folder: what the session must know to go on.
@@ -29,6 +31,7 @@ class HfHost:
 
     def __init__(self, trainer: Any, judge: Judge | None, average: MovingAverage | None) -> None:
         self.trainer, self.judge, self.average = trainer, judge, average
+        self.prober: Prober | None = HfProber(trainer)
 
     @property
     def model(self) -> Any:
@@ -49,6 +52,11 @@ class HfHost:
         else:
             model.save_pretrained(folder, state_dict=state)
 
+    def set_rate(self, factor: float) -> None:
+        """For the first step: the engine asks the schedule for a factor only after each."""
+        for group in self.trainer.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
     @contextmanager
     def averaged(self) -> Iterator[bool]:
         if self.average is None:
@@ -68,6 +76,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.session.begin()
+        self.host.set_rate(self.session.rate)
         if self.session.ranks.rank == 0:
             self.sheet.begun_path.touch()
         self._mark = time.monotonic()

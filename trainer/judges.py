@@ -25,10 +25,14 @@ class EngineJudge:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.pass_s = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         """A resumed training's first evaluation stands in for the base's: the engine knows no other model."""
-        return self.judge()
+        began = time.monotonic()
+        value = self.judge()
+        self.pass_s = time.monotonic() - began
+        return value
 
     def judge(self) -> float:
         return float(self._trainer.evaluate()["eval_loss"])
@@ -48,24 +52,32 @@ class HeldOutJudge:
         self._rows = len(self._held.rows)
         self.metric, self.lower_is_better = "eval_loss", True
         self._stride = 1
+        self.pass_s = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         model = self._model()
         if not untouched and not has_adapter(model):
             model = frozen_base(self._sheet.run.model_path, model)
         self._stride = max(math.ceil(self._rows / (FEWEST * self._ranks.world)), 1)
-        began = time.monotonic()
-        measured = self._of_base(model)
-        per_row = (time.monotonic() - began) / max(self._rows / self._world, 1)
+        if self._sheet.run.task_type is not TaskType.GRPO:
+            # The first pass of a process allocates and chooses kernels; beside generating that is nothing.
+            self._of_base(model)
+        measured = self._timed(model)
         # What one rank found holds for all: they are to read the same sample.
-        per_row = self._ranks.from_first([per_row])[0]
+        per_row = self._ranks.from_first([self.pass_s / max(self._rows / self._world, 1)])[0]
         affordable = max(budget_s / max(per_row, 1e-6), FEWEST)
         stride = max(math.ceil(self._rows / self._ranks.world / affordable), 1)
         if stride < self._stride:
             self._stride = stride
-            measured = self._of_base(model)
+            measured = self._timed(model)
         self.metric, self.lower_is_better = measured.metric, measured.lower_is_better
         return measured.value
+
+    def _timed(self, model: Any) -> Measured:
+        began = time.monotonic()
+        measured = self._of_base(model)
+        self.pass_s = time.monotonic() - began
+        return measured
 
     def judge(self) -> float:
         here = {"rank": self._ranks.rank, "world": self._world}

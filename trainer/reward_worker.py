@@ -86,6 +86,9 @@ def answer(asked: Asked, functions: dict[int, Callable[..., Any]]) -> Asked:
             functions[place] = loaded(asked["source"], asked["function"])
         result = called(functions[place], asked["completions"], asked["columns"])
         return {"rewards": numbers(result, len(asked["completions"]))}
+    except ModuleNotFoundError as error:
+        lacking = f"imports {error.name}, which is not installed where this training runs"
+        return {"problem": f"{lacking} (images: build argument REWARD_PACKAGES)"[:LONGEST_PROBLEM]}
     except BaseException as error:  # noqa: BLE001 - reward code raises what it likes, SystemExit included
         return {"problem": f"{type(error).__name__}: {error}"[:LONGEST_PROBLEM]}
 

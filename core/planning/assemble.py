@@ -29,6 +29,7 @@ from core.planning.learning import (
     learning_concessions,
     optimizer_plan,
     plateau_plan,
+    search_plan,
     warmup,
 )
 from core.planning.memory import memory_of
@@ -74,6 +75,7 @@ def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) ->
         loader=loader_plan(wish, hardware, setup.world),
         ema=ema_plan(wish),
         plateau=plateau_plan(wish),
+        lr_search=search_plan(wish, timed, rate),
         dpo=_dpo(wish, setup),
         grpo=_grpo(wish),
         image=_image(wish, timed),

@@ -24,7 +24,7 @@ from core.planning.setup import Setup, vary
 from core.planning.speed import StepTime
 from core.planning.start import start
 from core.planning.states import CONTEXT_BYTES
-from core.planning.wishes import Wish
+from core.planning.wishes import Wish, lr_search
 from core.profile.targets import Limits
 from core.tasks import TaskType
 from core.units import show_bytes, show_seconds
@@ -180,6 +180,8 @@ def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
     before = tuple(opening(setup, seq, wish.model, wish.data, site))
     after = publishing(setup, site)
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
+    if searched := _searching(wish, seconds):
+        before, seconds = (*before, searched), seconds - searched.seconds
     rate, step = rates(setup, seq, wish.eval_rows, site.slowness)
     disk = checkpoint_room(setup, wish.model, site)
     schedule = fit_schedule(setup, seq, rate, wish.eval_rows, seconds, wish.targets, wish.limits, disk)
@@ -196,6 +198,15 @@ def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
         deadline_s=deadline,
         reserve_s=reserve,
     )
+
+
+def _searching(wish: Wish, seconds: float) -> Phase | None:
+    """The search for a learning rate, as long as it may take at most."""
+    searched = lr_search(wish)
+    if searched is None or seconds <= 0:
+        return None
+    why = f"at most {searched.share:.0%}: short trainings at other learning rates"
+    return Phase(name="search", seconds=searched.share * seconds, why=why)
 
 
 def _with_master(wish: Wish, setup: Setup, budget: int) -> Setup:

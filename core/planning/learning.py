@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from core.budget import Concession
 from core.choices import Method, Schedule
-from core.plan_parts import EmaPlan, LrStage, OptimizerPlan, PlateauPlan
+from core.plan_parts import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
 from core.planning.fit import Timed
-from core.planning.wishes import Wish
+from core.planning.wishes import Wish, lr_search
 from core.tasks import TaskType
 
 #: Warming up longer than this part of the run leaves too little of it at the peak.
@@ -31,6 +32,10 @@ def learning_rate(wish: Wish, timed: Timed) -> tuple[float, list[str]]:
     if below and (factor := targets.lr_gpu_scale[max(below)]) != 1:
         rate *= factor
         why.append(f"× {factor:g} for {timed.setup.world} GPUs")
+    if wish.asked_batch is not None:
+        batch = timed.setup.micro * timed.setup.accumulation * timed.setup.world
+        rate *= math.sqrt(min(batch / wish.asked_batch, 1.0))
+        why.append(f"× √({batch}/{wish.asked_batch}) for smaller steps")
     stands_in = timed.wished.method is Method.FULL and timed.setup.method is not Method.FULL
     if stands_in and targets.lora_lr_factor != 1:
         rate *= targets.lora_lr_factor
@@ -111,6 +116,14 @@ def plateau_plan(wish: Wish) -> PlateauPlan | None:
     return PlateauPlan(
         factor=targets.plateau_factor, growth=targets.plateau_growth, patience=targets.plateau_patience
     )
+
+
+def search_plan(wish: Wish, timed: Timed, rate: float) -> LrSearchPlan | None:
+    """No rate above the profile's limit is tried either."""
+    found, most = lr_search(wish), wish.limits.max_alpha_lr
+    if found is None or most is None or timed.setup.method is Method.FULL:
+        return found
+    return found.model_copy(update={"highest": most / (alpha_of(wish, timed.setup.rank) * rate)})
 
 
 def learning_concessions(wish: Wish, timed: Timed) -> Iterator[Concession]:

@@ -13,6 +13,7 @@ from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.assemble import plan_of
+from core.planning.batch import with_steps_enough
 from core.planning.costs import Site
 from core.planning.fit import as_wished, fit
 from core.planning.learned import Learned, with_learned
@@ -51,9 +52,10 @@ def plan(
         )
     wish = wish_for(task, model, data, profile, hardware.gpus.kind)
     refused = refusal(task, model, data, hardware, profile.limits, stated_params)
-    found = (
-        fit(wish, hardware.gpus.count, site) if refused is None else as_wished(wish, hardware, site, *refused)
-    )
+    if refused is not None:
+        return plan_of(wish, as_wished(wish, hardware, site, *refused), hardware, explained)
+    found = fit(wish, hardware.gpus.count, site)
+    wish, found = with_steps_enough(wish, found, hardware.gpus.count, site)
     return plan_of(wish, found, hardware, explained)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from core.budget import Concession
-from core.choices import Attention, CompileMode, Engine, Method
+from core.choices import Attention, CompileMode, Engine, EvalMetric, Method
 from core.data import DatasetFacts
 from core.hardware import GpuKind
 from core.models import ModelFacts
-from core.plan_parts import TaskSpec
+from core.plan_parts import LrSearchPlan, TaskSpec
 from core.planning.schedule import held_out
 from core.planning.sequences import (
     Sequences,
@@ -56,6 +56,8 @@ class Wish:
     reference_ready: bool
     #: Steps back that hold for any number of GPUs.
     concessions: tuple[Concession, ...]
+    #: Sequences per step that were asked for, where they gave too few steps (`batch.py`).
+    asked_batch: int | None = None
 
     @property
     def targets(self) -> Targets:
@@ -132,6 +134,15 @@ def wish_for(
         reference_ready=_reference_ready(task, targets, method),
         concessions=tuple(found),
     )
+
+
+def lr_search(wish: Wish) -> LrSearchPlan | None:
+    """Only where there are held-out rows in the validator's metric, and an engine that can try and undo."""
+    targets = wish.targets
+    judged = wish.eval_rows > 0 and targets.eval_metric is EvalMetric.VALIDATOR
+    if targets.lr_search_share <= 0 or wish.engine is not Engine.AXOLOTL or not judged:
+        return None
+    return LrSearchPlan(share=targets.lr_search_share, most=targets.lr_search_most)
 
 
 def _gave(field: str, wanted: JsonValue, got: JsonValue, reason: str) -> Concession:

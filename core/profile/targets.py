@@ -111,6 +111,13 @@ class Targets(Record):
         description="Sequences per optimizer step over all GPUs. Set: accumulation follows from it. "
         "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
     )
+    least_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Text, not GRPO: where effective_batch_size leaves fewer steps than this it is halved, "
+        "to 8 at least, and the rate falls by its root. Unset: never.",
+    )
     # — how long
     num_epochs: float | None = Field(
         default=None,
@@ -168,6 +175,19 @@ class Targets(Record):
     plateau_growth: float = Field(default=1.0, ge=1, le=2, description="Factor while it falls.")
     plateau_patience: int = Field(
         default=2, ge=1, description="Evaluations without progress before the factor."
+    )
+    lr_search_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.2,
+        description="Text with Axolotl: part of the training time in which other rates are tried out first, "
+        "judged on held-out rows. 0: none are.",
+    )
+    lr_search_most: float = Field(
+        default=10.0,
+        ge=1,
+        le=100,
+        description="Rates are tried up to this many times learning_rate, and down to its so-manieth part.",
     )
     # — the optimizer
     optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")

@@ -75,7 +75,7 @@ def image(engine: Dockerd) -> str:
             path=str(ROOT),
             dockerfile=DOCKERFILE,
             tag=IMAGE,
-            buildargs={"BASE_IMAGE": BASE},
+            buildargs={"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""},
             network_mode="none",
             forcerm=True,
         )

@@ -76,6 +76,19 @@ def worse_every_time() -> None:
     HeldOutJudge.judge = judge  # type: ignore[method-assign]
 
 
+def better_every_time() -> None:
+    """And scored in no time: every evaluation is followed by a submission."""
+    from trainer.judges import HeldOutJudge
+
+    told: list[float] = []
+
+    def judge(self: HeldOutJudge) -> float:
+        told.append(1.0 / (len(told) + 2))
+        return told[-1]
+
+    HeldOutJudge.judge = judge  # type: ignore[method-assign]
+
+
 def hangs_at_step_five() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
 

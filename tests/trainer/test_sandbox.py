@@ -98,7 +98,11 @@ def test_a_reward_is_called_with_the_completions(tmp_path: Path) -> None:
         ("def f(completions): return ['x', 'y']", "no finite number"),
         ("def f(completions): return [float('nan'), float('inf')]", "no finite number"),
         ("def f(completions): return [None, None]", "no finite number"),
-        ("import nothing_like_it\ndef f(completions): return [1, 1]", "ModuleNotFoundError"),
+        (
+            "import nothing_like_it\ndef f(completions): return [1, 1]",
+            "imports nothing_like_it, which is not",
+        ),
+        ("def f(completions):\n    import nothing_like_it", "imports nothing_like_it.*REWARD_PACKAGES"),
         ("def f(completions):\n    import os\n    os._exit(3)", r"its process ended \(exit 3\)"),
         ("def f(completions):\n    import sys\n    sys.exit(0)", "SystemExit"),
         (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from core.plan import TrainingPlan
+from core.plan_parts import LrSearchPlan
 from core.planning.schedule import EVALUATIONS
 from core.progress import CheckpointEvent, EvalEvent, SubmissionEvent
 from core.run_files import RunEnd, Score
@@ -26,6 +27,7 @@ from trainer.callbacks.pace import Pace, rate_factor
 from trainer.callbacks.plateau import Plateau
 from trainer.callbacks.ranks import Ranks
 from trainer.callbacks.report import Report
+from trainer.callbacks.search import SAMPLED_NOISE, Probe, Prober, Search
 from trainer.callbacks.submission import Submission
 from trainer.sheet import Outcome
 
@@ -45,6 +47,8 @@ class Judge(Protocol):
 
     metric: str
     lower_is_better: bool
+    #: Seconds that one evaluation takes, as `begin` saw it: less than `begin`, which also tries and warms up.
+    pass_s: float
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         """The base model's score, before the first step of this process. Settles how many rows one
@@ -58,6 +62,8 @@ class Host(Protocol):
     """The engine, as far as the session needs it."""
 
     judge: Judge | None
+    #: What tries learning rates out; None where the engine cannot undo a step.
+    prober: Prober | None
 
     def write(self, folder: Path | None) -> None:
         """The weights as a submission; all ranks call it, those without a folder only lend their shards."""
@@ -94,6 +100,8 @@ class Session:
     _agree_at: int = 0
     _nan: int = 0
     _last_judged: int = -1
+    #: What the search for a learning rate made of the peak.
+    peak: float = 1.0
     pace: Pace = field(init=False)
     best: Best = field(init=False)
     plateau: Plateau | None = field(init=False)
@@ -108,7 +116,8 @@ class Session:
     @property
     def rate(self) -> float:
         """The factor on the peak rate for the next step."""
-        return rate_factor(self.plan.optimizer, self.pace) * (self.plateau.factor if self.plateau else 1.0)
+        plateau = self.plateau.factor if self.plateau else 1.0
+        return self.peak * rate_factor(self.plan.optimizer, self.pace) * plateau
 
     # — the course of a run
 
@@ -120,15 +129,65 @@ class Session:
         if self.host.judge is not None:
             judge = self.host.judge
             budget = self._base_budget()
-            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0))
+            value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0), lambda: judge.pass_s)
             self.best.base = self._score(value).model_copy(update={"step": 0})
             self.report.say(EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds))
         self.best.score = self._agreed(self._earlier())
         self._last_judged = self.step
+        if self.plan.lr_search is not None and self.step == 0:
+            self._search(self.plan.lr_search)
         self.moment = "train"
         left = show_seconds(max(self.clock.left, 0))
         text = f"up to {self.clock.total:,} steps on {self.ranks.world} processes, {left} left"
         self.report.stage("train", text)
+
+    def _search(self, plan: LrSearchPlan) -> None:
+        """The peak rate by trial, or as a launch before this one found it."""
+        known = self.ranks.from_first([self.submission.peak(self.plan) if self.ranks.rank == 0 else 0.0])[0]
+        judge, prober, base = self.host.judge, self.host.prober, self.best.base
+        if known:
+            self.peak = known
+            self.report.note("lr-search", f"{self._rate_words(known)}, as was found before")
+            return
+        if judge is None or prober is None or base is None:
+            return
+        self.moment = "train"
+        seconds = plan.share * max(self.clock.left, 0.0)
+        self.report.stage("search", f"learning rates are tried out for {show_seconds(seconds)} at most")
+        search = Search(
+            plan,
+            prober,
+            self.ranks,
+            self.clock.now,
+            judge=lambda: self._timed(judge.judge)[0],
+            lower_is_better=judge.lower_is_better,
+            judge_s=self.clock.eval_s,
+            noise=0.0 if judge.lower_is_better else SAMPLED_NOISE,
+            probed=self._probed,
+        )
+        found = search.run(base.value, seconds)
+        if found is None:
+            self.report.note("lr-search", "there is no time for it: the planned rate is kept")
+            return
+        self.peak = found
+        if self.ranks.rank == 0:
+            self.submission.remember_peak(self.plan, found)
+        self.report.note("lr-search", f"{self._rate_words(found)} is trained with")
+
+    def _probed(self, probe: Probe, steps: int) -> None:
+        """The first candidate that beats the base is a submission, earlier than any other. Better ones follow
+        soon enough: large models take a while to write."""
+        words = f"{probe.score:.5g}" if probe.score is not None else "diverged"
+        self.report.note("lr-search", f"{self._rate_words(probe.factor)}: {words} after {steps} steps")
+        if probe.score is None or self.best.base is None or self.best.score is not None:
+            return
+        score = self.best.base.model_copy(update={"value": probe.score, "step": steps})
+        if score.beats(self.best.base) and self.best.judge(score):
+            self._write(score)
+        self.best.waited = 0
+
+    def _rate_words(self, factor: float) -> str:
+        return f"rate × {factor:.3g} = {factor * self.plan.optimizer.learning_rate:.3g}"
 
     def _base_budget(self) -> float:
         """A tenth of the share for evaluations: about ten are to follow."""
@@ -216,7 +275,18 @@ class Session:
         self.report.say(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
         return better
 
-    def _judged(self, judge: Callable[[], float]) -> tuple[float, float]:
+    def _judged(
+        self, judge: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
+        """`later`: what it will take the next time, where that is something else."""
+        value, seconds = self._timed(judge, later)
+        if not math.isfinite(value):
+            raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
+        return value, seconds
+
+    def _timed(
+        self, judge: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
         before, self.moment = self.moment, "evaluation"
         shown = self.clock.eval_s >= SHOWN_S
         if shown:
@@ -224,9 +294,7 @@ class Session:
         began = self.clock.now()
         value = judge()
         seconds = self.clock.now() - began
-        self.clock.evaluated(seconds)
-        if not math.isfinite(value):
-            raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
+        self.clock.evaluated(later() if later else seconds)
         self.moment = before
         if shown:
             self.report.stage(before)
@@ -239,15 +307,18 @@ class Session:
 
     def _submit(self, score: Score | None) -> None:
         """The weights as they are now; at the very start nothing: an untouched model is no submission."""
-        if self.step == 0:
-            return
+        if self.step > 0:
+            self._write(score)
+
+    def _write(self, score: Score | None) -> None:
         began = self.clock.now()
         if self.ranks.rank == 0:
             self.submission.put(self.host.write, score)
         else:
             self.host.write(None)
         self.clock.submitted(self.clock.now() - began)
-        self.report.say(SubmissionEvent(t=self.clock.now(), score=score, step=self.step))
+        step = score.step if score is not None and score.step is not None else self.step
+        self.report.say(SubmissionEvent(t=self.clock.now(), score=score, step=step))
 
     def logged(self, loss: float | None, grad_norm: float | None) -> None:
         """What a log said: several in a row that are no numbers end the run."""
@@ -303,6 +374,7 @@ class Session:
         """What a resumed training must know."""
         return {
             "step": self.step,
+            "peak": self.peak,
             "pace": self.pace.state(),
             "plateau": self.plateau.state() if self.plateau else None,
             "best": self.best.score.model_dump() if self.best.score else None,
@@ -313,6 +385,7 @@ class Session:
     def restore(self, state: dict[str, Any]) -> None:
         """Before `begin`: the same schedule goes on, in the time that is left now."""
         self.step = int(state["step"])
+        self.peak = float(state.get("peak", 1.0))
         self.clock.resumed(self.step)
         self.pace.restore(state["pace"])
         self.best.score = Score.model_validate(state["best"]) if state.get("best") else None

@@ -8,6 +8,7 @@ score is the right one, so that a later attempt does not replace a better model 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Set
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.plan import TrainingPlan
 from core.run_files import Score
 from core.submission.check import Base, examine
 from core.submission.faults import BadSubmission, FaultKind
@@ -83,6 +85,24 @@ class Submission:
         finally:
             shutil.rmtree(new, ignore_errors=True)
 
+    def peak(self, plan: TrainingPlan) -> float:
+        """The factor on the planned rate that an earlier launch found for such a training; 0: none did."""
+        try:
+            found = json.loads(self._beside("rate.json").read_text("utf-8"))
+            if found["of"] != _searched(plan):
+                return 0.0
+            # Out of memory may have cost some of the batch: noise grows with its root.
+            factor = float(found["factor"]) * math.sqrt(plan.batch.effective / float(found["batch"]))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return 0.0
+        return factor if math.isfinite(factor) and factor > 0 else 0.0
+
+    def remember_peak(self, plan: TrainingPlan, factor: float) -> None:
+        said = {"of": _searched(plan), "batch": plan.batch.effective, "factor": factor}
+        half = self._beside("rate.half")
+        half.write_text(json.dumps(said), encoding="utf-8")
+        half.rename(self._beside("rate.json"))
+
     def _beside(self, kind: str) -> Path:
         return self.place.parent / f".{self.place.name}.{kind}"
 
@@ -123,6 +143,11 @@ class Submission:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def _searched(plan: TrainingPlan) -> list[str]:
+    """What a found rate holds for. A calmer rate after a failure keeps its factor, and so stays calmer."""
+    return [plan.task.task_type, plan.method, plan.optimizer.name, plan.model.model_id]
 
 
 def _identity(folder: Path) -> str:

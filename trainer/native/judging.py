@@ -25,19 +25,24 @@ class HeldOutLoss(Judge):
 
     def __init__(self, net: Net, rows: Rows, ranks: Ranks, micro: int) -> None:
         self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro
-        self._share = 1.0
+        self._share, self.pass_s = 1.0, 0.0
         self.metric = "eval_loss+kl" if net.kl else "eval_loss"
 
     def begin(self, budget_s: float, untouched: bool) -> float:
         """A few rows tell what one costs, and so how many can be afforded each time."""
         self._share = self._least()
-        began = time.monotonic()
-        value = self.judge()
-        per_share = (time.monotonic() - began) / self._share
+        value = self._timed()
+        per_share = self.pass_s / self._share
         affordable = self._ranks.from_first([budget_s / max(per_share, 1e-9)])[0]
         if affordable > self._share and self._share < 1:
             self._share = min(affordable, 1.0)
-            value = self.judge()
+            value = self._timed()
+        return value
+
+    def _timed(self) -> float:
+        began = time.monotonic()
+        value = self.judge()
+        self.pass_s = time.monotonic() - began
         return value
 
     def judge(self) -> float:

@@ -16,6 +16,7 @@ from core.progress import CheckpointEvent, StepEvent
 from core.run_files import RunEnd
 from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.meter import Meter
+from trainer.callbacks.search import Prober
 from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
 from trainer.native import saving
 from trainer.native.batches import Loader, Rows
@@ -35,6 +36,7 @@ class Hands:
     ) -> None:
         self._net, self._ranks = net, ranks
         self.judge, self.average = judge, average
+        self.prober: Prober | None = None
 
     def write(self, folder: Path | None) -> None:
         saving.export(self._net, folder, self._ranks)

@@ -68,6 +68,13 @@ def test_a_secret_is_found_and_not_repeated(secret: dict[str, Any]) -> None:
     assert "hf_" not in about[0]
 
 
+@pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO])
+def test_the_token_to_pad_with_is_no_secret(task: TaskType) -> None:
+    """Models without one (many a base model) are padded with their end token."""
+    made = render(text_plan(task), inputs(task, pad_token="<|end_of_text|>"))
+    assert made.config["special_tokens"] == {"pad_token": "<|end_of_text|>"}
+
+
 def test_an_unset_secret_is_no_secret() -> None:
     kind = ImageModelType.SDXL
     config = {**render(image_plan(kind), image_inputs(kind)).config, "wandb_api_key": ""}

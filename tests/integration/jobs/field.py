@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,6 +54,9 @@ QUICK = Pace(
     dump_s=0.3,
     attempt_needs_s=1.0,
 )
+
+#: At so many random instants a fault comes; a campaign takes more of them.
+INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "4"))
 
 
 class Files(FlakyServer):

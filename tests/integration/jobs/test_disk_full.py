@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import pytest_asyncio
@@ -15,7 +16,7 @@ from miner.jobs.states import EndReason, JobState
 from tests.doubles.base_image import PYTHON
 from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
-from tests.integration.jobs.field import Field, Files, field_of, field_settings
+from tests.integration.jobs.field import INSTANTS, Field, Files, field_of, field_settings
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +44,19 @@ async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_
     assert row.state is JobState.DONE, await field.told(job)
     assert field.is_published(row.submission)
     assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
+
+
+async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(field: Field) -> None:
+    random = Random(56)
+    for number in range(INSTANTS):
+        full = random.randint(1, 12)
+        saves = list(range(1, 13, random.randint(1, 3)))
+        first = {"steps": 12, "save": saves, "checkpoint": saves, "at": {str(full): "fill"}}
+        job = await field.start(f"t{number}", {"1": first, "*": {"steps": 4}})
+        row = await field.over(job)
+        assert row.state is JobState.DONE, f"full at step {full}: {await field.told(job)}"
+        assert field.is_published(row.submission)
+        assert (await field.ends(job))[-1] == EndReason.TRAINED
 
 
 async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(

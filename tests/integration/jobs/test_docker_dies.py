@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import pytest_asyncio
 
 from miner.engines.choose import docker_engine
+from miner.jobs.recovery import sweep
 from miner.jobs.states import EndReason, JobState
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
-from tests.integration.jobs.field import Field, Files, field_of, field_settings
+from tests.integration.jobs.field import INSTANTS, Field, Files, field_of, field_settings
 
 pytestmark = [
     pytest.mark.integration,
@@ -79,3 +81,30 @@ async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
     assert await field.ends(job) == [EndReason.TRAINED]
     assert field.launches(job) == 1
     assert await field.orphans() == []
+
+
+async def test_at_whatever_instant_it_is_killed_one_model_is_published_and_nothing_is_left(
+    field: Field, dockerd: Dockerd
+) -> None:
+    """While inputs come, while a container is made or started, in the training, at its end, while a model is
+    published."""
+    random = Random(56)
+    for number in range(INSTANTS):
+        first = {"steps": 30, "step_s": 0.05, "save": [3, 9, 27], "checkpoint": [3, 9, 27]}
+        job = await field.start(f"t{number}", {"1": first, "*": {"steps": 10, "save": [3]}})
+        await asyncio.sleep(instant := random.uniform(0.0, 3.0))
+        dockerd.kill()
+        await asyncio.sleep(random.uniform(0.0, 0.5))
+        dockerd.start()
+        row = await field.over(job, 90)
+        told = f"killed after {instant:.2f} s: {await field.told(job)}"
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), told
+        assert field.is_published(row.submission), told
+        if await field.orphans():  # it ended while there was nobody to remove it: what comes round later does
+            await sweep(field.jobs.parts)
+        assert await field.orphans() == [], told
+        *before, last = await field.ends(job)
+        assert last == EndReason.TRAINED, told
+        assert set(before) <= {EndReason.KILLED}, told
+        assert not (before and dockerd.live_restore), told
+        assert all(field.launches(job, attempt) <= 1 for attempt in range(1, len(before) + 2)), told

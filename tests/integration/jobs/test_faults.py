@@ -8,6 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from core.plan import TrainingPlan
 from miner.engines.base import Engine, EngineSpec, Phase
 from miner.jobs.states import EndReason, JobState
-from tests.integration.jobs.field import Field
+from tests.integration.jobs.field import INSTANTS, Field
 
 pytestmark = pytest.mark.integration
 
@@ -92,6 +93,23 @@ async def test_a_run_that_somebody_kills_from_outside_goes_on(field: Field) -> N
     how = EndReason.KILLED if field.engine.name == "docker" else EndReason.LOST
     assert await field.ends(job) == [how, EndReason.TRAINED]
     assert field.run(job, 2)["resume_from"] is not None
+
+
+async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None:
+    random = Random(56)
+    for number in range(INSTANTS):
+        first = {"steps": 60, "step_s": 0.02, "save": [2, 20, 40], "checkpoint": [2, 20, 40]}
+        job = await field.start(f"t{number}", {"1": first, "*": GOOD})
+        await field.training(job, random.randint(1, 55))
+        await asyncio.sleep(random.uniform(0.0, 0.05))
+        await kill(field, job)
+        row = await field.over(job)
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+        assert field.is_published(row.submission)
+        *before, last = await field.ends(job)
+        assert last == EndReason.TRAINED
+        assert set(before) <= {EndReason.KILLED, EndReason.LOST}
+        assert await field.orphans() == []
 
 
 async def kill(field: Field, job: int) -> None:

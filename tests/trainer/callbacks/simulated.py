@@ -19,6 +19,7 @@ from tests.core.builders import plan
 from trainer.callbacks.clock import Clock
 from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.report import Report
+from trainer.callbacks.search import Prober
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
 from trainer.sheet import Outcome
@@ -73,9 +74,11 @@ class FakeJudge:
     curve: Callable[[int], float]
     metric: str = "eval_loss"
     lower_is_better: bool = True
+    pass_s: float = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:
-        self.run.time.pass_by(min(self.run.eval_s, budget_s))
+        self.pass_s = min(self.run.eval_s, budget_s)
+        self.run.time.pass_by(self.pass_s + self.run.warm_s)
         return self.curve(0)
 
     def judge(self) -> float:
@@ -93,9 +96,12 @@ class Simulation:
     #: A step's duration, by its number.
     step_s: Callable[[int], float]
     eval_s: float = 1.0
+    #: What the base's evaluation takes beyond that.
+    warm_s: float = 0.0
     submit_s: float = 0.5
     save_s: float = 1.0
     curve: Callable[[int], float] | None = lambda step: 1 / (1 + step)
+    prober: Prober | None = None
     stop_at: int | None = None
     time: Time = field(default_factory=Time)
     judged: list[int] = field(default_factory=list)

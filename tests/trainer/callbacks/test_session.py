@@ -263,3 +263,13 @@ def test_checkpoints_fall_on_evaluations_and_never_eat_up_the_finish(tmp_path: P
     run.run()
     assert run.saved
     assert set(run.saved) <= set(run.judged)
+
+
+def test_a_long_warm_up_of_the_first_evaluation_is_expected_of_none_that_follows(tmp_path: Path) -> None:
+    """Else a short training hardly evaluates, and keeps ten seconds free for an end that takes one."""
+    run = Simulation(tmp_path, plan_of(200, 200, 0.1), seconds=30, step_s=lambda step: 0.1, eval_s=0.3)
+    run.warm_s = 8.0
+    outcome = run.run()
+    assert len(run.judged) >= 5
+    assert run.left < 3
+    assert outcome.steps > 130

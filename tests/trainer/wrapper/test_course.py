@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from benchmarks.loadable import load
 from core.choices import Method
 from core.progress import CheckpointEvent, EvalEvent, Event, NoteEvent, StepEvent, SubmissionEvent, events_in
 from core.run_files import RunEnd, RunResult, RunSpec
-from core.tasks import TaskType
+from core.tasks import GrpoDataset, RewardFunction, TaskType
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.tasks import TEXT_TASKS, planned, task, write_profile
@@ -49,10 +49,7 @@ def sheet_of(run: RunSpec, launch: int = 1) -> Sheet:
 
 def submitted_model(run: RunSpec) -> Any:
     """As anybody loads it, with plain transformers and peft."""
-    if kind_of(Path(run.submission_dir)) == "adapter":
-        base = AutoModelForCausalLM.from_pretrained(run.model_path)
-        return PeftModel.from_pretrained(base, run.submission_dir).eval()
-    return AutoModelForCausalLM.from_pretrained(run.submission_dir).eval()
+    return load(Path(run.submission_dir), Path(run.model_path))
 
 
 def rescored(run: RunSpec) -> tuple[float, float]:
@@ -347,3 +344,74 @@ def test_new_rows_at_an_old_place_are_trained_on(forks: ForkServer, profile: Pat
     assert list(first) != list(second)
     cached = [path for path in (Path(run.work_dir) / "prepared").iterdir() if path.is_dir()]
     assert len(cached) == 2
+
+
+@pytest.mark.parametrize("rows", [1])
+def test_hardly_any_rows_are_trained_on_and_submitted_unjudged(
+    forks: ForkServer, profile: Path, tmp_path: Path, rows: int
+) -> None:
+    data = [
+        *tiny.instruct_rows(rows - 1),
+        {"instruct": "\0 \ud83e", "input": None, "output": "apples \U0001f34e \0"},
+    ]
+    run = planned(task(tmp_path, TaskType.INSTRUCT, data=data), profile)
+    result = follow(run, forks)
+    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
+    assert (result.best, result.steps > 0) == (None, True)
+    submitted_model(run)
+
+
+def test_a_model_without_a_pad_token_is_trained(forks: ForkServer, profile: Path, tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "model")
+    tiny.tokenizer(adds_begin=True, pad=False).save_pretrained(model)
+    run = planned(task(tmp_path / "run", TaskType.CHAT, model=model), profile)
+    result = follow(run, forks)
+    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
+    assert result.best is not None
+    assert result.base is not None
+    assert result.best.beats(result.base)
+
+
+BAD: dict[str, tuple[TaskType, Any, RunEnd, str]] = {
+    "no rows": (TaskType.INSTRUCT, [], RunEnd.BAD_DATA, "rows"),
+    "wrong columns": (TaskType.DPO, [{"a": "b"}] * 50, RunEnd.BAD_DATA, "prompt"),
+    "no assistant": (
+        TaskType.CHAT,
+        [{"conversations": [{"from": "human", "value": "hello"}]}] * 50,
+        RunEnd.BAD_DATA,
+        "no answer",
+    ),
+    "equal answers": (
+        TaskType.DPO,
+        [{"prompt": "a", "chosen": "b", "rejected": "b"}] * 50,
+        RunEnd.BAD_DATA,
+        "equal",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_data_that_nothing_can_be_learned_from_end_the_run_with_their_reason(
+    forks: ForkServer, tmp_path: Path, what: str
+) -> None:
+    """As a tournament runs it: without a plan."""
+    task_type, data, end, said = BAD[what]
+    result = follow(task(tmp_path, task_type, data=data), forks, retries=True)
+    assert (result.end, result.submission) == (end, False)
+    assert said in result.detail
+    assert int(result.exit_code) == 20
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def apples(completions:", "def apples(completions):\n    import os\n    os._exit(1)"],
+    ids=["syntax", "exit"],
+)
+def test_rewards_that_cannot_work_end_the_run_with_their_reason(
+    forks: ForkServer, tmp_path: Path, source: str
+) -> None:
+    dataset = GrpoDataset(
+        field_prompt="prompt", reward_functions=[RewardFunction(reward_func=source, reward_weight=1.0)]
+    )
+    result = follow(task(tmp_path, TaskType.GRPO, dataset=dataset), forks)
+    assert (result.end, result.submission) == (RunEnd.BAD_REWARD, False), result.detail

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from core.choices import Method
 from core.evaluation import Era
-from core.progress import NoteEvent
+from core.progress import NoteEvent, StepEvent
 from core.run_files import RunEnd, RunSpec
 from core.tasks import TaskType
 from tests.trainer.forks import ForkServer
@@ -112,3 +112,40 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(forks: ForkServer, 
     notes = [event.text for event in events(run) if isinstance(event, NoteEvent)]
     assert any("learning rate × 0.5 (was × 1)" in note for note in notes), notes
     assert rates(run)[-1] == pytest.approx(1e-3 / 2)
+
+
+def losses(run: RunSpec) -> list[float | None]:
+    return [event.loss for event in events(run) if isinstance(event, StepEvent)]
+
+
+@pytest.mark.parametrize("task_type", [TaskType.INSTRUCT, TaskType.GRPO])
+def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, task_type: TaskType) -> None:
+    """Only the planned rate is tried, so what follows is the training that would have been: every loss is the
+    same to the last digit, of sampled completions too."""
+    found = {}
+    for share in (0.0, 0.05):
+        said = {"lr_search_share": share, "lr_search_most": 1, "max_steps": 4, "lora_dropout": 0.1}
+        run = planned(task(tmp_path / f"{share}", task_type, 300), shaped(tmp_path, **said))
+        result = follow(run, forks)
+        assert (result.end, result.steps) == (RunEnd.FINISHED, 4), result.detail
+        found[share] = losses(run), rates(run)
+    told = [event.text for event in events(run) if isinstance(event, NoteEvent)]
+    assert told[-1].endswith("is trained with"), told
+    assert found[0.0] == found[0.05]
+
+
+def test_preferences_are_trained_at_a_rate_that_was_found(forks: ForkServer, tmp_path: Path) -> None:
+    said = {"lr_search_share": 0.06, "learning_rate": 1e-5, "max_steps": 12, "warmup_steps": 0}
+    run = planned(task(tmp_path, TaskType.DPO, 180), shaped(tmp_path, **said))
+    result = follow(run, forks)
+    assert result.end is RunEnd.FINISHED, result.detail
+    assert max(rates(run)) > 2e-5
+    assert result.best is not None
+    assert result.base is not None
+    assert result.best.beats(result.base)
+    # Another launch of the same run finds it beside the submission.
+    (tmp_path / "again").mkdir()
+    again = planned(run.model_copy(update={"work_dir": str(tmp_path / "again")}), shaped(tmp_path, **said))
+    assert follow(again, forks).end is RunEnd.FINISHED
+    last = [event.text for event in events(again) if isinstance(event, NoteEvent)][-1]
+    assert "as was found before" in last

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from core.choices import Method
-from core.progress import StageEvent, SubmissionEvent, events_in
+from core.progress import NoteEvent, StageEvent, SubmissionEvent, events_in
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
@@ -66,8 +66,8 @@ def _seen(run: RunSpec) -> list[object]:
 
 
 def test_two_processes_train_a_full_model_on_preferences(tmp_path: Path) -> None:
-    """Told only `--num_processes 2`, accelerate would silently start one."""
-    profile = write_profile(tmp_path / "profile.yaml")
+    """Told only `--num_processes 2`, accelerate would silently start one. Rates are tried out by both."""
+    profile = write_profile(tmp_path / "profile.yaml", targets={"lr_search_share": 0.04})
     run = planned(task(tmp_path, TaskType.DPO, 600), profile, processes=2, method=Method.FULL)
     child = started(run)
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
@@ -75,6 +75,7 @@ def test_two_processes_train_a_full_model_on_preferences(tmp_path: Path) -> None
     assert (result.end, result.steps) == (RunEnd.FINISHED, 20)
     stages = [event.text for event in events(run) if isinstance(event, StageEvent)]
     assert any("on 2 processes" in text for text in stages)
+    assert any(isinstance(event, NoteEvent) and event.kind == "lr-search" for event in events(run))
     base, ours = rescored(run)
     assert ours < base
     assert result.best is not None

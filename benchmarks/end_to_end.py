@@ -1,0 +1,74 @@
+"""Every kind of text run from its command line to a scored submission, on one process and on two.
+
+Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. `trainer.text --run` starts `accelerate
+launch … axolotl.cli.train` as it does everywhere; two processes talk over gloo. Random little Llamas and
+Qwens in turn. What was submitted is loaded with plain transformers and peft, and scored on the held-out rows.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from benchmarks.report import Report
+from benchmarks.training_python import told
+from core.tasks import TaskType
+
+TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
+#: Each kind, each number of processes and each method once.
+QUICK = (
+    (TaskType.INSTRUCT, 2, "lora"),
+    (TaskType.CHAT, 1, "full"),
+    (TaskType.DPO, 2, "full"),
+    (TaskType.GRPO, 1, "lora"),
+)
+
+
+def run(quick: bool) -> Report:
+    cases = QUICK if quick else tuple(product(TASKS, (1, 2), ("lora", "full")))
+    return report_of(list(told("benchmarks.end_to_end_worker", {"cases": cases})))
+
+
+def report_of(found: list[dict[str, Any]]) -> Report:
+    report = Report(
+        "Whole runs: the held-out score of the base and of what was submitted",
+        (
+            "task",
+            "processes",
+            "method",
+            "model",
+            "end",
+            "exit",
+            "steps",
+            "base",
+            "submitted",
+            "better",
+            "wall",
+        ),
+    )
+    report.data["runs"] = found
+    for one in found:
+        better = one["ours"] < one["base"] if one["lower"] else one["ours"] > one["base"]
+        report.rows.append(
+            (
+                f"{one['task']} {'↓' if one['lower'] else '↑'}",
+                str(one["processes"]),
+                one["method"],
+                one["model"],
+                one["end"],
+                str(one["exit"]),
+                str(one["steps"]),
+                f"{one['base']:.4f}",
+                f"{one['ours']:.4f}",
+                "yes" if better else "NO",
+                f"{one['seconds']:.0f} s",
+            )
+        )
+    report.notes.append(
+        "One of the launches: " + next((one["command"] for one in found if one["processes"] == 2), "-")
+    )
+    report.notes.append(
+        "Losses for instruct and chat, DPO's against the base, for GRPO gains over the base's rewards less "
+        "half of the KL. The wall time is mostly imports."
+    )
+    return report

@@ -1,0 +1,96 @@
+"""Runs inside the training environment: whole runs as a daemon starts them, and what came of each.
+
+    training-python -m benchmarks.end_to_end_worker '{"cases": [["InstructTextTask", 2, "full"], …]}'
+
+One JSON line per case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loadable import load
+from core.choices import Method
+from core.run_files import RunResult, RunSpec
+from core.tasks import TaskType
+from tests.trainer import tiny
+from tests.trainer.tasks import planned, task, write_profile
+from trainer.inputs.tokens import load_tokenizer
+from trainer.judges import files_of
+from trainer.scoring.held_out import HeldOut
+from trainer.sheet import Sheet
+
+SECONDS, PATIENCE_S = 600.0, 480.0
+#: A few steps are to raise rewards.
+REWARDED = {"targets": {"learning_rate": 5e-3, "max_steps": 40, "grpo_generations": 4}}
+
+
+def main(asked: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory(prefix="end-to-end-") as folder:
+        models = {kind: tiny.save(Path(folder) / kind, kind) for kind in ("llama", "qwen")}
+        for number, (kind, processes, method) in enumerate(asked["cases"]):
+            name = ("llama", "qwen")[number % 2]
+            place = Path(folder) / str(number)
+            found = _case(place, TaskType(kind), processes, Method(method), models[name])
+            said = {"task": TaskType(kind).name.lower(), "processes": processes, "method": method}
+            sys.stdout.write(json.dumps({**said, "model": name, **found}) + "\n")
+            sys.stdout.flush()
+
+
+def _case(folder: Path, kind: TaskType, processes: int, method: Method, model: Path) -> dict[str, Any]:
+    folder.mkdir()
+    parts = {"sections": {"grpo": REWARDED}} if kind is TaskType.GRPO else {}
+    profile = write_profile(folder / "profile.yaml", **parts)
+    run = task(folder, kind, SECONDS, model=model)
+    run = planned(run, profile, processes=processes, method=method)
+    path = folder / "run.json"
+    path.write_text(run.to_json(), encoding="utf-8")
+    began = time.monotonic()
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.text", "--run", str(path)],
+            env={**os.environ, "HOME": "/nonexistent"},
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    seconds = time.monotonic() - began
+    if not Path(run.result_path).exists():
+        raise RuntimeError((folder / "log").read_text("utf-8", "replace")[-3000:])
+    result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
+    base, ours = _scores(run)
+    return {
+        "exit": done.returncode,
+        "end": result.end.value,
+        "steps": result.steps,
+        "seconds": seconds,
+        "command": (Path(run.work_dir) / "launch-1" / "command.txt").read_text("utf-8"),
+        "base": base,
+        "ours": ours,
+        "told": result.best and result.best.value,
+        "lower": kind is not TaskType.GRPO,
+    }
+
+
+def _scores(run: RunSpec) -> tuple[float, float]:
+    """Of the base and of what was submitted, loaded as anybody loads it, on the rows that were held out."""
+    from transformers import AutoModelForCausalLM
+
+    sheet = Sheet.model_validate_json((Path(run.work_dir) / "launch-1" / "sheet.json").read_bytes())
+    held = HeldOut.open(run, files_of(sheet.prepared), load_tokenizer(run.model_path))
+    base = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
+    submitted = load(Path(run.submission_dir), Path(run.model_path))
+    return held.remember_base(base).value, held.score(submitted, reference=base).value
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
