@@ -39,6 +39,9 @@ _FLIGHT = {
     "NCCL_DEBUG": "WARN",
 }
 
+#: As under our own wrapper: no library asks the network.
+_OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+
 
 def script(
     launcher: Launcher, plan: TrainingPlan, inputs: RunInputs, made: Rendered, source: str, nodes: int = 1
@@ -85,7 +88,7 @@ def _environment(plan: TrainingPlan, inputs: RunInputs, made: Rendered, source: 
     env = {key: value for key, value in made.env.items() if nodes == 1 or key not in _LOCAL_ONLY}
     if plan.launch.processes > 1:
         env |= _FLIGHT
-    env |= {"PYTHONPATH": source, "PYTHONSAFEPATH": "1"}
+    env |= {"PYTHONPATH": source, "PYTHONSAFEPATH": "1", **_OFFLINE}
     if plan.engine is not Engine.NATIVE:
         return _exports(env)
     env.pop("GOD_MINER_PLAN", None)  # the sheet says it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +49,9 @@ def assemble(sheet: Sheet, plan: TrainingPlan, report: Report, ranks: Ranks) -> 
         plan = fit.larger_micro(plan, fit.probe(net, plan, train.layout, ranks))
     if isinstance(net, nets.PreferenceNet):
         report.stage("load", "what the base model prefers")
-        compared = _comparer(net, plan, ranks, work, resumed=sheet.resume_from is not None)
-        train, held_out = compared(train), held_out and compared(held_out)
+        resumed = sheet.resume_from is not None
+        train = compared(net, train, plan, ranks, work, resumed=resumed)
+        held_out = held_out and compared(net, held_out, plan, ranks, work, resumed=resumed)
     speed.compiled(net, plan, report.note)
     order = order_of(train, plan, ranks.world)
     shape = f"{sheet.prepared.digest[:12]} {plan.batch.effective} {plan.sequence.length} {order.ramp}"
@@ -91,22 +91,19 @@ def rows(sheet: Sheet, plan: TrainingPlan, ranks: Ranks, vocabulary: int, which:
     return Rows(tokens, layout)
 
 
-def _comparer(
-    net: nets.PreferenceNet, plan: TrainingPlan, ranks: Ranks, work: Path, *, resumed: bool
-) -> Callable[[Rows], Rows]:
-    """Adds the base's opinion, asked once before anything is learned; a resumed run has it on disk."""
-
-    def compared(rows: Rows) -> Rows:
-        path = work / f"reference-{len(rows.tokens)}.pt"
-        if resumed and path.exists():
-            reference = torch.load(path, weights_only=True)
-        else:
-            reference = judging.preferences(net, rows, ranks, plan.batch.eval_micro)
-            if ranks.rank == 0:
-                torch.save(reference, path)
-        return Rows(rows.tokens, rows.layout, reference)
-
-    return compared
+def compared(
+    net: nets.PreferenceNet, rows: Rows, plan: TrainingPlan, ranks: Ranks, work: Path, *, resumed: bool
+) -> Rows:
+    """With the base's opinion, asked once before anything is learned; a resumed run has it on disk."""
+    path = work / f"reference-{rows.tokens.fingerprint()[-1]:08x}.pt"
+    if resumed and path.exists():
+        reference = torch.load(path, weights_only=True)
+    else:
+        reference = judging.preferences(net, rows, ranks, plan.batch.eval_micro)
+        if ranks.rank == 0:
+            torch.save(reference, half := path.with_suffix(".half"))
+            half.replace(path)
+    return Rows(rows.tokens, rows.layout, reference)
 
 
 def order_of(train: Rows, plan: TrainingPlan, world: int) -> Order:

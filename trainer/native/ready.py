@@ -30,7 +30,8 @@ def ready(run: RunSpec) -> Sheet:
     for folder in (data, launch, Path(run.submission_dir).parent):
         folder.mkdir(parents=True, exist_ok=True)
     # Of an earlier launch: its words would be taken for this one's.
-    for old in (Path(run.stop_path), launch / "outcome.json", *launch.glob("failure-*.json")):
+    files = (Path(run.stop_path), Path(run.result_path), launch / "outcome.json")
+    for old in (*files, *launch.glob("failure-*.json")):
         old.unlink(missing_ok=True)
     ask = Ask(
         run=run,

@@ -16,11 +16,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from core.choices import Engine
+from core.choices import CompileMode, Engine
+from core.plan_parts import PrecisionPlan
 from core.progress import events_in
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import DpoDataset, InstructDataset, TaskType
 from tests.trainer.native import tiny
+from trainer.native.__main__ import hang_seconds
 
 WORDS = (
     "red",
@@ -142,3 +144,13 @@ def test_asked_to_stop_it_hands_in_what_it_has_and_ends_well(tmp_path: Path, pro
     assert process.returncode == 0, said
     kinds = [line.event.event for line in events_in((tmp_path / "progress.jsonl").read_bytes()) if line.event]
     assert "submission" in kinds
+
+
+def test_patience_is_ten_minutes_and_more_where_the_plan_forecasts_long_pauses_or_compiles() -> None:
+    plan = tiny.plan()
+    assert hang_seconds(plan) == 600
+    assert hang_seconds(tiny.plan(engine_config={"hang_seconds": 700})) == 700
+    slow = plan.time.model_copy(update={"step_s": 100.0})
+    assert hang_seconds(plan.model_copy(update={"time": slow})) == 1000
+    compiles = tiny.plan(precision=PrecisionPlan(compile_mode=CompileMode.MAX_AUTOTUNE))
+    assert 900 < hang_seconds(compiles) < 1200

@@ -63,6 +63,7 @@ def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: 
     again = ready(run)
     assert Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns == built
     assert not again.outcome_path.exists()
+    assert not Path(run.result_path).exists()
 
 
 def test_what_ended_the_ranks_is_the_runs_end(run: RunSpec, tmp_path: Path) -> None:
