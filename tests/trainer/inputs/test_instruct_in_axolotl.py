@@ -88,5 +88,7 @@ def test_without_an_output_all_text_is_learned_in_pieces_like_axolotls(habit: st
     engine = load_completion(tokenizer, DictDefault({"sequence_len": LENGTH}), {"field": "t"})
     theirs = engine.tokenize_prompt({"t": [row["t"] for row in rows]})
     ours = [piece for row in instruct_rows(dataset, rows, tokenizer, LENGTH) for piece in pieces(row, LENGTH)]
-    assert [list(piece.ids) for piece in ours] == theirs["input_ids"]
-    assert [list(piece.labels) for piece in ours] == theirs["labels"]
+    # In a rest of one token nothing is foretold: its loss would be no number.
+    kept = [place for place, ids in enumerate(theirs["input_ids"]) if len(ids) > 1]
+    assert [list(piece.ids) for piece in ours] == [theirs["input_ids"][place] for place in kept]
+    assert [list(piece.labels) for piece in ours] == [theirs["labels"][place] for place in kept]

@@ -151,7 +151,7 @@ def test_texts_longer_than_evaluation_reads_are_planned_for_in_its_pieces(tmp_pa
     run = spec(tmp_path, TaskType.INSTRUCT, rows, dataset=InstructDataset(field_instruction="text"))
     read = read_task(run, load_tokenizer(run.model_path))
     assert read.limit == 256
-    assert read.facts.rows == len(read.rows) > 40
+    assert read.facts.rows == len(read.rows) == 40
     assert read.facts.total.quantiles[-1] <= 256
     assert len(set(read.fingerprints)) == len(read.rows)
 
@@ -247,7 +247,7 @@ def rewarded(*sources: str) -> GrpoDataset:
         ("def f(completions:", "no Python"),
         ("def f(completions):\n    import os\n    os._exit(1)", "its process ended"),
         ("def f(completions): return [1]", "returned 1 rewards for 5"),
-        ("import no_such_module\ndef f(completions): ...", "ModuleNotFoundError"),
+        ("import no_such_module\ndef f(completions): ...", "imports no_such_module, which is not installed"),
     ],
 )
 def test_rewards_of_which_none_works_end_the_run_with_a_reason(
