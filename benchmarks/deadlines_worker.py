@@ -32,7 +32,6 @@ from trainer.wrapper.signals import StopRequest
 CUT_OFF_S = dict.fromkeys(TEXT_TASKS, (1.0, 6.0)) | {TaskType.GRPO: (3.0, 10.0)}
 #: From the first step on: before, between and during submissions, of which there is one every other step.
 KILL_S = (0.0, 4.0)
-OFTEN = {**ENDLESS, "targets": {**ENDLESS["targets"], "eval_steps": 2}}
 WATCH_S = 0.01
 
 
@@ -72,18 +71,17 @@ class Field:
         self.folder, self.forks, self.chance = folder, forks, random.Random(seed)
         self.model = tiny.save(folder / "model")
         self.endless = write_profile(folder / "endless.yaml", **ENDLESS)
-        self.often = write_profile(folder / "often.yaml", **OFTEN)
         self.count = 0
 
-    def training(self, kind: TaskType, profile: Path) -> RunSpec:
+    def training(self, kind: TaskType) -> RunSpec:
         self.count += 1
         method = (Method.LORA, Method.FULL)[self.count % 2]
         run = task(self.folder / f"{self.count}", kind, 900, model=self.model)
-        return planned(run, profile, method=method, log_every=1000)
+        return planned(run, self.endless, method=method, log_every=1000)
 
     def cut_off(self, kind: TaskType) -> dict[str, Any]:
         seconds = self.chance.uniform(*CUT_OFF_S[kind])
-        run = self.training(kind, self.endless)
+        run = self.training(kind)
         watch = Watch(Path(run.submission_dir))
         watch.start()
 
@@ -106,7 +104,7 @@ class Field:
 
     def killed(self, kind: TaskType) -> dict[str, Any]:
         """kill -9 on the whole family, at any instant; then what a second attempt would find."""
-        run = self.training(kind, self.often)
+        run = self.training(kind)
         watch = Watch(Path(run.submission_dir))
         children: list[Any] = []
 

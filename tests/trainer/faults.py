@@ -77,16 +77,18 @@ def worse_every_time() -> None:
 
 
 def better_every_time() -> None:
-    """And scored in no time: every evaluation is followed by a submission."""
+    """Judged every other step and in no time: so often is there a submission."""
+    from trainer.callbacks.clock import Clock
     from trainer.judges import HeldOutJudge
 
     told: list[float] = []
 
     def judge(self: HeldOutJudge) -> float:
         told.append(1.0 / (len(told) + 2))
-        return told[-1]
+        return told[-1] if self.lower_is_better else -told[-1]
 
     HeldOutJudge.judge = judge  # type: ignore[method-assign]
+    Clock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
 
 
 def hangs_at_step_five() -> None:
