@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ from trainer.native import ranks, saving
 from trainer.native.watch import Watch
 
 #: What a rank that stands still is given, and what a healthy one never needs.
-SOON_S, LONG_S = 3.0, 300.0
+SOON_S, LONG_S = {"hang": 3.0, "die": 15.0}, 300.0
 
 
 def one(folder: Path, case: str) -> None:
@@ -38,8 +39,8 @@ def one(folder: Path, case: str) -> None:
         print(f"stands still: {reason}", flush=True)
         os._exit(ExitCode.HUNG)
 
-    limit = SOON_S if trouble == "hang" else LONG_S
-    with Watch(limit, hung) as watch, ranks.joined(cpu=True, alive=watch.alive, hang_s=limit) as group:
+    told: list[Callable[[], None]] = [lambda: None]
+    with ranks.joined(cpu=True, alive=lambda: told[-1](), hang_s=LONG_S) as group:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
@@ -52,11 +53,14 @@ def one(folder: Path, case: str) -> None:
             state = saving.newest(folder / name / "states")
             assert state is not None
             assert made.resume(state) == state
-        if trouble == "die" and group.rank == 1:
-            os._exit(7)
-        if trouble == "hang" and group.rank == 1:
-            time.sleep(60)
-        made.run()
+        # Watched from here on: how long a busy machine takes to begin is nobody's hang.
+        with Watch(SOON_S.get(trouble, LONG_S), hung) as watch:
+            told.append(watch.alive)
+            if trouble == "die" and group.rank == 1:
+                os._exit(7)
+            if trouble == "hang" and group.rank == 1:
+                time.sleep(60)
+            made.run()
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:

@@ -96,7 +96,9 @@ def test_two_processes_go_on_where_they_were_cut(runs: Runs, how: str) -> None:
 def test_a_rank_that_is_gone_ends_the_other_with_the_reason(runs: Runs) -> None:
     assert runs.codes[DIED][1] == 7
     assert runs.codes[DIED][0] not in (0, 7)
-    assert "another process of this training is gone or silent" in runs.said(DIED)
+    # Mostly the connection says so at once; what is on its way may hide it until the watch looks.
+    why = runs.said(DIED)
+    assert "another process of this training is gone or silent" in why or "waiting for the other" in why
 
 
 def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
