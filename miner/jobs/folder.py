@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
+from miner.jobs.shorten import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,10 @@ class JobFolder:
         os.replace(beside, self.latest)
 
     def strip(self) -> int:
-        """Remove what is large: inputs, models, checkpoints. Plans, logs and results stay. Bytes freed."""
-        freed = 0
+        """Remove what is large: inputs, models, checkpoints, the middle of long logs. Plans, results and the
+        rest of the logs stay. Bytes freed."""
+        freed = sum(shorten(log, mark=True) for log in self.path.glob(f"attempt_*/{LOG_FILE}*"))
+        freed += sum(shorten(told, mark=False) for told in self.path.glob(f"attempt_*/{PROGRESS_FILE}"))
         for place in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
             freed += size_of(place)
             remove(place)

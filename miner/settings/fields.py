@@ -555,8 +555,8 @@ class Settings(BaseSettings):
         ge=0,
         le=24 * 365,
         allow_inf_nan=False,
-        description="How long inputs, models and checkpoints of a finished job are kept; its plans, logs and "
-        "results stay. When the disk is full they go at once.",
+        description="How long inputs, models and checkpoints of a finished job are kept; its plans, results "
+        "and logs (of long ones a megabyte) stay. When the disk is full they go at once.",
         json_schema_extra=_JOBS,
     )
 

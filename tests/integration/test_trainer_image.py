@@ -147,10 +147,10 @@ def run(
         client.close()
 
 
-def test_a_tournaments_container_trains_and_leaves_a_model_to_upload(
+def test_a_tournaments_container_trains_as_any_user_and_leaves_a_model_to_upload(
     engine: Dockerd, image: str, cache: Path, training: Path, tmp_path: Path
 ) -> None:
-    code, log = run(engine, image, TASK, cache, tmp_path / "checkpoints")
+    code, log = run(engine, image, TASK, cache, tmp_path / "checkpoints", user="4242:4242")
     assert code == 0, log[-4000:]
     submission = tmp_path / "checkpoints" / TASK / REPO
     names = sorted(path.name for path in submission.iterdir())
@@ -172,9 +172,9 @@ def test_a_tournaments_container_trains_and_leaves_a_model_to_upload(
     assert "loaded" in done.stdout, done.stderr[-2000:]
 
 
-def test_as_any_user_bad_rows_end_with_their_own_exit_code(
+def test_bad_rows_end_with_their_own_exit_code(
     engine: Dockerd, image: str, cache: Path, tmp_path: Path
 ) -> None:
-    code, log = run(engine, image, BAD_TASK, cache, tmp_path / "checkpoints", user="4242:4242")
+    code, log = run(engine, image, BAD_TASK, cache, tmp_path / "checkpoints")
     assert code == ExitCode.BAD_DATA, log[-4000:]
     assert not (tmp_path / "checkpoints" / BAD_TASK / REPO).exists()
