@@ -1,7 +1,7 @@
 """The trainer's tests run twice: what is pure with the daemon's, all of it in the training environment.
 
-A file that imports the training stack, or the little models made with it (`tests.trainer.tiny`), is left out
-where there is no torch. `make test` runs both, and in CI a missing training environment fails.
+A file that imports the training stack, or the little models made with it (`tests.trainer.tiny`,
+`tests.trainer.native`), is left out where there is no torch. `make test` runs both, and in CI a missing training environment fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ for _name in (
 # Little models gain nothing from threads, and several that wait for each other lose ten times over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-STACK = r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors|tests\.trainer\.tiny)"
+STACK = (
+    r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors"
+    r"|tests\.trainer\.(?:tiny|native))"
+)
 NEEDS_STACK = re.compile(
     rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
 )
