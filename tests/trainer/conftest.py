@@ -1,7 +1,8 @@
 """The trainer's tests run twice: what is pure with the daemon's, all of it in the training environment.
 
 A file that imports the training stack, or the little models made with it (`tests.trainer.tiny`,
-`tests.trainer.native`), is left out where there is no torch. `make test` runs both, and in CI a missing training environment fails.
+`tests.trainer.native`), is left out where there is no torch. `make test` runs both, and in CI a missing
+training environment fails.
 """
 
 from __future__ import annotations
