@@ -56,7 +56,7 @@ QUICK = Pace(
 )
 
 #: At so many random instants a fault comes; a campaign takes more of them.
-INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "4"))
+INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "2"))
 
 
 class Files(FlakyServer):
