@@ -18,7 +18,8 @@ NAME = "ci-base:1"
 #: The system's interpreter: the tests' own may lie in somebody's home.
 _SYSTEM = [Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]
 PYTHON = next((path for path in _SYSTEM if path.exists()), _SYSTEM[0])
-PROGRAMS = ("sh", "sleep", "cat", "ls", "id", "env", "true", "false", "kill", "df", "stat", "chmod")
+PROGRAMS = ("sh", "sleep", "cat", "ls", "id", "env", "true", "false", "kill", "df", "stat", "chmod", "rm")
+PROGRAMS += ("timeout",)
 #: Asked for by name at run time, by torch among others.
 LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libnss_files.so.2", "libpthread.so.0")
 LIBRARIES += ("libdl.so.2", "librt.so.1", "libutil.so.1")

@@ -14,7 +14,8 @@ from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
 from tests.miner.jobs.house import House, Trainer
 
-SECONDS = 2.0
+#: Enough for a first model on a busy machine.
+SECONDS = 4.0
 
 
 async def while_inputs_are_fetched(house: House) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.utils.tensorboard  # noqa: F401 - what is tested is of use with it only
 
 from core.progress import EvalEvent, NoteEvent, StageEvent, StepEvent, events_in
 from core.run_files import Score

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from trainer.native import compact
 
@@ -20,8 +21,6 @@ def test_a_shape_has_about_as_many_parameters_as_asked(params: int) -> None:
 
 
 def test_what_is_counted_is_what_transformers_makes(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     compact.make(tmp_path, 400_000, 512, 64)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     config = model.config
