@@ -101,6 +101,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, training: Path) -> Path:
     subprocess.run([training, "-c", script, str(folder)], env=environment, check=True, timeout=LIMIT_S)
     nonsense = folder / "datasets" / f"{BAD_TASK}_train_data.json"
     nonsense.write_text('[{"nothing": "of use"}]', encoding="utf-8")
+    for one in folder.rglob("*.safetensors"):  # saved for their owner alone; what a hub's client loads is not
+        one.chmod(0o644)
     return folder
 
 
