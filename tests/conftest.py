@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 
+import pytest
 from hypothesis import settings
+
+from tests.doubles import watch
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:
@@ -13,3 +16,7 @@ if importlib.util.find_spec("pydantic_settings") is not None:
 # A shared machine makes any single example slow once in a while: that is no finding.
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    watch.start(config)

@@ -27,7 +27,9 @@ LIBRARIES += ("libdl.so.2", "librt.so.1", "libutil.so.1")
 _LEFT_OUT = re.compile(
     r"/(test|tests|__pycache__|idlelib|tkinter|turtledemo|ensurepip|lib2to3|dist-packages|config-[^/]*)(/|$)"
 )
-FOLDERS = ("dev", "proc", "sys", "tmp", "etc", "root", "run", "var", "opt", "home")
+#: The first is the root itself. What mode a folder gets that nobody names differs between Docker's storages.
+FOLDERS = (".", "usr", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/local", "usr/local/bin")
+FOLDERS += ("dev", "proc", "sys", "tmp", "etc", "root", "run", "var", "opt", "home")
 
 
 @cache
@@ -39,7 +41,7 @@ def tar() -> bytes:
             _folder(archive, folder)
         for link in ("bin", "sbin", "lib", "lib64"):
             _link(archive, link, f"usr/{link}")
-        seen: set[str] = set()
+        seen = set(FOLDERS)
         for path in _files():
             _add(archive, path, seen)
         for name in {"python", "python3"} - {PYTHON.resolve().name}:
@@ -102,6 +104,10 @@ def _add(archive: tarfile.TarFile, path: Path, seen: set[str]) -> None:
     if name in seen:
         return
     seen.add(name)
+    for folder in reversed(Path(name).parents):
+        if str(folder) not in seen:
+            seen.add(str(folder))
+            _folder(archive, str(folder))
     info = archive.gettarinfo(str(path.resolve()), name)
     info.uid = info.gid = 0
     info.uname = info.gname = ""

@@ -6,8 +6,10 @@ one's container. It is made and then started, never `run`, which would pull a mi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Handing over a run folder and looking at mounts: local files, few of them.
 FILES_S = 60.0
+#: Between two looks at a container that is being made.
+LOOK_AGAIN_S = 0.2
 
 
 class DockerEngine:
@@ -59,15 +63,24 @@ class DockerEngine:
 
     async def submit(self, spec: EngineSpec) -> str:
         await aside(lambda: check(spec, self._redact, self._trusted), FILES_S, "engine check")
-        found = await self._inspect(spec.key)
-        if found is None:
-            found = await self._make(spec)
+        older = await self._inspect(spec.key)
+        found = older or await self._made(spec)
         if not self._is_ours(found, spec.key):
             raise Rejected(
                 f"the name {spec.key!r} is taken by a container that is not ours: docker rm -f {spec.key}"
             )
         if never_started(found):
-            await self._start(found, spec)
+            try:
+                await self._start(found, spec)
+            except Rejected as refused:
+                if older is None:
+                    raise
+                # Docker may have died while it made this one, and left half of its files. It is gone now.
+                log.warning(
+                    "container %s was made before and cannot be started (%s): anew", spec.key, refused
+                )
+                found = await self._made(spec)
+                await self._start(found, spec)
         return str(found["Id"])
 
     async def find(self, key: str) -> str | None:
@@ -134,23 +147,32 @@ class DockerEngine:
     async def close(self) -> None:
         self._client.close()
 
-    async def _make(self, spec: EngineSpec) -> Mapping[str, Any]:
+    async def _made(self, spec: EngineSpec) -> Mapping[str, Any]:
+        """A container of this name, made here or by an earlier request whose answer nobody lived to see.
+        Docker holds a name from the beginning of the making, shows the container at its end, and lets go of
+        the name when nothing came of it."""
         await aside(lambda: self._hand_over(spec), FILES_S, "engine files")
         try:
             image = await aside(lambda: self._image_of(spec.image), FILES_S, "engine image")
         except GodMinerError as error:
             raise Rejected(str(error)) from None
         body = container(spec, image, suited(self._house, await self._about()))
+        ends = time.monotonic() + self._client.make_s
+        while True:
+            await self._make(spec.key, body)
+            if (made := await self._inspect(spec.key)) is not None:
+                return made
+            if time.monotonic() > ends:
+                raise Unreachable(f"Docker holds the name {spec.key!r} and does not show the container yet")
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _make(self, name: str, body: Mapping[str, Any]) -> None:
+        """Or leave the one that has the name."""
         try:
-            await self._client.make("create", lambda api: api.create_container_from_config(body, spec.key))
+            await self._client.make("create", lambda api: api.create_container_from_config(body, name))
         except Refused as refused:
-            # 409: an earlier request of ours, whose answer we did not live to see, has made it.
             if refused.status != 409:
                 raise meaning(refused, "making the container") from None
-        made = await self._inspect(spec.key)
-        if made is None:
-            raise Unreachable(f"Docker holds the name {spec.key!r} and does not show the container yet")
-        return made
 
     async def _about(self) -> Mapping[str, Any]:
         try:
