@@ -42,6 +42,7 @@ FLEETS = (
     ("4xH100", "h100x4-strategy", ("h100x4", "everything-feasible", "conservative")),
     ("4xH100", "steady", ("h100x4",)),
     ("8xH100", "h100x8", ("h100x8", "everything-feasible")),
+    ("8xH100", "h100x4-strategy", ("h100x4",)),
 )
 #: Value per GPU-hour against the reference rule, at least.
 BAR = 1.5

@@ -21,22 +21,33 @@ class Placing:
     ) -> Placement | None:
         """Cards for the first of `counts` that can begin by `latest_start`, as early as it can; else None.
 
-        A lane's task gets the lane's cards, and those of others only where its lane overflows.
+        A lane's task gets the lane's cards, and those of others only where its lane overflows and can't have
+        it begin in time.
         """
-        for count in counts:
-            for words, pool in pools(self._usable, lane):
-                found = self._calendar.earliest(
-                    pool,
-                    count,
-                    self._layout,
-                    first=self._now,
-                    latest=latest_start,
-                    end_of=lambda start: start + duration_s,
-                )
-                if found is not None:
-                    why = _why(self._layout, found.gpus, found.start - self._now)
-                    return Placement(*found, f"{words}{why}")
-        return None
+        options = (
+            one
+            for count in counts
+            for one in self.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
+        )
+        return next(options, None)
+
+    def options(
+        self, count: int, *, duration_s: float, latest_start: float, lane: NamedLane | None = None
+    ) -> Iterator[Placement]:
+        """The earliest window in each pool of cards that the task may have, what it should rather have first:
+        not always what begins first."""
+        for words, pool in pools(self._usable, lane):
+            found = self._calendar.earliest(
+                pool,
+                count,
+                self._layout,
+                first=self._now,
+                latest=latest_start,
+                end_of=lambda start: start + duration_s,
+            )
+            if found is not None:
+                why = _why(self._layout, found.gpus, found.start - self._now)
+                yield Placement(*found, f"{words}{why}")
 
 
 def place(

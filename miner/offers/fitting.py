@@ -106,7 +106,7 @@ class _Tries:
         #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
         self.earliest: Placement | None = None
         self._placing = Placing(fleet, now)
-        self._found: dict[tuple[int, float], Placement | None] = {}
+        self._found: dict[tuple[int, float], tuple[list[Placement], Iterator[Placement]]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
@@ -148,7 +148,8 @@ class _Tries:
         at_once = self._placed(whole, self.now)
         if at_once is not None:
             return whole, at_once
-        self.earliest = self._placed(whole, self.now + self.ask.hours * 3600)
+        windows = self._windows(whole.gpus, self._seconds(whole, 0.0))
+        self.earliest = min(windows, key=lambda one: one.starts_at, default=None)
         found = [one for one in (self._later(whole), *self._fewer(whole)) if one is not None]
         return max(found, key=lambda one: (one[0].share, -one[1].starts_at), default=None)
 
@@ -187,15 +188,22 @@ class _Tries:
         return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
-        """Looked for once, up to the deadline: what begins earliest answers for every limit."""
+        in_time = (one for one in self._windows(count, seconds) if one.starts_at <= latest_start)
+        return next(in_time, None)
+
+    def _windows(self, count: int, seconds: float) -> Iterator[Placement]:
+        """The earliest up to the deadline in each pool of cards, what the task should rather have first. Each
+        is looked for once: it answers for every limit."""
         asked = (count, seconds)
         if asked not in self._found:
             deadline = self.now + max(self.ask.hours, 0.0) * 3600
-            self._found[asked] = self._placing.place(
-                (count,), duration_s=seconds, latest_start=deadline, lane=self.lane
-            )
-        found = self._found[asked]
-        return found if found is not None and found.starts_at <= latest_start else None
+            more = self._placing.options(count, duration_s=seconds, latest_start=deadline, lane=self.lane)
+            self._found[asked] = ([], more)
+        known, more = self._found[asked]
+        yield from tuple(known)
+        for found in more:
+            known.append(found)
+            yield found
 
     def _seconds(self, plan: Outline, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of

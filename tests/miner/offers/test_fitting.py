@@ -97,6 +97,23 @@ def test_a_lane_keeps_its_gpus_and_overflows_where_it_may() -> None:
     assert "beyond lane medium" in beyond.placement.why
 
 
+def test_who_can_overflow_does_not_wait_for_its_lane() -> None:
+    """Also where the lane is free again long before the deadline."""
+    soon = fleet("8xH100", hold("a", "23", end=1.0))
+    beyond = decided(on=soon, plan_by="h100x8")
+    assert beyond.placement is not None
+    assert beyond.placement.starts_at == NOON
+    assert "beyond lane medium" in beyond.placement.why
+
+
+def test_where_all_are_busy_the_cards_that_are_free_first_are_waited_for() -> None:
+    full = fleet("8xH100", hold("a", "23", end=1.0), hold("b", "0167", end=2.0), hold("c", "45", end=0.3))
+    waiting = decided(on=full, by=policy(fitting__max_wait="30m"), plan_by="h100x8")
+    assert waiting.placement is not None
+    assert waiting.placement.gpus == ("4", "5")
+    assert waiting.placement.starts_at == pytest.approx(NOON + 0.3 * HOUR, abs=130)
+
+
 def test_the_reference_pass_must_leave_time_with_the_largest_dataset_too() -> None:
     asked = offer(
         model="mistralai/Mistral-7B-Instruct-v0.3",
