@@ -28,6 +28,11 @@ HANG_S = 600.0
 _AFTER_WATCH_S = 60.0
 
 
+#: Groups, as long as this process lives. Were DistributedDataParallel the last to hold one, it would end it
+#: with the interpreter's lock in hand, and wait for a thread of the group's that waits for that lock.
+_left: list[Any] = []
+
+
 class NoGpu(TrainingError):
     """The plan counts on a card that is not to be seen."""
 
@@ -107,6 +112,7 @@ def joined(*, cpu: bool, alive: Callable[[], None] = lambda: None, hang_s: float
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=hang_s + _AFTER_WATCH_S))
+    _left.append(dist.group.WORLD)
     yield Ranks(rank, world, device, alive)
     # Not after an error: leaving a group waits for ranks that may be gone.
     dist.destroy_process_group()
