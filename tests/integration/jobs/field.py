@@ -160,8 +160,9 @@ class Field:
         seconds: float = 3600.0,
         repo: str | None = None,
         query: str = "",
+        count: int = 40,
     ) -> int:
-        self.files.datasets[name] = rows(do)
+        self.files.datasets[name] = rows(do, count)
         task = {
             "model": folders.BASE_ID,
             "model_folder": str(self.model),

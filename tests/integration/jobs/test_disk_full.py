@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -74,3 +75,24 @@ async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     assert row.state is JobState.DONE, await field.told(job)
     data = Path(field.run(job, 1)["data_path"]).read_bytes()
     assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
+
+
+async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_end(
+    field: Field, disk: Disk, files: Files
+) -> None:
+    """Before a dataset comes, while it comes, when it is counted, or after it: for as long as it may be."""
+    random = Random(56)
+    for number in range(INSTANTS):
+        files.fail(f"/t{number}", rate=400_000)
+        job = await field.start(f"t{number}", {"*": {"steps": 4}}, count=8000)
+        await asyncio.sleep(instant := random.uniform(0.0, 2.5))
+        disk.fill(os.getpid())
+        await asyncio.sleep(random.uniform(0.1, 1.0))
+        disk.free(os.getpid())
+        row = await field.over(job)
+        told = f"full after {instant:.2f} s: {await field.told(job)}"
+        assert row.state is JobState.DONE, told
+        assert field.is_published(row.submission), told
+        last = len(await field.attempts(job))
+        data = Path(field.run(job, last)["data_path"]).read_bytes()
+        assert json.loads(data)[1:] == json.loads(files.datasets[f"t{number}"])[1:], told

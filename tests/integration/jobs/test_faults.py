@@ -152,15 +152,38 @@ class Tight:
         return await self._engine.submit(replace(spec, memory_bytes=self._memory))
 
 
-async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
+async def tighten(field: Field) -> None:
     if field.engine.name == "process" and not getattr(field.engine, "_cgroups", None):
         pytest.skip("without cgroups a process's memory is not limited")
     await field.jobs.stop()
     field.engine = Tight(field.engine, 96 << 20)  # type: ignore[assignment]
     await field.up()
+
+
+async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
+    await tighten(field)
     job = await field.start("t1", {"1": {"steps": 100, "at": {"3": "eat"}}, "*": GOOD})
     await published(field, job)
     assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED]
+
+
+async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field: Field) -> None:
+    await tighten(field)
+    random = Random(56)
+    for number in range(INSTANTS):
+        eaten = random.randint(1, 12)
+        checkpoints = list(range(2, 13, random.randint(1, 4)))
+        first = {"steps": 100, "save": checkpoints, "checkpoint": checkpoints, "at": {str(eaten): "eat"}}
+        job = await field.start(f"t{number}", {"1": first, "*": GOOD})
+        row = await field.over(job)
+        told = f"eaten at step {eaten}: {await field.told(job)}"
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), told
+        assert field.is_published(row.submission), told
+        assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED], told
+        saved = [step for step in checkpoints if step <= eaten]
+        resumed = field.run(job, 2)["resume_from"]
+        assert (resumed or "").endswith(f"checkpoint-{saved[-1]}") if saved else resumed is None, told
+        assert await field.orphans() == []
 
 
 @pytest.mark.parametrize("manner", ["obeys", "is deaf"])
