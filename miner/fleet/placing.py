@@ -10,32 +10,19 @@ from miner.fleet.layout import Layout, layout_of
 
 
 class Placing:
-    """Several questions about one snapshot at one moment."""
+    """Questions about one snapshot at one moment. What a task itself holds already is in its way: ask of
+    `snapshot.without(key)`."""
 
     def __init__(self, snapshot: FleetSnapshot, now: float) -> None:
         self._usable, self._now = snapshot.usable, now
         self._calendar, self._layout = Calendar.of(snapshot.holds, now), layout_of(snapshot.gpus)
 
-    def place(
-        self, counts: Sequence[int], *, duration_s: float, latest_start: float, lane: NamedLane | None = None
-    ) -> Placement | None:
-        """Cards for the first of `counts` that can begin by `latest_start`, as early as it can; else None.
-
-        A lane's task gets the lane's cards, and those of others only where its lane overflows and can't have
-        it begin in time.
-        """
-        options = (
-            one
-            for count in counts
-            for one in self.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
-        )
-        return next(options, None)
-
     def options(
         self, count: int, *, duration_s: float, latest_start: float, lane: NamedLane | None = None
     ) -> Iterator[Placement]:
-        """The earliest window in each pool of cards that the task may have, what it should rather have first:
-        not always what begins first."""
+        """Windows of so many cards that begin by `latest_start`: the earliest in each pool that the task may
+        have. What it should rather have comes first, which is not always what begins first: a lane's task
+        gets the lane's cards, and those of others only where its lane overflows."""
         for words, pool in pools(self._usable, lane):
             found = self._calendar.earliest(
                 pool,
@@ -48,19 +35,6 @@ class Placing:
             if found is not None:
                 why = _why(self._layout, found.gpus, found.start - self._now)
                 yield Placement(*found, f"{words}{why}")
-
-
-def place(
-    snapshot: FleetSnapshot,
-    counts: Sequence[int],
-    *,
-    now: float,
-    duration_s: float,
-    latest_start: float,
-    lane: NamedLane | None = None,
-) -> Placement | None:
-    """One question. What the task itself holds already is in its way: ask of `snapshot.without(key)`."""
-    return Placing(snapshot, now).place(counts, duration_s=duration_s, latest_start=latest_start, lane=lane)
 
 
 def pools(usable: Sequence[Gpu], lane: NamedLane | None) -> Iterator[tuple[str, Sequence[Gpu]]]:

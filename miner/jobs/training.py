@@ -88,11 +88,16 @@ class Training:
             return
         spec = engine_spec(self.desk.row, self.attempt, hostile=self.task.is_hostile, now=self.desk.now())
 
+        sent: asyncio.Future[str] | None = None
+
         async def submit() -> str:
             # An engine goes on with it, whoever stops waiting: `Desk.submitted` is for those who must know.
-            self.desk.submitting = asyncio.ensure_future(self.engine.submit(spec))
+            # So where a moved deadline brings us here again, it is the same one that is waited for.
+            nonlocal sent
+            if sent is None or sent.done():
+                sent = self.desk.submitting = asyncio.ensure_future(self.engine.submit(spec))
             try:
-                return await asyncio.shield(self.desk.submitting)
+                return await asyncio.shield(sent)
             except Unreachable as error:
                 raise unreachable(error) from None
             except Rejected as error:

@@ -193,7 +193,7 @@ class _Tries:
 
     def _windows(self, count: int, seconds: float) -> Iterator[Placement]:
         """The earliest up to the deadline in each pool of cards, what the task should rather have first. Each
-        is looked for once: it answers for every limit."""
+        is looked for once: it answers for every limit. Use it up or leave it before asking again."""
         asked = (count, seconds)
         if asked not in self._found:
             deadline = self.now + max(self.ask.hours, 0.0) * 3600
@@ -243,7 +243,10 @@ def _planned(plan: Outline) -> Reason:
 
 def _none_free(plan: Outline, tries: _Tries) -> Reason:
     held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
-    where = f" of lane {tries.lane[0]}" if tries.lane else ""
+    where = ""
+    if tries.lane is not None:
+        name, terms = tries.lane
+        where = f" of lane {name}{' or beyond it' if terms.overflow else ''}"
     text = (
         f"{plan.gpus} GPUs{where} for {show_seconds(plan.total_s)} are not free within "
         f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"

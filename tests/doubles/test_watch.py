@@ -34,6 +34,13 @@ def test_swallows():
         except Exception:
             pass
 
+def test_hangs_where_errors_are_only_logged():
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: loop.stop())
+    loop.call_soon(time.sleep, 60)
+    loop.run_forever()
+    loop.close()
+
 def test_is_well():
     time.sleep(0.01)
 """
@@ -69,7 +76,7 @@ def pytest_on(
 
 def test_what_hangs_fails_and_the_rest_goes_on(tmp_path: Path) -> None:
     done = pytest_on(tmp_path, HANGING, GOD_MINER_TEST_LIMIT_S="1", CI="true")
-    assert "3 failed, 1 passed" in done.stdout, done.stdout
+    assert "4 failed, 1 passed" in done.stdout, done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "test_waits_in_the_loop (call): not done after 1 s" in done.stderr
     # Said at once, before the summary, with the place.

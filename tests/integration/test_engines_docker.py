@@ -222,7 +222,7 @@ async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
 
 async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBench) -> None:
     spec = bench.code("open('ran', 'a').write('x')")
-    made = await bench.engine._made(spec)  # type: ignore[attr-defined]
+    made = await bench.engine._made(spec, time.monotonic() + 30)  # type: ignore[attr-defined]
     # Never started: nobody should wait for it, and nobody make a second one.
     assert await bench.engine.find(spec.key) is None
     assert (await bench.engine.poll(made["Id"], spec.run_dir)).phase is Phase.QUEUED

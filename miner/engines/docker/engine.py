@@ -63,24 +63,22 @@ class DockerEngine:
 
     async def submit(self, spec: EngineSpec) -> str:
         await aside(lambda: check(spec, self._redact, self._trusted), FILES_S, "engine check")
+        ends = time.monotonic() + self._client.make_s
         older = await self._inspect(spec.key)
-        found = older or await self._made(spec)
-        if not self._is_ours(found, spec.key):
-            raise Rejected(
-                f"the name {spec.key!r} is taken by a container that is not ours: docker rm -f {spec.key}"
-            )
+        found = self._own(older or await self._made(spec, ends), spec.key)
         if never_started(found):
             try:
                 await self._start(found, spec)
             except Rejected as refused:
                 if older is None:
                     raise
-                # Docker may have died while it made this one, and left half of its files. It is gone now.
+                # Docker may have died while it made this one, and left half of its files.
                 log.warning(
                     "container %s was made before and cannot be started (%s): anew", spec.key, refused
                 )
-                found = await self._made(spec)
-                await self._start(found, spec)
+                found = self._own(await self._made(spec, ends), spec.key)
+                if never_started(found):
+                    await self._start(found, spec)
         return str(found["Id"])
 
     async def find(self, key: str) -> str | None:
@@ -147,7 +145,7 @@ class DockerEngine:
     async def close(self) -> None:
         self._client.close()
 
-    async def _made(self, spec: EngineSpec) -> Mapping[str, Any]:
+    async def _made(self, spec: EngineSpec, ends: float) -> Mapping[str, Any]:
         """A container of this name, made here or by an earlier request whose answer nobody lived to see.
         Docker holds a name from the beginning of the making, shows the container at its end, and lets go of
         the name when nothing came of it."""
@@ -157,7 +155,6 @@ class DockerEngine:
         except GodMinerError as error:
             raise Rejected(str(error)) from None
         body = container(spec, image, suited(self._house, await self._about()))
-        ends = time.monotonic() + self._client.make_s
         while True:
             await self._make(spec.key, body)
             if (made := await self._inspect(spec.key)) is not None:
@@ -234,6 +231,11 @@ class DockerEngine:
     def _is_ours(self, found: Mapping[str, Any], key: str) -> bool:
         labels = _labels(found)
         return labels.get(LABEL_DATA) == self._house.data_id and labels.get(LABEL_KEY) == key
+
+    def _own(self, found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        if not self._is_ours(found, key):
+            raise Rejected(f"the name {key!r} is taken by a container that is not ours: docker rm -f {key}")
+        return found
 
     def _hand_over(self, spec: EngineSpec) -> None:
         if self._training_uid is not None and os.geteuid() == 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from core.hardware import KINDS, GpuSet, Hardware
-from miner.fleet.base import FleetSnapshot, Gpu, Hold, HoldKind, TaskKey
+from miner.fleet.base import FleetSnapshot, Gpu, Hold, HoldKind, NamedLane, Placement, TaskKey
+from miner.fleet.placing import Placing
 
 H100 = KINDS["H100-SXM"]
 HOUR = 3600.0
@@ -39,3 +40,22 @@ def fleet(gpus: Sequence[Gpu], holds: Sequence[Hold] = (), now: float = 0.0) -> 
     usable = [gpu for gpu in gpus if gpu.out is None]
     hardware = Hardware(gpus=GpuSet(kind=H100, count=len(usable))) if usable else None
     return FleetSnapshot(tuple(gpus), tuple(holds), hardware, now)
+
+
+def place(
+    snapshot: FleetSnapshot,
+    counts: Sequence[int],
+    *,
+    now: float,
+    duration_s: float,
+    latest_start: float,
+    lane: NamedLane | None = None,
+) -> Placement | None:
+    """What a task would take that asks for the first of these numbers that can be had."""
+    placing = Placing(snapshot, now)
+    found = (
+        one
+        for count in counts
+        for one in placing.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
+    )
+    return next(found, None)

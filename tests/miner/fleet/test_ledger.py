@@ -16,9 +16,8 @@ from miner.fleet.base import Hold, HoldKind, Placement, TaskKey
 from miner.fleet.calendar import OVERDUE_SECONDS
 from miner.fleet.claims import Claim, Stage
 from miner.fleet.ledger import Ledger
-from miner.fleet.placing import place
 from miner.fleet.schedule import MOST_PLANNED, Rules
-from tests.miner.fleet.setups import HOUR, cards, fleet
+from tests.miner.fleet.setups import HOUR, cards, fleet, place
 
 A, B, C, D = (TaskKey("v", name) for name in "abcd")
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from core.profile import Lane
 from miner.fleet.base import FleetSnapshot, Hold, HoldKind, Placement
 from miner.fleet.calendar import OVERDUE_SECONDS
-from miner.fleet.placing import place
-from tests.miner.fleet.setups import HOUR, cards, fleet, hold
+from tests.miner.fleet.setups import HOUR, cards, fleet, hold, place
 
 
 def _place(
