@@ -102,7 +102,11 @@ class Pass:
         if self._places_left <= 0:
             return False
         now, unclean = self._now, self._cards.unclean
-        found = self._promised(claim) or next(self._options(claim, claim.counts, now, unclean), None)
+        counts = claim.counts
+        if claim.firm and claim.gpus and claim.starts_at > now:
+            # That waiting for so many trains more than fewer at once was weighed before they were promised.
+            counts = tuple(count for count in counts if count >= len(claim.gpus))
+        found = self._promised(claim) or next(self._options(claim, counts, now, unclean), None)
         if found is None:
             return False
         claim.stage = Stage.RUNNING

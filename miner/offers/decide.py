@@ -85,6 +85,7 @@ def decide(
         profile_hash=profile.digest[:HASH_DIGITS],
         threshold=terms.score.threshold,
         placement=fit.placement,
+        lane=fit.lane,
         refusal=fit.code,
         value=value,
         plan=fit.brief,

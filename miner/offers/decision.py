@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.budget import Refusal
-from miner.fleet.base import Placement
+from miner.fleet.base import NamedLane, Placement
 
 
 def below(value: float) -> float:
@@ -98,6 +98,8 @@ class Decision:
     threshold: float | None = None
     #: The GPUs and the window that it would take; also of a refused offer, where it would have fitted.
     placement: Placement | None = None
+    #: Whose cards it gets rather than others, should those be lost. Not kept in the books.
+    lane: NamedLane | None = field(default=None, compare=False)
     #: Why there is no plan, where there is none.
     refusal: Refusal | None = None
     value: ExpectedValue | None = None

@@ -54,6 +54,8 @@ class Fit(NamedTuple):
     plan: Outline | None = None
     placement: Placement | None = None
     wait_s: float = 0.0
+    #: Whose cards it gets rather than others.
+    lane: NamedLane | None = None
 
     @property
     def brief(self) -> PlanBrief | None:
@@ -88,7 +90,7 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     wait = max(placement.starts_at - now, 0.0)
     when = "at once" if wait <= 0 else f"after {show_seconds(wait)} of waiting"
     free = Reason("gpus", True, f"{', '.join(placement.gpus)} {when} ({placement.why})")
-    return Fit((inventory, _planned(plan), free), None, plan, placement, wait)
+    return Fit((inventory, _planned(plan), free), None, plan, placement, wait, try_out.lane)
 
 
 class _Tries:

@@ -129,7 +129,7 @@ class Promises:
     def _hold(self, key: TaskKey, decision: Decision) -> bool:
         placement = decision.placement
         return placement is not None and self._fleet.promise(
-            key, placement, until=placement.ends_at, priority=decision.priority
+            key, placement, until=placement.ends_at, priority=decision.priority, lane=decision.lane
         )
 
     def _hopeless(self, start: Start, decision: Decision, now: float) -> EndReason | None:

@@ -147,6 +147,36 @@ def test_a_promised_job_waits_for_the_one_before_it() -> None:
     assert [claim.key for claim in on.arrange(120.0)] == [B]
 
 
+def test_who_was_promised_more_for_later_does_not_begin_with_less() -> None:
+    on = ledger(2)
+    ask(on, A, 1, hours=1)
+    assert promise(on, B, at(0, 1, start=1.1 * HOUR))
+    on.start(B, now=60.0, until=9 * HOUR)
+    assert ask(on, B, 2, 1, now=60.0, hours=9) == []
+    assert planned(on, B) == ((0, 1), 1.1 * HOUR)
+    # The one before it takes its time: by now half is better than nothing.
+    assert [claim.key for claim in on.arrange(1.2 * HOUR)] == [B]
+    assert has(on, B) == (1,)
+
+
+def test_who_was_promised_more_for_later_begins_when_there_is_as_much() -> None:
+    on = ledger(2)
+    ask(on, A, 1, hours=1)
+    assert promise(on, B, at(0, 1, start=1.1 * HOUR))
+    assert ask(on, B, 2, 1, now=60.0, hours=9) == []
+    on.release(A)
+    assert [claim.key for claim in on.arrange(120.0)] == [B]
+    assert has(on, B) == (0, 1)
+
+
+def test_a_promise_moves_within_its_lane() -> None:
+    on, lane = ledger(4), ("large", Lane(gpus=[2, 3]))
+    promise(on, A, at(2), lane=lane)
+    on.set_cards(cards(4, out=[2]))
+    on.arrange(0.0)
+    assert planned(on, A) == ((3,), 0.0)
+
+
 def test_a_promise_moves_when_its_card_breaks() -> None:
     on = ledger(4)
     promise(on, A, at(0, 1))

@@ -90,6 +90,8 @@ def test_a_lane_keeps_its_gpus_and_overflows_where_it_may() -> None:
     assert on_lane.placement is not None
     assert on_lane.placement.gpus == ("2", "3")
     assert on_lane.placement.why.startswith("lane medium")
+    assert on_lane.lane is not None
+    assert on_lane.lane[0] == "medium"
     full = fleet("8xH100", hold("a", "23", end=9))
     beyond = decided(on=full, plan_by="h100x8")
     assert beyond.placement is not None

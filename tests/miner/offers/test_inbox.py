@@ -63,6 +63,18 @@ async def test_there_are_as_many_promises_as_places_also_when_all_ask_at_once(
         assert len(house.daemon.inbox.promises.holds) == 3
 
 
+async def test_a_promise_knows_its_lane(tmp_path: Path, template: Path) -> None:
+    async with open_house(tmp_path, template, GPUS="8xH100", PROFILE="h100x8") as house:
+        assert any([await accepts(house, seed) for seed in range(20)])
+        for promised in house.daemon.inbox.promises.holds:
+            claim = house.daemon.fleet.ledger.claim(promised)
+            assert claim is not None
+            assert claim.lane is not None
+            name, terms = claim.lane
+            assert name in ("small", "medium", "large", "xlarge")
+            assert terms.overflow
+
+
 async def test_there_are_as_many_promises_as_gpus_also_when_all_ask_at_once(
     tmp_path: Path, template: Path
 ) -> None:
