@@ -242,3 +242,30 @@ async def test_a_training_may_say_anything(house: House) -> None:
     row = await house.over_within(job)
     assert row.state is JobState.DONE, row
     assert len(house.engine.submitted) == 1
+
+
+async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not made a second time beside the first, which the engine goes on with."""
+    submit, let_go, calls = house.engine.submit, asyncio.Event(), 0
+
+    async def slow(spec: EngineSpec) -> str:
+        nonlocal calls
+        calls += 1
+        await let_go.wait()
+        return await submit(spec)
+
+    monkeypatch.setattr(house.engine, "submit", slow)
+    job = await house.start(seconds=SECONDS)
+    await house.until(lambda: calls == 1)
+    live = house.jobs._desks[job]
+    first = live.row.deadline_at
+    await house.start(seconds=600.0)
+    # Beyond the first deadline, when the step's time was up and it was gone on with.
+    await asyncio.sleep(max(first - time.time(), 0.0) + 0.3)
+    let_go.set()
+    row = await house.over_within(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), row.detail
+    assert calls == 1
+    assert len(house.engine.submitted) == 1
