@@ -127,6 +127,8 @@ def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_canc
     assert "over already" in err
     code, out, _ = end(begin("jobs", "retry", "1", "--json"))
     assert (code, json.loads(out)["state"]) == (0, "queued")
+    code, out, _ = end(begin("jobs", "cancel", "1"))  # or it would outlive the daemon, as it should
+    assert code == 0
 
 
 def test_an_open_stream_does_not_hold_the_daemons_end_up(
