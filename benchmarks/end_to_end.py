@@ -2,7 +2,8 @@
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. `trainer.text --run` starts `accelerate
 launch … axolotl.cli.train` as it does everywhere; two processes talk over gloo. Random little Llamas and
-Qwens in turn. What was submitted is loaded with plain transformers and peft, and scored on the held-out rows.
+Qwens, each in every cell. What was submitted is loaded with plain transformers and peft, and scored as
+`god-miner eval` does, on rows that the run never had.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from benchmarks.training_python import told
 from core.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
-#: Each kind, each number of processes and each method once.
+MODELS, METHODS = ("llama", "qwen"), ("lora", "full")
+#: Each kind with both models and both methods, each number of processes with everything else.
 QUICK = (
-    (TaskType.INSTRUCT, 2, "lora"),
-    (TaskType.CHAT, 1, "full"),
-    (TaskType.DPO, 2, "full"),
-    (TaskType.GRPO, 1, "lora"),
+    (TaskType.INSTRUCT, "llama", 2, "lora"),
+    (TaskType.INSTRUCT, "qwen", 1, "full"),
+    (TaskType.CHAT, "llama", 1, "full"),
+    (TaskType.CHAT, "qwen", 2, "lora"),
+    (TaskType.DPO, "llama", 2, "full"),
+    (TaskType.DPO, "qwen", 1, "lora"),
+    (TaskType.GRPO, "llama", 2, "full"),
+    (TaskType.GRPO, "qwen", 1, "lora"),
 )
 
 
 def run(quick: bool) -> Report:
-    cases = QUICK if quick else tuple(product(TASKS, (1, 2), ("lora", "full")))
+    cases = QUICK if quick else tuple(product(TASKS, MODELS, (1, 2), METHODS))
     return report_of(list(told("benchmarks.end_to_end_worker", {"cases": cases})))
 
 
@@ -68,7 +74,7 @@ def report_of(found: list[dict[str, Any]]) -> Report:
         "One of the launches: " + next((one["command"] for one in found if one["processes"] == 2), "-")
     )
     report.notes.append(
-        "Losses for instruct and chat, DPO's against the base, for GRPO gains over the base's rewards less "
-        "half of the KL. The wall time is mostly imports."
+        "Losses for instruct and chat, DPO's against the base, for GRPO the rewards over the better one's, "
+        "less half of the KL to the base. The wall time is mostly imports."
     )
     return report

@@ -1,6 +1,6 @@
 """Runs inside the training environment: whole runs as a daemon starts them, and what came of each.
 
-    training-python -m benchmarks.end_to_end_worker '{"cases": [["InstructTextTask", 2, "full"], …]}'
+    training-python -m benchmarks.end_to_end_worker '{"cases": [["InstructTextTask", "qwen", 2, "full"], …]}'
 
 One JSON line per case.
 """
@@ -16,18 +16,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadable import load
 from core.choices import Method
+from core.eval_task import EvalTask
 from core.run_files import RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
-from tests.trainer.tasks import planned, task, write_profile
-from trainer.inputs.tokens import load_tokenizer
-from trainer.judges import files_of
-from trainer.scoring.held_out import HeldOut
-from trainer.sheet import Sheet
+from tests.trainer.tasks import DATASETS, ROWS, planned, task, write_profile
+from trainer.eval import ModelScore, evaluate
 
 SECONDS, PATIENCE_S = 600.0, 480.0
+#: Rows to score on: the run chose its checkpoint by rows of its own.
+UNSEEN, UNSEEN_SEED = 128, 1000
 #: A few steps are to raise rewards.
 REWARDED = {"targets": {"learning_rate": 5e-3, "max_steps": 40, "grpo_generations": 4}}
 
@@ -35,12 +34,11 @@ REWARDED = {"targets": {"learning_rate": 5e-3, "max_steps": 40, "grpo_generation
 def main(asked: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="end-to-end-") as folder:
         models = {kind: tiny.save(Path(folder) / kind, kind) for kind in ("llama", "qwen")}
-        for number, (kind, processes, method) in enumerate(asked["cases"]):
-            name = ("llama", "qwen")[number % 2]
+        for number, (kind, model, processes, method) in enumerate(asked["cases"]):
             place = Path(folder) / str(number)
-            found = _case(place, TaskType(kind), processes, Method(method), models[name])
+            found = _case(place, TaskType(kind), processes, Method(method), models[model])
             said = {"task": TaskType(kind).name.lower(), "processes": processes, "method": method}
-            sys.stdout.write(json.dumps({**said, "model": name, **found}) + "\n")
+            sys.stdout.write(json.dumps({**said, "model": model, **found}) + "\n")
             sys.stdout.flush()
 
 
@@ -74,22 +72,22 @@ def _case(folder: Path, kind: TaskType, processes: int, method: Method, model: P
         "steps": result.steps,
         "seconds": seconds,
         "command": (Path(run.work_dir) / "launch-1" / "command.txt").read_text("utf-8"),
-        "base": base,
-        "ours": ours,
+        "base": base.score,
+        "ours": ours.score,
+        "rewards": [base.rewards, ours.rewards],
+        "kl": ours.kl,
         "told": result.best and result.best.value,
         "lower": kind is not TaskType.GRPO,
     }
 
 
-def _scores(run: RunSpec) -> tuple[float, float]:
-    """Of the base and of what was submitted, loaded as anybody loads it, on the rows that were held out."""
-    from transformers import AutoModelForCausalLM
-
-    sheet = Sheet.model_validate_json((Path(run.work_dir) / "launch-1" / "sheet.json").read_bytes())
-    held = HeldOut.open(run, files_of(sheet.prepared), load_tokenizer(run.model_path))
-    base = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
-    submitted = load(Path(run.submission_dir), Path(run.model_path))
-    return held.remember_base(base).value, held.score(submitted, reference=base).value
+def _scores(run: RunSpec) -> tuple[ModelScore, ModelScore]:
+    """Of the base and of what was submitted, as `god-miner eval` has them, on rows that the run never had."""
+    unseen = Path(run.work_dir).with_name("unseen.json")
+    unseen.write_text(json.dumps(ROWS[run.task_type](UNSEEN, seed=UNSEEN_SEED)), encoding="utf-8")
+    asked = EvalTask(dataset_type=DATASETS[run.task_type], data=str(unseen), era=run.era)
+    base, ours = evaluate(asked, Path(run.model_path), [Path(run.submission_dir)], allow_rewards=True).models
+    return base, ours
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ EARLY = 4
 SAVE_SHARE = 0.1
 #: Below this many rows none can be spared.
 FEW_ROWS = 40
+#: Rows that an evaluation keeps however short the run is: with fewer, chance chooses the checkpoint.
+LEAST_EVAL_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def fit_schedule(
     every_least = _least(eval_s, limits.eval_share, rate)
     save_least = _least(rate.save_s, SAVE_SHARE, rate)
     if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
-        rows = max(int(rows * max(wanted // 2, 1) / every_least), 1)
+        rows = max(int(rows * max(wanted // 2, 1) / every_least), min(rows, LEAST_EVAL_ROWS))
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         every_least = _least(eval_s, limits.eval_share, rate)
     save_asked = saves_asked(s, targets, per_epoch)

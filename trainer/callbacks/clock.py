@@ -25,6 +25,9 @@ UNUSUAL_STEPS = 3
 WINDOW = 64
 #: Evaluations may take this part of the time.
 EVAL_SHARE = 0.1
+#: Of time that the steps leave over, evaluations may have their share up to so many seconds: a training of
+#: moments is judged as often as was asked, and nobody pays for an hour of judging it.
+SPARE_S = 60.0
 #: One checkpoint may take this part of the time that is left.
 SAVE_SHARE = 0.03
 #: A first submission after this part of the steps: whatever happens later, there is one.
@@ -191,11 +194,16 @@ class Clock:
         if self.sure:
             self.total = max(self._recalibrated().steps.total, self.done)
         step_s = max(self.step_s, 1e-9)
-        least = math.ceil(self.eval_s / (EVAL_SHARE * step_s))
         asked = min(self.plan.steps.eval_every, max(self.total // EVALUATIONS, 1))
-        self.eval_every = max(asked, least, 1)
+        self.eval_every = max(asked, self._evaluations_apart(step_s), 1)
         saving = math.ceil(self.save_s / (EVAL_SHARE * step_s))
         self.save_every = max(min(self.plan.steps.save_every, self.total), saving, self.eval_every)
+
+    def _evaluations_apart(self, step_s: float) -> int:
+        """Steps between two, so that they keep to their share of what is left: of steps, or of spare time."""
+        steps = max(self.total - self.done, 1)
+        share = max(EVAL_SHARE * steps * step_s, min(EVAL_SHARE * self.left, SPARE_S))
+        return math.ceil(steps * self.eval_s / share)
 
     def _recalibrated(self) -> TrainingPlan:
         """The planner's own arithmetic. It counts from the moment of planning to the deadline less the

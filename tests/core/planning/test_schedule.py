@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.data_facts import assumed_facts
-from core.planning.schedule import Rates, Schedule, fit_schedule, held_out, wanted_steps
+from core.planning.schedule import LEAST_EVAL_ROWS, Rates, Schedule, fit_schedule, held_out, wanted_steps
 from core.planning.sequences import Sequences, how_of, text_sequences
 from core.profile import Limits, Targets
 from core.tasks import TaskType
@@ -74,6 +74,14 @@ def test_evaluations_that_would_eat_a_short_run_become_smaller() -> None:
     found = fit_schedule(SETUP, _sequences(), rate, 500, 1e6, targets, Limits())
     assert 0 < found.eval_rows < 500
     assert found.eval_s < 100
+
+
+def test_an_evaluation_keeps_enough_rows_to_tell_checkpoints_apart_however_short_the_run() -> None:
+    rate = Rates(step_s=0.01, eval_s=500.0, save_s=0.1)
+    found = fit_schedule(SETUP, _sequences(), rate, 500, 1e6, Targets(max_steps=40), Limits())
+    assert found.eval_rows == LEAST_EVAL_ROWS
+    few = fit_schedule(SETUP, _sequences(), rate, 5, 1e6, Targets(max_steps=40), Limits())
+    assert few.eval_rows == 5
 
 
 def test_a_full_disk_keeps_fewer_checkpoints() -> None:

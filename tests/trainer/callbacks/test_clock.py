@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.callbacks.simulated import START, Time, plan_of
-from trainer.callbacks.clock import ENOUGH_STEPS, Clock
+from trainer.callbacks.clock import ENOUGH_STEPS, SPARE_S, Clock
 
 
 def clock(time: Time, seconds: float, total: int = 100, wanted: int = 1000, **changes: Any) -> Clock:
@@ -72,6 +72,24 @@ def test_evaluations_keep_apart_as_far_as_their_share_of_the_time_demands() -> N
     step(one, time, 1.0, times=20)
     one.forecast()
     assert one.eval_every >= 500
+
+
+def test_a_training_of_moments_is_evaluated_as_often_as_asked_while_there_is_time_to_spare() -> None:
+    time = Time()
+    one = clock(time, 600.0, total=100, wanted=100)
+    one.evaluated(1.0)
+    step(one, time, 0.01, times=10)
+    one.forecast()
+    assert 8 <= one.total // one.eval_every <= 12
+
+
+def test_spare_time_is_not_evaluated_away() -> None:
+    time = Time()
+    one = clock(time, 100_000.0, total=100, wanted=100)
+    one.evaluated(30.0)
+    step(one, time, 0.01, times=10)
+    one.forecast()
+    assert one.total / one.eval_every * 30.0 <= 2 * SPARE_S
 
 
 def test_a_run_that_turns_out_short_is_evaluated_as_often_as_a_long_one() -> None:
