@@ -24,23 +24,7 @@ class Texts(NamedTuple):
     details: str
 
 
-#: Decisions written down lately, by identity: like offers of one second share one (`burst.py`).
-_written: dict[int, tuple[Decision, Texts]] = {}
-_MOST_WRITTEN = 256
-
-
 def texts_of(decision: Decision) -> Texts:
-    known = _written.get(id(decision))
-    if known is not None and known[0] is decision:
-        return known[1]
-    if len(_written) >= _MOST_WRITTEN:
-        del _written[next(iter(_written))]
-    texts = _texts(decision)
-    _written[id(decision)] = (decision, texts)
-    return texts
-
-
-def _texts(decision: Decision) -> Texts:
     return Texts(
         json.dumps(decision.factors) if decision.factors else "{}",
         json.dumps([list(reason) for reason in decision.reasons]),

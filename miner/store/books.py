@@ -22,7 +22,7 @@ from miner.offers.decision import Decision
 from miner.offers.history import Outcome
 from miner.store import database, history, jobs, offers, outcomes, schema
 from miner.store.jobs import Start, Started
-from miner.store.offers import Place, Recorded, Taken
+from miner.store.offers import Place, Recorded, Shared, Taken
 from miner.store.sql import insert_into, note
 from miner.store.writer import Work, Writer
 
@@ -58,6 +58,7 @@ class Books:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.writer = Writer(self._connect)
+        self._refusals = Shared()
 
     def _connect(self) -> sqlite3.Connection:
         with database.failures_told(self.path):
@@ -83,7 +84,7 @@ class Books:
 
     # Offers and jobs
 
-    def record_offer(
+    async def record_offer(
         self,
         validator: str,
         offer: MinerTaskOffer,
@@ -95,9 +96,10 @@ class Books:
         is_kept: bool,
         refusal_stands_for: float,
         through: Submit | None = None,
-    ) -> asyncio.Future[Recorded]:
+    ) -> Recorded:
         """Store an offer, its decision and the place it holds; see `offers.record`."""
-        return (through or self.writer.submit)(
+        shared = self._refusals.row(decision)
+        recorded = await (through or self.writer.submit)(
             lambda connection: offers.record(
                 connection,
                 validator,
@@ -108,8 +110,12 @@ class Books:
                 now=now,
                 is_kept=is_kept,
                 refusal_stands_for=refusal_stands_for,
+                shared=shared,
             )
         )
+        if shared is None:
+            self._refusals.remember(recorded)
+        return recorded
 
     def record_start(
         self,

@@ -16,6 +16,14 @@ SELECT id FROM offers WHERE received_at < ? AND last_seen_at < ? AND NOT EXISTS 
     SELECT 1 FROM jobs WHERE jobs.validator = offers.validator AND jobs.task_id = offers.task_id
 ) ORDER BY received_at LIMIT ?
 """
+#: Refusals that no offer is left of, or that a later one took the place of.
+_OLD_REFUSALS = """
+DELETE FROM decisions WHERE id IN (
+    SELECT id FROM decisions WHERE offer_id IS NULL AND job_id IS NULL AND decided_at < ?
+        AND NOT EXISTS (SELECT 1 FROM offers WHERE offers.decision_id = decisions.id)
+    ORDER BY decided_at LIMIT ?
+)
+"""
 _OLD_EVENTS = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE at < ? ORDER BY at LIMIT ?)"
 
 
@@ -24,4 +32,5 @@ def prune(connection: sqlite3.Connection, before: float) -> int:
     offers = [(row[0],) for row in connection.execute(_OLD_OFFERS, (before, before, AT_ONCE)).fetchall()]
     for table, column in (("decisions", "offer_id"), ("reservations", "offer_id"), ("offers", "id")):
         connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", offers)  # noqa: S608 - ours
-    return len(offers) + connection.execute(_OLD_EVENTS, (before, AT_ONCE)).rowcount
+    others = (connection.execute(old, (before, AT_ONCE)).rowcount for old in (_OLD_REFUSALS, _OLD_EVENTS))
+    return len(offers) + sum(others)

@@ -18,7 +18,7 @@ from miner.store.jobs import IS_OPEN
 from miner.store.sql import insert_into
 from miner.store.writer import StoreUnavailable
 
-_INSERT_OFFER = insert_into(schema.Offer, "id", "decision_id", or_ignore=True)
+_INSERT_OFFER = insert_into(schema.Offer, "id", or_ignore=True)
 _INSERT_DECISION = insert_into(schema.Decision, "id")
 _UPSERT_RESERVATION = insert_into(schema.Reservation) + (
     " ON CONFLICT (validator, task_id) DO UPDATE SET offer_id = coalesce(excluded.offer_id, offer_id), "
@@ -63,6 +63,31 @@ class Recorded:
     decision: Decision
     #: Whether it is an earlier one, sent again.
     repeated: bool
+    #: Its row.
+    decision_id: int | None = None
+
+
+class Shared:
+    """The rows of refusals that many like offers are given (`miner.offers.burst`): each is written once.
+
+    Such a row names no offer: the offers name it. Only rows whose commit is on disk are remembered.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self._rows: dict[int, tuple[Decision, int]] = {}
+        self._most = most
+
+    def row(self, decision: Decision | None) -> int | None:
+        # The decision is held here, so no other one has its identity.
+        known = self._rows.get(id(decision))
+        return None if known is None else known[1]
+
+    def remember(self, recorded: Recorded) -> None:
+        if recorded.repeated or recorded.decision.accepted or recorded.decision_id is None:
+            return
+        if len(self._rows) >= self._most:
+            del self._rows[next(iter(self._rows))]
+        self._rows[id(recorded.decision)] = (recorded.decision, recorded.decision_id)
 
 
 def record(
@@ -76,15 +101,19 @@ def record(
     now: float,
     is_kept: bool,
     refusal_stands_for: float,
+    shared: int | None = None,
 ) -> Recorded:
     """Store an offer and what was decided, unless an earlier answer stands: an acceptance as long as it
     `is_kept` (its GPUs are held, or its job is open), a refusal for some seconds.
 
-    No decision: it is known that an acceptance is kept. `place` is what the task holds from now on.
+    No decision: it is known that an acceptance is kept. `place` is what the task holds from now on. `shared`:
+    the row that the decision, a refusal, has already.
     """
-    cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now))
+    cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now, shared))
     standing = None
     if cursor.rowcount:
+        if shared is not None and decision is not None:
+            return Recorded(decision, repeated=False, decision_id=shared)
         offer_id = cursor.lastrowid
     else:
         standing = connection.execute(_SELECT_STANDING, (validator, offer.task_id)).fetchone()
@@ -96,11 +125,13 @@ def record(
         return Recorded(decision_from(standing, standing["details"]), repeated=True)
     if decision is None:  # the acceptance that was being written at the same time could not be
         raise StoreUnavailable("the answer to this offer could not be stored a moment ago; ask again")
-    cursor = connection.execute(_INSERT_DECISION, _decision_row(decision, now, offer_id=offer_id))
-    connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (cursor.lastrowid, offer_id))
+    if shared is None:
+        owner = offer_id if decision.accepted else None
+        shared = connection.execute(_INSERT_DECISION, _decision_row(decision, now, offer_id=owner)).lastrowid
+    connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (shared, offer_id))
     if place is not None:
         save_place(connection, place, offer_id, now)
-    return Recorded(decision, repeated=False)
+    return Recorded(decision, repeated=False, decision_id=shared)
 
 
 def record_start_decision(
@@ -169,7 +200,9 @@ def _stands(standing: sqlite3.Row, now: float, is_kept: bool, refusal_stands_for
     return 0.0 <= now - float(standing["decided_at"]) < refusal_stands_for
 
 
-def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) -> tuple[Any, ...]:
+def _offer_row(
+    validator: str, offer: MinerTaskOffer, raw: bytes, now: float, decision_id: int | None
+) -> tuple[Any, ...]:
     """In the order of the table's columns."""
     return (
         validator,
@@ -183,6 +216,7 @@ def _offer_row(validator: str, offer: MinerTaskOffer, raw: bytes, now: float) ->
         now,
         1,
         raw,
+        decision_id,
     )
 
 

@@ -6,7 +6,7 @@ that one key has one row. Requests are kept raw, as received: a newer validator'
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, LargeBinary, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -18,7 +18,11 @@ class Offer(Base):
     """An offer as first received; a repeat only moves `last_seen_at` and `times_seen`."""
 
     __tablename__ = "offers"
-    __table_args__ = (UniqueConstraint("validator", "task_id"), Index("ix_offers_received_at", "received_at"))
+    __table_args__ = (
+        UniqueConstraint("validator", "task_id"),
+        Index("ix_offers_received_at", "received_at"),
+        Index("ix_offers_decision_id", "decision_id"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     validator: Mapped[str]
@@ -37,11 +41,16 @@ class Offer(Base):
 
 
 class Decision(Base):
-    """What was decided about an offer, and why, or about a start that no accepted offer went before. An offer
-    may have several: a refusal is decided anew when the validator asks again later."""
+    """What was decided about an offer, and why, or about a start that no accepted offer went before. Like
+    offers share a refusal, which names none of them. It is decided anew when the validator asks again later.
+    """
 
     __tablename__ = "decisions"
-    __table_args__ = (Index("ix_decisions_offer_id", "offer_id"), Index("ix_decisions_job_id", "job_id"))
+    __table_args__ = (
+        Index("ix_decisions_offer_id", "offer_id"),
+        Index("ix_decisions_job_id", "job_id"),
+        Index("ix_decisions_shared", "decided_at", sqlite_where=text("offer_id IS NULL AND job_id IS NULL")),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     offer_id: Mapped[int | None] = mapped_column(ForeignKey("offers.id"))

@@ -147,7 +147,10 @@ def test_an_offer_whose_sender_hung_up_is_kept_or_not_but_never_half(daemon: Liv
             raw.send(whole).reset()
     assert daemon.is_alive()
     assert (
-        daemon.rows("SELECT 1 FROM offers LEFT JOIN decisions ON offer_id = offers.id WHERE offer_id IS NULL")
+        daemon.rows(
+            "SELECT 1 FROM offers LEFT JOIN decisions ON decisions.id = offers.decision_id "
+            "WHERE decisions.id IS NULL"
+        )
         == []
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from miner.fleet.base import Ability, FleetSnapshot, TaskKey
 from miner.offers import burst
-from miner.offers.burst import Burst
+from miner.offers.burst import HOLDS_FOR_S, Burst
 from miner.offers.decision import Decision
 from miner.offers.history import History
 from tests.miner.offers.builders import NOON, fleet, hold, offer, outcome, policy, profile
@@ -35,7 +35,10 @@ class Room:
         monkeypatch.setattr(burst, "decide", counted)
 
     def ask(self, task_id: str = "t", **changes: Any) -> Decision:
-        return self.burst.decide(offer(task_id=task_id, **changes), **self.state)
+        """Of a task that is refused, unless told otherwise: there is no time for it."""
+        return self.burst.decide(
+            offer(task_id=task_id, **{"hours_to_complete": 0.01, **changes}), **self.state
+        )
 
 
 @pytest.fixture
@@ -43,12 +46,18 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     return Room(monkeypatch)
 
 
-def test_like_offers_of_one_second_are_weighed_once(room: Room) -> None:
+def test_like_offers_are_refused_once(room: Room) -> None:
     first = room.ask("a")
-    room.state["now"] += 0.5
-    room.state["fleet"] = replace(room.state["fleet"], taken_at=NOON + 0.5)
+    room.state["now"] += HOLDS_FOR_S / 2
+    room.state["fleet"] = replace(room.state["fleet"], taken_at=NOON + HOLDS_FOR_S / 2)
     assert room.ask("b") is first
     assert room.made == 1
+
+
+def test_an_acceptance_is_never_reused(room: Room) -> None:
+    assert room.ask("a", hours_to_complete=3.0).accepted
+    assert room.ask("b", hours_to_complete=3.0).accepted
+    assert room.made == 2
 
 
 def test_another_offer_is_weighed_for_itself(room: Room) -> None:
@@ -67,7 +76,7 @@ def test_another_offer_is_weighed_for_itself(room: Room) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"now": NOON + 1},
+        {"now": NOON + HOLDS_FOR_S},
         {"now": NOON - 3600},
         {"fleet": fleet("4xH100", hold("a", "01"))},
         {"policy": policy()},
@@ -91,21 +100,21 @@ def test_a_job_that_ended_is_learned_from_at_once(room: Room) -> None:
 
 
 def test_trouble_with_the_inventory_is_seen_at_once(room: Room) -> None:
-    assert room.ask().accepted
+    assert room.ask(hours_to_complete=3.0).accepted
     room.state["fleet"] = replace(room.state["fleet"], trouble="NVML is gone")
-    assert not room.ask().accepted
+    assert not room.ask(hours_to_complete=3.0).accepted
 
 
 def test_trouble_with_the_engine_is_seen_at_once(room: Room) -> None:
-    assert room.ask().accepted
+    assert room.ask(hours_to_complete=3.0).accepted
     room.state["fleet"] = replace(room.state["fleet"], ability=Ability(trouble="Docker is gone"))
-    assert not room.ask().accepted
+    assert not room.ask(hours_to_complete=3.0).accepted
 
 
 def test_no_more_than_so_many_answers_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burst, "MOST_KEPT", 2)
-    for hours in (1, 2, 3, 3, 1):
-        room.ask(hours_to_complete=float(hours))
+    for hours in (0.01, 0.02, 0.03, 0.03, 0.01):
+        assert not room.ask(hours_to_complete=hours).accepted
     assert room.made == 4
 
 

@@ -160,8 +160,8 @@ async def test_a_refusal_stands_for_a_while_and_is_decided_anew_then(tmp_path: P
         age_answers(house, 600)
         assert await accepts(house, 2)
         assert await settled(house, 0) == (set(), {key(2)})
-        kept = house.rows("SELECT accepted FROM decisions WHERE offer_id = 2 ORDER BY id")
-        assert [row["accepted"] for row in kept] == [0, 1]
+        kept = house.rows("SELECT offer_id, accepted FROM decisions ORDER BY id")
+        assert [tuple(row.values()) for row in kept] == [(1, 1), (None, 0), (2, 1)]
 
 
 async def test_a_lapsed_offer_is_decided_anew_at_once(tmp_path: Path, template: Path) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import sqlite3
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Re
 from miner.store import database
 from miner.store.books import Books, NonceUsed
 from miner.store.jobs import Start
-from miner.store.offers import Place, Recorded, Taken
+from miner.store.offers import Place, Recorded, Shared, Taken
 from miner.store.writer import StoreUnavailable
 
 YES = Decision(
@@ -51,6 +52,13 @@ KEY = TaskKey("v1", "t1")
 def place(task_id: str = "t1", *, kind: HoldKind = HoldKind.OFFER, lapses_at: float = 60.0) -> Place:
     hold = Hold(TaskKey("v1", task_id), kind, ("g0", "g1"), 0.0, 7200.0, 0.5)
     return Place(hold, firm=True, lapses_at=lapses_at)
+
+
+#: Every offer with the answer that stands.
+ANSWERS = (
+    "SELECT task_id, accepted FROM offers JOIN decisions ON decisions.id = offers.decision_id "
+    "ORDER BY offers.id"
+)
 
 
 async def record(
@@ -289,9 +297,71 @@ async def test_old_offers_and_events_are_forgotten_and_those_of_jobs_are_kept(bo
     assert await books.prune(3000.0) == 4  # two offers, two events
     assert await books.prune(3000.0) == 0
     assert [row["task_id"] for row in rows(books, "SELECT task_id FROM offers")] == ["t0", "t3", "t4"]
-    assert [row["offer_id"] for row in rows(books, "SELECT offer_id FROM decisions")] == [1, 4, 5]
+    assert [row["offer_id"] for row in rows(books, "SELECT offer_id FROM decisions")] == [None, 4]
+    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t0", 0), ("t3", 1), ("t4", 0)]
     assert [row["task_id"] for row in rows(books, "SELECT task_id FROM reservations")] == ["t3"]
     assert [row["task_id"] for row in rows(books, "SELECT task_id FROM jobs")] == ["t0"]
+
+
+async def test_a_refusal_that_like_offers_share_is_written_once_and_explains_each(books: Books) -> None:
+    for number in range(3):
+        found = await record(books, NO, task_id=f"t{number}", now=float(number))
+        assert not found.repeated
+    other = replace(NO, message="Not taken: something else")
+    await record(books, other, task_id="t3", now=3.0)
+    assert [row["message"] for row in rows(books, "SELECT message FROM decisions")] == [
+        NO.message,
+        other.message,
+    ]
+    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [(f"t{number}", 0) for number in range(4)]
+    again = await record(books, None, task_id="t2", now=4.0)
+    assert (again.repeated, again.decision.message) == (True, NO.message)
+
+
+async def test_acceptances_share_nothing(books: Books) -> None:
+    for number in range(2):
+        await record(books, YES, task_id=f"t{number}")
+    assert [row["offer_id"] for row in rows(books, "SELECT offer_id FROM decisions")] == [1, 2]
+
+
+async def test_a_shared_refusal_is_forgotten_with_the_last_offer_that_has_it(books: Books) -> None:
+    await record(books, NO, task_id="t0", now=1000.0)
+    await record(books, NO, task_id="t1", now=2000.0)
+    assert await books.prune(1500.0) == 1
+    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t1", 0)]
+    assert await books.prune(2500.0) == 2  # the offer, and what was said to it
+    assert rows(books, "SELECT id FROM decisions") == []
+
+
+async def test_a_refusal_that_another_took_the_place_of_is_forgotten(books: Books) -> None:
+    await record(books, NO, task_id="t0", now=1000.0)
+    await record(books, replace(NO, message="Not taken: later"), task_id="t0", now=5000.0)
+    assert len(rows(books, "SELECT id FROM decisions")) == 2
+    assert await books.prune(3000.0) == 1
+    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t0", 0)]
+
+
+async def test_a_refusal_whose_commit_failed_is_written_with_the_next_offer(books: Books) -> None:
+    def no_room(connection: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    first = asyncio.ensure_future(record(books, NO, task_id="t0"))
+    await asyncio.sleep(0)
+    failing = books.writer.submit(no_room)  # in the same commit
+    with pytest.raises(StoreUnavailable):
+        await first
+    with pytest.raises(StoreUnavailable):
+        await failing
+    await record(books, NO, task_id="t1")
+    await record(books, NO, task_id="t2")
+    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t1", 0), ("t2", 0)]
+
+
+async def test_no_more_shared_refusals_are_remembered_than_so_many(books: Books) -> None:
+    shared = Shared(most=1)
+    for number, one in enumerate((NO, other := replace(NO, message="Not taken: other"))):
+        shared.remember(Recorded(one, repeated=False, decision_id=number))
+    assert (shared.row(NO), shared.row(other), shared.row(None)) == (None, 1, None)
 
 
 async def test_forgetting_goes_on_in_slices(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
