@@ -125,15 +125,23 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not _Phase.BODY:  # trailers come too late to be headers
-            super().on_header(name, value)
+        """As uvicorn's does, which would be a second call for every header."""
+        if self._phase is _Phase.BODY:  # trailers come too late to be headers
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size, length = len(self.url), b""
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"content-length" and not length:
+                length = value
         if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             self._refuse_headers(f"{len(self.headers)} headers of {size} bytes")
             raise _Stop
-        length = next((value for name, value in self.headers if name == b"content-length"), b"")
         length = length.lstrip(b"0")[:20]
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
