@@ -13,6 +13,7 @@ from pydantic import Field
 
 from core.evaluation import Era
 from core.facts import Record, Said
+from core.rewarded import Rewarded
 from core.tasks import DatasetType, ImageModelType, TaskType
 
 RUN_FILE = "run.json"
@@ -126,10 +127,14 @@ class Score(Record):
     metric: str = "eval_loss"
     lower_is_better: bool = True
     step: int = Field(ge=0)
+    #: Of tasks with rewards: the pair is asked which one is better; `value` is the margin over the base.
+    rewarded: Rewarded | None = None
 
     def beats(self, other: Score | None) -> bool:
         if other is None:
             return True
+        if self.rewarded is not None and other.rewarded is not None:
+            return self.rewarded.beats(other.rewarded)
         return self.value < other.value if self.lower_is_better else self.value > other.value
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from core.errors import GodMinerError
 from core.eval_task import EvalTask
 from core.facts import Record
+from core.rewarded import normalised, standing
 from core.run_files import RunSpec
 from core.tasks import DatasetType, GrpoDataset, TaskType
 from trainer.errors import BadData, BadModel, BadReward
@@ -27,7 +28,6 @@ from trainer.inputs.text import TextTask, read_task
 from trainer.inputs.tokens import load_tokenizer
 from trainer.rewards import TABLE, write_rewards
 from trainer.sandbox import Rewards
-from trainer.scoring.generation import normalised, standing
 from trainer.scoring.held_out import HeldOut, Measured
 from trainer.scoring.paired import Comparison, compare
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from core.rewarded import Rewarded
 from core.tasks import TaskType
 from trainer.callbacks.ranks import Ranks
 from trainer.inputs.text import PreparedText
@@ -22,6 +23,7 @@ class EngineJudge:
 
     metric = "eval_loss"
     lower_is_better = True
+    rewarded: Rewarded | None = None
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -51,6 +53,7 @@ class HeldOutJudge:
         self._held = HeldOut.open(sheet.run, files_of(sheet.prepared), trainer.processing_class)
         self._rows = len(self._held.rows)
         self.metric, self.lower_is_better = "eval_loss", True
+        self.rewarded: Rewarded | None = None
         self._stride = 1
         self.pass_s = 0.0
 
@@ -71,6 +74,7 @@ class HeldOutJudge:
             self._stride = stride
             measured = self._timed(model)
         self.metric, self.lower_is_better = measured.metric, measured.lower_is_better
+        self.rewarded = self._held.rewarded(measured)
         return measured.value
 
     def _timed(self, model: Any) -> Measured:
@@ -81,7 +85,9 @@ class HeldOutJudge:
 
     def judge(self) -> float:
         here = {"rank": self._ranks.rank, "world": self._world}
-        return self._together(self._held.score(self._model(), reference=self._reference(), **here)).value
+        measured = self._together(self._held.score(self._model(), reference=self._reference(), **here))
+        self.rewarded = self._held.rewarded(measured)
+        return measured.value
 
     @property
     def _world(self) -> int:

@@ -33,6 +33,9 @@ class Held:
     def remember_base(self, model: Any, *, rank: int, world: int) -> Measured:
         return self.score(model, rank=rank, world=world)
 
+    def rewarded(self, measured: Measured) -> None:
+        """These are losses."""
+
 
 class Ranks(OneRank):
     """One of two; what the other brings is the same."""

@@ -18,6 +18,7 @@ from core.plan import TrainingPlan
 from core.plan_parts import LrSearchPlan
 from core.planning.schedule import EVALUATIONS
 from core.progress import CheckpointEvent, EvalEvent, SubmissionEvent
+from core.rewarded import Rewarded
 from core.run_files import RunEnd, Score
 from core.units import show_seconds
 from trainer.callbacks.best import Best
@@ -47,6 +48,8 @@ class Judge(Protocol):
 
     metric: str
     lower_is_better: bool
+    #: What the last score was made of, where that is more than one number says.
+    rewarded: Rewarded | None
     #: Seconds that one evaluation takes, as `begin` saw it: less than `begin`, which also tries and warms up.
     pass_s: float
 
@@ -130,7 +133,7 @@ class Session:
             judge = self.host.judge
             budget = self._base_budget()
             value, seconds = self._judged(lambda: judge.begin(budget, self.step == 0), lambda: judge.pass_s)
-            self.best.base = self._score(value).model_copy(update={"step": 0})
+            self.best.base = self._score(value, 0)
             self.report.say(EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds))
         self.best.score = self._agreed(self._earlier())
         self._last_judged = self.step
@@ -181,7 +184,7 @@ class Session:
         self.report.note("lr-search", f"{self._rate_words(probe.factor)}: {words} after {steps} steps")
         if probe.score is None or self.best.base is None or self.best.score is not None:
             return
-        score = self.best.base.model_copy(update={"value": probe.score, "step": steps})
+        score = self._score(probe.score, steps)
         if score.beats(self.best.base) and self.best.judge(score):
             self._write(score)
         self.best.waited = 0
@@ -270,7 +273,7 @@ class Session:
             self.report.note("learning-rate", said)
 
     def _better(self, value: float, seconds: float | None = None) -> bool:
-        score = self._score(value)
+        score = self._score(value, self.step)
         better = self.best.judge(score)
         self.report.say(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
         return better
@@ -300,10 +303,17 @@ class Session:
             self.report.stage(before)
         return value, seconds
 
-    def _score(self, value: float) -> Score:
+    def _score(self, value: float, step: int, rewarded: Rewarded | None = None) -> Score:
+        """What the judge has just said, or what was `rewarded` earlier."""
         assert self.host.judge is not None
         judge = self.host.judge
-        return Score(value=value, metric=judge.metric, lower_is_better=judge.lower_is_better, step=self.step)
+        return Score(
+            value=value,
+            metric=judge.metric,
+            lower_is_better=judge.lower_is_better,
+            step=step,
+            rewarded=rewarded or judge.rewarded,
+        )
 
     def _submit(self, score: Score | None) -> None:
         """The weights as they are now; at the very start nothing: an untouched model is no submission."""
@@ -361,12 +371,23 @@ class Session:
     def _agreed(self, score: Score | None) -> Score | None:
         """Rank 0 alone reads the file of scores."""
         judge = self.host.judge
-        fits = score is not None and judge is not None and score.metric == judge.metric
-        said = [score.value, score.step] if score is not None and fits else [math.nan, 0]
-        value, step = self.ranks.from_first(said)
-        if math.isnan(value) or judge is None:
+        if judge is None:
             return None
-        return Score(value=value, metric=judge.metric, lower_is_better=judge.lower_is_better, step=int(step))
+        own = judge.rewarded
+        width = 0 if own is None else 1 + 2 * len(own.means)
+        said = [math.nan] * (2 + width)
+        if score is not None and score.metric == judge.metric:
+            parts = _parts(score.rewarded)
+            if len(parts) == width:
+                said = [score.value, score.step, *parts]
+        value, step, *parts = self.ranks.from_first(said)
+        if math.isnan(value):
+            return None
+        if own is None:
+            return self._score(value, int(step))
+        kl, means, base = parts[0], tuple(parts[1 : 1 + len(own.means)]), tuple(parts[1 + len(own.means) :])
+        rewarded = own.model_copy(update={"kl": kl, "means": means, "base": base})
+        return self._score(value, int(step), rewarded)
 
     # — across attempts
 
@@ -393,3 +414,7 @@ class Session:
             self.plateau.restore(state["plateau"])
         self.best.base = Score.model_validate(state["base"]) if state.get("base") else None
         self.best.waited = int(state.get("waited", 0))
+
+
+def _parts(rewarded: Rewarded | None) -> list[float]:
+    return [] if rewarded is None else [rewarded.kl, *rewarded.means, *rewarded.base]

@@ -22,6 +22,7 @@ class HeldOutLoss(Judge):
     """The validators' loss on the held-out rows: each row, or pair, counts the same."""
 
     lower_is_better = True
+    rewarded = None
 
     def __init__(self, net: Net, rows: Rows, ranks: Ranks, micro: int) -> None:
         self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from core.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS, GRPO_KL_LENGTH, GRPO_KL_WEIGHT, Rules
+from core.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS, GRPO_KL_LENGTH, Rules
 from core.recipes.datasets import GRPO_EXTRA
 from trainer.inputs.rows import PromptRow
 from trainer.inputs.tokens import Tokenizer, encode
@@ -122,51 +122,3 @@ def prompt_kl(
             apart = divergence(base, tuned).double().cpu()
             for row in range(len(places)):
                 yield float(apart[tuned.rows.cpu() == row].mean())
-
-
-def normalised(raw: Sequence[Sequence[float]]) -> list[list[float]]:
-    """As validators compare submissions: `raw` has each model's mean of each function; higher is better.
-
-    Of a function: less its minimum if that is negative, over its maximum. A single model is not normalised.
-    """
-    if len(raw) < 2:
-        return [list(one) for one in raw]
-    columns = [_column([one[place] for one in raw]) for place in range(len(raw[0]))]
-    return [[column[at] for column in columns] for at in range(len(raw))]
-
-
-def _column(values: list[float]) -> list[float]:
-    low = min(values)
-    if low < 0 and len(values) == 2:
-        return [0.75 if value == max(values) else 0.25 for value in values]
-    shifted = [value - low for value in values] if low < 0 else values
-    most = max(shifted)
-    return [value / most for value in shifted] if most > 0 else [1.0] * len(values)
-
-
-def standing(means: Sequence[float], kl: float, weights: Sequence[float]) -> float:
-    return math.fsum(weight * mean for weight, mean in zip(weights, means, strict=True)) - GRPO_KL_WEIGHT * kl
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What stands in for the other submissions while training: the base's own rewards.
-
-    Validators divide by the best of the field, which nobody knows beforehand. Here a function's gain over the
-    base is divided by the size of the base's rewards, so that functions in hundreds of characters and
-    functions between 0 and 1 weigh alike.
-    """
-
-    means: tuple[float, ...]
-    sizes: tuple[float, ...]
-
-    @classmethod
-    def of(cls, sums: Sequence[float], squares: Sequence[float], count: float) -> Scale:
-        means = [one / max(count, 1) for one in sums]
-        pairs = zip(means, squares, strict=True)
-        spreads = [math.sqrt(max(square / max(count, 1) - mean * mean, 0.0)) for mean, square in pairs]
-        sizes = [max(abs(one), two) or 1.0 for one, two in zip(means, spreads, strict=True)]
-        return cls(tuple(means), tuple(sizes))
-
-    def gains(self, means: Sequence[float]) -> list[float]:
-        return [(one - base) / size for one, base, size in zip(means, self.means, self.sizes, strict=True)]

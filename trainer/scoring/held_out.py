@@ -7,11 +7,13 @@ now = held.score(model)                      # at every evaluation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.evaluation import Rules, rules_of
+from core.rewarded import Rewarded
 from core.run_files import RunSpec, Score
 from core.tasks import TaskType
 from trainer.inputs.rows import LabelledRow, PairRow, PromptRow, Row
@@ -21,7 +23,7 @@ from trainer.inputs.tokens import Tokenizer, model_window
 from trainer.rewards import TABLE
 from trainer.sandbox import Rewards
 from trainer.scoring.forward import scoring, without_adapter
-from trainer.scoring.generation import Sampled, Scale, sampled, standing
+from trainer.scoring.generation import Sampled, sampled
 from trainer.scoring.preferences import LogProbs, pair_log_probs, pair_losses
 from trainer.scoring.supervised import row_losses
 
@@ -48,9 +50,8 @@ class Measured:
 
     def rewards(self) -> tuple[tuple[float, ...], float]:
         """GRPO: the mean of each reward function, and the KL to the base on the prompts."""
-        totals, _ = _by_function(self.sums)
-        kl = self.sums[-2] / self.sums[-1] if self.sums[-1] else 0.0
-        return tuple(total / max(self.sums[-3], 1) for total in totals), kl
+        *totals, count, kl, prompts = self.sums
+        return tuple(total / max(count, 1) for total in totals), kl / prompts if prompts else 0.0
 
     def merged(self, sums: Sequence[float]) -> Measured:
         """The score of all ranks, from the elementwise sum of their `sums`."""
@@ -167,20 +168,28 @@ class HeldOut:
             world=world,
             window=model_window(self._spec.model_path),
         )
-        return Measured("reward-kl", False, _reward_sums(found), self._gain)
+        return Measured("reward-kl", False, _reward_sums(found), self._margin)
 
     @property
     def _rules(self) -> Rules:
         return rules_of(self._spec.era)
 
-    def _gain(self, sums: Sequence[float]) -> float:
-        """Weighted gains over the base's rewards, less what validators take for KL; 0 for the base itself."""
-        assert self._rewards is not None
+    def rewarded(self, measured: Measured) -> Rewarded | None:
+        """What a score of all ranks is made of; None where it is a loss, or no number."""
+        if self._rewards is None:
+            return None
+        means, kl = measured.rewards()
+        base = (self.base or measured).rewards()[0]
+        if not all(map(math.isfinite, (*means, *base, kl))):
+            return None
+        return Rewarded(means=means, base=base, weights=tuple(self._rewards.weights), kl=kl)
+
+    def _margin(self, sums: Sequence[float]) -> float:
+        """Over the base by the validators' rule; 0 for the base itself."""
         if self.base is None:
             raise ValueError("GRPO is scored against the base: remember_base comes first")
-        scale = Scale.of(*_by_function(self.base.sums), self.base.sums[-3])
-        means, kl = replace(self.base, sums=tuple(sums)).rewards()
-        return standing(scale.gains(means), kl, self._rewards.weights)
+        rewarded = self.rewarded(replace(self.base, sums=tuple(sums)))
+        return math.nan if rewarded is None else rewarded.margin
 
 
 def _mean(sums: Sequence[float]) -> float:
@@ -188,13 +197,6 @@ def _mean(sums: Sequence[float]) -> float:
 
 
 def _reward_sums(found: Sampled) -> tuple[float, ...]:
-    """Sums and sums of squares of each function, the number of completions, the KL and its number."""
-    totals = [sum(numbers) for numbers in found.rewards]
-    squares = [sum(number * number for number in numbers) for numbers in found.rewards]
+    """The sum of each function, the number of completions, the KL and the number of its prompts."""
     count = float(len(found.rewards[0])) if found.rewards else 0.0
-    return (*totals, *squares, count, found.kl_total, float(found.kl_prompts))
-
-
-def _by_function(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    functions = (len(sums) - 3) // 2
-    return sums[:functions], sums[functions : 2 * functions]
+    return (*(sum(numbers) for numbers in found.rewards), count, found.kl_total, float(found.kl_prompts))

@@ -13,6 +13,7 @@ from typing import Any
 from core.plan import TrainingPlan
 from core.plan_parts import StepsPlan
 from core.progress import Event, events_in
+from core.rewarded import Rewarded
 from core.run_files import Score
 from core.submission.selection import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.core.builders import plan
@@ -74,6 +75,7 @@ class FakeJudge:
     curve: Callable[[int], float]
     metric: str = "eval_loss"
     lower_is_better: bool = True
+    rewarded: Rewarded | None = None
     pass_s: float = 0.0
 
     def begin(self, budget_s: float, untouched: bool) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 from core.budget import Phase
 from core.plan_parts import PlateauPlan, StepsPlan
 from core.progress import EvalEvent, SubmissionEvent
-from core.run_files import RunEnd
+from core.rewarded import Rewarded
+from core.run_files import RunEnd, Score
 from tests.trainer.callbacks.simulated import START, Simulation, plan_of
 from trainer.callbacks.failures import NotANumber
+from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.submission import kind_of
 
 
@@ -273,3 +276,56 @@ def test_a_long_warm_up_of_the_first_evaluation_is_expected_of_none_that_follows
     assert len(run.judged) >= 5
     assert run.left < 3
     assert outcome.steps > 130
+
+
+PARTS = Rewarded(means=(3.0, 0.5), base=(1.0, 0.25), weights=(0.7, 0.3), kl=0.2)
+
+
+class Told(OneRank):
+    """The first of several ranks; what it tells the others."""
+
+    def __init__(self, heard: list[float]) -> None:
+        self.heard = heard
+
+    def from_first(self, values: Sequence[float]) -> list[float]:
+        self.heard[:] = values
+        return list(values)
+
+
+class Second(OneRank):
+    """A rank that hears what the first one has read."""
+
+    rank, world = 1, 2
+
+    def __init__(self, said: list[float]) -> None:
+        self.said = said
+
+    def from_first(self, values: Sequence[float]) -> list[float]:
+        assert len(values) == len(self.said)
+        return self.said
+
+
+@pytest.mark.parametrize("parts", [PARTS, None])
+def test_all_ranks_know_what_an_earlier_attempts_score_was_made_of(tmp_path: Path, parts: Any) -> None:
+    """A rank that compared by the value alone would order something else, and the others wait for ever."""
+    first = simulation(tmp_path)
+    first.run()
+    assert first.session.host.judge is not None
+    first.session.host.judge.rewarded = parts and parts.model_copy(update={"means": (2.0, 0.1), "kl": 0.0})
+    earlier = Score(value=0.4, metric="eval_loss", step=7, rewarded=parts)
+    heard: list[float] = []
+    first.session.ranks = Told(heard)
+    assert first.session._agreed(earlier) == earlier
+    first.session.ranks = Second(list(heard))
+    assert first.session._agreed(None) == earlier
+
+
+def test_a_score_of_other_rewards_is_none_to_compare_with(tmp_path: Path) -> None:
+    run = simulation(tmp_path)
+    run.run()
+    assert run.session.host.judge is not None
+    run.session.host.judge.rewarded = PARTS.model_copy(
+        update={"means": (1.0,), "base": (1.0,), "weights": (1.0,)}
+    )
+    assert run.session._agreed(Score(value=0.4, metric="eval_loss", step=7, rewarded=PARTS)) is None
+    assert run.session._agreed(Score(value=0.4, metric="eval_loss", step=7)) is None

@@ -14,7 +14,7 @@ from tests.trainer.test_rewards import task
 from trainer.inputs.rows import PromptRow
 from trainer.rewards import TABLE, write_rewards
 from trainer.sandbox import Rewards
-from trainer.scoring.generation import Scale, completions, normalised, prompt_kl, sampled, standing
+from trainer.scoring.generation import completions, prompt_kl, sampled
 
 OFFERS = rules_of(Era.OFFERS)
 PROMPTS = ["sum of apples", "hello owls and the quick brown fox", "the"]
@@ -71,30 +71,3 @@ def test_rewards_are_asked_about_every_completion_with_its_rows_data(tmp_path: P
     assert found.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
     assert found.kl_prompts == 3
     assert math.isclose(found.kl_total, 0.0, abs_tol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ([[2.0], [4.0], [1.0]], [[0.5], [1.0], [0.25]]),
-        ([[-3.0], [-1.0], [0.0]], [[0.0], [2 / 3], [1.0]]),
-        ([[-3.0], [1.0]], [[0.25], [0.75]]),
-        ([[0.0], [0.0]], [[1.0], [1.0]]),
-        ([[5.0, 1.0]], [[5.0, 1.0]]),
-        ([[1.0, 10.0], [2.0, 5.0]], [[0.5, 1.0], [1.0, 0.5]]),
-    ],
-)
-def test_rewards_are_normalised_among_submissions(
-    raw: list[list[float]], expected: list[list[float]]
-) -> None:
-    assert normalised(raw) == [pytest.approx(one) for one in expected]
-
-
-def test_a_nat_of_kl_costs_half_a_point() -> None:
-    assert standing([1.0, 0.5], 0.2, [0.5, 0.5]) == pytest.approx(0.75 - 0.1)
-
-
-def test_gains_are_measured_in_sizes_of_the_bases_rewards() -> None:
-    scale = Scale.of([100.0, -0.2, 0.0], [1000.0, 0.01, 0.0], 10.0)
-    assert scale.gains([20.0, 0.0, 0.0]) == pytest.approx([1.0, 0.02 / 0.0316, 0.0], rel=0.3)
-    assert Scale.of([0.0], [0.0], 0.0).gains([3.0]) == [3.0]

@@ -1,0 +1,82 @@
+"""Ranking by rewards as validators do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.rewarded import Rewarded, normalised, standing
+from core.run_files import Score
+
+
+def rewarded(*means: float, base: tuple[float, ...] = (1.0,), kl: float = 0.0) -> Rewarded:
+    return Rewarded(means=means, base=base, weights=(1.0 / len(means),) * len(means), kl=kl)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ([[2.0], [4.0], [1.0]], [[0.5], [1.0], [0.25]]),
+        ([[-3.0], [-1.0], [0.0]], [[0.0], [2 / 3], [1.0]]),
+        ([[-3.0], [1.0]], [[0.25], [0.75]]),
+        ([[0.0], [0.0]], [[1.0], [1.0]]),
+        ([[5.0, 1.0]], [[5.0, 1.0]]),
+        ([[1.0, 10.0], [2.0, 5.0]], [[0.5, 1.0], [1.0, 0.5]]),
+    ],
+)
+def test_rewards_are_normalised_among_submissions(
+    raw: list[list[float]], expected: list[list[float]]
+) -> None:
+    assert normalised(raw) == [pytest.approx(one) for one in expected]
+
+
+def test_a_nat_of_kl_costs_half_a_point() -> None:
+    assert standing([1.0, 0.5], 0.2, [0.5, 0.5]) == pytest.approx(0.75 - 0.1)
+
+
+def test_the_margin_is_measured_in_a_field_with_the_base() -> None:
+    assert rewarded(1.0).margin == 0.0
+    assert rewarded(4.0).margin == pytest.approx(0.75)
+    assert rewarded(0.5).margin == pytest.approx(-0.5)
+    assert rewarded(4.0, kl=0.5).margin == pytest.approx(0.5)
+    assert rewarded(0.0, base=(0.0,)).margin == 0.0
+    assert rewarded(-1.0, base=(-3.0,)).margin == pytest.approx(1.0)
+
+
+def test_no_reward_pays_for_two_nats() -> None:
+    """140 times the base's reward, and no model to submit: so it was seen."""
+    far, near = rewarded(100.0, base=(0.7,), kl=2.26), rewarded(50.0, base=(0.7,), kl=0.5)
+    assert far.margin < 0
+    assert near.beats(far)
+    assert not far.beats(near)
+
+
+def test_twice_a_large_reward_is_worth_some_kl_however_little_the_base_has() -> None:
+    assert rewarded(20.0, base=(0.1,), kl=0.3).beats(rewarded(10.0, base=(0.1,), kl=0.1))
+
+
+def test_a_score_with_rewards_is_compared_by_them_and_otherwise_by_its_value() -> None:
+    def score(value: float, of: Rewarded | None) -> Score:
+        return Score(value=value, metric="reward-kl", lower_is_better=False, step=1, rewarded=of)
+
+    far, near = rewarded(100.0, base=(0.7,), kl=2.26), rewarded(50.0, base=(0.7,), kl=0.5)
+    assert score(far.margin, near).beats(score(near.margin, far))
+    assert score(0.5, None).beats(score(0.4, far))
+    assert Score.model_validate_json(score(0.1, near).model_dump_json()) == score(0.1, near)
+
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@given(
+    st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=4), st.floats(0, 10), st.floats(0, 10)
+)
+def test_of_two_at_most_one_is_better_and_rewards_are_worth_a_point_together(
+    functions: list[tuple[float, float, float]], kl: float, other_kl: float
+) -> None:
+    base, means, others = (tuple(one) for one in zip(*functions, strict=True))
+    one, other = rewarded(*means, base=base, kl=kl), rewarded(*others, base=base, kl=other_kl)
+    assert not (one.beats(other) and other.beats(one))
+    assert not one.beats(one)
+    assert one.margin <= 1 + 1e-9
