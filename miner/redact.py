@@ -29,6 +29,23 @@ _SHAPES = re.compile(
     re.VERBOSE,
 )
 
+#: What every such shape has in it. Looking for these first is a tenth of the pattern's work, and nearly every
+#: line of a log has none.
+_MARKS = (
+    "hf_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "X-Amz-",
+    "Signature=",
+    "sig=",
+    "://",
+    "earer ",
+)
+
 
 class Redactor:
     """Replaces secrets by `***`."""
@@ -50,7 +67,10 @@ class Redactor:
         for spelling in self._spellings:
             if spelling in text:
                 text = text.replace(spelling, HIDDEN)
-        return _SHAPES.sub(HIDDEN, text)
+        for mark in _MARKS:
+            if mark in text:
+                return _SHAPES.sub(HIDDEN, text)
+        return text
 
 
 def _spellings(secret: str) -> Iterator[str]:

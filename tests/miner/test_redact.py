@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miner.redact import HIDDEN, Redactor
+from miner.redact import _MARKS, _SHAPES, HIDDEN, Redactor
 
 SECRETS = [
     "plainsecret",
@@ -133,3 +133,25 @@ def test_a_secret_can_be_added_later() -> None:
     redact.add("late-secret")
     redact.add("")
     assert redact("a late-secret b") == f"a {HIDDEN} b"
+
+
+PIECES = (
+    *_MARKS,
+    "hf",
+    "gh",
+    "_",
+    "?",
+    "&",
+    "X-Goog-",
+    "Bearer ",
+    "bearer ",
+    "user:pw@host",
+    "s3:",
+    "A" * 20,
+    " ",
+)
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=12).map("".join))
+def test_no_shape_is_missed_by_what_is_looked_for_first(text: str) -> None:
+    assert Redactor()(text) == _SHAPES.sub(HIDDEN, text)
