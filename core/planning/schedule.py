@@ -30,8 +30,9 @@ EARLY = 4
 SAVE_SHARE = 0.1
 #: Below this many rows none can be spared.
 FEW_ROWS = 40
-#: Rows that an evaluation keeps however short the run is: with fewer, chance chooses the checkpoint.
-LEAST_EVAL_ROWS = 16
+#: Rows that an evaluation keeps in a short run: with fewer, chance chooses the checkpoint. For their sake
+#: three evaluations may take so many seconds, or twice their share of the steps' time.
+LEAST_EVAL_ROWS, LEAST_EVAL_S = 16, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ def fit_schedule(
     every_least = _least(eval_s, limits.eval_share, rate)
     save_least = _least(rate.save_s, SAVE_SHARE, rate)
     if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
-        rows = max(int(rows * max(wanted // 2, 1) / every_least), min(rows, LEAST_EVAL_ROWS))
+        least = _least_rows(rate, rows, limits.eval_share, wanted)
+        rows = max(int(rows * max(wanted // 2, 1) / every_least), least, 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         every_least = _least(eval_s, limits.eval_share, rate)
     save_asked = saves_asked(s, targets, per_epoch)
@@ -167,6 +169,13 @@ def _early(cadence: Cadence, total: int) -> Cadence:
 def _least(seconds: float, share: float, rate: Rates) -> int:
     """Steps apart at least, for something that may take this share of the time."""
     return max(math.ceil(seconds / (share * rate.step_s)), 1)
+
+
+def _least_rows(rate: Rates, rows: int, share: float, wanted: int) -> int:
+    """Depends on the wish and not on the clock, so that more hours never mean fewer steps."""
+    one_row = max((rate.eval_s - 2.0) / rows, 1e-9)
+    seconds = max(2 * share * wanted * rate.step_s, LEAST_EVAL_S) / 3
+    return min(rows, LEAST_EVAL_ROWS, int(max(seconds - 2.0, 0.0) / one_row))
 
 
 def count_of(total: int, every: int) -> int:

@@ -16,10 +16,12 @@ SELECT id FROM offers WHERE received_at < ? AND last_seen_at < ? AND NOT EXISTS 
     SELECT 1 FROM jobs WHERE jobs.validator = offers.validator AND jobs.task_id = offers.task_id
 ) ORDER BY received_at LIMIT ?
 """
-#: Refusals that no offer is left of, or that a later one took the place of.
+#: Refusals that no offer is left of, or that a later one took the place of. The index is named because SQLite
+#: would choose another, and go through all decisions of years for it.
 _OLD_REFUSALS = """
 DELETE FROM decisions WHERE id IN (
-    SELECT id FROM decisions WHERE offer_id IS NULL AND job_id IS NULL AND decided_at < ?
+    SELECT id FROM decisions INDEXED BY ix_decisions_shared
+    WHERE offer_id IS NULL AND job_id IS NULL AND decided_at < ?
         AND NOT EXISTS (SELECT 1 FROM offers WHERE offers.decision_id = decisions.id)
     ORDER BY decided_at LIMIT ?
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from core.rewarded import Rewarded, normalised, standing
+from core.rewarded import Rewarded, gains, normalised, standing
 from core.run_files import Score
 
 
@@ -56,9 +57,43 @@ def test_twice_a_large_reward_is_worth_some_kl_however_little_the_base_has() -> 
     assert rewarded(20.0, base=(0.1,), kl=0.3).beats(rewarded(10.0, base=(0.1,), kl=0.1))
 
 
+def test_what_is_better_than_the_base_beats_what_is_not() -> None:
+    below, above = rewarded(100.0, kl=2.0), rewarded(1.05)
+    assert below.margin < 0 < above.margin
+    assert above.beats(below)
+    assert not below.beats(above)
+
+
+def test_on_other_prompts_the_margins_are_compared() -> None:
+    """A resumed run may have had time for fewer of them."""
+    before, later = rewarded(12.0, base=(10.0,)), rewarded(13.5, base=(14.0,))
+    assert before.beats(later)
+    assert not later.beats(before)
+    one, two = rewarded(2.0, base=(1.0,)), rewarded(2.0, 3.0, base=(1.0, 3.0))
+    assert one.beats(two)
+    assert not two.beats(one)
+
+
+def test_in_one_field_a_model_with_a_fiftieth_of_the_best_reward_gains_a_fiftieth() -> None:
+    models = [rewarded(0.5, base=(0.0,), kl=0.02), rewarded(0.01, base=(0.0,), kl=0.05)]
+    assert gains(models) == [pytest.approx(0.99), pytest.approx(-0.005)]
+
+
+def test_every_function_has_a_mean_a_base_and_a_weight() -> None:
+    for means, base, weights in (((1.0,), (1.0, 2.0), (1.0,)), ((), (), ()), ((1.0,), (1.0,), (0.5, 0.5))):
+        with pytest.raises(ValidationError):
+            Rewarded(means=means, base=base, weights=weights, kl=0.0)
+
+
+def test_numbers_of_any_size_are_compared() -> None:
+    huge = rewarded(1e308, base=(-1e308,))
+    assert huge.margin == pytest.approx(1.0)
+    assert huge.beats(rewarded(0.0, base=(-1e308,)))
+
+
 def test_a_score_with_rewards_is_compared_by_them_and_otherwise_by_its_value() -> None:
     def score(value: float, of: Rewarded | None) -> Score:
-        return Score(value=value, metric="reward-kl", lower_is_better=False, step=1, rewarded=of)
+        return Score(value=value, metric="reward-margin", lower_is_better=False, step=1, rewarded=of)
 
     far, near = rewarded(100.0, base=(0.7,), kl=2.26), rewarded(50.0, base=(0.7,), kl=0.5)
     assert score(far.margin, near).beats(score(near.margin, far))

@@ -71,6 +71,7 @@ def worse_every_time() -> None:
 
     def judge(self: HeldOutJudge) -> float:
         told.append(5.0 + len(told))
+        self.rewarded = None
         return told[-1]
 
     HeldOutJudge.judge = judge  # type: ignore[method-assign]
@@ -85,6 +86,7 @@ def better_every_time() -> None:
 
     def judge(self: HeldOutJudge) -> float:
         told.append(1.0 / (len(told) + 2))
+        self.rewarded = None
         return told[-1] if self.lower_is_better else -told[-1]
 
     HeldOutJudge.judge = judge  # type: ignore[method-assign]

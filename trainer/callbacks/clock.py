@@ -25,8 +25,8 @@ UNUSUAL_STEPS = 3
 WINDOW = 64
 #: Evaluations may take this part of the time.
 EVAL_SHARE = 0.1
-#: Of time that the steps leave over, evaluations may have their share up to so many seconds: a training of
-#: moments is judged as often as was asked, and nobody pays for an hour of judging it.
+#: Of time that all wished steps leave over, evaluations may have the same part, up to so many seconds: a
+#: training of moments is judged as often as was asked, and nobody pays for an hour of judging it.
 SPARE_S = 60.0
 #: One checkpoint may take this part of the time that is left.
 SAVE_SHARE = 0.03
@@ -200,9 +200,11 @@ class Clock:
         self.save_every = max(min(self.plan.steps.save_every, self.total), saving, self.eval_every)
 
     def _evaluations_apart(self, step_s: float) -> int:
-        """Steps between two, so that they keep to their share of what is left: of steps, or of spare time."""
-        steps = max(self.total - self.done, 1)
-        share = max(EVAL_SHARE * steps * step_s, min(EVAL_SHARE * self.left, SPARE_S))
+        """Steps between two, so that all together keep to their share: of the steps' time, or of what the
+        steps and the finish leave over."""
+        steps = max(self.total, 1)
+        spare = self.left - self.finish_s - (self.wanted - self.done) * step_s
+        share = max(EVAL_SHARE * steps * step_s, min(EVAL_SHARE * spare, SPARE_S))
         return math.ceil(steps * self.eval_s / share)
 
     def _recalibrated(self) -> TrainingPlan:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from core.plan_parts import LrSearchPlan
+from core.rewarded import Rewarded
+from core.rewarded import gains as rewarded_gains
 from trainer.callbacks.ranks import Ranks
 
 #: From one candidate to the next: two to a power of ten.
@@ -61,6 +63,8 @@ class Probe(NamedTuple):
 
     factor: float
     score: float | None
+    #: What the score was made of, where that is more than one number says.
+    rewarded: Rewarded | None = None
 
 
 @dataclass
@@ -72,6 +76,8 @@ class Search:
     #: The held-out score of the model as it is.
     judge: Callable[[], float]
     lower_is_better: bool
+    #: What the last score was made of.
+    rewarded: Callable[[], Rewarded | None] = lambda: None
     #: Seconds that judging takes.
     judge_s: float = 0.0
     #: Scores that are no further apart say nothing.
@@ -138,11 +144,13 @@ class Search:
         score = self.judge() if self._trained(factor) else None
         if score is not None and not math.isfinite(score):
             score = None
-        best = self._best()
-        probe = Probe(factor, score)
+        probe = Probe(factor, score, None if score is None else self.rewarded())
         self.probes.append(probe)
         self.probed(probe, self.steps)
-        return score is not None and (best is None or self._gain(score, best) > -self.noise)
+        if score is None:
+            return False
+        *others, own = gains_of(self.probes, 0.0, self.lower_is_better).values()
+        return own - max(others, default=-math.inf) > -self.noise
 
     def _trained(self, factor: float) -> bool:
         """False as soon as the loss runs away."""
@@ -153,13 +161,6 @@ class Search:
             if not math.isfinite(loss) or (first > FLOOR and loss > DIVERGED * first):
                 return False
         return True
-
-    def _best(self) -> float | None:
-        scores = [probe.score for probe in self.probes if probe.score is not None]
-        return (min if self.lower_is_better else max)(scores, default=None)
-
-    def _gain(self, score: float, over: float) -> float:
-        return over - score if self.lower_is_better else score - over
 
     def _chosen(self, base: float) -> float | None:
         """The highest of those that are nearly as good as the best; the gentlest where none is any good."""
@@ -174,9 +175,18 @@ def shape(place: int, steps: int) -> float:
     return 1 - (place - warmup) / max(steps - warmup, 1)
 
 
-def choose(probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0) -> float | None:
+def gains_of(probes: Sequence[Probe], base: float, lower_is_better: bool) -> dict[float, float]:
+    """What each of those that did not diverge is better than the base, by factor, in the order of trial.
+    Rewards in one field of all: against the base alone a small one that has grown leaves no room to tell."""
+    rewarded = {probe.factor: probe.rewarded for probe in probes if probe.rewarded is not None}
+    if rewarded:
+        return dict(zip(rewarded, rewarded_gains(list(rewarded.values())), strict=True))
     sign = 1.0 if lower_is_better else -1.0
-    gains = {probe.factor: sign * (base - probe.score) for probe in probes if probe.score is not None}
+    return {probe.factor: sign * (base - probe.score) for probe in probes if probe.score is not None}
+
+
+def choose(probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0) -> float | None:
+    gains = gains_of(probes, base, lower_is_better)
     if not gains:
         return min((probe.factor for probe in probes), default=None)
     best = max(gains.values())

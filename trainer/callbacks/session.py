@@ -164,6 +164,7 @@ class Session:
             self.clock.now,
             judge=lambda: self._timed(judge.judge)[0],
             lower_is_better=judge.lower_is_better,
+            rewarded=lambda: judge.rewarded,
             judge_s=self.clock.eval_s,
             noise=0.0 if judge.lower_is_better else SAMPLED_NOISE,
             probed=self._probed,

@@ -168,7 +168,7 @@ class HeldOut:
             world=world,
             window=model_window(self._spec.model_path),
         )
-        return Measured("reward-kl", False, _reward_sums(found), self._margin)
+        return Measured("reward-margin", False, _reward_sums(found), self._margin)
 
     @property
     def _rules(self) -> Rules:

@@ -77,11 +77,19 @@ def test_evaluations_that_would_eat_a_short_run_become_smaller() -> None:
 
 
 def test_an_evaluation_keeps_enough_rows_to_tell_checkpoints_apart_however_short_the_run() -> None:
-    rate = Rates(step_s=0.01, eval_s=500.0, save_s=0.1)
+    rate = Rates(step_s=0.01, eval_s=300.0, save_s=0.1)
     found = fit_schedule(SETUP, _sequences(), rate, 500, 1e6, Targets(max_steps=40), Limits())
     assert found.eval_rows == LEAST_EVAL_ROWS
+    rate = Rates(step_s=0.01, eval_s=5.0, save_s=0.1)
     few = fit_schedule(SETUP, _sequences(), rate, 5, 1e6, Targets(max_steps=40), Limits())
     assert few.eval_rows == 5
+
+
+def test_slow_evaluations_are_not_worth_a_short_run_for_that() -> None:
+    rate = Rates(step_s=20.0, eval_s=600.0, save_s=5.0)
+    found = fit_schedule(SETUP, _sequences(), rate, 64, 400.0, Targets(max_steps=40), Limits())
+    assert 1 <= found.eval_rows < LEAST_EVAL_ROWS
+    assert found.total >= 10
 
 
 def test_a_full_disk_keeps_fewer_checkpoints() -> None:

@@ -15,6 +15,7 @@ from miner.jobs.states import MEANING, EndReason, JobState
 from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason
 from miner.store import database
 from miner.store.books import Books, NonceUsed
+from miner.store.history import _OLD_REFUSALS
 from miner.store.jobs import Start
 from miner.store.offers import Place, Recorded, Shared, Taken
 from miner.store.writer import StoreUnavailable
@@ -355,6 +356,13 @@ async def test_a_refusal_whose_commit_failed_is_written_with_the_next_offer(book
     await record(books, NO, task_id="t1")
     await record(books, NO, task_id="t2")
     assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t1", 0), ("t2", 0)]
+
+
+async def test_forgetting_goes_through_shared_refusals_alone(books: Books) -> None:
+    await record(books, NO, task_id="t0")
+    plan = rows(books, f"EXPLAIN QUERY PLAN {_OLD_REFUSALS}".replace("?", "1"))
+    assert any("ix_decisions_shared" in row["detail"] for row in plan)
+    assert not any("B-TREE" in row["detail"] for row in plan)
 
 
 async def test_no_more_shared_refusals_are_remembered_than_so_many(books: Books) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.callbacks.simulated import START, Time, plan_of
-from trainer.callbacks.clock import ENOUGH_STEPS, SPARE_S, Clock
+from trainer.callbacks.clock import ENOUGH_STEPS, EVAL_SHARE, SPARE_S, Clock
 
 
 def clock(time: Time, seconds: float, total: int = 100, wanted: int = 1000, **changes: Any) -> Clock:
@@ -81,6 +81,38 @@ def test_a_training_of_moments_is_evaluated_as_often_as_asked_while_there_is_tim
     step(one, time, 0.01, times=10)
     one.forecast()
     assert 8 <= one.total // one.eval_every <= 12
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "step_s", "eval_s", "submit_s"),
+    [
+        (900, 40, 8, 120, 20),
+        (900, 100, 5, 90, 5),
+        (3000, 300, 5, 300, 1),
+        (1500, 60, 5, 60, 5),
+        (600, 100, 0.01, 1, 1),
+    ],
+)
+def test_no_step_is_given_for_an_evaluation_in_spare_time(
+    seconds: float, wanted: int, step_s: float, eval_s: float, submit_s: float
+) -> None:
+    time = Time()
+    one = clock(time, seconds, total=wanted, wanted=wanted)
+    one.evaluated(eval_s)
+    evaluations: list[int] = []
+    while True:
+        step(one, time, step_s)
+        orders = one.after_step()
+        if orders.evaluate or orders.stop:
+            evaluations.append(one.done)
+            time.pass_by(eval_s + submit_s)
+            one.evaluated(eval_s)
+            one.submitted(submit_s)
+        if orders.stop:
+            break
+    assert one.done == wanted
+    assert time.now <= START + seconds
+    assert (len(evaluations) - 1) * eval_s <= SPARE_S + EVAL_SHARE * wanted * step_s + eval_s
 
 
 def test_spare_time_is_not_evaluated_away() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from core.plan_parts import LrSearchPlan
 from core.progress import NoteEvent, SubmissionEvent
+from core.rewarded import Rewarded
 from tests.trainer.callbacks.simulated import Simulation, Time, plan_of
 from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.search import FEWEST_STEPS, MOST_STEPS, Probe, Search, choose, shape
@@ -83,7 +84,7 @@ def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_asked() -> None
     chosen = found.run(AIM**2, 60.0)
     assert chosen is not None
     assert chosen < 0.4
-    assert found.probes[0] == (1.0, None)
+    assert found.probes[0] == Probe(1.0, None)
     assert max(factors(found)) == 1.0
 
 
@@ -162,6 +163,37 @@ def test_differences_within_the_noise_are_none() -> None:
     probes = [Probe(1, -0.001), Probe(3, 0.02), Probe(10, -0.03), Probe(30, -0.2)]
     assert choose(probes, 0.0, lower_is_better=False, noise=0.05) == 10
     assert choose(probes[:1], 0.0, lower_is_better=False, noise=0.05) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "probes", "chosen"),
+    [
+        (0.02, [(1, 0.5, 0.02), (3, 0.4, 0.03), (10, 0.25, 0.05)], 1),
+        (-5.0, [(1, -1.0, 0.02), (3, -2.0, 0.03), (10, -4.9, 0.06)], 1),
+        (0.0, [(1, 0.5, 0.02), (10, 0.01, 0.05)], 1),
+        (1.0, [(1, 1.01, 0.0), (3, 1.02, 0.0), (10, 0.99, 0.01)], 10),  # no more than noise
+    ],
+)
+def test_rewards_are_compared_among_the_candidates(
+    base: float, probes: list[tuple[float, float, float]], chosen: float
+) -> None:
+    """Against the base alone, anything over a base of nothing is all there is to win."""
+    made = [Rewarded(means=(mean,), base=(base,), weights=(1.0,), kl=kl) for _, mean, kl in probes]
+    found = [Probe(factor, one.margin, one) for (factor, _, _), one in zip(probes, made, strict=True)]
+    assert choose(found, 0.0, lower_is_better=False, noise=0.05) == chosen
+
+
+def test_the_climb_ends_where_rewards_fall_though_all_are_far_above_the_base() -> None:
+    means = iter([0.5, 0.4, 0.6, 0.3])
+    said: list[Rewarded] = []
+
+    def judge() -> float:
+        said.append(Rewarded(means=(next(means),), base=(0.001,), weights=(1.0,), kl=0.0))
+        return said[-1].margin
+
+    found = search(Slope(rate=0.01), judge=judge)
+    found.lower_is_better, found.noise, found.rewarded = False, 0.05, lambda: said[-1]
+    assert found.run(0.0, 30.0) == pytest.approx(1 / math.sqrt(10))
 
 
 def test_a_candidate_that_has_hardly_moved_does_not_end_the_climb() -> None:

@@ -318,7 +318,7 @@ def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
 
 @pytest.mark.parametrize(
     ("task_type", "metric"),
-    [(TaskType.INSTRUCT, "eval_loss"), (TaskType.DPO, "eval_loss"), (TaskType.GRPO, "reward-kl")],
+    [(TaskType.INSTRUCT, "eval_loss"), (TaskType.DPO, "eval_loss"), (TaskType.GRPO, "reward-margin")],
 )
 def test_the_engines_own_loss_may_decide_but_not_where_it_says_nothing(
     forks: ForkServer, tmp_path: Path, task_type: TaskType, metric: str
