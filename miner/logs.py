@@ -54,6 +54,13 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
     _take_over(settings.log_level)
 
 
+def lean() -> None:
+    """For a process that logs a line for every request: what no line of ours tells is not looked up, by the
+    switches that the standard library has for it. Where in the code a line is from is a third of its cost."""
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
 def hide(secret: str) -> None:
     """Keeps one more secret out of the logs."""
     _redact.add(secret)
@@ -202,4 +209,13 @@ def _on_one_line(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-__all__ = ["CONTEXT_FIELDS", "HIDDEN", "ConsoleFormatter", "JsonFormatter", "bind", "configure", "hide"]
+__all__ = [
+    "CONTEXT_FIELDS",
+    "HIDDEN",
+    "ConsoleFormatter",
+    "JsonFormatter",
+    "bind",
+    "configure",
+    "hide",
+    "lean",
+]

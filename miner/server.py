@@ -28,6 +28,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from core.errors import ConfigError, GodMinerError
+from miner import logs
 from miner.api import express
 from miner.api.front import Express
 from miner.api.protocol import WireLimits
@@ -69,6 +70,7 @@ class _Server(uvicorn.Server):
 
 def run(settings: Settings) -> ExitCode:
     """Run until a signal ends it."""
+    logs.lean()
     lock = DataDirLock(settings.data_dir)
     try:
         with contextlib.ExitStack() as stack:

@@ -66,6 +66,19 @@ def test_a_json_line_carries_the_context_and_the_exception() -> None:
     assert "ValueError: no room" in found["exception"]
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_lean_lines_say_the_same(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
+    for switch in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, switch, getattr(logging, switch))
+    out = logged(log_format)
+    for lean in (False, True):
+        if lean:
+            logs.lean()
+        logging.getLogger("miner.x").warning("it %s", "broke", extra={"task_id": "t"})
+    one, two = (line[line.index("Z") :] for line in out.getvalue().splitlines())
+    assert one == two
+
+
 def test_bound_fields_end_with_their_block() -> None:
     out = logged("json")
     with logs.bind(task_id="outer"):
