@@ -32,7 +32,7 @@ _LATENCIES = ("p50", "p90", "p99", "max")
 
 
 def run(quick: bool) -> Report:
-    rounds, requests = (2, 1_000) if quick else (5, 1_900)
+    rounds, requests = (2, 1_000) if quick else (11, 1_900)
     runs = _rounds(rounds, requests)
     report = Report(
         "Signed offers, 50 at once, load generator on the same machine",
