@@ -192,7 +192,10 @@ def assert_whole(connection: sqlite3.Connection) -> None:
         "SELECT id FROM offers WHERE decision_id NOT IN (SELECT id FROM decisions) OR decision_id IS NULL",
         "SELECT id FROM decisions WHERE accepted AND offer_id IS NOT NULL "
         "AND offer_id NOT IN (SELECT offer_id FROM reservations WHERE offer_id IS NOT NULL)",
-        "SELECT id FROM decisions WHERE (offer_id IS NULL) = (job_id IS NULL)",
+        "SELECT id FROM decisions WHERE offer_id IS NOT NULL AND job_id IS NOT NULL",
+        # What names neither is a refusal that like offers share.
+        "SELECT id FROM decisions WHERE offer_id IS NULL AND job_id IS NULL "
+        "AND (accepted OR id NOT IN (SELECT decision_id FROM offers))",
         "SELECT id FROM jobs WHERE task_id NOT IN (SELECT task_id FROM events WHERE kind = 'start')",
         "SELECT id FROM events WHERE kind = 'start' AND task_id NOT IN (SELECT task_id FROM jobs)",
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from core.tasks import TaskType
@@ -100,7 +100,7 @@ def test_any_offer_gets_a_decision_that_books_no_gpu_twice(
     assert_nothing_is_booked_twice(found, on)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])  # many fleets are full
 @given(SENSIBLE, fleets(), PROFILES)
 def test_what_is_accepted_fits_between_its_start_and_its_deadline(
     asked: MinerTaskOffer, on: FleetSnapshot, plan_by: str
