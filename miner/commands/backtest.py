@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from core.hardware import Hardware
     from core.profile.load import LoadedProfile
     from miner.offers.backtest import Backtest, Run
     from miner.offers.history import Outcome
@@ -33,7 +34,11 @@ def backtest(
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Plan by this tuning profile. Unset: PROFILE.")] = None,
     fleet: Annotated[
-        str | None, typer.Option(help="On these GPUs, like 8xH100. Unset: what the policy is made for.")
+        str | None,
+        typer.Option(
+            help="On these GPUs, like 8xH100. Unset: for the policy in force this host's, if it has any; "
+            "otherwise what the policy is made for."
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(help="Only offers from then on: 2d, 12h, or a date like 2025-10-01.")
@@ -53,15 +58,19 @@ def backtest(
 ) -> None:
     """Play the offers that came against another policy, profile or fleet: what would have been accepted, how
     busy the GPUs, what it was worth. With --set: before and after."""
+    from core.hardware import Hardware, parse_gpus
     from core.profile.load import load_profile
     from miner.offers.policies.choice import profile_name
     from miner.offers.policies.load import read_settings
     from miner.settings import load_settings
 
     settings = load_settings()
-    loaded = _policies(policies, settings, directories or ())
-    chosen = load_profile(profile or profile_name(settings, loaded[0], None), (settings.profile_dir,))
-    test, stored = _offers(settings, loaded[0], chosen, fleet, since, jsonl)
+    here = None if policies else _gpus_here(settings)
+    loaded = _policies(policies, settings, directories or (), here)
+    chosen = load_profile(profile or profile_name(settings, loaded[0], here), (settings.profile_dir,))
+    gpus = parse_gpus(fleet) if fleet else here and here.gpus
+    gpus = gpus or parse_gpus(loaded[0].hardware or chosen.hardware or DEFAULT_FLEET)
+    test, stored = _offers(settings, loaded[0], chosen, Hardware(gpus=gpus), since, jsonl)
     runs = [test.run(policy.name, policy) for policy in loaded]
     if stored:
         runs.insert(0, test.told("as decided", [_entry(one) for one in stored]))
@@ -74,8 +83,16 @@ def backtest(
         _show(runs, as_json)
 
 
+def _gpus_here(settings: Settings) -> Hardware | None:
+    """For the policy in force: the GPUs that it is in force for. None on a host without."""
+    from miner.fleet.build import look_once
+
+    installed = look_once(settings)[0].stock.installed
+    return None if installed is None or installed.gpus.is_cpu else installed
+
+
 def _policies(
-    names: Sequence[str] | None, settings: Settings, directories: Sequence[Path]
+    names: Sequence[str] | None, settings: Settings, directories: Sequence[Path], here: Hardware | None
 ) -> list[LoadedPolicy]:
     """What the environment sets on top holds for the policy in force, not for one that is asked about."""
     from miner.offers.policies.choice import on_top, policy_name
@@ -84,25 +101,23 @@ def _policies(
     places = (*directories, settings.policy_dir)
     if names:
         return [load_policy(name, places) for name in names]
-    return [load_policy(policy_name(settings, None), places, on_top(settings))]
+    return [load_policy(policy_name(settings, here), places, on_top(settings))]
 
 
 def _offers(
     settings: Settings,
     policy: LoadedPolicy,
     profile: LoadedProfile,
-    fleet: str | None,
+    hardware: Hardware,
     since: str | None,
     jsonl: Path | None,
 ) -> tuple[Backtest, list[StoredOffer]]:
-    from core.hardware import Hardware, parse_gpus
     from miner.commands.moments import moment
     from miner.offers.backtest import Backtest
     from miner.offers.offered import from_lines
 
     now = time.time()
     start = 0.0 if since is None else moment(since, now)
-    hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or profile.hardware or DEFAULT_FLEET))
     if jsonl is not None:
         with jsonl.open(encoding="utf-8") as lines:
             offers = [one for one in from_lines(lines, jsonl.name) if one.at >= start]

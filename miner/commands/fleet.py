@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -49,24 +48,15 @@ def show(as_json: AsJson = False) -> None:
 
 
 def _without_daemon(settings: Settings) -> dict[str, Any]:
-    from miner.fleet.build import build_fleet, build_inventory
+    from miner.fleet.build import look_once
     from miner.fleet.show import books_page
     from miner.store import database
     from miner.store.books import Books
 
-    seen = build_fleet(settings, time.time)
-    inventory = build_inventory(settings, seen, lambda *_, **__: None, time.time)
-
-    async def look() -> None:
-        try:
-            await inventory.look()
-        finally:
-            await inventory.stop()
-
-    asyncio.run(look())
+    seen, source = look_once(settings)
     path = settings.data_dir / database.FILE_NAME
     taken = Books(path).taken() if database.schema_version(path) == database.HEAD else []
-    return books_page(seen.stock, inventory.source_name, taken, time.time())
+    return books_page(seen.stock, source, taken, time.time())
 
 
 def _fail(error: GodMinerError, as_json: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 from core.errors import ConfigError
@@ -62,3 +64,18 @@ def build_source(gpus: str) -> Source:
 def _most_jobs(settings: Settings) -> int:
     """MAX_JOBS=0 takes no new ones; those that were promised are still to be run."""
     return max(1, settings.max_jobs) if settings.max_jobs is not None else Rules().max_running
+
+
+def look_once(settings: Settings) -> tuple[LocalFleet, str]:
+    """What a daemon would find here, and where it looks, for a command that runs beside none."""
+    fleet = build_fleet(settings, time.time)
+    inventory = build_inventory(settings, fleet, lambda *_, **__: None, time.time)
+
+    async def look() -> None:
+        try:
+            await inventory.look()
+        finally:
+            await inventory.stop()
+
+    asyncio.run(look())
+    return fleet, inventory.source_name

@@ -140,3 +140,15 @@ def test_what_is_wrong_is_told(data_dir: Path, lines: Path) -> None:
     assert isinstance(run("--jsonl", str(lines)).exception, ConfigError)
     lines.write_text("")
     assert run("--jsonl", str(lines)).exit_code == 0
+
+
+def test_the_policy_in_force_is_played_on_this_hosts_gpus(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the daemon here chooses it: of eight cards four would be forgotten."""
+    monkeypatch.setenv("GPUS", "8xH100")
+    named = [one["policy"] for one in read()]
+    assert "h100x8" in named
+    assert "h100x4" in [one["policy"] for one in read("--policy", "h100x4")]
+    monkeypatch.setenv("GPUS", "cpu")
+    assert "h100x4" in [one["policy"] for one in read()]
