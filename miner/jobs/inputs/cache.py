@@ -12,6 +12,7 @@ client's own layout: its snapshots are links into another folder, which a contai
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from miner.chain.files import write_atomically
@@ -64,12 +66,15 @@ class ModelCache:
         return sorted(found, key=lambda one: (one.used_at, one.model))
 
     def unfinished(self) -> list[Snapshot]:
-        """Broken off or under way."""
+        """Broken off or under way: then files, and the folder itself, may go while one looks."""
         found = []
         for path in self._partials.iterdir() if self._partials.is_dir() else ():
-            if path.is_dir():
-                files = {str(one.relative_to(path)): one.stat().st_size for one in _files(path)}
-                used = path.stat().st_mtime
+            try:
+                state = path.stat()
+            except FileNotFoundError:
+                continue
+            if S_ISDIR(state.st_mode):
+                files, used = sizes(path), state.st_mtime
                 found.append(Snapshot(_model_of(path.name), None, path, sum(files.values()), used, files, {}))
         return sorted(found, key=lambda one: (one.used_at, one.model))
 
@@ -115,12 +120,12 @@ class ModelCache:
     def commit(self, model: str, commit: str, about: dict[str, Any]) -> Snapshot:
         """What was put together is whole: from now on it is a snapshot."""
         partial, target = self.partial(model, commit), self.folder / _key(model) / commit
-        for path in _files(partial):
-            path.chmod(0o644)  # a container's user is another than ours
+        files = sizes(partial)
+        for name in files:
+            (partial / name).chmod(0o644)  # a container's user is another than ours
         for path in (partial, *filter(Path.is_dir, partial.rglob("*"))):
             path.chmod(0o755)
             sync_folder(path)
-        files = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial)}
         record = {"model": model, "commit": commit, "fetched_at": time.time(), "files": files, "about": about}
         with locked(self.folder / ".locks" / "cache"), no_room_is_told(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +208,7 @@ class ModelCache:
 
     def _put_away(self, path: Path) -> None:
         self._trash.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError):  # gone already, or another was faster
             path.rename(self._trash / uuid.uuid4().hex)
 
     def _empty_trash(self) -> None:
@@ -228,8 +233,16 @@ def _model_of(key: str) -> str:
     return key.replace("--", "/", 1)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+def sizes(folder: Path) -> dict[str, int]:
+    """Relative path → bytes, of the files in a folder that another may be at work in: what goes while one
+    looks, as a part that gets its name, is not there."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            with contextlib.suppress(FileNotFoundError):
+                found[str(path.relative_to(folder))] = path.stat().st_size
+    return found
 
 
 def _read(record: Path) -> Snapshot | None:

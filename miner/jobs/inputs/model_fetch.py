@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from miner.jobs.inputs import model_files
-from miner.jobs.inputs.cache import ModelCache, Snapshot
+from miner.jobs.inputs.cache import ModelCache, Snapshot, sizes
 from miner.jobs.inputs.hub import Hub, Listing
 from miner.jobs.inputs.model_check import checked_facts
 from miner.jobs.inputs.model_files import Listed, Selection
@@ -77,9 +76,8 @@ class _ModelFetch:
         self._cache.claim(listing.model, selection.bytes)
         with _telling(folder, selection.bytes, self._tell):
             self._fetch_all(listing, selection, folder)
-        for path in [one for one in folder.rglob("*") if one.is_file()]:
-            if str(path.relative_to(folder)) not in selection.paths:
-                path.unlink()  # of an earlier try that wanted something else
+        for name in sizes(folder).keys() - selection.paths:
+            (folder / name).unlink()  # of an earlier try that wanted something else
         path = folder / selection.single if selection.single else folder
         checked_facts(path, listing.model, self._order.image_type)
         return self._cache.commit(listing.model, listing.commit, {"single": selection.single})
@@ -136,7 +134,7 @@ def _telling(folder: Path, total: int, tell: Tell) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_TELL_SECONDS):
-            tell(min(_bytes_in(folder), total), total)
+            tell(min(sum(sizes(folder).values()), total), total)
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
@@ -146,11 +144,3 @@ def _telling(folder: Path, total: int, tell: Tell) -> Iterator[None]:
         over.set()
         thread.join()
     tell(total, total)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # renamed a moment ago
-            total += path.stat().st_size if path.is_file() else 0
-    return total

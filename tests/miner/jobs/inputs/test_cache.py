@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,67 @@ def test_what_was_begun_counts_for_its_own_model(cache: ModelCache) -> None:
     (cache.partial("a/1", COMMIT) / "x").write_bytes(b"x" * 600)
     cache.claim("a/1", 1000)
     assert [one.bytes for one in cache.unfinished()] == [600]
+
+
+@pytest.mark.parametrize(
+    ("goes", "seen"),
+    [("the name", ([100], [107])), ("the file", ([100],)), ("the commit", ([0],)), ("the model", ([],))],
+)
+def test_what_goes_while_one_looks_is_not_counted_and_ends_nobody(
+    cache: ModelCache, monkeypatch: pytest.MonkeyPatch, goes: str, seen: tuple[list[int], ...]
+) -> None:
+    """One waits for a model that another fetches: files change their names while the first asks for sizes."""
+    partial = cache.partial("a/1", COMMIT)
+    (partial / "config.json.part").write_bytes(b"c" * 7)
+    if goes != "the commit":
+        (partial / "weights").write_bytes(b"w" * 100)
+    stat, gone = Path.stat, []
+
+    def late(path: Path, **kwargs: bool) -> os.stat_result:
+        """The listing was made, the size is asked for: now it happens."""
+        if not gone and (path == partial.parent if goes == "the model" else path.suffix == ".part"):
+            gone.append(path)
+            if goes == "the name":
+                path.rename(path.with_suffix(""))
+            elif goes == "the file":
+                path.unlink()
+            else:
+                shutil.rmtree(partial if goes == "the commit" else partial.parent)
+        return stat(path, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", late)
+        found = [one.bytes for one in cache.unfinished()]
+    assert gone
+    assert found in seen
+
+
+def test_one_may_look_while_another_fetches(cache: ModelCache) -> None:
+    """For real: a thread makes, renames, commits and prunes as fast as it can."""
+    over, trouble = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                with cache.fetching("a/1"):
+                    partial = cache.partial("a/1", COMMIT)
+                    for number in range(20):
+                        (partial / f"{number}.part").write_bytes(b"w" * 10)
+                        (partial / f"{number}.part").rename(partial / str(number))
+                    cache.commit("a/1", COMMIT, {})
+                cache.prune()
+        except Exception as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        looks = [one.bytes for _ in range(100) for one in (*cache.unfinished(), *cache.snapshots())]
+    finally:
+        over.set()
+        thread.join(20)
+    assert not trouble
+    assert all(0 <= seen <= 200 for seen in looks)
 
 
 def test_another_commit_gives_up_what_was_begun(cache: ModelCache) -> None:
