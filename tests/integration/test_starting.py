@@ -29,15 +29,24 @@ Ending = Callable[..., Ended]
 
 
 def test_it_answers_within_two_seconds_of_its_start(running: Running) -> None:
-    # The best of five: the bar is about the daemon, not about what else this machine is doing.
+    # The best of five, less what it waited for a core: the bar is about the daemon, not about what else this
+    # machine is doing.
     taken = []
     for _ in range(5):
         child = running()
-        taken.append(child.start_s)
+        taken.append(child.start_s - _waited_for_a_core(child.pid))
         assert child.stop() == ExitCode.OK
         if taken[-1] < 2:
             return
     pytest.fail(f"the first answer came after {', '.join(f'{seconds:.1f} s' for seconds in taken)}")
+
+
+def _waited_for_a_core(pid: int) -> float:
+    """Seconds in which its first thread could have gone on, and another had the core."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # a kernel that does not tell
+        return 0.0
 
 
 def test_the_run_file_tells_ports_that_answer_and_goes_with_the_daemon(

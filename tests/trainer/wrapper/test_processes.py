@@ -144,21 +144,24 @@ def test_orphans_that_ended_leave_no_zombies(tmp_path: Path) -> None:
     done = run(
         """
         import os, subprocess, sys, time
+        from pathlib import Path
         from trainer.wrapper.processes import adopt_orphans, reap
 
+        def zombie(pid):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                return False
+            return fields[0] == "Z" and int(fields[1]) == os.getpid()
+
         adopt_orphans()
-        subprocess.run(["sh", "-c", "sleep 0.1 &"])
-        time.sleep(0.4)
-        zombies = lambda: [
-            entry
-            for entry in os.listdir("/proc")
-            if entry.isdigit()
-            and (fields := open(f"/proc/{entry}/stat").read().rpartition(")")[2].split())[0] == "Z"
-            and int(fields[1]) == os.getpid()
-        ]
-        before = len(zombies())
+        pid = int(subprocess.run(["sh", "-c", "sleep 0.1 >&2 & echo $!"], stdout=subprocess.PIPE).stdout)
+        until = time.monotonic() + 60
+        while not zombie(pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        before = zombie(pid)
         reap()
-        print("before", before, "after", len(zombies()))
+        print("before", before, "after", zombie(pid))
         """
     )
-    assert "before 1 after 0" in done.stdout, done.stdout + done.stderr
+    assert "before True after False" in done.stdout, done.stdout + done.stderr
