@@ -28,6 +28,7 @@ NAMES = (
     "training",
     "deadlines",
     "end_to_end",
+    "generation",
 )
 
 

@@ -1,9 +1,9 @@
 """Every kind of text run from its command line to a scored submission, on one process and on two.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. `trainer.text --run` starts `accelerate
-launch … axolotl.cli.train` as it does everywhere; two processes talk over gloo. Random little Llamas and
-Qwens, each in every cell. What was submitted is loaded with plain transformers and peft, and scored as
-`god-miner eval` does, on rows that the run never had.
+launch … axolotl.cli.train` as it does everywhere; two processes talk over gloo, each with all of the model or
+("2 split") with half of it by FSDP2. Random little Llamas and Qwens, each in every cell. What was submitted
+is loaded with plain transformers and peft, and scored as `god-miner eval` does, on rows that the run never had.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from core.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 MODELS, METHODS = ("llama", "qwen"), ("lora", "full")
+SPREADS = ("1", "2", "2 split")
 #: Each kind with both models and both methods, each number of processes with everything else.
 QUICK = (
-    (TaskType.INSTRUCT, "llama", 2, "lora"),
-    (TaskType.INSTRUCT, "qwen", 1, "full"),
-    (TaskType.CHAT, "llama", 1, "full"),
-    (TaskType.CHAT, "qwen", 2, "lora"),
-    (TaskType.DPO, "llama", 2, "full"),
-    (TaskType.DPO, "qwen", 1, "lora"),
-    (TaskType.GRPO, "llama", 2, "full"),
-    (TaskType.GRPO, "qwen", 1, "lora"),
+    (TaskType.INSTRUCT, "llama", "2 split", "lora"),
+    (TaskType.INSTRUCT, "qwen", "1", "full"),
+    (TaskType.CHAT, "llama", "1", "full"),
+    (TaskType.CHAT, "qwen", "2", "lora"),
+    (TaskType.DPO, "llama", "2", "full"),
+    (TaskType.DPO, "qwen", "1", "lora"),
+    (TaskType.GRPO, "llama", "2 split", "full"),
+    (TaskType.GRPO, "qwen", "1", "lora"),
 )
 
 
 def run(quick: bool) -> Report:
-    cases = QUICK if quick else tuple(product(TASKS, MODELS, (1, 2), METHODS))
+    cases = QUICK if quick else tuple(product(TASKS, MODELS, SPREADS, METHODS))
     return report_of(list(told("benchmarks.end_to_end_worker", {"cases": cases})))
 
 
@@ -58,7 +59,7 @@ def report_of(found: list[dict[str, Any]]) -> Report:
         report.rows.append(
             (
                 f"{one['task']} {'↓' if one['lower'] else '↑'}",
-                str(one["processes"]),
+                one["processes"],
                 one["method"],
                 one["model"],
                 one["end"],
@@ -71,7 +72,7 @@ def report_of(found: list[dict[str, Any]]) -> Report:
             )
         )
     report.notes.append(
-        "One of the launches: " + next((one["command"] for one in found if one["processes"] == 2), "-")
+        "One of the launches: " + next((one["command"] for one in found if one["processes"] == "2"), "-")
     )
     report.notes.append(
         "Losses for instruct and chat, DPO's against the base, for GRPO the rewards over the better one's, "

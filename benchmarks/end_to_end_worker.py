@@ -1,6 +1,6 @@
 """Runs inside the training environment: whole runs as a daemon starts them, and what came of each.
 
-    training-python -m benchmarks.end_to_end_worker '{"cases": [["InstructTextTask", "qwen", 2, "full"], …]}'
+    training-python -m benchmarks.end_to_end_worker '{"cases": [["DpoTask", "qwen", "2 split", "full"], …]}'
 
 One JSON line per case.
 """
@@ -21,6 +21,7 @@ from core.eval_task import EvalTask
 from core.run_files import RunResult, RunSpec
 from core.tasks import TaskType
 from tests.trainer import tiny
+from tests.trainer.sharding import VARIABLES, sharded
 from tests.trainer.tasks import DATASETS, ROWS, planned, task, write_profile
 from trainer.eval import ModelScore, evaluate
 
@@ -44,26 +45,28 @@ def main(asked: dict[str, Any]) -> None:
         models = {kind: tiny.save(Path(folder) / kind, kind) for kind in ("llama", "qwen")}
         for number, (kind, model, processes, method) in enumerate(asked["cases"]):
             place = Path(folder) / str(number)
-            found = _case(place, TaskType(kind), processes, Method(method), models[model])
+            found = _case(place, TaskType(kind), str(processes), Method(method), models[model])
             said = {"task": TaskType(kind).name.lower(), "processes": processes, "method": method}
             sys.stdout.write(json.dumps({**said, "model": model, **found}) + "\n")
             sys.stdout.flush()
 
 
-def _case(folder: Path, kind: TaskType, processes: int, method: Method, model: Path) -> dict[str, Any]:
+def _case(folder: Path, kind: TaskType, processes: str, method: Method, model: Path) -> dict[str, Any]:
+    count, _, split = processes.partition(" ")
     folder.mkdir()
     rewarded = {"targets": {**REWARDED, "learning_rate": REWARDED_RATE[method]}}
     parts = {"sections": {"grpo": rewarded}} if kind is TaskType.GRPO else {}
     profile = write_profile(folder / "profile.yaml", **parts)
     run = task(folder, kind, SECONDS, model=model)
-    run = planned(run, profile, processes=processes, method=method)
+    run = planned(run, profile, processes=int(count), method=method)
+    run = sharded(run, whole=True) if split else run
     path = folder / "run.json"
     path.write_text(run.to_json(), encoding="utf-8")
     began = time.monotonic()
     with (folder / "log").open("w") as log:
         done = subprocess.run(
             [sys.executable, "-m", "trainer.text", "--run", str(path)],
-            env={**os.environ, "HOME": "/nonexistent"},
+            env={**os.environ, "HOME": "/nonexistent", **(VARIABLES if split else {})},
             cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -211,6 +211,8 @@ class GrpoPlan(Record):
     temperature: float = Field(default=0.9, gt=0)
     top_k: int | None = 50
     vllm: bool = False
+    #: FSDP without vLLM: all weights are gathered for a whole generation, not anew for every token.
+    whole_weights: bool = False
     #: Share of the GPU that vLLM takes when it lives beside the training.
     vllm_memory_share: float = Field(default=0.3, gt=0, lt=1)
 

@@ -15,6 +15,7 @@ from typing import Any
 from axolotl.integrations.base import BasePlugin
 
 from core.choices import EvalMetric
+from core.evaluation import GRPO_GENERATIONS
 from core.plan import TrainingPlan
 from core.tasks import TaskType
 from trainer import axolotl_patches
@@ -30,6 +31,7 @@ from trainer.callbacks.submission import Submission
 from trainer.hf_host import AVERAGE_FILE, HfHost, SessionCallback, resume_state
 from trainer.hf_patches import add_kl, count_tokens
 from trainer.judges import EngineJudge, HeldOutJudge, frozen_base, has_adapter
+from trainer.scoring.generation import PROMPTS
 from trainer.sheet import Sheet
 
 SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
@@ -147,7 +149,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             return EngineJudge(trainer) if trainer.eval_dataset is not None else None
         if not self.sheet.prepared.eval_rows:
             return None
-        return HeldOutJudge(self.sheet, trainer, ranks_here(trainer.args.device), base)
+        ranks = ranks_here(trainer.args.device)
+        return HeldOutJudge(self.sheet, trainer, ranks, base, together=_prompts(self.plan))
 
     def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
         """The engine's own schedules know nothing of the clock."""
@@ -157,6 +160,11 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if session is None:
             return None
         return LambdaLR(optimizer, lambda _: session.rate)
+
+
+def _prompts(plan: TrainingPlan) -> int:
+    """An evaluation generates no more completions at once than a step of the training does."""
+    return max(min(plan.batch.micro * plan.batch.accumulation // GRPO_GENERATIONS, PROMPTS), 1)
 
 
 def _average(plan: TrainingPlan, trainer: Any, report: Report) -> MovingAverage | None:

@@ -19,6 +19,7 @@ from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.meter import Meter
 from trainer.callbacks.search import Prober
 from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
+from trainer.generating import generate_well
 from trainer.hf_probe import HfProber
 from trainer.sheet import Outcome, Sheet, write_whole
 
@@ -75,11 +76,20 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._mark = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._before_generating()
         self.session.begin()
         self.host.set_rate(self.session.rate)
         if self.session.ranks.rank == 0:
             self.sheet.begun_path.touch()
         self._mark = time.monotonic()
+
+    def _before_generating(self) -> None:
+        """Only now is the model wrapped as it will be trained."""
+        plan = self.session.plan
+        if plan.grpo is None or plan.grpo.vllm:
+            return
+        reshard = plan.fsdp is None or plan.fsdp.reshard_after_forward
+        generate_well(self.host.trainer.model, plan.grpo.whole_weights, reshard, self.session.generating)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Right before the engine asks the schedule for the next rate."""

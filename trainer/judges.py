@@ -11,6 +11,7 @@ from core.rewarded import Rewarded
 from core.tasks import TaskType
 from trainer.callbacks.ranks import Ranks
 from trainer.inputs.text import PreparedText
+from trainer.scoring.generation import PROMPTS
 from trainer.scoring.held_out import HeldOut, Measured
 from trainer.sheet import Prepared, Sheet
 
@@ -47,10 +48,14 @@ class HeldOutJudge:
     sample each time, whatever the number of ranks.
     """
 
-    def __init__(self, sheet: Sheet, trainer: Any, ranks: Ranks, base: Any = None) -> None:
-        """`base`: the untrained model, where one is kept beside the trained one anyway."""
+    def __init__(
+        self, sheet: Sheet, trainer: Any, ranks: Ranks, base: Any = None, together: int = PROMPTS
+    ) -> None:
+        """`base`: the untrained model, where one is kept beside the trained one anyway. `together`: prompts
+        that are answered at once, where rewards decide."""
         self._sheet, self._trainer, self._ranks, self._base = sheet, trainer, ranks, base
-        self._held = HeldOut.open(sheet.run, files_of(sheet.prepared), trainer.processing_class)
+        files = files_of(sheet.prepared)
+        self._held = HeldOut.open(sheet.run, files, trainer.processing_class, together=together)
         self._rows = len(self._held.rows)
         self.metric, self.lower_is_better = "eval_loss", True
         self.rewarded: Rewarded | None = None

@@ -77,7 +77,7 @@ def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) ->
         plateau=plateau_plan(wish),
         lr_search=search_plan(wish, timed, rate),
         dpo=_dpo(wish, setup),
-        grpo=_grpo(wish),
+        grpo=_grpo(wish, setup),
         image=_image(wish, timed),
         container=container_plan(wish, hardware, setup.world),
         env=wish.profile.env,
@@ -197,7 +197,7 @@ def _dpo(wish: Wish, setup: Setup) -> DpoPlan | None:
     return DpoPlan(beta=wish.targets.dpo_beta, precompute_reference=setup.reference_ready)
 
 
-def _grpo(wish: Wish) -> GrpoPlan | None:
+def _grpo(wish: Wish, setup: Setup) -> GrpoPlan | None:
     if wish.task.task_type is not TaskType.GRPO:
         return None
     targets = wish.targets
@@ -206,6 +206,7 @@ def _grpo(wish: Wish) -> GrpoPlan | None:
         generations=targets.grpo_generations,
         temperature=targets.grpo_temperature,
         vllm=targets.grpo_vllm,
+        whole_weights=setup.gathers_to_generate and setup.whole,
         vllm_memory_share=VLLM_SHARE,
     )
 

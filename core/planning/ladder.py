@@ -70,13 +70,18 @@ def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
 
 def _least(wish: Wish, base: Setup) -> Iterator[Setup]:
     """The variation at its smallest: what says at once whether looking closer is worth it."""
-    for kind in reversed(_ways(wish, base)):
+    for kind in reversed([kind for ways in _ways(wish, base) for kind in ways]):
         yield vary(with_micro(kind, 1), checkpointing=True)
 
 
 def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
     """Batch, accumulation, checkpointing and sharding; what is learned stays the same."""
-    for kind in _ways(wish, base):
+    found = (_by_batch(ways, base, fits) for ways in _ways(wish, base))
+    return next((one for one in found if one is not None), None)
+
+
+def _by_batch(ways: list[Setup], base: Setup, fits: Fits) -> Setup | None:
+    for kind in ways:
         busy = busy_micro(kind)
         first = kind.parallelism is base.parallelism
         most = kind.micro if first else busy
@@ -86,27 +91,27 @@ def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
         if found := _largest(again, busy, most if base.checkpointing else busy, fits):
             return found
     for micro in divisors(_per_gpu(base), busy_micro(base) - 1):
-        for kind in _ways(wish, base):
+        for kind in ways:
             small = vary(with_micro(kind, micro), checkpointing=True)
             if fits(small):
                 return small
     return None
 
 
-def _ways(wish: Wish, base: Setup) -> list[Setup]:
-    """As wished first. Sharding is the second choice, and the last one for generation."""
+def _ways(wish: Wish, base: Setup) -> list[list[Setup]]:
+    """As wished first. Sharding is the second choice; with generation also where it is wished for, and after
+    everything else, smaller batches too, where weights would have to be gathered for every token."""
     if not can_shard(wish, base.world):
-        return [base]
+        return [[base]]
     plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
     if base.method is Method.QLORA and base.task is TaskType.DPO:
-        return [plain]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
+        return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
     sharded = vary(
         base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
     )
-    gathers_per_token = base.task is TaskType.GRPO and not base.vllm_share
-    if shards_by_wish(wish, base.world) and not gathers_per_token:
-        return [sharded]
-    return [plain, sharded]
+    if sharded.gathers_to_generate:
+        return [[plain, vary(sharded, whole=True)], [vary(sharded, whole=False)]]
+    return [[sharded] if shards_by_wish(wish, base.world) else [plain, sharded]]
 
 
 def _own(wish: Wish, base: Setup) -> Optimizer:

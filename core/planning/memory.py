@@ -80,8 +80,8 @@ def moments(setup: Setup) -> Iterator[tuple[str, list[Term]]]:
     yield "optimizer step", [*held, buckets, gradients, states.optimizer_temporaries(setup)]
     yield "evaluation", _evaluation(setup, held)
     if setup.task is TaskType.GRPO and not setup.vllm_share:
-        whole = [states.gathered(setup)]
-        yield "generation", [*held, *whole, buckets, act.kv_cache(setup), act.generation_work(setup)]
+        work = [states.gathered_to_generate(setup), act.kv_cache(setup), act.generation_work(setup)]
+        yield "generation", [*held, buckets, *work]
     if setup.picture is not None:
         # sd-scripts keeps the backbone in host memory until the latents are there.
         beside = held if setup.engine is Engine.AI_TOOLKIT else [states.cuda(setup)]

@@ -1,8 +1,9 @@
 """After an attempt that ran out of memory: the next plan, one rung down.
 
-The rungs, in order: evaluate fewer rows at once (when that is where it happened), halve the micro batch and
-double the accumulation, checkpointing, shorter sequences (pictures: fewer pixels), the GPUs for itself alone,
-more GPUs. The effective batch is kept. Sequences are left alone where the memory model says that cutting
+The rungs, in order: what helps only where it happened (evaluate fewer rows at once; generate with the weights
+gathered layer by layer, then fewer completions), halve the micro batch and double the accumulation,
+checkpointing, shorter sequences (pictures: fewer pixels), the GPUs for itself alone, more GPUs.
+The effective batch is kept. Sequences are left alone where the memory model says that cutting
 them saves next to nothing: weights and optimizer states do not get smaller by it.
 """
 
@@ -14,7 +15,7 @@ from core.choices import Parallelism
 from core.plan import TrainingPlan
 from core.planning.gpus import COUNTS
 from core.planning.ladder import RESOLUTIONS, with_length, with_micro
-from core.planning.memory import peak_bytes
+from core.planning.memory import fits, peak_bytes
 from core.planning.replan import OutOfMemory, Rung, replanned
 from core.planning.sequences import shorter_lengths
 from core.planning.setup import Setup, setup_of, vary
@@ -38,7 +39,7 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
     if failure.moment == "evaluation" and setup.eval_micro > 1:
         half = setup.eval_micro // 2
         return Rung(vary(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
-    for step in (_smaller_batch, _checkpointing, _fewer_completions):
+    for step in (_layer_by_layer, _fewer_completions, _smaller_batch, _checkpointing):
         if rung := step(plan, setup, failure):
             return rung
     for step in (_shorter, _smaller_pictures):
@@ -48,6 +49,13 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
     if failure.neighbours and not plan.launch.exclusive:
         return Rung(setup, "exclusive", False, True, exclusive=True)
     return _more_gpus(plan, setup, failure)
+
+
+def _layer_by_layer(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
+    """All weights at once did not leave enough for what is generated."""
+    if not setup.whole or failure.moment != "generation":
+        return None
+    return Rung(vary(setup, whole=False), "grpo.whole_weights", True, False)
 
 
 def _smaller_batch(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
@@ -116,6 +124,8 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
         micro=micro,
         accumulation=per_gpu // micro,
     )
+    if fits(whole := vary(wider, whole=wider.gathers_to_generate), plan.memory.budget_bytes):
+        wider = whole
     return Rung(wider, "gpus", setup.world, count)
 
 

@@ -80,6 +80,8 @@ class Setup:
     vllm_share: float
     generations: int
     kl: bool
+    #: GRPO, sharded, without vLLM: weights are gathered once for a generation, not for every token.
+    whole: bool
     #: An averaged copy of what is trained.
     ema: bool
     picture: Picture | None
@@ -91,6 +93,10 @@ class Setup:
     @property
     def sharded(self) -> bool:
         return self.parallelism is Parallelism.FSDP and self.world > 1
+
+    @property
+    def gathers_to_generate(self) -> bool:
+        return self.sharded and self.task is TaskType.GRPO and not self.vllm_share
 
     @property
     def shards(self) -> int:
@@ -147,6 +153,7 @@ class Changes(TypedDict, total=False):
     fp32_master: bool
     checkpointing: bool
     reference_ready: bool
+    whole: bool
     picture: Picture | None
 
 
@@ -205,6 +212,7 @@ def setup_of(plan: TrainingPlan) -> Setup:
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
         generations=grpo.generations if grpo else 1,
         kl=bool(grpo and grpo.beta > 0) or plan.task.kl_coefficient is not None,
+        whole=bool(grpo and grpo.whole_weights),
         ema=plan.ema is not None,
         picture=_picture(plan) if image and plan.model.image else None,
     )

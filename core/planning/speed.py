@@ -166,10 +166,9 @@ def _generate_seconds(s: Setup) -> float:
     if s.kind.device is Device.CPU:
         layer = 2e-4
     token = max(read, s.shape.layers * layer)
-    if s.sharded and not s.vllm_share:
-        # Every layer is gathered anew for every token.
-        token += s.shape.params * 2 / link_rate(s)
-    return prefill + s.completion * token
+    gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
+    # Layer by layer every one is gathered anew for every token.
+    return prefill + s.completion * token + gather * (1 if s.whole else s.completion + 1)
 
 
 def evaluation_seconds(s: Setup, rows: int, work: Work, row_tokens: float) -> float:

@@ -158,6 +158,15 @@ def gathered(s: Setup) -> Term:
     return Term("gathered", held, f"embeddings and {layers:g} layers unsharded")
 
 
+def gathered_to_generate(s: Setup) -> Term:
+    """All layers at once, or layer by layer for every token."""
+    if not (s.gathers_to_generate and s.whole):
+        return gathered(s)
+    size = NF4_BYTES if s.method is Method.QLORA else 2
+    held = s.shape.root * 2 + s.shape.layers * s.shape.layer_params * size + s.adapter_params * 2
+    return Term("gathered", held, "all weights unsharded while it generates")
+
+
 def gathering(s: Setup) -> Term:
     """The moment at which the embeddings are gathered: what comes in, and where it is copied to."""
     return Term(

@@ -47,7 +47,7 @@ class Ranks(OneRank):
 
 
 def judge_of(monkeypatch: pytest.MonkeyPatch, held: Held, ranks: Any) -> HeldOutJudge:
-    monkeypatch.setattr(module.HeldOut, "open", lambda *arguments: held)
+    monkeypatch.setattr(module.HeldOut, "open", lambda *arguments, **named: held)
     monkeypatch.setattr(module, "files_of", lambda prepared: None)
     accelerator = SimpleNamespace(unwrap_model=lambda model, keep_torch_compile: model)
     trainer = SimpleNamespace(

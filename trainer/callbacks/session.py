@@ -8,8 +8,8 @@ metric.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -121,6 +121,13 @@ class Session:
         """The factor on the peak rate for the next step."""
         plateau = self.plateau.factor if self.plateau else 1.0
         return self.peak * rate_factor(self.plan.optimizer, self.pace) * plateau
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """A failure inside is the generation's: the next attempt answers fewer prompts at once."""
+        before, self.moment = self.moment, "generation"
+        yield
+        self.moment = before
 
     # — the course of a run
 

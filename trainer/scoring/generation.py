@@ -45,23 +45,35 @@ def sampled(
     world: int = 1,
     window: int | None = None,
     completion: int = GRPO_COMPLETION,
+    together: int = PROMPTS,
 ) -> Sampled:
+    """Of rows rank, rank + world, …; `together` prompts are answered at once."""
     model = unwrapped(model)
-    mine = list(rows[rank::world])
     found: list[list[float]] = [[] for _ in range(len(rewards))]
-    for start in range(0, len(mine), PROMPTS):
-        batch = mine[start : start + PROMPTS]
-        answers = completions(
-            model, [row.prompt for row in batch], tokenizer, rules, completion, SEED + start
-        )
+    for batch, seed, counts in _rounds(rows, rank, world, together):
+        answers = completions(model, [row.prompt for row in batch], tokenizer, rules, completion, seed)
+        if not counts:
+            continue
         asked = [row for row in batch for _ in range(GRPO_GENERATIONS)]
         columns: dict[str, Any] = {"prompts": [row.prompt for row in asked]}
         if any(row.extra is not None for row in asked):
             columns[GRPO_EXTRA] = [row.extra for row in asked]
         for place, numbers in enumerate(found):
             numbers += rewards.call(place, answers, **columns)
-    apart = list(prompt_kl(model, reference, [row.prompt for row in mine], tokenizer, window))
+    prompts = [row.prompt for row in rows]
+    apart = list(prompt_kl(model, reference, prompts, tokenizer, window, rank, world))
     return Sampled(found, math.fsum(apart), len(apart))
+
+
+def _rounds(
+    rows: Sequence[PromptRow], rank: int, world: int, together: int
+) -> Iterator[tuple[Sequence[PromptRow], int, bool]]:
+    """Rows to answer at once, a seed, and whether they count: sharded models need as many rounds of every
+    rank as the first has, who has most rows; who has none left answers its first ones in vain."""
+    mine = rows[rank::world]
+    for start in range(0, len(rows[::world]), together):
+        batch = mine[start : start + together]
+        yield batch or (mine or rows)[:together], SEED + start, bool(batch)
 
 
 def completions(
@@ -102,14 +114,21 @@ def _devices(device: torch.device) -> list[int]:
 
 
 def prompt_kl(
-    model: Any, reference: Any, prompts: Sequence[str], tokenizer: Tokenizer, window: int | None
+    model: Any,
+    reference: Any,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    window: int | None,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[float]:
-    """KL(base || fine-tuned) on each prompt, the mean over its positions; long prompts lose their end."""
+    """KL(base || fine-tuned) on each of the rank's prompts, the mean over its positions; long prompts lose
+    their end."""
     limit = GRPO_KL_LENGTH if window is None or window >= 2 * GRPO_KL_LENGTH else math.ceil(window / 2)
     ids = [one for one in encode(tokenizer, prompts, limit=limit) if one]
     pad = tokenizer.pad_token_id or 0
     with scoring(model):
-        for places, _ in share([len(one) for one in ids], batch_tokens(vocabulary(model)), 0, 1):
+        for places, counts in share([len(one) for one in ids], batch_tokens(vocabulary(model)), rank, world):
             # Every position counts, the last one too, which predicts nothing here: a row one token longer.
             rows = [[*ids[place], pad] for place in places]
             if reference is not None:
@@ -119,6 +138,8 @@ def prompt_kl(
                 with without_adapter(model) as bare:
                     base = predicted(bare, rows, rows, pad)
             tuned = predicted(model, rows, rows, pad)
+            if not counts:
+                continue
             apart = divergence(base, tuned).double().cpu()
             for row in range(len(places)):
                 yield float(apart[tuned.rows.cpu() == row].mean())

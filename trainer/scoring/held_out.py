@@ -23,7 +23,7 @@ from trainer.inputs.tokens import Tokenizer, model_window
 from trainer.rewards import TABLE
 from trainer.sandbox import Rewards
 from trainer.scoring.forward import scoring, without_adapter
-from trainer.scoring.generation import Sampled, sampled
+from trainer.scoring.generation import PROMPTS, Sampled, sampled
 from trainer.scoring.preferences import LogProbs, pair_log_probs, pair_losses
 from trainer.scoring.supervised import row_losses
 
@@ -72,21 +72,25 @@ class HeldOut:
         rewards: Rewards | None = None,
         *,
         most_prompts: int = MOST_PROMPTS,
+        together: int = PROMPTS,
     ) -> None:
+        """GRPO: `most_prompts` are answered, `together` at once."""
         self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
-        self._pad = tokenizer.pad_token_id or 0
+        self._pad, self._prompts = tokenizer.pad_token_id or 0, together
         self.rows = rows[:most_prompts] if spec.task_type is TaskType.GRPO else rows
         self._log_probs: dict[int, LogProbs] = {}
         #: The untrained model's score, of all ranks; GRPO measures gains over it.
         self.base: Measured | None = None
 
     @classmethod
-    def open(cls, spec: RunSpec, files: PreparedText, tokenizer: Tokenizer) -> HeldOut:
+    def open(
+        cls, spec: RunSpec, files: PreparedText, tokenizer: Tokenizer, *, together: int = PROMPTS
+    ) -> HeldOut:
         """`ValueError` when no rows were held out."""
         if files.eval_path is None:
             raise ValueError("no rows were held out, so there is nothing to score on")
         rewards = Rewards.open(files.rewards_dir / TABLE) if files.rewards_dir is not None else None
-        return cls(spec, read_table(files.eval_path), tokenizer, rewards)
+        return cls(spec, read_table(files.eval_path), tokenizer, rewards, together=together)
 
     def remember_base(self, model: Any, *, rank: int = 0, world: int = 1) -> Measured:
         """The untrained model's score, and what later scores need of it.
@@ -167,6 +171,7 @@ class HeldOut:
             rank=rank,
             world=world,
             window=model_window(self._spec.model_path),
+            together=self._prompts,
         )
         return Measured("reward-margin", False, _reward_sums(found), self._margin)
 

@@ -52,6 +52,7 @@ def a_setup(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: Any)
         "vllm_share": 0.0,
         "generations": 8,
         "kl": False,
+        "whole": False,
         "ema": False,
         "picture": None,
     }

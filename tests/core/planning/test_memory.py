@@ -221,6 +221,16 @@ def test_generation_holds_the_cache_of_every_completion_of_the_step() -> None:
     assert cache == 64 * 768 * 128 * 1024  # 128 KiB per token for Llama 3.1 8B
 
 
+def test_all_weights_lie_on_every_gpu_while_they_generate_and_only_then() -> None:
+    setup = a_setup(task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256)
+    by_layer, whole = (dict(moments(replace(setup, whole=each))) for each in (False, True))
+    held = [next(t.bytes for t in each["generation"] if t.name == "gathered") for each in (by_layer, whole)]
+    assert held[1] == pytest.approx(2 * (setup.shape.params + setup.adapter_params), rel=0.01)
+    assert held[0] < held[1] / 3
+    del by_layer["generation"], whole["generation"]
+    assert by_layer == whole
+
+
 def test_vllm_takes_its_share_all_the_time() -> None:
     setup = a_setup(task=TaskType.GRPO, vllm_share=0.3, length=768, completion=256)
     assert memory_of(setup, 0)["vllm"] == pytest.approx(0.3 * setup.kind.memory_bytes)

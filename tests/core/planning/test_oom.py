@@ -101,6 +101,34 @@ def test_grpo_keeps_whole_groups_on_every_rung() -> None:
         assert batch.micro * batch.accumulation >= one.grpo.generations * batch.world_size
 
 
+def test_generation_first_does_without_all_weights_at_once_then_with_fewer_completions() -> None:
+    model, data = facts_from_name("Qwen/Qwen2.5-14B"), assumed_facts(TaskType.GRPO, 5000)
+    spec = TaskSpec(task_type=TaskType.GRPO, hours=8)
+    first = plan(spec, model, data, host("4xH100"), load_profile("h100x4"))
+    assert first.grpo is not None
+    assert first.grpo.whole_weights
+    second = next_after_oom(first, OutOfMemory(moment="generation"))
+    assert second is not None
+    assert second.grpo is not None
+    assert second.oom_steps == ("grpo.whole_weights True → False",)
+    assert not second.grpo.whole_weights
+    assert second.batch == first.batch
+    assert second.time.step_s > 1.5 * first.time.step_s
+    third = next_after_oom(second, OutOfMemory(moment="generation"))
+    assert third is not None
+    assert third.oom_steps[-1].startswith("effective_batch_size")
+    in_a_step = next_after_oom(first, OutOfMemory(moment="train"))
+    assert in_a_step is not None
+    assert in_a_step.oom_steps[-1].startswith("micro_batch_size")
+
+
+def test_what_is_sharded_for_want_of_memory_gathers_all_weights_to_generate_if_they_fit() -> None:
+    last = _ladder(_plan(TaskType.GRPO, "1xH100"), available=4)[-1]
+    assert last.parallelism is Parallelism.FSDP
+    assert last.grpo is not None
+    assert last.grpo.whole_weights
+
+
 def test_pictures_lose_pixels_at_last() -> None:
     last = _ladder(_plan(TaskType.IMAGE))[-1]
     assert last.image is not None

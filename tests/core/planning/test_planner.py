@@ -16,6 +16,7 @@ from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.costs import Site
 from core.planning.planner import plan, quick_plan
+from core.planning.setup import setup_of
 from core.profile import LoadedProfile, ResolvedProfile, load_profile
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import host, resolved
@@ -143,6 +144,40 @@ def test_generation_is_not_sharded_when_the_model_fits_one_card() -> None:
     found = _plan(load_profile("h100x4"), TaskType.GRPO, "Qwen/Qwen2.5-3B", hours=6)
     assert found.parallelism is Parallelism.DDP
     assert "generation" in _gave(found, "fsdp_above").reason  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("model", "parallelism", "whole"),
+    [
+        ("Qwen/Qwen2.5-14B", Parallelism.FSDP, True),  # 28 GB of weights: all of them while it generates
+        ("Qwen/Qwen2.5-32B", Parallelism.FSDP, False),  # 64 GB leave no room for what is generated
+    ],
+)
+def test_weights_are_gathered_once_for_a_generation_where_they_fit(
+    model: str, parallelism: Parallelism, whole: bool
+) -> None:
+    found = _plan(load_profile("h100x4"), TaskType.GRPO, model, gpus="4xH100", hours=8)
+    assert found.verdict.feasible
+    assert found.grpo is not None
+    assert (found.parallelism, found.grpo.whole_weights) == (parallelism, whole)
+    assert setup_of(found).whole is whole
+    assert found.memory.total_bytes <= found.memory.budget_bytes
+
+
+def test_weights_are_gathered_whole_only_to_generate() -> None:
+    for task, targets in ((TaskType.INSTRUCT, {}), (TaskType.DPO, {}), (TaskType.GRPO, {"grpo_vllm": True})):
+        profile = resolved(fsdp_above="1B", gpu_strategy="all", **targets)
+        found = _plan(profile, task, "Qwen/Qwen2.5-14B", gpus="4xH100", hours=8)
+        assert not setup_of(found).whole
+
+
+def test_a_full_fine_tune_by_rewards_is_sharded_and_generates_with_all_weights() -> None:
+    """15 GB of weights, and states that only shards hold."""
+    profile = resolved(method=Method.FULL, micro_batch_size=64, fsdp_above="1B", gpu_strategy="all")
+    found = _plan(profile, TaskType.GRPO, "Qwen/Qwen2.5-7B", gpus="4xH100", hours=8)
+    assert found.grpo is not None
+    assert found.grpo.whole_weights
+    assert found.parallelism is Parallelism.FSDP
 
 
 def test_grpo_batches_are_what_axolotl_accepts() -> None:

@@ -150,6 +150,9 @@ def test_sharded_generation_gathers_the_model_for_every_token() -> None:
     sharded = replace(grpo, parallelism=Parallelism.FSDP)
     work = Work(600, 600)
     assert step_time(sharded, work).generate_s > 1.5 * step_time(grpo, work).generate_s
+    # Or once.
+    once = step_time(replace(sharded, whole=True), work).generate_s
+    assert step_time(grpo, work).generate_s < once < 1.1 * step_time(grpo, work).generate_s
 
 
 def test_evaluation_costs_a_third_of_training_at_most_and_nothing_without_rows() -> None:

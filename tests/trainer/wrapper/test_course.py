@@ -52,8 +52,7 @@ def submitted_model(run: RunSpec) -> Any:
     return load(Path(run.submission_dir), Path(run.model_path))
 
 
-def rescored(run: RunSpec) -> tuple[float, float]:
-    """Base and submission, scored anew on the held-out rows by the validator's metric."""
+def held_out(run: RunSpec) -> HeldOut:
     prepared = sheet_of(run).prepared
     assert prepared.eval_path is not None
     files = PreparedText(
@@ -65,7 +64,12 @@ def rescored(run: RunSpec) -> tuple[float, float]:
         prepared.digest,
         Path(prepared.rewards_dir) if prepared.rewards_dir else None,
     )
-    held = HeldOut.open(run, files, tiny.tokenizer(adds_begin=True))
+    return HeldOut.open(run, files, tiny.tokenizer(adds_begin=True))
+
+
+def rescored(run: RunSpec) -> tuple[float, float]:
+    """Base and submission, scored anew on the held-out rows by the validator's metric."""
+    held = held_out(run)
     base = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
     return held.remember_base(base).value, held.score(submitted_model(run), reference=base).value
 

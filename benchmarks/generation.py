@@ -1,0 +1,50 @@
+"""Generating with a model split over two processes: gathered once, or as the engine does it, for every token.
+
+Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. A random Llama with an adapter, split as
+Axolotl splits it, answers the same prompts with as many tokens in turns: whole on each process (with room for
+a copy and all its states), gathered once (`trainer/generating.py`), and layer by layer. The processes talk
+over gloo, which is slower than NVLink, as the CPU is slower than a card.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from benchmarks.report import Report
+from benchmarks.training_python import told
+
+WAYS = {
+    "whole": "not split (DDP)",
+    "once": "split, gathered once for a generation",
+    "token": "split, gathered for every token: the engine's own way",
+}
+
+
+def run(quick: bool) -> Report:
+    asked = {
+        "layers": 8,
+        "hidden": 256,
+        "rank": 16,
+        "tokens": 16 if quick else 64,
+        "rounds": 3 if quick else 7,
+    }
+    (found,) = told("benchmarks.generation_worker", asked)
+    return report_of(asked, found)
+
+
+def report_of(asked: dict[str, Any], found: dict[str, Any]) -> Report:
+    report = Report(
+        f"A generation of {asked['tokens']} tokens, {asked['layers']} layers and an adapter, two processes",
+        ("way", "s, median", "from", "to", "gathers", "against the engine's own"),
+    )
+    report.data.update(asked=asked, found=found)
+    slow = median(found["seconds"]["token"])
+    for way, name in WAYS.items():
+        seconds = found["seconds"][way]
+        middle = median(seconds)
+        cells = (f"{middle:.3f}", f"{min(seconds):.3f}", f"{max(seconds):.3f}", f"{found['gathers'][way]:,}")
+        report.rows.append((name, *cells, f"{slow / middle:.1f} times as fast"))
+    report.notes.append(f"The same tokens in all three ways: {'yes' if found['same'] else 'NO'}.")
+    report.notes.append("Both processes generate at once, and the slower one's time counts.")
+    return report

@@ -1,0 +1,112 @@
+"""Two processes on the CPU that share a model by FSDP2, and plans for Axolotl runs that do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from core.choices import Parallelism
+from core.plan import TrainingPlan
+from core.plan_parts import FsdpPlan
+from core.run_files import RunSpec
+
+HERE = Path(__file__).parent
+#: For the environment of a run: with them accelerate shards on the CPU as well.
+VARIABLES = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE / 'fsdp_on_cpu'}", "FSDP_ON_CPU": "1"}
+
+
+def sharded(run: RunSpec, *, whole: bool = False) -> RunSpec:
+    """The same with weights split; `whole` where the planner saw room for all of them while it generates."""
+    assert run.plan_path is not None
+    path = Path(run.plan_path)
+    plan = TrainingPlan.from_json(path.read_bytes())
+    changes: dict[str, Any] = {
+        "parallelism": Parallelism.FSDP,
+        "fsdp": FsdpPlan(),
+        "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_weights": whole}),
+    }
+    path.write_text(plan.model_copy(update=changes).to_json(), encoding="utf-8")
+    return run
+
+
+def together(work: Callable[[int], None], world: int = 2) -> None:
+    """`work(rank)`, a function of a test's module, in processes that gloo joins. One that fails fails the
+    test, with all that they said."""
+    named = f"{work.__module__}:{work.__name__}"
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.sharding", named, str(world)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def main(named: str, world: int) -> int:
+    """Imports the stack once and forks: nothing has run in this process that a fork would miss."""
+    module, function = named.split(":")
+    work = getattr(importlib.import_module(module), function)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            _as_rank(work, rank, world, port)
+        children.append(child)
+    ended = [os.waitpid(child, 0)[1] for child in children]
+    return int(any(ended))
+
+
+def _as_rank(work: Callable[[int], None], rank: int, world: int, port: str) -> NoReturn:
+    import torch
+    import torch.distributed as dist
+
+    code = 1
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}
+    os.environ |= {key: str(value) for key, value in named.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    try:
+        torch.set_num_threads(1)
+        # One that goes its own way is waited for by the others, and that ends.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        work(rank)
+        dist.barrier()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def split(model: Any, adapter: bool = False, **how: Any) -> Any:
+    """As Axolotl prepares a model: every layer, with an adapter every matrix of it, and the whole."""
+    from peft.tuners.lora import LoraLayer
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    layers = [one for one in model.modules() if type(one).__name__.endswith("DecoderLayer")]
+    if adapter:
+        for part in (one for one in model.modules() if isinstance(one, LoraLayer)):
+            for matrix in (*part.lora_A.values(), *part.lora_B.values()):
+                fully_shard(matrix, reshard_after_forward=True, **how)
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=True, **how)
+    fully_shard(model, reshard_after_forward=True, **how)
+    register_fsdp_forward_method(model, "generate")
+    return model
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], int(sys.argv[2])))

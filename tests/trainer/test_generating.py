@@ -1,0 +1,203 @@
+"""Generation of sharded models: the same answers, gathered once, and as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from core.evaluation import Era, rules_of
+from tests.trainer import tiny
+from tests.trainer.callbacks.simulated import Simulation, plan_of
+from tests.trainer.sharding import split, together
+from trainer.generating import generate_well, sharded_parts
+from trainer.inputs.rows import PromptRow
+from trainer.scoring.generation import _rounds, sampled
+
+OFFERS = rules_of(Era.OFFERS)
+MOMENTS: list[str] = []
+
+
+@contextmanager
+def moment() -> Iterator[None]:
+    MOMENTS.append("generation")
+    yield
+    MOMENTS.append("over")
+
+
+def adapted(seed: int = 0) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny.model(seed=seed), LoraConfig(r=4, target_modules="all-linear"))
+    torch.manual_seed(5)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    return model.eval()
+
+
+def asked(model: Any, tokens: int) -> torch.Tensor:
+    ids = torch.arange(5, 13).reshape(2, 4)
+    return model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
+        do_sample=False, pad_token_id=4,
+    )  # fmt: skip
+
+
+class Gathers:
+    """How often weights were gathered since."""
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
+
+        self.count, self._plain = 0, module.foreach_all_gather
+        module.foreach_all_gather = self
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.count += 1
+        return self._plain(*arguments, **named)
+
+
+def one_generates_longer_than_the_other(rank: int) -> None:
+    """What each rank generates is what it would have generated alone, and nobody waits for anybody."""
+    tokens = 5 + 12 * rank
+    expected = asked(adapted(), tokens)
+    model = split(adapted(), adapter=True)
+    parts = sharded_parts(model)
+    generate_well(model, True, True, moment)
+    for part in parts:  # somebody else's hooks, before and after FSDP's own
+        part.register_forward_pre_hook(lambda *_: None, prepend=True)
+        part.register_forward_hook(lambda *_: None)
+    hooks = [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts]
+    gathers = Gathers()
+    assert torch.equal(asked(model, tokens), expected)
+    assert gathers.count == len(parts) == 1 + 2 + 2 * 7 * 2
+    assert [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts] == hooks
+    # A pass with gradients after it gathers layer by layer again, and trains.
+    before = {name: weight.full_tensor().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=0.1)
+    model.train()
+    model(
+        input_ids=torch.arange(5, 13).reshape(2, 4), labels=torch.arange(5, 13).reshape(2, 4)
+    ).loss.backward()
+    optimizer.step()
+    assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
+    changed = {
+        name for name, weight in model.named_parameters() if not weight.full_tensor().equal(before[name])
+    }
+    assert changed
+    assert all("lora_" in name for name in changed)
+    again = gathers.count
+    asked(model, 6)
+    assert gathers.count == again + len(parts)
+
+
+def in_bf16_as_accelerate_sets_it(rank: int) -> None:
+    """Base in bf16, adapter in fp32 and computed with in bf16: the same tokens as with FSDP's own casts."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    kinds = torch.bfloat16
+    policy = MixedPrecisionPolicy(param_dtype=kinds, reduce_dtype=kinds, output_dtype=kinds)
+    answers = []
+    for whole in (False, True):
+        model = adapted()
+        for name, weight in model.named_parameters():
+            if "lora_" not in name:
+                weight.data = weight.data.to(kinds)
+        model = split(model, adapter=True, mp_policy=policy)
+        generate_well(model, whole, True, moment)
+        answers.append(asked(model, 24))
+    assert torch.equal(*answers)
+
+
+def no_room_for_all_of_it(rank: int) -> None:
+    """Layer by layer for every token; together, as torch has it, until the last one is done."""
+    tokens = 5 + 12 * rank
+    expected = asked(tiny.model().eval(), tokens)
+    model = split(tiny.model().eval())
+    generate_well(model, False, True, moment)
+    gathers = Gathers()
+    assert torch.equal(asked(model, tokens), expected)
+    assert gathers.count >= 17 * 2
+
+
+class Longer:
+    """In the place of reward functions."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def call(self, place: int, answers: list[str], **columns: Any) -> list[float]:
+        return [float(len(one)) for one in answers]
+
+
+def ranks_with_unequal_shares(rank: int) -> None:
+    """Seven rows in rounds of two: four for one rank, three for the other; long prompts make more passes."""
+    rows = [PromptRow("apples and pears " * (1 + 9 * (place % 2)), None) for place in range(7)]
+    tokenizer, rewards = tiny.tokenizer(), Longer()
+    named: dict[str, Any] = {"rank": rank, "world": 2, "together": 2, "completion": 6, "window": 512}
+    for whole in (True, False):
+        base = tiny.model(seed=3).eval()
+        alone = sampled(tiny.model().eval(), rows, tokenizer, rewards, OFFERS, reference=base, **named)  # type: ignore[arg-type]
+        model = split(tiny.model().eval())
+        generate_well(model, whole, True, moment)
+        found = sampled(model, rows, tokenizer, rewards, OFFERS, reference=split(base), **named)  # type: ignore[arg-type]
+        assert found.rewards == alone.rewards
+        assert (found.kl_prompts, len(found.rewards[0])) == ((4, 8) if rank == 0 else (3, 6))
+        assert found.kl_total == pytest.approx(alone.kl_total, rel=1e-4)
+
+
+def everything(rank: int) -> None:
+    one_generates_longer_than_the_other(rank)
+    in_bf16_as_accelerate_sets_it(rank)
+    no_room_for_all_of_it(rank)
+    ranks_with_unequal_shares(rank)
+
+
+def test_two_ranks() -> None:
+    """One after the other: to import the stack takes most of the time."""
+    together(everything)
+
+
+def test_a_model_of_one_gpu_generates_as_ever_and_is_wrapped_once() -> None:
+    model = tiny.model().eval()
+    expected = asked(model, 6)
+    MOMENTS.clear()
+    generate_well(model, True, True, moment)
+    generate_well(model, True, True, moment)
+    assert torch.equal(asked(model, 6), expected)
+    assert MOMENTS == ["generation", "over"]
+
+
+def test_all_ranks_make_as_many_rounds_and_every_row_counts_once() -> None:
+    for count in range(1, 12):
+        rows = [PromptRow(str(place), None) for place in range(count)]
+        for world in (1, 2, 3, 8):
+            shares = [list(_rounds(rows, rank, world, 2)) for rank in range(world)]
+            assert len({len(share) for share in shares}) == 1
+            assert all(batch for share in shares for batch, _, _ in share)
+            counted = [row for share in shares for batch, _, counts in share if counts for row in batch]
+            assert sorted(row.prompt for row in counted) == sorted(row.prompt for row in rows)
+
+
+def test_a_failure_inside_is_the_generations(tmp_path: Path) -> None:
+    one = Simulation(tmp_path, plan=plan_of(5, 5, 1.0), seconds=100.0, step_s=lambda step: 1.0).session
+    one.moment = "train"
+    model: Any = SimpleNamespace(generate=lambda: None, modules=list)
+    generate_well(model, False, True, one.generating)
+    model.generate()
+    assert one.moment == "train"
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = SimpleNamespace(generate=full, modules=list)
+    generate_well(model, False, True, one.generating)
+    with pytest.raises(torch.OutOfMemoryError):
+        model.generate()
+    assert one.moment == "generation"

@@ -1,0 +1,82 @@
+"""`model.generate` of a training by rewards: failures in it are told as its own, sharded weights gathered.
+
+Sharded (FSDP2) and left alone, every token gathers every layer anew, and with an adapter each of its matrices
+as well; the ranks go on together until the last of them is done. Where a GPU has room for all weights while
+nothing is kept for a backward pass, they are gathered once, and each rank generates for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+#: On a model whose `generate` is ours already.
+MARK = "_god_miner_generates"
+
+
+def generate_well(
+    model: Any, whole: bool, reshard: bool, moment: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """From now on, whoever asks: the engine or our evaluation. `whole`: a GPU has room for all weights;
+    `reshard`: what the plan says of forward passes, and holds again after each generation."""
+    if getattr(model, MARK, False):
+        return
+    plain, parts = model.generate, sharded_parts(model) if whole else []
+
+    @functools.wraps(plain)
+    def generate(*arguments: Any, **named: Any) -> Any:
+        with moment():
+            if not parts:
+                return plain(*arguments, **named)
+            with gathered(parts, reshard):
+                return plain(*arguments, **{**named, "synced_gpus": False})
+
+    model.generate = generate
+    setattr(model, MARK, True)
+
+
+@contextmanager
+def gathered(parts: list[Any], reshard: bool) -> Iterator[None]:
+    """All weights on every GPU. The ranks come in together, and need not leave together."""
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        with unattended([part for part in parts if not any(part.children())]):
+            yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(reshard, recurse=False)
+            part.reshard()
+
+
+@contextmanager
+def unattended(matrices: list[Any]) -> Iterator[None]:
+    """An adapter's matrices are seven hundred parts of a large model. What FSDP does before and after each of
+    them takes longer than multiplying by it, and there is nothing for it to do: the weights are there, and
+    the adapter itself hands on numbers of their kind."""
+    taken = []
+    for part in matrices:
+        state = part._get_fsdp_state()
+        for hooks, handle in (
+            (part._forward_pre_hooks, getattr(state, "_pre_forward_hook_handle", None)),
+            (part._forward_hooks, getattr(state, "_post_forward_hook_handle", None)),
+        ):
+            key = getattr(handle, "id", None)
+            if key in hooks:
+                taken.append((hooks, tuple(hooks), key, hooks.pop(key)))
+    try:
+        yield
+    finally:
+        for hooks, order, key, hook in taken:
+            hooks[key] = hook
+            for one in order:
+                hooks.move_to_end(one)
+
+
+def sharded_parts(model: Any) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in model.modules() if isinstance(part, FSDPModule)]
