@@ -3,7 +3,7 @@
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. `trainer.text --run` starts `accelerate
 launch … axolotl.cli.train` as it does everywhere; two processes talk over gloo, each with all of the model or
 ("2 split") with half of it by FSDP2. Random little Llamas and Qwens, each in every cell. What was submitted
-is loaded with plain transformers and peft, and scored as `god-miner eval` does, on rows that the run never had.
+is loaded with plain transformers and peft, and scored as `god-miner eval` does, on rows that no run had.
 """
 
 from __future__ import annotations
