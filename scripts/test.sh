@@ -22,7 +22,7 @@ echo "== the daemon's tests, beside those of the training stack; their output co
 "$bin/python" -m pytest >"$log" 2>&1 &
 daemon=$!
 # The daemon's tests watch clocks; these only compute.
-nice -n 10 "$training" scripts/training_tests.py "$bin/../training-tests"
+nice -n 19 "$training" scripts/training_tests.py "$bin/../training-tests"
 failed=$?
 echo "== the daemon's tests"
 tail -n +1 -f --pid="$daemon" "$log"

@@ -14,8 +14,8 @@ from typing import Any
 
 from axolotl.integrations.base import BasePlugin
 
-from core.choices import EvalMetric
-from core.evaluation import GRPO_GENERATIONS
+from core.choices import EvalMetric, Parallelism
+from core.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
 from core.plan import TrainingPlan
 from core.tasks import TaskType
 from trainer import axolotl_patches
@@ -163,8 +163,12 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _prompts(plan: TrainingPlan) -> int:
-    """An evaluation generates no more completions at once than a step of the training does."""
-    return max(min(plan.batch.micro * plan.batch.accumulation // GRPO_GENERATIONS, PROMPTS), 1)
+    """Sharded, an evaluation generates no more tokens at once than a step of the training does: its ranks can
+    not take halves where memory runs out, as one that has all of the model does."""
+    if plan.parallelism is not Parallelism.FSDP:
+        return PROMPTS
+    tokens = plan.batch.micro * plan.batch.accumulation * (plan.sequence.completion_limit or GRPO_COMPLETION)
+    return max(min(tokens // (GRPO_GENERATIONS * GRPO_COMPLETION), PROMPTS), 1)
 
 
 def _average(plan: TrainingPlan, trainer: Any, report: Report) -> MovingAverage | None:

@@ -21,31 +21,37 @@ def generate_well(
 ) -> None:
     """From now on, whoever asks: the engine or our evaluation. `whole`: a GPU has room for all weights;
     `reshard`: what the plan says of forward passes, and holds again after each generation."""
-    if getattr(model, MARK, False):
+    inner = getattr(model, "_orig_mod", model)
+    if getattr(inner, MARK, False):
         return
-    plain, parts = model.generate, sharded_parts(model) if whole else []
+    if inner is not model:
+        # Compiled, it is no part of FSDP's to whoever registers generating with it: the engine does in vain.
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        register_fsdp_forward_method(inner, "generate")
+    plain = inner.generate
+    parts, matrices = (sharded_parts(inner), adapter_matrices(inner)) if whole else ([], [])
 
     @functools.wraps(plain)
     def generate(*arguments: Any, **named: Any) -> Any:
         with moment():
             if not parts:
                 return plain(*arguments, **named)
-            with gathered(parts, reshard):
+            with gathered(parts, reshard), unattended(matrices):
                 return plain(*arguments, **{**named, "synced_gpus": False})
 
-    model.generate = generate
-    setattr(model, MARK, True)
+    inner.generate = generate
+    setattr(inner, MARK, True)
 
 
 @contextmanager
 def gathered(parts: list[Any], reshard: bool) -> Iterator[None]:
     """All weights on every GPU. The ranks come in together, and need not leave together."""
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
     try:
-        with unattended([part for part in parts if not any(part.children())]):
-            yield
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        yield
     finally:
         for part in parts:
             part.set_reshard_after_forward(reshard, recurse=False)
@@ -80,3 +86,18 @@ def sharded_parts(model: Any) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in model.modules() if isinstance(part, FSDPModule)]
+
+
+def adapter_matrices(model: Any) -> list[Any]:
+    """Those that are parts of their own, as Axolotl makes them. Other parts without children, such as norms
+    in fp32, have numbers of another kind than what is around them, which FSDP sees to."""
+    from peft.tuners.lora import LoraLayer
+    from torch.distributed.fsdp import FSDPModule
+
+    return [
+        matrix
+        for layer in model.modules()
+        if isinstance(layer, LoraLayer)
+        for matrix in (*layer.lora_A.values(), *layer.lora_B.values())
+        if isinstance(matrix, FSDPModule)
+    ]

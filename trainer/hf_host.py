@@ -86,10 +86,9 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
     def _before_generating(self) -> None:
         """Only now is the model wrapped as it will be trained."""
         plan = self.session.plan
-        if plan.grpo is None or plan.grpo.vllm:
-            return
-        reshard = plan.fsdp is None or plan.fsdp.reshard_after_forward
-        generate_well(self.host.trainer.model, plan.grpo.whole_weights, reshard, self.session.generating)
+        if plan.grpo is not None:
+            whole, reshard = plan.grpo.whole_weights, plan.fsdp is None or plan.fsdp.reshard_after_forward
+            generate_well(self.host.trainer.model, whole, reshard, self.session.generating)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Right before the engine asks the schedule for the next rate."""

@@ -1,10 +1,10 @@
 """After an attempt that ran out of memory: the next plan, one rung down.
 
-The rungs, in order: what helps only where it happened (evaluate fewer rows at once; generate with the weights
-gathered layer by layer, then fewer completions), halve the micro batch and double the accumulation,
-checkpointing, shorter sequences (pictures: fewer pixels), the GPUs for itself alone, more GPUs.
-The effective batch is kept. Sequences are left alone where the memory model says that cutting
-them saves next to nothing: weights and optimizer states do not get smaller by it.
+The rungs, in order. In an evaluation: fewer rows at once. While it generates: weights gathered layer by
+layer, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
+checkpointing. For all: shorter sequences (pictures: fewer pixels), the GPUs for itself alone, more GPUs. The
+effective batch is kept but for the completions. Sequences are left alone where the memory model says that
+cutting them saves next to nothing: weights and optimizer states do not get smaller by it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from core.tasks import TaskType
 SHORTEST = 256
 #: A rung is worth an attempt when the model says it saves at least this part.
 WORTH = 0.03
+#: What the rung that gives it up is called.
+WHOLE = "grpo.whole_weights"
 
 
 def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
@@ -39,7 +41,9 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
     if failure.moment == "evaluation" and setup.eval_micro > 1:
         half = setup.eval_micro // 2
         return Rung(vary(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
-    for step in (_layer_by_layer, _fewer_completions, _smaller_batch, _checkpointing):
+    # What is generated knows nothing of micro batches, and keeps nothing for a backward pass.
+    generating = (_layer_by_layer, _fewer_completions)
+    for step in generating if failure.moment == "generation" else (_smaller_batch, _checkpointing):
         if rung := step(plan, setup, failure):
             return rung
     for step in (_shorter, _smaller_pictures):
@@ -53,9 +57,9 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
 
 def _layer_by_layer(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     """All weights at once did not leave enough for what is generated."""
-    if not setup.whole or failure.moment != "generation":
+    if not setup.whole:
         return None
-    return Rung(vary(setup, whole=False), "grpo.whole_weights", True, False)
+    return Rung(vary(setup, whole=False), WHOLE, True, False)
 
 
 def _smaller_batch(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
@@ -75,7 +79,7 @@ def _checkpointing(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Ru
 def _fewer_completions(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     """GRPO generates a step's completions together, whatever the micro batch."""
     together, least = setup.micro * setup.accumulation, setup.generations * setup.world
-    if setup.task is not TaskType.GRPO or failure.moment != "generation" or together // 2 < least:
+    if setup.task is not TaskType.GRPO or together // 2 < least:
         return None
     half = together // 2 // least * least
     micro = largest_divisor(half, setup.micro)
@@ -123,8 +127,11 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
         optimizer=SHARDABLE.get(setup.optimizer, setup.optimizer),
         micro=micro,
         accumulation=per_gpu // micro,
+        whole=False,
     )
-    if fits(whole := vary(wider, whole=wider.gathers_to_generate), plan.memory.budget_bytes):
+    whole = vary(wider, whole=wider.gathers_to_generate)
+    tried = any(step.startswith(WHOLE) for step in plan.oom_steps)
+    if not tried and fits(whole, plan.memory.budget_bytes):
         wider = whole
     return Rung(wider, "gpus", setup.world, count)
 

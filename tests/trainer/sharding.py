@@ -91,7 +91,7 @@ def _as_rank(work: Callable[[int], None], rank: int, world: int, port: str) -> N
     os._exit(code)
 
 
-def split(model: Any, adapter: bool = False, **how: Any) -> Any:
+def split(model: Any, adapter: bool = False, registered: bool = True, **how: Any) -> Any:
     """As Axolotl prepares a model: every layer, with an adapter every matrix of it, and the whole."""
     from peft.tuners.lora import LoraLayer
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -104,7 +104,8 @@ def split(model: Any, adapter: bool = False, **how: Any) -> Any:
     for layer in layers:
         fully_shard(layer, reshard_after_forward=True, **how)
     fully_shard(model, reshard_after_forward=True, **how)
-    register_fsdp_forward_method(model, "generate")
+    if registered:
+        register_fsdp_forward_method(model, "generate")
     return model
 
 

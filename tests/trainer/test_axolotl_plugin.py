@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from core.choices import Parallelism
 from core.plan_parts import EmaPlan
 from core.progress import NoteEvent, events_in
 from core.tasks import TaskType
+from tests.core.recipes.cases import text_plan
 from tests.trainer.runs import planned
-from trainer.axolotl_plugin import _average
+from trainer.axolotl_plugin import _average, _prompts
 from trainer.callbacks.report import Report
 
 
@@ -26,3 +29,22 @@ def test_a_sharded_model_has_no_moving_average_and_the_operator_is_told(tmp_path
     assert "sharded" in line.event.text
     trainer.is_fsdp_enabled = False
     assert _average(plan, trainer, Report(None)) is not None
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "micro", "completion", "prompts"),
+    [
+        (Parallelism.DDP, 1, 256, 16),  # runs out and goes on in halves
+        (Parallelism.FSDP, 8, 256, 16),
+        (Parallelism.FSDP, 1, 256, 2),
+        (Parallelism.FSDP, 8, 64, 4),
+        (Parallelism.FSDP, 1, 16, 1),
+    ],
+)
+def test_ranks_that_share_a_model_generate_no_more_at_once_than_in_a_step(
+    parallelism: Parallelism, micro: int, completion: int, prompts: int
+) -> None:
+    plan = text_plan(TaskType.GRPO, parallelism=parallelism, gpus=2)
+    batch = plan.batch.model_copy(update={"micro": micro, "accumulation": 4})
+    sequence = plan.sequence.model_copy(update={"completion_limit": completion})
+    assert _prompts(plan.model_copy(update={"batch": batch, "sequence": sequence})) == prompts

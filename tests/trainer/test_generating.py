@@ -75,8 +75,10 @@ def one_generates_longer_than_the_other(rank: int) -> None:
         part.register_forward_hook(lambda *_: None)
     hooks = [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts]
     gathers = Gathers()
+    assert kept(parts) == [False] * len(parts)
     assert torch.equal(asked(model, tokens), expected)
     assert gathers.count == len(parts) == 1 + 2 + 2 * 7 * 2
+    assert kept(parts) == [False] * len(parts)
     assert [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts] == hooks
     # A pass with gradients after it gathers layer by layer again, and trains.
     before = {name: weight.full_tensor().clone() for name, weight in model.named_parameters()}
@@ -95,6 +97,62 @@ def one_generates_longer_than_the_other(rank: int) -> None:
     again = gathers.count
     asked(model, 6)
     assert gathers.count == again + len(parts)
+    # A failure, as of memory that runs out, leaves all as it was too.
+    with pytest.raises(ValueError, match="no_such_option"):
+        model.generate(no_such_option=1)
+    assert kept(parts) == [False] * len(parts)
+    assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
+
+
+def weights_stay_after_a_pass_where_the_plan_says_so(rank: int) -> None:
+    model = split(adapted(), adapter=True)
+    parts = sharded_parts(model)
+    model.set_reshard_after_forward(False)
+    generate_well(model, True, False, moment)
+    asked(model, 5)
+    assert kept(parts) == [True] * len(parts)
+    assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
+
+
+def compiled_it_generates_as_well(rank: int) -> None:
+    """Whoever registers generating with FSDP finds no part of it in the compiled model's wrapper."""
+    expected = asked(adapted(), 9)
+    for whole in (True, False):
+        model = torch.compile(split(adapted(), adapter=True, registered=False))
+        generate_well(model, whole, True, moment)
+        assert torch.equal(asked(model, 9), expected)
+        ids = torch.arange(5, 13).reshape(2, 4)
+        model._orig_mod(input_ids=ids, labels=ids).loss.backward()
+
+
+def norms_in_fp32_keep_their_casts(rank: int) -> None:
+    """A part without children that is no adapter's matrix."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half, single = torch.bfloat16, torch.float32
+    answers = []
+    for whole in (False, True):
+        model = adapted().to(half)
+        for name, part in model.named_modules():
+            if name.endswith("norm"):
+                part.to(single)
+                own = MixedPrecisionPolicy(param_dtype=single, reduce_dtype=single, output_dtype=half)
+                fully_shard(part, mp_policy=own)
+        model = split(
+            model, adapter=True, mp_policy=MixedPrecisionPolicy(param_dtype=half, output_dtype=half)
+        )
+        generate_well(model, whole, True, moment)
+        answers.append(asked(model, 12))
+    assert torch.equal(*answers)
+
+
+def kept(parts: list[Any]) -> list[bool]:
+    """Of each part, whether its weights stay gathered after a forward pass."""
+    return [
+        group.post_forward_mesh_info is None
+        for part in parts
+        for group in part._get_fsdp_state()._fsdp_param_groups
+    ]
 
 
 def in_bf16_as_accelerate_sets_it(rank: int) -> None:
@@ -154,6 +212,9 @@ def ranks_with_unequal_shares(rank: int) -> None:
 
 def everything(rank: int) -> None:
     one_generates_longer_than_the_other(rank)
+    weights_stay_after_a_pass_where_the_plan_says_so(rank)
+    compiled_it_generates_as_well(rank)
+    norms_in_fp32_keep_their_casts(rank)
     in_bf16_as_accelerate_sets_it(rank)
     no_room_for_all_of_it(rank)
     ranks_with_unequal_shares(rank)

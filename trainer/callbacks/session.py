@@ -124,7 +124,7 @@ class Session:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """A failure inside is the generation's: the next attempt answers fewer prompts at once."""
+        """A failure inside is the generation's, which another attempt than one of a step's can mend."""
         before, self.moment = self.moment, "generation"
         yield
         self.moment = before

@@ -15,7 +15,15 @@ from trainer.inputs.rows import PromptRow
 from trainer.inputs.tokens import Tokenizer, encode
 from trainer.sandbox import Rewards
 from trainer.scoring.batches import batch_tokens, share
-from trainer.scoring.forward import divergence, predicted, scoring, unwrapped, vocabulary, without_adapter
+from trainer.scoring.forward import (
+    divergence,
+    in_halves,
+    predicted,
+    scoring,
+    unwrapped,
+    vocabulary,
+    without_adapter,
+)
 
 #: Prompts that are answered together, each `GRPO_GENERATIONS` times.
 PROMPTS = 16
@@ -51,7 +59,14 @@ def sampled(
     model = unwrapped(model)
     found: list[list[float]] = [[] for _ in range(len(rewards))]
     for batch, seed, counts in _rounds(rows, rank, world, together):
-        answers = completions(model, [row.prompt for row in batch], tokenizer, rules, completion, seed)
+        prompts = [row.prompt for row in batch]
+
+        def answered(places: list[int], prompts: list[str] = prompts, seed: int = seed) -> list[str]:
+            asked = [prompts[place] for place in places]
+            return completions(model, asked, tokenizer, rules, completion, seed + places[0])
+
+        parts = in_halves(model, list(range(len(prompts))), answered)
+        answers = [answer for _, part in parts for answer in part]
         if not counts:
             continue
         asked = [row for row in batch for _ in range(GRPO_GENERATIONS)]

@@ -76,8 +76,13 @@ class _ModelFetch:
         self._cache.claim(listing.model, selection.bytes)
         with _telling(folder, selection.bytes, self._tell):
             self._fetch_all(listing, selection, folder)
-        for name in sizes(folder).keys() - selection.paths:
+        there = sizes(folder).keys()
+        for name in there - selection.paths:
             (folder / name).unlink()  # of an earlier try that wanted something else
+        if lost := sorted(selection.paths - there):
+            raise StepFailed(
+                EndReason.LOST, f"{', '.join(lost)}: fetched, and gone from {folder} before all was there"
+            )
         path = folder / selection.single if selection.single else folder
         checked_facts(path, listing.model, self._order.image_type)
         return self._cache.commit(listing.model, listing.commit, {"single": selection.single})

@@ -117,6 +117,11 @@ def test_generation_first_does_without_all_weights_at_once_then_with_fewer_compl
     third = next_after_oom(second, OutOfMemory(moment="generation"))
     assert third is not None
     assert third.oom_steps[-1].startswith("effective_batch_size")
+    # Micro batches and checkpointing change nothing about what is generated; more cards do, layer by layer.
+    rest = _ladder(third, moment="generation", available=8)[1:]
+    assert {one.oom_steps[-1].split()[0] for one in rest} <= {"effective_batch_size", "sequence_len", "gpus"}
+    assert rest[-1].gpus.count == 8
+    assert not any(one.grpo is None or one.grpo.whole_weights for one in rest)
     in_a_step = next_after_oom(first, OutOfMemory(moment="train"))
     assert in_a_step is not None
     assert in_a_step.oom_steps[-1].startswith("micro_batch_size")

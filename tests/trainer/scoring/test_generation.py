@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,3 +72,23 @@ def test_rewards_are_asked_about_every_completion_with_its_rows_data(tmp_path: P
     assert found.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
     assert found.kl_prompts == 3
     assert math.isclose(found.kl_total, 0.0, abs_tol=1e-4)
+
+
+def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(tmp_path: Path) -> None:
+    source = "def f(completions, **kwargs): return [float(len(one)) for one in completions]"
+    rewards = Rewards.open(write_rewards(task(source), tmp_path) / TABLE)
+    rows = [PromptRow(f"{prompt} {place}", None) for place in range(2) for prompt in PROMPTS]
+    model, sizes = tiny.model(), []
+    plain = model.generate
+
+    def generate(**named: Any) -> Any:
+        sizes.append(len(named["input_ids"]))
+        if sizes[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(**named)
+
+    model.generate = generate
+    found = sampled(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    rewards.close()
+    assert sizes == [6, 3, 1, 2, 3, 1, 2]
+    assert len(found.rewards[0]) == GRPO_GENERATIONS * len(rows)

@@ -12,6 +12,7 @@ import pytest
 from core.models import Family
 from core.tasks import ImageModelType
 from miner.jobs.inputs import locks, model_files
+from miner.jobs.inputs import model_fetch as module
 from miner.jobs.inputs.cache import ModelCache
 from miner.jobs.inputs.model_fetch import fetch_model
 from miner.jobs.inputs.words import ModelDone, ModelOrder, Patience
@@ -158,6 +159,23 @@ def test_an_operators_own_copy_is_only_looked_at(hub: Hub, cache: ModelCache, tm
         (tmp_path / name).write_bytes(content)
     assert get(hub, cache, own=tmp_path).path == tmp_path
     assert hub.requests == []
+
+
+def test_a_file_that_somebody_removes_before_all_is_there_leaves_no_half_model(
+    hub: Hub, cache: ModelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = module._ModelFetch._fetch_all
+
+    def robbed(self: module._ModelFetch, listing: Any, selection: Any, folder: Path) -> None:
+        fetched(self, listing, selection, folder)
+        (folder / "tokenizer.json").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._ModelFetch, "_fetch_all", robbed)
+        caught = failure(hub, cache)
+    assert caught.reason is EndReason.LOST
+    assert "tokenizer.json: fetched, and gone from" in str(caught)
+    assert names(get(hub, cache).path) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 def test_several_at_once_fetch_it_once(hub: Hub, cache: ModelCache, monkeypatch: pytest.MonkeyPatch) -> None:
