@@ -29,6 +29,7 @@ NAMES = (
     "deadlines",
     "end_to_end",
     "generation",
+    "sharded_step",
 )
 
 

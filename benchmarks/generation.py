@@ -22,29 +22,23 @@ WAYS = {
 
 
 def run(quick: bool) -> Report:
-    asked = {
-        "layers": 8,
-        "hidden": 256,
-        "rank": 16,
-        "tokens": 16 if quick else 64,
-        "rounds": 3 if quick else 7,
-    }
-    (found,) = told("benchmarks.generation_worker", asked)
-    return report_of(asked, found)
+    tokens, rounds = (16, 3) if quick else (64, 7)
+    what = {"layers": 8, "hidden": 256, "rank": 16, "tokens": tokens, "rounds": rounds}
+    title = f"A generation of {tokens} tokens, 8 layers and an adapter, two processes"
+    return measured("generation", what, WAYS, title)
 
 
-def report_of(asked: dict[str, Any], found: dict[str, Any]) -> Report:
-    report = Report(
-        f"A generation of {asked['tokens']} tokens, {asked['layers']} layers and an adapter, two processes",
-        ("way", "s, median", "from", "to", "gathers", "against the engine's own"),
-    )
+def measured(what: str, asked: dict[str, Any], ways: dict[str, str], title: str) -> Report:
+    """The last of the ways is the engine's own."""
+    (found,) = told("benchmarks.sharding_worker", {"what": what, **asked})
+    report = Report(title, ("way", "s, median", "from", "to", "gathers", "against the engine's own"))
     report.data.update(asked=asked, found=found)
-    slow = median(found["seconds"]["token"])
-    for way, name in WAYS.items():
+    slow = median(found["seconds"][list(ways)[-1]])
+    for way, name in ways.items():
         seconds = found["seconds"][way]
         middle = median(seconds)
         cells = (f"{middle:.3f}", f"{min(seconds):.3f}", f"{max(seconds):.3f}", f"{found['gathers'][way]:,}")
         report.rows.append((name, *cells, f"{slow / middle:.1f} times as fast"))
-    report.notes.append(f"The same tokens in all three ways: {'yes' if found['same'] else 'NO'}.")
-    report.notes.append("Both processes generate at once, and the slower one's time counts.")
+    report.notes.append(f"The same results in all of them: {'yes' if found['same'] else 'NO'}.")
+    report.notes.append("Both processes work at once, and the slower one's time counts.")
     return report

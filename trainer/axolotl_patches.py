@@ -16,6 +16,7 @@ def apply() -> None:
     keep_vocabulary()
     read_text_only()
     find_every_linear()
+    shard_by_layer()
 
 
 def keep_vocabulary() -> None:
@@ -60,6 +61,32 @@ def linear_names(model: Any) -> list[str]:
     ]
     language = [name for name in found if LANGUAGE in name.split(".")]
     return language if _also_sees(model) else sorted({name.rpartition(".")[2] for name in found})
+
+
+def shard_by_layer() -> None:
+    """Under FSDP2 every matrix of an adapter would be a part of its own: 448 more of them for an 8B model,
+    each gathered in every pass. torch gathers what is frozen in bf16 and what is trained in fp32 together
+    today, so an adapter goes with its layer."""
+    module: Any = importlib.import_module("axolotl.monkeypatch.accelerate.fsdp2")
+    apart = module._process_lora_module_for_fsdp
+
+    def with_its_layer(part: Any, how: dict[str, Any]) -> bool:
+        return False if goes_with_its_layer(part) else bool(apart(part, how))
+
+    module._process_lora_module_for_fsdp = with_its_layer
+
+
+def goes_with_its_layer(part: Any) -> bool:
+    """A linear layer's, on plain numbers. Quantised ones are left to who knows them, and so are those of
+    embeddings and with magnitudes."""
+    torch = importlib.import_module("torch")
+    base = getattr(part, "base_layer", None)
+    weight = getattr(base, "weight", None)
+    if weight is None or type(weight) is not torch.nn.Parameter or not weight.is_floating_point():
+        return False
+    bias = getattr(base, "bias", None)
+    others = (part.lora_embedding_A, part.lora_embedding_B, part.lora_magnitude_vector)
+    return bool(part.lora_A) and not any(map(len, others)) and (bias is None or bias.dtype == weight.dtype)
 
 
 def freeze_senses(model: Any) -> int:

@@ -1,8 +1,8 @@
 """`model.generate` of a training by rewards: failures in it are told as its own, sharded weights gathered.
 
-Sharded (FSDP2) and left alone, every token gathers every layer anew, and with an adapter each of its matrices
-as well; the ranks go on together until the last of them is done. Where a GPU has room for all weights while
-nothing is kept for a backward pass, they are gathered once, and each rank generates for itself.
+Sharded (FSDP2) and left alone, every token gathers every layer anew, and the ranks go on together until the
+last of them is done. Where a GPU has room for all weights while nothing is kept for a backward pass, they are
+gathered once, and each rank generates for itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def generate_well(
 
         register_fsdp_forward_method(inner, "generate")
     plain = inner.generate
-    parts, matrices = (sharded_parts(inner), adapter_matrices(inner)) if whole else ([], [])
+    parts = sharded_parts(inner) if whole else []
 
     @functools.wraps(plain)
     def generate(*arguments: Any, **named: Any) -> Any:
         with moment():
             if not parts:
                 return plain(*arguments, **named)
-            with gathered(parts, reshard), unattended(matrices):
+            with gathered(parts, reshard):
                 return plain(*arguments, **{**named, "synced_gpus": False})
 
     inner.generate = generate
@@ -58,46 +58,7 @@ def gathered(parts: list[Any], reshard: bool) -> Iterator[None]:
             part.reshard()
 
 
-@contextmanager
-def unattended(matrices: list[Any]) -> Iterator[None]:
-    """An adapter's matrices are seven hundred parts of a large model. What FSDP does before and after each of
-    them takes longer than multiplying by it, and there is nothing for it to do: the weights are there, and
-    the adapter itself hands on numbers of their kind."""
-    taken = []
-    for part in matrices:
-        state = part._get_fsdp_state()
-        for hooks, handle in (
-            (part._forward_pre_hooks, getattr(state, "_pre_forward_hook_handle", None)),
-            (part._forward_hooks, getattr(state, "_post_forward_hook_handle", None)),
-        ):
-            key = getattr(handle, "id", None)
-            if key in hooks:
-                taken.append((hooks, tuple(hooks), key, hooks.pop(key)))
-    try:
-        yield
-    finally:
-        for hooks, order, key, hook in taken:
-            hooks[key] = hook
-            for one in order:
-                hooks.move_to_end(one)
-
-
 def sharded_parts(model: Any) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in model.modules() if isinstance(part, FSDPModule)]
-
-
-def adapter_matrices(model: Any) -> list[Any]:
-    """Those that are parts of their own, as Axolotl makes them. Other parts without children, such as norms
-    in fp32, have numbers of another kind than what is around them, which FSDP sees to."""
-    from peft.tuners.lora import LoraLayer
-    from torch.distributed.fsdp import FSDPModule
-
-    return [
-        matrix
-        for layer in model.modules()
-        if isinstance(layer, LoraLayer)
-        for matrix in (*layer.lora_A.values(), *layer.lora_B.values())
-        if isinstance(matrix, FSDPModule)
-    ]

@@ -17,6 +17,7 @@ from core.choices import Parallelism
 from core.plan import TrainingPlan
 from core.plan_parts import FsdpPlan
 from core.run_files import RunSpec
+from tests.trainer import tiny
 
 HERE = Path(__file__).parent
 #: For the environment of a run: with them accelerate shards on the CPU as well.
@@ -107,6 +108,33 @@ def split(model: Any, adapter: bool = False, registered: bool = True, **how: Any
     if registered:
         register_fsdp_forward_method(model, "generate")
     return model
+
+
+def adapted(seed: int = 0) -> Any:
+    """A little Llama with an adapter that does something, the same on every rank."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny.model(seed=seed), LoraConfig(r=4, target_modules="all-linear"))
+    torch.manual_seed(5)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    return model.eval()
+
+
+class Gathers:
+    """How often weights were gathered since."""
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
+
+        self.count, self._plain = 0, module.foreach_all_gather
+        module.foreach_all_gather = self
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.count += 1
+        return self._plain(*arguments, **named)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import torch
 
 from tests.trainer import odd_models
-from trainer.axolotl_patches import freeze_senses, linear_names
+from tests.trainer.fsdp_on_cpu.sitecustomize import shard
+from tests.trainer.sharding import adapted, together
+from trainer.axolotl_patches import freeze_senses, goes_with_its_layer, linear_names, shard_by_layer
+from trainer.generating import sharded_parts
 
 
 def test_lora_on_all_linear_layers_finds_those_of_gpt2() -> None:
@@ -44,3 +50,63 @@ def test_of_a_model_that_only_reads_everything_is_trained() -> None:
     model = odd_models.mixture()
     assert freeze_senses(model) == 0
     assert all(one.requires_grad for one in model.parameters())
+
+
+def an_adapter_goes_with_its_layer(rank: int) -> None:
+    """Axolotl's own preparation, with its parts and with ours: the same steps from fewer of them."""
+    axolotl: Any = importlib.import_module("axolotl.monkeypatch.accelerate.fsdp2")
+    accelerator = an_accelerator()
+    ids = torch.arange(5, 21).reshape(2, 8) + rank
+    learned = []
+    for parts in (1 + 2 + 2 * 7 * 2, 1 + 2):
+        base = adapted()
+        for name, weight in base.named_parameters():
+            if "lora_" not in name:
+                weight.data = weight.data.bfloat16()
+        model = axolotl.fsdp2_prepare_model(accelerator, base).train()
+        assert len(sharded_parts(model)) == parts
+        optimizer = torch.optim.AdamW((one for one in model.parameters() if one.requires_grad), lr=1e-3)
+        for _ in range(3):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained = {name: one.full_tensor() for name, one in model.named_parameters() if one.requires_grad}
+        assert len(trained) == 2 * 7 * 2
+        assert all(one.dtype == torch.float32 for one in trained.values())
+        learned.append(trained)
+        shard_by_layer()
+    for name, one in learned[0].items():
+        torch.testing.assert_close(learned[1][name], one, rtol=1e-4, atol=1e-5)
+
+
+def an_accelerator() -> Any:
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    shard(importlib.import_module("accelerate.state"))
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+        mixed_precision_policy="bf16",
+    )
+    return Accelerator(fsdp_plugin=plugin, cpu=True)
+
+
+def test_fewer_parts_take_the_same_steps() -> None:
+    together(an_adapter_goes_with_its_layer)
+
+
+def test_what_is_quantised_or_no_linear_layer_is_left_to_axolotl() -> None:
+    from peft.tuners.lora import LoraLayer
+
+    parts = [part for part in adapted().modules() if isinstance(part, LoraLayer)]
+    assert len(parts) == 14
+    assert all(map(goes_with_its_layer, parts))
+    one, other, third, fourth = parts[:4]
+    one.base_layer.weight = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    other.base_layer.bias = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))
+    third.lora_embedding_A["default"] = torch.nn.Parameter(torch.zeros(4, 8))
+    fourth.lora_magnitude_vector["default"] = torch.nn.Linear(1, 1)
+    assert not any(map(goes_with_its_layer, parts[:4]))

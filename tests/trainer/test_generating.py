@@ -14,7 +14,7 @@ import torch
 from core.evaluation import Era, rules_of
 from tests.trainer import tiny
 from tests.trainer.callbacks.simulated import Simulation, plan_of
-from tests.trainer.sharding import split, together
+from tests.trainer.sharding import Gathers, adapted, split, together
 from trainer.generating import generate_well, sharded_parts
 from trainer.inputs.rows import PromptRow
 from trainer.scoring.generation import _rounds, sampled
@@ -30,37 +30,12 @@ def moment() -> Iterator[None]:
     MOMENTS.append("over")
 
 
-def adapted(seed: int = 0) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(tiny.model(seed=seed), LoraConfig(r=4, target_modules="all-linear"))
-    torch.manual_seed(5)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.2)
-    return model.eval()
-
-
 def asked(model: Any, tokens: int) -> torch.Tensor:
     ids = torch.arange(5, 13).reshape(2, 4)
     return model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
         do_sample=False, pad_token_id=4,
     )  # fmt: skip
-
-
-class Gathers:
-    """How often weights were gathered since."""
-
-    def __init__(self) -> None:
-        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
-
-        self.count, self._plain = 0, module.foreach_all_gather
-        module.foreach_all_gather = self
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.count += 1
-        return self._plain(*arguments, **named)
 
 
 def one_generates_longer_than_the_other(rank: int) -> None:
@@ -70,16 +45,11 @@ def one_generates_longer_than_the_other(rank: int) -> None:
     model = split(adapted(), adapter=True)
     parts = sharded_parts(model)
     generate_well(model, True, True, moment)
-    for part in parts:  # somebody else's hooks, before and after FSDP's own
-        part.register_forward_pre_hook(lambda *_: None, prepend=True)
-        part.register_forward_hook(lambda *_: None)
-    hooks = [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts]
     gathers = Gathers()
     assert kept(parts) == [False] * len(parts)
     assert torch.equal(asked(model, tokens), expected)
     assert gathers.count == len(parts) == 1 + 2 + 2 * 7 * 2
     assert kept(parts) == [False] * len(parts)
-    assert [(list(part._forward_pre_hooks), list(part._forward_hooks)) for part in parts] == hooks
     # A pass with gradients after it gathers layer by layer again, and trains.
     before = {name: weight.full_tensor().clone() for name, weight in model.named_parameters()}
     optimizer = torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=0.1)

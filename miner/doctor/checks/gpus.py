@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 from miner.doctor.examine import Check, Surroundings
 from miner.doctor.finding import Finding, fail, ok, warn
-from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.build import look_once
 from miner.fleet.local import Stock
 
 #: The first look of a driver that wakes its cards for it.
@@ -17,18 +15,8 @@ LIMIT_SECONDS = 40.0
 
 
 def run(surroundings: Surroundings) -> Iterator[Finding]:
-    settings = surroundings.settings
-    fleet = build_fleet(settings, time.time)
-    inventory = build_inventory(settings, fleet, lambda *_, **__: None, time.time)
-
-    async def look() -> None:
-        try:
-            await inventory.look()
-        finally:
-            await inventory.stop()
-
-    asyncio.run(look())
-    yield from judged(fleet.stock, inventory.source_name)
+    fleet, source = look_once(surroundings.settings)
+    yield from judged(fleet.stock, source)
 
 
 def judged(stock: Stock, source: str) -> Iterator[Finding]:

@@ -31,13 +31,13 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/nonexistent", **(more or {})}
 
 
-def started(run: RunSpec) -> subprocess.Popen[str]:
+def started(run: RunSpec, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     path = Path(run.work_dir).parent / "run.json"
     path.write_text(run.to_json(), encoding="utf-8")
-    with (path.parent / "log").open("w") as log:
+    with (path.parent / "log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.text", "--run", str(path)],
-            env=environment(),
+            env=environment(more),
             cwd=path.parent,
             stdout=log,
             stderr=subprocess.STDOUT,

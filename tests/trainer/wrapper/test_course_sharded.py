@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,21 +16,7 @@ from core.tasks import TaskType
 from tests.trainer.sharding import VARIABLES, sharded
 from tests.trainer.tasks import ENDLESS, planned, task, write_profile
 from tests.trainer.wrapper.test_course import events, held_out, submitted_model
-from tests.trainer.wrapper.test_course_launches import PATIENCE, log_of, result_of, until_submitted
-
-
-def started(run: RunSpec) -> subprocess.Popen[str]:
-    path = Path(run.work_dir).parent / "run.json"
-    path.write_text(run.to_json(), encoding="utf-8")
-    with (path.parent / "log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer.text", "--run", str(path)],
-            env={**os.environ, "HOME": "/nonexistent", **VARIABLES},
-            cwd=path.parent,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+from tests.trainer.wrapper.test_course_launches import PATIENCE, log_of, result_of, started, until_submitted
 
 
 def really_sharded(run: RunSpec) -> bool:
@@ -45,7 +28,7 @@ def test_a_sharded_training_submits_stops_and_is_resumed(tmp_path: Path) -> None
     profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)
     run = planned(task(tmp_path, TaskType.INSTRUCT, 900), profile, processes=2, method=Method.FULL)
     run = sharded(run)
-    child = started(run)
+    child = started(run, VARIABLES)
     until_submitted(run, child)
     child.terminate()
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
@@ -64,7 +47,7 @@ def test_a_sharded_training_submits_stops_and_is_resumed(tmp_path: Path) -> None
     seen, now = len(list(events(run))), time.time()
     again = {"began_at": now, "end_by": now + 880, "deadline_at": now + 900, "resume_from": str(checkpoint)}
     run = run.model_copy(update=again)
-    child = started(run)
+    child = started(run, VARIABLES)
     until = time.time() + PATIENCE
     while not (steps := _steps(run, seen)):
         assert child.poll() is None, log_of(run)
@@ -90,7 +73,7 @@ def test_a_sharded_training_by_rewards_is_judged_as_the_whole_model_is(tmp_path:
     run = task(tmp_path, TaskType.GRPO, 900)
     profile = write_profile(tmp_path / "profile.yaml", targets={"max_steps": 8, "val_rows_max": 8})
     run = sharded(planned(run, profile, processes=2), whole=True)
-    child = started(run)
+    child = started(run, VARIABLES)
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
     assert really_sharded(run)
     result = RunResult.model_validate(json.loads(Path(run.result_path).read_text()))
