@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from trainer.scoring.forward import scoring
+
 #: On a model whose `generate` is ours already.
 MARK = "_god_miner_generates"
 
@@ -46,16 +48,26 @@ def generate_well(
 
 @contextmanager
 def gathered(parts: list[Any], reshard: bool) -> Iterator[None]:
-    """All weights on every GPU. The ranks come in together, and need not leave together."""
+    """What the first pass gathers stays until the end. The ranks make that one together, and no other."""
     try:
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
         yield
     finally:
         for part in parts:
             part.set_reshard_after_forward(reshard, recurse=False)
             part.reshard()
+
+
+def wake(model: Any) -> None:
+    """FSDP2 sees at the first pass which weights are trained, and reduces their gradients accordingly ever
+    after. Ours may have the adapter switched off, to score the base: in bf16 the first backward pass then
+    ends in gradients of the wrong kind. So the first pass is one of the model as it is trained."""
+    import torch
+
+    if sharded_parts(model):
+        with scoring(model):
+            model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device))
 
 
 def sharded_parts(model: Any) -> list[Any]:

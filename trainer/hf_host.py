@@ -19,7 +19,7 @@ from trainer.callbacks.ema import MovingAverage
 from trainer.callbacks.meter import Meter
 from trainer.callbacks.search import Prober
 from trainer.callbacks.session import STOP_GRACE_S, Judge, Session
-from trainer.generating import generate_well
+from trainer.generating import generate_well, wake
 from trainer.hf_probe import HfProber
 from trainer.sheet import Outcome, Sheet, write_whole
 
@@ -76,6 +76,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._mark = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        wake(self.host.trainer.model)
         self._before_generating()
         self.session.begin()
         self.host.set_rate(self.session.rate)

@@ -20,8 +20,10 @@ from core.run_files import RunSpec
 from tests.trainer import tiny
 
 HERE = Path(__file__).parent
+#: What each rank says at the end of its work.
+DONE = "all of it done\n"
 #: For the environment of a run: with them accelerate shards on the CPU as well.
-VARIABLES = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE / 'fsdp_on_cpu'}", "FSDP_ON_CPU": "1"}
+VARIABLES = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE / 'fsdp_on_cpu'}", "FSDP_ON_CPU": "bf16"}
 
 
 def sharded(run: RunSpec, *, whole: bool = False) -> RunSpec:
@@ -38,9 +40,9 @@ def sharded(run: RunSpec, *, whole: bool = False) -> RunSpec:
     return run
 
 
-def together(work: Callable[[int], None], world: int = 2) -> None:
-    """`work(rank)`, a function of a test's module, in processes that gloo joins. One that fails fails the
-    test, with all that they said."""
+def together(work: Callable[[int], None], world: int = 2) -> bool:
+    """`work(rank)`, a function of a test's module, in processes that gloo joins: whether all came to its end.
+    One that fails fails the test, with all that they said."""
     named = f"{work.__module__}:{work.__name__}"
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -52,6 +54,7 @@ def together(work: Callable[[int], None], world: int = 2) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
+    return done.stdout.count(DONE) == world
 
 
 def main(named: str, world: int) -> int:
@@ -85,6 +88,7 @@ def _as_rank(work: Callable[[int], None], rank: int, world: int, port: str) -> N
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         work(rank)
         dist.barrier()
+        sys.stdout.write(DONE)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -95,7 +95,7 @@ def an_accelerator() -> Any:
 
 
 def test_fewer_parts_take_the_same_steps() -> None:
-    together(an_adapter_goes_with_its_layer)
+    assert together(an_adapter_goes_with_its_layer)
 
 
 def test_what_is_quantised_or_no_linear_layer_is_left_to_axolotl() -> None:

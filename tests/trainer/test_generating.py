@@ -15,7 +15,7 @@ from core.evaluation import Era, rules_of
 from tests.trainer import tiny
 from tests.trainer.callbacks.simulated import Simulation, plan_of
 from tests.trainer.sharding import Gathers, adapted, split, together
-from trainer.generating import generate_well, sharded_parts
+from trainer.generating import generate_well, sharded_parts, wake
 from trainer.inputs.rows import PromptRow
 from trainer.scoring.generation import _rounds, sampled
 
@@ -116,6 +116,33 @@ def norms_in_fp32_keep_their_casts(rank: int) -> None:
     assert torch.equal(*answers)
 
 
+def the_base_is_scored_first(rank: int) -> None:
+    """In bf16, with the adapter switched off and all weights gathered, as a session begins: it trains all the
+    same, also after more of that."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    half = torch.bfloat16
+    ids = torch.arange(5, 21).reshape(2, 8)
+    for apart in (True, False):
+        model = adapted()
+        for name, weight in model.named_parameters():
+            if "lora_" not in name:
+                weight.data = weight.data.to(half)
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
+        model = split(model, adapter=apart, mp_policy=policy).train()
+        wake(model)
+        generate_well(model, True, True, moment)
+        for _ in range(2):
+            with torch.no_grad(), model.disable_adapter():
+                asked(model, 4 + rank)
+                model(input_ids=ids)
+            model(input_ids=ids, labels=ids).loss.backward()
+            trained = [weight for weight in model.parameters() if weight.requires_grad]
+            assert len(trained) == 2 * 7 * 2
+            assert {weight.grad.dtype for weight in trained if weight.grad is not None} == {torch.float32}
+            assert all(weight.grad is not None for weight in trained)
+
+
 def kept(parts: list[Any]) -> list[bool]:
     """Of each part, whether its weights stay gathered after a forward pass."""
     return [
@@ -186,13 +213,14 @@ def everything(rank: int) -> None:
     compiled_it_generates_as_well(rank)
     norms_in_fp32_keep_their_casts(rank)
     in_bf16_as_accelerate_sets_it(rank)
+    the_base_is_scored_first(rank)
     no_room_for_all_of_it(rank)
     ranks_with_unequal_shares(rank)
 
 
 def test_two_ranks() -> None:
     """One after the other: to import the stack takes most of the time."""
-    together(everything)
+    assert together(everything)
 
 
 def test_a_model_of_one_gpu_generates_as_ever_and_is_wrapped_once() -> None:
