@@ -26,7 +26,7 @@ from core.tasks import TaskType
 SHORTEST = 256
 #: A rung is worth an attempt when the model says it saves at least this part.
 WORTH = 0.03
-#: What the rung that gives it up is called.
+#: The rung that gives up gathering all weights for a generation: its name in `oom_steps`.
 WHOLE = "grpo.whole_weights"
 
 
