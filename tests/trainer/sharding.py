@@ -22,6 +22,8 @@ from tests.trainer import tiny
 HERE = Path(__file__).parent
 #: What each rank says at the end of its work.
 DONE = "all of it done\n"
+#: Where this process finds modules: what tests need may be beside the training environment.
+FOUND_IN = "TESTS_FOUND_IN"
 #: For the environment of a run: with them accelerate shards on the CPU as well.
 VARIABLES = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE / 'fsdp_on_cpu'}", "FSDP_ON_CPU": "bf16"}
 
@@ -44,7 +46,12 @@ def together(work: Callable[[int], None], world: int = 2) -> bool:
     """`work(rank)`, a function of a test's module, in processes that gloo joins: whether all came to its end.
     One that fails fails the test, with all that they said."""
     named = f"{work.__module__}:{work.__name__}"
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parents[1]),
+        "OMP_NUM_THREADS": "1",
+        FOUND_IN: os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.sharding", named, str(world)],
         env=environment,
@@ -59,6 +66,7 @@ def together(work: Callable[[int], None], world: int = 2) -> bool:
 
 def main(named: str, world: int) -> int:
     """Imports the stack once and forks: nothing has run in this process that a fork would miss."""
+    sys.path += [place for place in os.environ[FOUND_IN].split(os.pathsep) if place not in sys.path]
     module, function = named.split(":")
     work = getattr(importlib.import_module(module), function)
     with socket.socket() as probe:
