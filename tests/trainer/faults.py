@@ -101,8 +101,8 @@ def hangs_at_step_five() -> None:
 
 
 def cut_off(seconds: str) -> None:
-    """The time is over so long after the training has begun, however long it took to begin; later where a busy
-    machine would have no evaluation but the last by then."""
+    """The time is over so long after the training has begun, however long it took to begin; later where a
+    busy machine would have no evaluation but the last by then."""
     from trainer.callbacks.session import Session
 
     plain = Session.begin
