@@ -122,7 +122,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> Setup:
         vllm_share=0.0,
         generations=8,
         kl=False,
-        whole=False,
+        whole=0,
         ema=False,
         picture=None,
     )

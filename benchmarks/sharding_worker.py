@@ -45,8 +45,10 @@ def _ids() -> torch.Tensor:
 
 
 def _generation(asked: dict[str, Any]) -> dict[str, Work]:
-    models = {"whole": _model(asked), "once": split(_model(asked)), "token": split(_model(asked), True)}
-    generate_well(models["once"], True, True, contextlib.nullcontext)
+    models = {"whole": _model(asked), "once": split(_model(asked)), "half": split(_model(asked))}
+    models["token"] = split(_model(asked), True)
+    for way, part in (("once", 1), ("half", 1 / 2)):
+        generate_well(models[way], part, True, contextlib.nullcontext)
     ids = _ids()
 
     def work(model: Any) -> Work:

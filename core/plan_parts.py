@@ -211,8 +211,9 @@ class GrpoPlan(Record):
     temperature: float = Field(default=0.9, gt=0)
     top_k: int | None = 50
     vllm: bool = False
-    #: FSDP without vLLM: all weights are gathered for a whole generation, not anew for every token.
-    whole_weights: bool = False
+    #: FSDP without vLLM: the weights of so many layers are gathered for a whole generation, and the others'
+    #: anew for every token.
+    whole_layers: int = Field(default=0, ge=0)
     #: Share of the GPU that vLLM takes when it lives beside the training.
     vllm_memory_share: float = Field(default=0.3, gt=0, lt=1)
 

@@ -1,8 +1,8 @@
 """`model.generate` of a training by rewards: failures in it are told as its own, sharded weights gathered.
 
 Sharded (FSDP2) and left alone, every token gathers every layer anew, and the ranks go on together until the
-last of them is done. Where a GPU has room for all weights while nothing is kept for a backward pass, they are
-gathered once, and each rank generates for itself.
+last of them is done. While nothing is kept for a backward pass, a GPU has room for more of the weights: as
+many layers as the plan says are gathered once. Where that is all of them, each rank generates for itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MARK = "_god_miner_generates"
 
 
 def generate_well(
-    model: Any, whole: bool, reshard: bool, moment: Callable[[], AbstractContextManager[None]]
+    model: Any, whole: float, reshard: bool, moment: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    """From now on, whoever asks: the engine or our evaluation. `whole`: a GPU has room for all weights;
-    `reshard`: what the plan says of forward passes, and holds again after each generation."""
+    """From now on, whoever asks: the engine or our evaluation. `whole`: the part of the layers that a GPU has
+    room for; `reshard`: what the plan says of forward passes, and holds again after each generation."""
     inner = getattr(model, "_orig_mod", model)
     if getattr(inner, MARK, False):
         return
@@ -32,7 +32,9 @@ def generate_well(
 
         register_fsdp_forward_method(inner, "generate")
     plain = inner.generate
-    parts = sharded_parts(inner) if whole else []
+    parts = _kept(sharded_parts(inner), whole)
+    # With every weight there, no rank waits for another one's tokens.
+    alone = {"synced_gpus": False} if whole >= 1 else {}
 
     @functools.wraps(plain)
     def generate(*arguments: Any, **named: Any) -> Any:
@@ -40,10 +42,15 @@ def generate_well(
             if not parts:
                 return plain(*arguments, **named)
             with gathered(parts, reshard):
-                return plain(*arguments, **{**named, "synced_gpus": False})
+                return plain(*arguments, **{**named, **alone})
 
     inner.generate = generate
     setattr(inner, MARK, True)
+
+
+def _kept(parts: list[Any], whole: float) -> list[Any]:
+    """The root, which every pass needs from its first to its last layer, and so many of the others."""
+    return parts[: 1 + round(whole * len(parts[1:]))] if whole else []
 
 
 @contextmanager

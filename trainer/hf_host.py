@@ -88,7 +88,8 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         """Only now is the model wrapped as it will be trained."""
         plan = self.session.plan
         if plan.grpo is not None:
-            whole, reshard = plan.grpo.whole_weights, plan.fsdp is None or plan.fsdp.reshard_after_forward
+            whole = plan.grpo.whole_layers / plan.model.layers
+            reshard = plan.fsdp is None or plan.fsdp.reshard_after_forward
             generate_well(self.host.trainer.model, whole, reshard, self.session.generating)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -206,7 +206,7 @@ def _grpo(wish: Wish, setup: Setup) -> GrpoPlan | None:
         generations=targets.grpo_generations,
         temperature=targets.grpo_temperature,
         vllm=targets.grpo_vllm,
-        whole_weights=setup.gathers_to_generate and setup.whole,
+        whole_layers=setup.whole if setup.gathers_to_generate else 0,
         vllm_memory_share=VLLM_SHARE,
     )
 

@@ -46,14 +46,29 @@ def fit_memory(wish: Wish, world: int, budget: float, lossy: bool = True) -> Fit
     wished, fits = start(wish, world), partial(memory.fits, budget=budget)
     if not lossy:
         found = lossless(wish, wished, fits)
-        return Fitted(wished, found, 0) if found else None
+        return Fitted(wished, keeping_layers(found, fits), 0) if found else None
     for cost, variation in enumerate(variations(wish, wished)):
         if not any(fits(least) for least in _least(wish, variation)):
             continue
         found = lossless(wish, variation, fits)
         if found is not None:
-            return Fitted(wished, _restored(wish, wished, found, fits) if cost else found, cost)
+            found = _restored(wish, wished, found, fits) if cost else found
+            return Fitted(wished, keeping_layers(found, fits), cost)
     return None
+
+
+def keeping_layers(found: Setup, fits: Fits) -> Setup:
+    """As many layers as fit stay gathered while it generates, where not all of them do."""
+    if not found.gathers_to_generate or found.whole:
+        return found
+    low, high = 0, found.shape.layers
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(vary(found, whole=middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return vary(found, whole=low)
 
 
 def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
@@ -100,7 +115,7 @@ def _by_batch(ways: list[Setup], base: Setup, fits: Fits) -> Setup | None:
 
 def _ways(wish: Wish, base: Setup) -> list[list[Setup]]:
     """As wished first. Sharding is the second choice; with generation also where it is wished for, and after
-    everything else, smaller batches too, where weights would have to be gathered for every token."""
+    everything else, smaller batches too, where layers would have to be gathered for every token."""
     if not can_shard(wish, base.world):
         return [[base]]
     plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
@@ -110,7 +125,7 @@ def _ways(wish: Wish, base: Setup) -> list[list[Setup]]:
         base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
     )
     if sharded.gathers_to_generate:
-        return [[plain, vary(sharded, whole=True)], [vary(sharded, whole=False)]]
+        return [[plain, vary(sharded, whole=base.shape.layers)], [vary(sharded, whole=0)]]
     return [[sharded] if shards_by_wish(wish, base.world) else [plain, sharded]]
 
 

@@ -10,11 +10,12 @@ cutting them saves next to nothing: weights and optimizer states do not get smal
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from core.choices import Parallelism
 from core.plan import TrainingPlan
 from core.planning.gpus import COUNTS
-from core.planning.ladder import RESOLUTIONS, with_length, with_micro
+from core.planning.ladder import RESOLUTIONS, keeping_layers, with_length, with_micro
 from core.planning.memory import fits, peak_bytes
 from core.planning.replan import OutOfMemory, Rung, replanned
 from core.planning.sequences import shorter_lengths
@@ -26,8 +27,8 @@ from core.tasks import TaskType
 SHORTEST = 256
 #: A rung is worth an attempt when the model says it saves at least this part.
 WORTH = 0.03
-#: The rung that gives up gathering all weights for a generation: its name in `oom_steps`.
-WHOLE = "grpo.whole_weights"
+#: The rung that gives up gathering weights for a whole generation: its name in `oom_steps`.
+WHOLE = "grpo.whole_layers"
 
 
 def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
@@ -56,10 +57,15 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
 
 
 def _layer_by_layer(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    """All weights at once did not leave enough for what is generated."""
+    """What was gathered did not leave enough for what is generated: half of it, then nothing."""
     if not setup.whole:
         return None
-    return Rung(vary(setup, whole=False), WHOLE, True, False)
+    fewer = 0 if _gave_up_layers(plan) else setup.whole // 2
+    return Rung(vary(setup, whole=fewer), WHOLE, setup.whole, fewer)
+
+
+def _gave_up_layers(plan: TrainingPlan) -> bool:
+    return any(step.startswith(WHOLE) for step in plan.oom_steps)
 
 
 def _smaller_batch(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
@@ -127,12 +133,10 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
         optimizer=SHARDABLE.get(setup.optimizer, setup.optimizer),
         micro=micro,
         accumulation=per_gpu // micro,
-        whole=False,
+        whole=0,
     )
-    whole = vary(wider, whole=wider.gathers_to_generate)
-    tried = any(step.startswith(WHOLE) for step in plan.oom_steps)
-    if not tried and fits(whole, plan.memory.budget_bytes):
-        wider = whole
+    if not _gave_up_layers(plan):
+        wider = keeping_layers(wider, partial(fits, budget=plan.memory.budget_bytes))
     return Rung(wider, "gpus", setup.world, count)
 
 

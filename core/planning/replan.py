@@ -68,7 +68,7 @@ def replanned(plan: TrainingPlan, old: Setup, rung: Rung, failure: OutOfMemory) 
             "sequence": _sequence(plan, seq),
             "precision": plan.precision.model_copy(update={"gradient_checkpointing": new.checkpointing}),
             "image": plan.image and new.picture and _image(plan, new),
-            "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_weights": new.whole}),
+            "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_layers": new.whole}),
             "memory": memory_of(new, plan.memory.budget_bytes),
             "concessions": (*plan.concessions, given),
             "oom_steps": (*plan.oom_steps, str(rung)),

@@ -80,8 +80,9 @@ class Setup:
     vllm_share: float
     generations: int
     kl: bool
-    #: GRPO, sharded, without vLLM: weights are gathered once for a generation, not for every token.
-    whole: bool
+    #: GRPO, sharded, without vLLM: layers whose weights are gathered once for a generation, not for every
+    #: token.
+    whole: int
     #: An averaged copy of what is trained.
     ema: bool
     picture: Picture | None
@@ -153,7 +154,7 @@ class Changes(TypedDict, total=False):
     fp32_master: bool
     checkpointing: bool
     reference_ready: bool
-    whole: bool
+    whole: int
     picture: Picture | None
 
 
@@ -212,7 +213,7 @@ def setup_of(plan: TrainingPlan) -> Setup:
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
         generations=grpo.generations if grpo else 1,
         kl=bool(grpo and grpo.beta > 0) or plan.task.kl_coefficient is not None,
-        whole=bool(grpo and grpo.whole_weights),
+        whole=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,
         picture=_picture(plan) if image and plan.model.image else None,
     )

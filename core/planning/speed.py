@@ -167,8 +167,8 @@ def _generate_seconds(s: Setup) -> float:
         layer = 2e-4
     token = max(read, s.shape.layers * layer)
     gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
-    # Layer by layer every one is gathered anew for every token.
-    return prefill + s.completion * token + gather * (1 if s.whole else s.completion + 1)
+    again = 1 - s.whole / s.shape.layers
+    return prefill + s.completion * token + gather * (1 + s.completion * again)
 
 
 def evaluation_seconds(s: Setup, rows: int, work: Work, row_tokens: float) -> float:

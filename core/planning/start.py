@@ -59,7 +59,7 @@ def start(wish: Wish, world: int) -> Setup:
         vllm_share=VLLM_SHARE if rl and targets.grpo_vllm else 0.0,
         generations=targets.grpo_generations,
         kl=(rl and targets.grpo_beta > 0) or bool(wish.task.kl_coefficient),
-        whole=False,
+        whole=0,
         ema=targets.ema_decay is not None,
         picture=_picture(wish),
     )

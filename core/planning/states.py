@@ -151,20 +151,21 @@ def gathered(s: Setup) -> Term:
     """FSDP: embedding and head stay whole from first layer to last; two layers are whole at a time."""
     if not s.sharded:
         return Term("gathered", 0, "")
-    layers = 2.0 if s.reshard else float(s.shape.layers)
+    return _held_layers(s, 2 if s.reshard else s.shape.layers)
+
+
+def _held_layers(s: Setup, layers: int, when: str = "") -> Term:
     size = NF4_BYTES if s.method is Method.QLORA else 2
     held = s.shape.root * 2 + layers * s.shape.layer_params * size
     held += layers / s.shape.layers * s.adapter_params * 2
-    return Term("gathered", held, f"embeddings and {layers:g} layers unsharded")
+    return Term("gathered", held, f"embeddings and {layers} layers unsharded {when}".rstrip())
 
 
 def gathered_to_generate(s: Setup) -> Term:
-    """All layers at once, or layer by layer for every token."""
+    """Layers that stay, and those that come and go for every token."""
     if not (s.gathers_to_generate and s.whole):
         return gathered(s)
-    size = NF4_BYTES if s.method is Method.QLORA else 2
-    held = s.shape.root * 2 + s.shape.layers * s.shape.layer_params * size + s.adapter_params * 2
-    return Term("gathered", held, "all weights unsharded while it generates")
+    return _held_layers(s, min(s.whole + 2, s.shape.layers), "while it generates")
 
 
 def gathering(s: Setup) -> Term:

@@ -36,7 +36,7 @@ def sharded(run: RunSpec, *, whole: bool = False) -> RunSpec:
     changes: dict[str, Any] = {
         "parallelism": Parallelism.FSDP,
         "fsdp": FsdpPlan(),
-        "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_weights": whole}),
+        "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_layers": whole * plan.model.layers}),
     }
     path.write_text(plan.model_copy(update=changes).to_json(), encoding="utf-8")
     return run
@@ -58,7 +58,7 @@ def together(work: Callable[[int], None], world: int = 2) -> bool:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout.count(DONE) == world
@@ -66,7 +66,8 @@ def together(work: Callable[[int], None], world: int = 2) -> bool:
 
 def main(named: str, world: int) -> int:
     """Imports the stack once and forks: nothing has run in this process that a fork would miss."""
-    sys.path += [place for place in os.environ[FOUND_IN].split(os.pathsep) if place not in sys.path]
+    beside = os.environ.get(FOUND_IN, "").split(os.pathsep)
+    sys.path += [place for place in beside if place and place not in sys.path]
     module, function = named.split(":")
     work = getattr(importlib.import_module(module), function)
     with socket.socket() as probe:
@@ -93,7 +94,7 @@ def _as_rank(work: Callable[[int], None], rank: int, world: int, port: str) -> N
     try:
         torch.set_num_threads(1)
         # One that goes its own way is waited for by the others, and that ends.
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=300))
         work(rank)
         dist.barrier()
         sys.stdout.write(DONE)

@@ -44,7 +44,7 @@ def one_generates_longer_than_the_other(rank: int) -> None:
     expected = asked(adapted(), tokens)
     model = split(adapted(), adapter=True)
     parts = sharded_parts(model)
-    generate_well(model, True, True, moment)
+    generate_well(model, 1, True, moment)
     gathers = Gathers()
     assert kept(parts) == [False] * len(parts)
     assert torch.equal(asked(model, tokens), expected)
@@ -78,7 +78,7 @@ def weights_stay_after_a_pass_where_the_plan_says_so(rank: int) -> None:
     model = split(adapted(), adapter=True)
     parts = sharded_parts(model)
     model.set_reshard_after_forward(False)
-    generate_well(model, True, False, moment)
+    generate_well(model, 1, False, moment)
     asked(model, 5)
     assert kept(parts) == [True] * len(parts)
     assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
@@ -87,7 +87,7 @@ def weights_stay_after_a_pass_where_the_plan_says_so(rank: int) -> None:
 def compiled_it_generates_as_well(rank: int) -> None:
     """Whoever registers generating with FSDP finds no part of it in the compiled model's wrapper."""
     expected = asked(adapted(), 9)
-    for whole in (True, False):
+    for whole in (1, 0):
         model = torch.compile(split(adapted(), adapter=True, registered=False))
         generate_well(model, whole, True, moment)
         assert torch.equal(asked(model, 9), expected)
@@ -101,7 +101,7 @@ def norms_in_fp32_keep_their_casts(rank: int) -> None:
 
     half, single = torch.bfloat16, torch.float32
     answers = []
-    for whole in (False, True):
+    for whole in (0, 1):
         model = adapted().to(half)
         for name, part in model.named_modules():
             if name.endswith("norm"):
@@ -131,7 +131,7 @@ def the_base_is_scored_first(rank: int) -> None:
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
         model = split(model, adapter=apart, mp_policy=policy).train()
         wake(model)
-        generate_well(model, True, True, moment)
+        generate_well(model, 1, True, moment)
         for _ in range(2):
             with torch.no_grad(), model.disable_adapter():
                 asked(model, 4 + rank)
@@ -159,7 +159,7 @@ def in_bf16_as_accelerate_sets_it(rank: int) -> None:
     kinds = torch.bfloat16
     policy = MixedPrecisionPolicy(param_dtype=kinds, reduce_dtype=kinds, output_dtype=kinds)
     answers = []
-    for whole in (False, True):
+    for whole in (0, 1):
         model = adapted()
         for name, weight in model.named_parameters():
             if "lora_" not in name:
@@ -175,10 +175,27 @@ def no_room_for_all_of_it(rank: int) -> None:
     tokens = 5 + 12 * rank
     expected = asked(tiny.model().eval(), tokens)
     model = split(tiny.model().eval())
-    generate_well(model, False, True, moment)
+    generate_well(model, 0, True, moment)
     gathers = Gathers()
     assert torch.equal(asked(model, tokens), expected)
     assert gathers.count >= 17 * 2
+
+
+def room_for_half_of_it(rank: int) -> None:
+    """The root and the first of two layers stay; the other comes for every token, the other rank's too."""
+    tokens = 5 + 12 * rank
+    expected = asked(adapted(), tokens)
+    model = split(adapted())
+    parts = sharded_parts(model)
+    generate_well(model, 1 / 2, True, moment)
+    gathers = Gathers()
+    for again in (1, 2):
+        assert torch.equal(asked(model, tokens), expected)
+        assert gathers.count == again * (1 + 1 + 17)
+        assert kept(parts) == [False] * len(parts)
+        assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
+    ids = torch.arange(5, 13).reshape(2, 4)
+    model(input_ids=ids, labels=ids).loss.backward()
 
 
 class Longer:
@@ -196,7 +213,7 @@ def ranks_with_unequal_shares(rank: int) -> None:
     rows = [PromptRow("apples and pears " * (1 + 9 * (place % 2)), None) for place in range(7)]
     tokenizer, rewards = tiny.tokenizer(), Longer()
     named: dict[str, Any] = {"rank": rank, "world": 2, "together": 2, "completion": 6, "window": 512}
-    for whole in (True, False):
+    for whole in (1, 0):
         base = tiny.model(seed=3).eval()
         alone = sampled(tiny.model().eval(), rows, tokenizer, rewards, OFFERS, reference=base, **named)  # type: ignore[arg-type]
         model = split(tiny.model().eval())
@@ -215,6 +232,7 @@ def everything(rank: int) -> None:
     in_bf16_as_accelerate_sets_it(rank)
     the_base_is_scored_first(rank)
     no_room_for_all_of_it(rank)
+    room_for_half_of_it(rank)
     ranks_with_unequal_shares(rank)
 
 
@@ -227,8 +245,8 @@ def test_a_model_of_one_gpu_generates_as_ever_and_is_wrapped_once() -> None:
     model = tiny.model().eval()
     expected = asked(model, 6)
     MOMENTS.clear()
-    generate_well(model, True, True, moment)
-    generate_well(model, True, True, moment)
+    generate_well(model, 1, True, moment)
+    generate_well(model, 1, True, moment)
     assert torch.equal(asked(model, 6), expected)
     assert MOMENTS == ["generation", "over"]
 
@@ -248,7 +266,7 @@ def test_a_failure_inside_is_the_generations(tmp_path: Path) -> None:
     one = Simulation(tmp_path, plan=plan_of(5, 5, 1.0), seconds=100.0, step_s=lambda step: 1.0).session
     one.moment = "train"
     model: Any = SimpleNamespace(generate=lambda: None, modules=list)
-    generate_well(model, False, True, one.generating)
+    generate_well(model, 0, True, one.generating)
     model.generate()
     assert one.moment == "train"
 
@@ -256,7 +274,7 @@ def test_a_failure_inside_is_the_generations(tmp_path: Path) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     model = SimpleNamespace(generate=full, modules=list)
-    generate_well(model, False, True, one.generating)
+    generate_well(model, 0, True, one.generating)
     with pytest.raises(torch.OutOfMemoryError):
         model.generate()
     assert one.moment == "generation"

@@ -223,12 +223,17 @@ def test_generation_holds_the_cache_of_every_completion_of_the_step() -> None:
 
 def test_all_weights_lie_on_every_gpu_while_they_generate_and_only_then() -> None:
     setup = a_setup(task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256)
-    by_layer, whole = (dict(moments(replace(setup, whole=each))) for each in (False, True))
-    held = [next(t.bytes for t in each["generation"] if t.name == "gathered") for each in (by_layer, whole)]
-    assert held[1] == pytest.approx(2 * (setup.shape.params + setup.adapter_params), rel=0.01)
-    assert held[0] < held[1] / 3
-    del by_layer["generation"], whole["generation"]
-    assert by_layer == whole
+    found = [dict(moments(replace(setup, whole=layers))) for layers in (0, 16, 30, 31, 32)]
+    none, half, *nearly, whole = (
+        next(term.bytes for term in each.pop("generation") if term.name == "gathered") for each in found
+    )
+    assert whole == pytest.approx(2 * (setup.shape.params + setup.adapter_params), rel=0.01)
+    assert none < whole / 3
+    # Those that come and go are two at a time.
+    layer = 2 * (setup.shape.layer_params + setup.adapter_params / 32)
+    assert half == pytest.approx(none + 16 * layer)
+    assert nearly == [whole, whole]
+    assert all(each == found[0] for each in found)
 
 
 def test_vllm_takes_its_share_all_the_time() -> None:

@@ -101,19 +101,24 @@ def test_grpo_keeps_whole_groups_on_every_rung() -> None:
         assert batch.micro * batch.accumulation >= one.grpo.generations * batch.world_size
 
 
-def test_generation_first_does_without_all_weights_at_once_then_with_fewer_completions() -> None:
+def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completions() -> None:
     model, data = facts_from_name("Qwen/Qwen2.5-14B"), assumed_facts(TaskType.GRPO, 5000)
     spec = TaskSpec(task_type=TaskType.GRPO, hours=8)
     first = plan(spec, model, data, host("4xH100"), load_profile("h100x4"))
     assert first.grpo is not None
-    assert first.grpo.whole_weights
-    second = next_after_oom(first, OutOfMemory(moment="generation"))
+    assert first.grpo.whole_layers == model.layers == 48
+    half = next_after_oom(first, OutOfMemory(moment="generation"))
+    assert half is not None
+    assert half.oom_steps == ("grpo.whole_layers 48 → 24",)
+    second = next_after_oom(half, OutOfMemory(moment="generation"))
     assert second is not None
     assert second.grpo is not None
-    assert second.oom_steps == ("grpo.whole_weights True → False",)
-    assert not second.grpo.whole_weights
-    assert second.batch == first.batch
+    assert second.oom_steps[1:] == ("grpo.whole_layers 24 → 0",)
+    assert second.grpo.whole_layers == 0
+    assert second.batch == half.batch == first.batch
+    assert second.memory.total_bytes <= half.memory.total_bytes <= first.memory.total_bytes
     assert second.time.step_s > 1.5 * first.time.step_s
+    assert half.time.step_s == pytest.approx((first.time.step_s + second.time.step_s) / 2, rel=0.05)
     third = next_after_oom(second, OutOfMemory(moment="generation"))
     assert third is not None
     assert third.oom_steps[-1].startswith("effective_batch_size")
@@ -121,7 +126,7 @@ def test_generation_first_does_without_all_weights_at_once_then_with_fewer_compl
     rest = _ladder(third, moment="generation", available=8)[1:]
     assert {one.oom_steps[-1].split()[0] for one in rest} <= {"effective_batch_size", "sequence_len", "gpus"}
     assert rest[-1].gpus.count == 8
-    assert not any(one.grpo is None or one.grpo.whole_weights for one in rest)
+    assert not any(one.grpo is None or one.grpo.whole_layers for one in rest)
     in_a_step = next_after_oom(first, OutOfMemory(moment="train"))
     assert in_a_step is not None
     assert in_a_step.oom_steps[-1].startswith("micro_batch_size")
@@ -131,7 +136,7 @@ def test_what_is_sharded_for_want_of_memory_gathers_all_weights_to_generate_if_t
     last = _ladder(_plan(TaskType.GRPO, "1xH100"), available=4)[-1]
     assert last.parallelism is Parallelism.FSDP
     assert last.grpo is not None
-    assert last.grpo.whole_weights
+    assert last.grpo.whole_layers == last.model.layers
 
 
 def test_pictures_lose_pixels_at_last() -> None:

@@ -15,8 +15,9 @@ from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.costs import Site
+from core.planning.memory import fits
 from core.planning.planner import plan, quick_plan
-from core.planning.setup import setup_of
+from core.planning.setup import setup_of, vary
 from core.profile import LoadedProfile, ResolvedProfile, load_profile
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import host, resolved
@@ -147,21 +148,24 @@ def test_generation_is_not_sharded_when_the_model_fits_one_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "parallelism", "whole"),
+    ("model", "least", "most"),
     [
-        ("Qwen/Qwen2.5-14B", Parallelism.FSDP, True),  # 28 GB of weights: all of them while it generates
-        ("Qwen/Qwen2.5-32B", Parallelism.FSDP, False),  # 64 GB leave no room for what is generated
+        ("Qwen/Qwen2.5-14B", 48, 48),  # 28 GB of weights: all of them while it generates
+        ("Qwen/Qwen2.5-32B", 16, 40),  # 64 GB, beside rank 512 and what is generated
     ],
 )
-def test_weights_are_gathered_once_for_a_generation_where_they_fit(
-    model: str, parallelism: Parallelism, whole: bool
-) -> None:
+def test_weights_are_gathered_once_for_a_generation_where_they_fit(model: str, least: int, most: int) -> None:
     found = _plan(load_profile("h100x4"), TaskType.GRPO, model, gpus="4xH100", hours=8)
     assert found.verdict.feasible
     assert found.grpo is not None
-    assert (found.parallelism, found.grpo.whole_weights) == (parallelism, whole)
-    assert setup_of(found).whole is whole
-    assert found.memory.total_bytes <= found.memory.budget_bytes
+    assert found.parallelism is Parallelism.FSDP
+    assert least <= found.grpo.whole_layers <= most
+    setup = setup_of(found)
+    assert setup.whole == found.grpo.whole_layers
+    budget = found.memory.budget_bytes
+    assert found.memory.total_bytes <= budget
+    # One more does not fit.
+    assert setup.whole == found.model.layers or not fits(vary(setup, whole=setup.whole + 1), budget)
 
 
 def test_weights_are_gathered_whole_only_to_generate() -> None:
@@ -176,7 +180,7 @@ def test_a_full_fine_tune_by_rewards_is_sharded_and_generates_with_all_weights()
     profile = resolved(method=Method.FULL, micro_batch_size=64, fsdp_above="1B", gpu_strategy="all")
     found = _plan(profile, TaskType.GRPO, "Qwen/Qwen2.5-7B", gpus="4xH100", hours=8)
     assert found.grpo is not None
-    assert found.grpo.whole_weights
+    assert found.grpo.whole_layers == found.model.layers
     assert found.parallelism is Parallelism.FSDP
 
 

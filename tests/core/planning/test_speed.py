@@ -150,9 +150,11 @@ def test_sharded_generation_gathers_the_model_for_every_token() -> None:
     sharded = replace(grpo, parallelism=Parallelism.FSDP)
     work = Work(600, 600)
     assert step_time(sharded, work).generate_s > 1.5 * step_time(grpo, work).generate_s
-    # Or once.
-    once = step_time(replace(sharded, whole=True), work).generate_s
-    assert step_time(grpo, work).generate_s < once < 1.1 * step_time(grpo, work).generate_s
+    # Or once; or most of it once.
+    most, once = (step_time(replace(sharded, whole=layers), work).generate_s for layers in (24, 32))
+    alone, every = (step_time(one, work).generate_s for one in (grpo, sharded))
+    assert alone < once < 1.1 * alone
+    assert most == pytest.approx(once + (every - once) / 4)
 
 
 def test_evaluation_costs_a_third_of_training_at_most_and_nothing_without_rows() -> None:
