@@ -110,6 +110,10 @@ class Course:
             case EndEvent():
                 self.end = event
 
+    def away(self, now: float) -> None:
+        """Nobody looked until now: its silence says nothing of the time before."""
+        self.heard_at = max(self.heard_at, now)
+
     def _step(self, event: StepEvent, at: float) -> None:
         before = self.step
         if before is not None and event.step > before.step >= WARM_UP:

@@ -104,7 +104,7 @@ async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next
 async def test_a_ladder_without_a_rung_left_is_the_end(house: House) -> None:
     house.engine.default = ending(RunEnd.OOM, moment="train")
     job = await house.start()
-    row = await house.over_within(job, 30)
+    row = await house.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.OOM)
     assert "no smaller plan" in row.detail
 
@@ -169,7 +169,12 @@ async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(house: Ho
     assert run_of(house, job, 2).resume_from is None
 
 
-async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(house: House) -> None:
+async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(tmp_path: Path) -> None:
+    async with opened(tmp_path / "data", replace(FAST, stall_min_s=2.0)) as house:
+        await hung_once(house)
+
+
+async def hung_once(house: House) -> None:
     async def hangs(trainer: Trainer) -> None:
         for number in range(1, 12):
             trainer.step(number)
@@ -186,6 +191,30 @@ async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_onc
     assert house.engine.dumped == [first.key]
     assert run_of(house, job, 2).resume_from is not None
     assert ("job_hung", f"job {job}: {first.detail}") in [(kind, text) for kind, text in house.alerts]
+
+
+async def test_time_in_which_nobody_looked_is_no_silence(house: House) -> None:
+    """A host that was suspended in the middle of a training: neither of the two had any time."""
+    told, go_on = asyncio.Event(), asyncio.Event()
+
+    async def suspended(trainer: Trainer) -> None:
+        for number in range(1, 12):
+            trainer.step(number)
+            await asyncio.sleep(0.005)
+        told.set()
+        await go_on.wait()
+        trainer.save(0.5, 12)
+        trainer.end()
+
+    house.engine.scripts = [suspended]
+    job = await house.start()
+    await told.wait()
+    await asyncio.sleep(20 * FAST.poll_s)
+    object.__setattr__(house.parts, "clock", lambda: time.time() + 10 * FAST.stall_min_s)
+    await asyncio.sleep(20 * FAST.poll_s)
+    go_on.set()
+    await house.over_within(job)
+    assert await ends(house, job) == [EndReason.TRAINED]
 
 
 async def test_a_lost_gpu_moves_the_job_to_others(house: House) -> None:
@@ -235,9 +264,11 @@ async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_anoth
 
 
 async def test_a_later_attempt_never_replaces_a_better_model(house: House) -> None:
+    published = house.parts.data_dir / "jobs/1/published.json"
+
     async def saves_and_dies(trainer: Trainer) -> None:
         trainer.save(0.5)
-        await asyncio.sleep(0.05)
+        await house.until(published.exists)
         raise EndedBy(Why.KILLED, 137)
 
     async def worse(trainer: Trainer) -> None:
@@ -415,7 +446,7 @@ async def test_jobs_at_once_have_their_own_gpus_ports_and_folders(house: House) 
     await house.until(lambda: bool(house.engine.submitted))
     release.set()
     for job in jobs:
-        assert (await house.over_within(job, 20)).state is JobState.DONE
+        assert (await house.over_within(job)).state is JobState.DONE
     ports = [plan_of(house, job, 1).launch.port for job in jobs]
     assert all(port is not None for port in ports)
     folders = {spec.run_dir for spec in house.engine.submitted}

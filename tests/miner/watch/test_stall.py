@@ -44,3 +44,12 @@ def test_a_training_that_never_says_anything_is_hung_in_the_end() -> None:
     silent = Course(began_at=1000.0)
     assert stalled(silent, 1000 + 3599, PACE) is None
     assert "'start'" in (stalled(silent, 1000 + 3601, PACE) or "")
+
+
+def test_silence_while_nobody_looked_says_nothing() -> None:
+    made = course(1.0)
+    made.away(5000.0)
+    assert stalled(made, 5000 + 599, PACE) is None
+    assert stalled(made, 5000 + 601, PACE)
+    made.away(100.0)  # a clock that was set back
+    assert stalled(made, 5000 + 601, PACE)
