@@ -7,6 +7,7 @@ FOLDER, once, and found after everything of the environment's own.
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("pytest", "pytest_asyncio", "hypothesis")
 #: Warnings of the stack are its own affair; with the project's setting each would be an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
+
+#: A test launches trainings, several of them one after the other, at the lowest priority.
+LIMIT_S = "3000"
 
 
 def missing() -> list[str]:
@@ -37,6 +41,7 @@ def main(folder: Path, arguments: list[str]) -> int:
         if done.returncode:
             sys.exit(f"the tests' own packages cannot be installed into {folder}:\n{done.stderr}")
         importlib.invalidate_caches()
+    os.environ.setdefault("GOD_MINER_TEST_LIMIT_S", LIMIT_S)
     pytest = importlib.import_module("pytest")
     return int(pytest.main([*OPTIONS, *(arguments or [str(ROOT / "tests" / "trainer")])]))
 

@@ -21,6 +21,7 @@ SDK_VERSION = "11.3.0"
 SDIST_SHA256 = "8ce05029a712866048c6cf3e3d5df1592ac896175f5b4227f63044b7e7b7edb3"
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"bittensor-{SDK_VERSION}"
 SR25519 = 1
+TRIES = 3
 
 
 def golden_file(cache: Path = CACHE) -> Path:
@@ -33,14 +34,7 @@ def golden_file(cache: Path = CACHE) -> Path:
     if golden.exists():
         return golden
     cache.mkdir(parents=True, exist_ok=True)
-    wanted = ["--no-deps", "--no-binary", "bittensor", f"bittensor=={SDK_VERSION}"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--dest", str(cache), *wanted],
-        check=True,
-        timeout=180,
-        capture_output=True,
-        text=True,
-    )
+    _download(cache)
     sdist = cache / f"bittensor-{SDK_VERSION}.tar.gz"
     digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
     assert digest == SDIST_SHA256, f"{sdist} has sha256 {digest}, expected {SDIST_SHA256}: delete it"
@@ -51,6 +45,20 @@ def golden_file(cache: Path = CACHE) -> Path:
         partial.write_bytes(member.read())
     partial.replace(golden)
     return golden
+
+
+def _download(cache: Path) -> None:
+    """An index fails once in a while; all tries together take less than a test may."""
+    wanted = ["--no-deps", "--no-binary", "bittensor", f"bittensor=={SDK_VERSION}"]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--dest", str(cache), *wanted]
+    for left in reversed(range(TRIES)):
+        try:
+            subprocess.run(command, check=True, timeout=180, capture_output=True, text=True)
+        except subprocess.SubprocessError:
+            if not left:
+                raise
+        else:
+            return
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Self
 
 from tests.doubles import gpu_hook
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
 #: What `--gpus` knows; the UUIDs are those of the NVML stub.
 GPUS = tuple(f"GPU-fa4e0000-0000-4000-8000-00000000000{index}" for index in range(4))

@@ -17,7 +17,8 @@ from miner.engines.logs import log_tail
 from miner.settings import Settings, load_settings
 from tests.doubles.base_image import PYTHON
 
-WAIT_S = 30.0
+#: Less than the payloads sleep: what should be ended must not have ended by itself.
+WAIT_S = 90.0
 _counter = itertools.count(1)
 
 

@@ -21,7 +21,7 @@ HANGING = """
 import asyncio, subprocess, sys, time
 
 def test_waits_for_a_child_that_never_ends():
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(4)"]) as never:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6)"]) as never:
         a_line_to_be_seen = never.wait()
 
 async def test_waits_in_the_loop():
@@ -69,16 +69,16 @@ def pytest_on(
         env={**os.environ, "PYTHONPATH": str(ROOT), **more},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
 
 def test_what_hangs_fails_and_the_rest_goes_on(tmp_path: Path) -> None:
-    done = pytest_on(tmp_path, HANGING, GOD_MINER_TEST_LIMIT_S="1", CI="true")
+    done = pytest_on(tmp_path, HANGING, GOD_MINER_TEST_LIMIT_S="3", CI="true")
     assert "4 failed, 1 passed" in done.stdout, done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "test_waits_in_the_loop (call): not done after 1 s" in done.stderr
+    assert "test_waits_in_the_loop (call): not done after 3 s" in done.stderr
     # Said at once, before the summary, with the place.
     first = done.stdout.index("failed (call); the end of what it says")
     assert done.stdout.index("a_line_to_be_seen") > first

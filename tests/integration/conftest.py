@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from miner.dev import stack as dev_stack
 from miner.dev.stack import ChildProcess, Stack, daemon, prepare
 from tests.integration.traffic import Validator
 
 Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a start is quick is the matter of one test: the others wait for it."""
+    monkeypatch.setattr(dev_stack, "START_LIMIT_S", 180.0)
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def ended(stack: Stack) -> Callable[..., Ended]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
 

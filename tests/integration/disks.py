@@ -75,7 +75,10 @@ class _SizeLimit:
         self._folder = folder
 
     def fill(self, pid: int) -> None:
-        largest = max((path.stat().st_size for path in self._folder.iterdir()), default=0)
+        largest = 0
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # the daemon's own, gone meanwhile
+                largest = max(largest, path.stat().st_size)
         self._limit(pid, largest)
 
     def free(self, pid: int) -> None:

@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 VERSION = "7.0.4"
 FOLDER = ROOT / ".cache" / "pm2"
 NAME = "god-miner"
-INSTALL_LIMIT_S = 240
-COMMAND_LIMIT_S = 90
+#: Each; all of them together are less than a test may take.
+INSTALL_TRIES, INSTALL_LIMIT_S = 3, 240
+COMMAND_LIMIT_S = 180
 
 
 def installed() -> Path:
@@ -34,12 +35,26 @@ def installed() -> Path:
     if not manifest.exists() or json.loads(manifest.read_text())["version"] != VERSION:
         if shutil.which("npm") is None:
             missing("npm is not installed (Debian and Ubuntu: apt install npm)")
-        command = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", f"pm2@{VERSION}"]
         FOLDER.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
-        if done.returncode:
-            missing(f"pm2 could not be installed from npm: {done.stderr.strip()[-500:]}")
+        if problem := _install():
+            missing(f"pm2 could not be installed from npm: {problem}")
     return FOLDER / "node_modules" / ".bin" / "pm2"
+
+
+def _install() -> str:
+    """What went wrong the last time; nothing when it is there. A registry fails once in a while."""
+    command = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", f"pm2@{VERSION}"]
+    problem = ""
+    for _ in range(INSTALL_TRIES):
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=True)
+        except subprocess.TimeoutExpired as error:
+            problem = str(error)
+        except subprocess.CalledProcessError as error:
+            problem = error.stderr.strip()[-500:] or str(error)
+        else:
+            return ""
+    return problem
 
 
 def missing(why: str) -> None:
@@ -104,7 +119,7 @@ class Pm2:
             "unstable": only["pm2_env"]["unstable_restarts"],
         }
 
-    def until(self, true: Callable[[dict[str, Any]], bool], limit_s: float = 30.0) -> dict[str, Any]:
+    def until(self, true: Callable[[dict[str, Any]], bool], limit_s: float = 90.0) -> dict[str, Any]:
         ends = time.monotonic() + limit_s
         while not true(state := self.state()):
             assert time.monotonic() < ends, f"{state}\n{self.log()}"

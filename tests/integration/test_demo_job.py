@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from miner.dev import demo_job
 from miner.dev.demo_job import run_job
 from tests.doubles.required import missing
 
@@ -21,6 +22,8 @@ def test_a_little_model_is_trained_published_and_told_of(
     if not PYTHON:
         missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
     monkeypatch.setenv("TRAINER_PYTHON", str(PYTHON))
+    # Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
+    monkeypatch.setattr(demo_job, "PATIENCE_S", 800.0)
     seen: list[dict[str, Any]] = []
     result = run_job(tmp_path, seen.append)
     assert result.trouble is None, (tmp_path / "daemon.log").read_text()[-3000:]

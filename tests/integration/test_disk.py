@@ -120,7 +120,7 @@ def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
         # At once for the process, whichever kind of disk it is.
         preexec_fn=lambda: disk.fill(os.getpid()),
     )
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=120)
     assert process.returncode == ExitCode.FAILED  # not one that pm2 gives up on
     assert str(stack.data_dir) in told
     assert "free disk space" in told
@@ -137,7 +137,7 @@ def run_bound(stack: Stack, **settings: str) -> Ended:
         env=child.environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

@@ -118,7 +118,7 @@ async def test_a_running_one_is_found_and_says_since_when(bench: EngineBench) ->
     status = await bench.status(run)
     assert status.phase is Phase.RUNNING
     assert status.started_at is not None
-    assert abs(status.started_at - time.time()) < 10
+    assert abs(status.started_at - time.time()) < 60
 
 
 async def test_stop_lets_the_trainer_save(bench: EngineBench) -> None:
@@ -133,7 +133,7 @@ async def test_stop_lets_the_trainer_save(bench: EngineBench) -> None:
 async def test_stop_right_after_the_start_ends_it_too(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(SLEEPER))
     await bench.engine.stop(run.ref)
-    assert (await bench.end_of(run, 5)).why is Why.STOPPED
+    assert (await bench.end_of(run)).why is Why.STOPPED
 
 
 async def test_force_ends_who_does_not_listen(bench: EngineBench) -> None:
@@ -143,7 +143,7 @@ async def test_force_ends_who_does_not_listen(bench: EngineBench) -> None:
     await asyncio.sleep(0.2)
     assert (await bench.status(run)).phase is Phase.RUNNING
     await bench.engine.stop(run.ref, force=True)
-    status = await bench.end_of(run, 5)
+    status = await bench.end_of(run)
     assert (status.why, status.code) == (Why.STOPPED, 137)
     await bench.engine.stop(run.ref, force=True)
     await bench.engine.stop(run.ref)
@@ -160,7 +160,7 @@ async def test_force_reaches_what_left_the_session(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
     await bench.said(run, "beat")
     await bench.engine.stop(run.ref, force=True)
-    await bench.end_of(run, 5)
+    await bench.end_of(run)
     assert await still(run)
 
 
@@ -182,7 +182,7 @@ inner_of_the_parent()
     run = await bench.submit(bench.code(text))
     await bench.said(run, "up")
     await bench.engine.dump_stacks(run.ref)
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while "inner_of_the_child" not in run.log or "inner_of_the_parent" not in run.log:
         assert time.monotonic() < ends, run.log
         await asyncio.sleep(0.05)
@@ -232,8 +232,9 @@ async def test_what_nobody_knows_is_lost(bench: EngineBench) -> None:
 
 
 async def test_the_backstop_ends_it(bench: EngineBench) -> None:
-    run = await bench.submit(bench.code(POLITE, limit_s=0.8))
-    status = await bench.end_of(run, 10)
+    # Counted from before Python starts, which must be listening by then.
+    run = await bench.submit(bench.code(POLITE, limit_s=3.0))
+    status = await bench.end_of(run)
     assert (status.why, status.code) == (Why.TIMEOUT, 0)
     assert run.file("saved")
 
@@ -326,7 +327,7 @@ async def test_processes_of_a_run_find_each_other_by_their_host_name(bench: Engi
 import socket, threading
 server = socket.create_server((socket.gethostname(), 0))
 threading.Thread(target=lambda: server.accept()[0].sendall(b'hello')).start()
-print(socket.create_connection((socket.gethostname(), server.getsockname()[1]), 5).recv(9))
+print(socket.create_connection((socket.gethostname(), server.getsockname()[1]), 30).recv(9))
 """
     run, _ = await bench.play(text)
     assert run.log == "b'hello'\n"

@@ -32,7 +32,7 @@ class Watched:
         return ask(load_settings(env=self.validator.stack.settings(), env_file=None), "/fleet")
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 90
         while time.monotonic() < end:
             page = self.page()
             if condition(page):

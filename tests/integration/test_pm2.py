@@ -40,7 +40,7 @@ def pm2(stack: Stack) -> Iterator[Pm2]:
         yield made
 
 
-async def answering(pm2: Pm2, limit_s: float = 30.0) -> None:
+async def answering(pm2: Pm2, limit_s: float = 90.0) -> None:
     async with asyncio.timeout(limit_s):
         health = raw.request("GET", "/healthz", {})
         while await raw.ask(pm2.stack.public_port, health) is None:
@@ -58,7 +58,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
 
     stream = Stream(validator, offers_only=True)
     streaming = asyncio.create_task(stream.run(CONCURRENT))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         await stream.reach(BEFORE)
         began = time.perf_counter()
         await asyncio.to_thread(pm2, "restart", "god-miner")
@@ -101,7 +101,10 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
 async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm2) -> None:
     pm2.settings(NETUID="fifty-six", MAX_HOURS="-1")
     pm2("start", "ecosystem.config.js")
-    gave_up = await asyncio.to_thread(pm2.until, lambda state: state["exit_code"] == ExitCode.CONFIG)
+    # pm2 notes the code first and that there is no process any more a moment later.
+    gave_up = await asyncio.to_thread(
+        pm2.until, lambda state: (state["exit_code"], state["pid"]) == (ExitCode.CONFIG, 0)
+    )
     assert gave_up["status"] == "waiting restart"  # pm2's word for it, explained in docs/operations.md
     # The first restart would come after half a second.
     await asyncio.sleep(2)

@@ -6,6 +6,7 @@ import json
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -28,17 +29,35 @@ Running = Callable[..., ChildProcess]
 Ending = Callable[..., Ended]
 
 
+#: Says so when it has imported what the daemon is made of; and what that takes where the bar of 2 s was set.
+IMPORTS = "import fastapi, sqlalchemy, uvicorn, sys; print(flush=True); sys.stdin.read()"
+IMPORTS_S = 0.6
+
+
 def test_it_answers_within_two_seconds_of_its_start(running: Running) -> None:
-    # The best of five, less what it waited for a core: the bar is about the daemon, not about what else this
-    # machine is doing.
+    # The best of five, less what it waited for a core, and more where imports take longer just then: the bar
+    # is about the daemon, not about the machine or what else it is doing.
     taken = []
     for _ in range(5):
         child = running()
-        taken.append(child.start_s - _waited_for_a_core(child.pid))
+        seconds = child.start_s - _waited_for_a_core(child.pid)
         assert child.stop() == ExitCode.OK
-        if taken[-1] < 2:
+        slowness = max(_imports_s() / IMPORTS_S, 1.0)
+        if seconds < 2 * slowness:
             return
-    pytest.fail(f"the first answer came after {', '.join(f'{seconds:.1f} s' for seconds in taken)}")
+        taken.append(f"{seconds:.1f} s, where imports take {slowness:.1f} times as long as they should")
+    pytest.fail(f"the first answer came after {'; '.join(taken)}")
+
+
+def _imports_s() -> float:
+    """Measured as the daemon's start is."""
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        return time.perf_counter() - began - _waited_for_a_core(process.pid)
 
 
 def _waited_for_a_core(pid: int) -> float:
@@ -72,12 +91,13 @@ def test_what_it_says_it_listens_on_it_listens_on(stack: Stack) -> None:
     try:
         while not run_file.exists():
             assert process.poll() is None
+            time.sleep(0.01)
         told = json.loads(run_file.read_text())
         assert raw.listens(told["public_port"])
         assert raw.listens(told["operator_port"])
     finally:
         process.terminate()
-        assert process.wait(20) == ExitCode.OK
+        assert process.wait(60) == ExitCode.OK
 
 
 @pytest.mark.parametrize("setting", ["PUBLIC_PORT", "OPERATOR_PORT"])
@@ -138,7 +158,7 @@ def test_two_daemons_for_one_port_started_together_end_as_one(
             time.sleep(0.01)
         loser = next(process for process in processes if process.returncode is not None)
         assert sorted(codes, key=str) == sorted([ExitCode.PORT_IN_USE, None], key=str)
-        _, told = loser.communicate(timeout=20)
+        _, told = loser.communicate(timeout=120)
         assert "PUBLIC_PORT" in told
         assert "Traceback" not in told
     finally:
@@ -205,12 +225,23 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(content: bytes, stack: Stac
     assert path.read_bytes() == content
 
 
+def imports(pid: int) -> bool:
+    """Whether it is among its imports: past those of the interpreter itself, where a signal makes another end
+    of it, and not yet at the last one."""
+    try:
+        return "pydantic_core" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # a system that does not tell
+        time.sleep(0.3)
+        return True
+
+
 def lock_taken(stack: Stack) -> bool:
     return (stack.data_dir / LOCK_NAME).exists()
 
 
 def books_under_way(stack: Stack) -> bool:
-    return (stack.data_dir / f"{FILE_NAME}.migrating").exists()
+    """Or over, where nobody looked in time."""
+    return (stack.data_dir / f"{FILE_NAME}.migrating").exists() or books_made(stack)
 
 
 def books_made(stack: Stack) -> bool:
@@ -243,13 +274,11 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
         text=True,
     ) as process:
         began = time.perf_counter()
-        if moment is None:
-            time.sleep(0.15)  # somewhere in the imports
-        while moment is not None and not moment(stack):
+        while not (imports(process.pid) if moment is None else moment(stack)):
             assert process.poll() is None
-            assert time.perf_counter() - began < 20
+            assert time.perf_counter() - began < 120
         process.send_signal(number)
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=120)
     # Before it can listen to signals it dies of them; from then on it ends in good order.
     assert process.returncode in (ExitCode.OK, -number, 128 + number)
     if moment is not None:

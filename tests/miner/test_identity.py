@@ -100,14 +100,15 @@ async def test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on(
     opening = asyncio.create_task(
         asyncio.to_thread(open_hotkey, hotkey_file(at.wallet_path, "miner", "default"), PASSWORD)
     )
-    longest, last = 0.0, time.monotonic()
+    began = time.monotonic()
+    longest, last = 0.0, began
     while not opening.done():
         await asyncio.sleep(0.005)
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
 
     assert opening.result().public_key == made.public_key
-    # Opened in this process, even by another thread, it is one gap of several seconds.
-    assert longest < 1.0
+    # Opened in this process, even by another thread, it is one gap of nearly all the time.
+    assert longest < max(1.0, (last - began) / 2)
 
 
 def test_a_wrong_password_is_told_apart_and_not_repeated(encrypted: tuple[Wallets, Identity]) -> None:

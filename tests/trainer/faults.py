@@ -12,9 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: So many evaluations have room in the time of a training that is cut off.
-EVALUATIONS = 8
-
 
 def _wrap_step(change: Any) -> None:
     """`change(trainer, inputs)` before each micro step of supervised training."""
@@ -100,20 +97,59 @@ def hangs_at_step_five() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
 
 
+def _ends_by(session: Any, moment: float) -> None:
+    session.clock.end_by = moment
+    Path(os.environ["GOD_MINER_SHEET"]).with_name("end_by").write_text(str(moment))
+
+
 def cut_off(seconds: str) -> None:
-    """The time is over so long after the training has begun, however long it took to begin; later where a
-    busy machine would have no evaluation but the last by then."""
+    """The time is over so long after the training has begun, however long it took to begin."""
     from trainer.callbacks.session import Session
 
     plain = Session.begin
 
     def begin(self: Session) -> None:
-        self.clock.end_by = time.time() + float(seconds)
+        _ends_by(self, time.time() + float(seconds))
         plain(self)
-        self.clock.end_by = max(self.clock.end_by, time.time() + EVALUATIONS * self.clock.eval_s)
-        Path(os.environ["GOD_MINER_SHEET"]).with_name("end_by").write_text(str(self.clock.end_by))
 
     Session.begin = begin  # type: ignore[method-assign]
+
+
+def goes_on_after_the_first_submission() -> None:
+    """Not before some more evaluations would have had room, however slow the machine is."""
+    from trainer.callbacks.session import Session
+
+    plain, extended = Session._write, []
+
+    def write(self: Session, *rest: Any) -> None:
+        plain(self, *rest)
+        if not extended:
+            extended.append(True)
+            _ends_by(self, max(self.clock.end_by, time.time() + 3 + 3 * self.clock.eval_s))
+
+    Session._write = write  # type: ignore[method-assign]
+
+
+def has_room_for(steps: str) -> None:
+    """Once a few steps have been timed, so many more fit."""
+    from trainer.callbacks.session import Session
+
+    plain = Session.stepped
+
+    def stepped(self: Session, seconds: float) -> Any:
+        if self.step == 6:
+            room = int(steps) * self.clock.step_s + self.clock.finish_s
+            _ends_by(self, max(self.clock.end_by, time.time() + room))
+        return plain(self, seconds)
+
+    Session.stepped = stepped  # type: ignore[method-assign]
+
+
+def searches_in_few_steps(most: str) -> None:
+    """However much time there is for it."""
+    from trainer.callbacks import search
+
+    search.MOST_STEPS = int(most)
 
 
 def dumps_arguments() -> None:

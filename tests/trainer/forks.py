@@ -17,6 +17,8 @@ from queue import Queue
 from trainer.wrapper.processes import descendants
 
 ROOT = Path(__file__).parents[2]
+#: For importing the training stack, half a minute on an idle machine.
+START_LIMIT_S = 800.0
 
 
 class ForkServer:
@@ -39,8 +41,10 @@ class ForkServer:
             text=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        if not self._ready.wait(180):
-            raise TimeoutError("the training stack was not imported in three minutes")
+        until = time.monotonic() + START_LIMIT_S
+        while not self._ready.wait(1):
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the training stack was not imported; exit {self._process.poll()}")
         return self
 
     def __exit__(self, *error: object) -> None:

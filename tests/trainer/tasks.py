@@ -69,7 +69,7 @@ def write_profile(path: Path, **parts: dict[str, Any]) -> Path:
 def task(
     folder: Path,
     task_type: TaskType,
-    seconds: float = 120.0,
+    seconds: float | None = None,
     *,
     rows: int = 200,
     reserve: float = 5.0,
@@ -77,7 +77,8 @@ def task(
     data: list[dict[str, Any]] | None = None,
     **changes: Any,
 ) -> RunSpec:
-    """A run that begins now."""
+    """A run that begins now, with time to spare; what generates is judged the longer, the more it has."""
+    seconds = seconds or (120.0 if task_type is TaskType.GRPO else 600.0)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rows.json"
     path.write_text(json.dumps(ROWS[task_type](rows) if data is None else data), encoding="utf-8")

@@ -77,8 +77,8 @@ def f(completions):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for a busy machine to start a process, short enough to wait for."""
-    monkeypatch.setattr(sandbox, "FIRST_CALL", 3.0)
-    monkeypatch.setattr(sandbox, "CALL", 2.0)
+    monkeypatch.setattr(sandbox, "FIRST_CALL", 20.0)
+    monkeypatch.setattr(sandbox, "CALL", 15.0)
 
 
 def test_a_reward_is_called_with_the_completions(tmp_path: Path) -> None:
@@ -163,9 +163,11 @@ def test_a_reward_that_never_comes_back_is_ended_and_after_some_times_not_called
     with rewards(tmp_path, source) as made:
         for _ in range(PATIENCE):
             assert made.call(0, ["a"]) == [0.0]
+        monkeypatch.setattr(sandbox, "FIRST_CALL", 60.0)
+        monkeypatch.setattr(sandbox, "CALL", 60.0)
         began = time.monotonic()
         assert made.call(0, ["a"]) == [0.0]
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 30
     assert notes(tmp_path)[-1].endswith("it never came back")
 
 

@@ -5,7 +5,9 @@ container without any package. What it is to do stands in the first row of its d
 
     {"_do": {"1": {"steps": 20, "step_s": 0.05, "save": [5, 10], "at": {"12": "oom"}}, "*": {"torch": true}}}
 
-With "torch" it really trains: an adapter on a frozen layer, by gradient descent on the CPU.
+With "wait_at" it stays at that step, and says so, until a file `go` lies in its attempt's folder: it is still
+there when a test looks, however long that takes. With "torch" it really trains: an adapter on a frozen
+layer, by gradient descent on the CPU.
 """
 
 import faulthandler
@@ -174,6 +176,13 @@ def over(do):
     return State.asked or os.path.exists(RUN["stop_path"]) or time.time() >= RUN["end_by"]
 
 
+def wait(do):
+    go = os.path.join(os.path.dirname(RUN["progress_path"]), "go")
+    while not (os.path.exists(go) or over(do)):
+        time.sleep(0.05)
+        say("stage", stage="train")
+
+
 def train(do, trained):
     steps, pause = do.get("steps", 10), do.get("step_s", 0.02)
     for step in range(1, steps + 1):
@@ -193,6 +202,8 @@ def train(do, trained):
         what = do.get("at", {}).get(str(step))
         if what:
             fail(what, step)
+        if step == do.get("wait_at"):
+            wait(do)
         time.sleep(pause)
     save(trained, steps, do.get("score", 1.0) / steps)
     end("finished")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -98,7 +99,8 @@ async def test_a_run_that_somebody_kills_from_outside_goes_on(field: Field) -> N
 async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None:
     random = Random(56)
     for number in range(INSTANTS):
-        first = {"steps": 60, "step_s": 0.02, "save": [2, 20, 40], "checkpoint": [2, 20, 40]}
+        # Far more steps than are waited for: it still runs when it is killed, however late that is.
+        first = {"steps": 600, "step_s": 0.02, "save": [2, 20, 40], "checkpoint": [2, 20, 40]}
         job = await field.start(f"t{number}", {"1": first, "*": GOOD})
         await field.training(job, random.randint(1, 55))
         await asyncio.sleep(random.uniform(0.0, 0.05))
@@ -127,11 +129,15 @@ async def kill(field: Field, job: int) -> None:
             client.close()
         return
     pid = int(json.loads((Path(row.folder) / "start.json").read_text())["pid"])
-    os.killpg(os.getpgid(pid), signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(os.getpgid(pid), signal.SIGKILL)
 
 
 async def test_a_hang_is_seen_told_where_and_ended(field: Field) -> None:
-    job = await field.start("t1", {"1": {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}, "*": GOOD})
+    await field.anew(stall_min_s=5.0)
+    hangs = {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}
+    # Of five steps it is not known yet how long one takes: a slow disk is not taken for a second hang.
+    job = await field.start("t1", {"1": hangs, "*": {"steps": 5, "save": [3]}})
     await published(field, job)
     assert await field.ends(job) == [EndReason.HUNG, EndReason.TRAINED]
     assert "most recent call first" in (field.data_dir / f"jobs/{job}/attempt_1/log").read_text()
@@ -155,9 +161,8 @@ class Tight:
 async def tighten(field: Field) -> None:
     if field.engine.name == "process" and not getattr(field.engine, "_cgroups", None):
         pytest.skip("without cgroups a process's memory is not limited")
-    await field.jobs.stop()
     field.engine = Tight(field.engine, 96 << 20)  # type: ignore[assignment]
-    await field.up()
+    await field.anew()
 
 
 async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
@@ -186,10 +191,15 @@ async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field:
         assert await field.orphans() == []
 
 
-@pytest.mark.parametrize("manner", ["obeys", "is deaf"])
-async def test_the_deadline_is_kept_whatever_the_training_does(field: Field, manner: str) -> None:
-    at = {"20": "deaf"} if manner == "is deaf" else {}
-    job = await field.start("t1", {"*": {"steps": 100_000, "save": [5], "at": at}}, seconds=10)
+@pytest.mark.parametrize(("at", "seen"), [({}, 6), ({"20": "deaf"}, 20)], ids=["obeys", "is deaf"])
+async def test_the_deadline_is_kept_whatever_the_training_does(
+    field: Field, at: dict[str, str], seen: int
+) -> None:
+    do = {"*": {"steps": 100_000, "save": [5], "at": at}}
+    job = await field.start("t1", do)
+    await field.training(job, seen)
+    # A second start moves the deadline near: how long the first steps took is not what is tried.
+    assert await field.start("t1", do, seconds=15) == job
     await published(field, job)
     row = await field.row(job)
     assert field.light_hub.commits[-1][1] <= row.deadline_at - 2.0
@@ -197,7 +207,7 @@ async def test_the_deadline_is_kept_whatever_the_training_does(field: Field, man
 
 
 async def test_four_jobs_at_once_have_gpus_ports_and_folders_of_their_own(field: Field) -> None:
-    do = {"*": {"steps": 40, "step_s": 0.05, "save": [3]}}
+    do = {"*": {"steps": 10, "save": [3], "wait_at": 5}}
     jobs = [await field.start(f"t{number}", do) for number in range(4)]
     for job in jobs:
         await field.training(job)
@@ -207,6 +217,8 @@ async def test_four_jobs_at_once_have_gpus_ports_and_folders_of_their_own(field:
     assert len(set(ports)) == 4
     statuses = [await field.engine.poll(row.ref or "", Path(row.folder)) for row in rows]
     assert {one.phase for one in statuses} == {Phase.RUNNING}
+    for job in jobs:
+        field.go(job)
     for job in jobs:
         await published(field, job)
     assert len(field.light_hub.repos) == 4
@@ -222,7 +234,7 @@ async def test_a_cancelled_job_leaves_no_process_behind(field: Field) -> None:
 
 
 async def test_a_restart_adopts_what_runs_within_seconds_and_launches_nothing_twice(field: Field) -> None:
-    do = {"*": {"steps": 60, "step_s": 0.05, "save": [3, 30]}}
+    do = {"*": {"steps": 40, "save": [3, 30], "wait_at": 20}}
     jobs = [await field.start(f"t{number}", do) for number in range(4)]
     for job in jobs:
         await field.training(job)
@@ -233,6 +245,8 @@ async def test_a_restart_adopts_what_runs_within_seconds_and_launches_nothing_tw
     for job in jobs:
         await field.training(job)
     assert loop.time() - began < 5
+    for job in jobs:
+        field.go(job)
     for job in jobs:
         await published(field, job)
         assert field.launches(job) == 1

@@ -22,10 +22,11 @@ from miner.api.express import protocol
 from miner.api.front import Express
 from miner.api.protocol import WireLimits
 from miner.api.reply import Headers, Reply
+from tests.miner.api.raw import PATIENCE
 
 #: Paths that are on the express lane.
 LANE = ("/lane/now", "/lane/wait")
-LIMITS = WireLimits(header_seconds=0.3, body_seconds=0.3, max_body_bytes=10_000, max_connections=50)
+LIMITS = WireLimits(header_seconds=1.0, body_seconds=1.0, max_body_bytes=10_000, max_connections=50)
 
 
 class Bench:
@@ -80,7 +81,7 @@ class Bench:
 
     def wait_until(self, what: Any) -> None:
         with self.changed:
-            assert self.changed.wait_for(what, 5), (self.begun, self.hung_up, self.refused)
+            assert self.changed.wait_for(what, PATIENCE), (self.begun, self.hung_up, self.refused)
 
     def let_go(self, *paths: str) -> None:
         for path in paths:
@@ -105,7 +106,7 @@ class Bench:
             access_log=False,
             server_header=False,
             timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=10,
         )
         self.server = _Server(config)
         self.ready.set()
@@ -120,7 +121,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def bench(
-    limits: WireLimits = LIMITS, *, keep_alive: float = 0.3, send_buffer: int | None = None
+    limits: WireLimits = LIMITS, *, keep_alive: float = 1.0, send_buffer: int | None = None
 ) -> Iterator[Bench]:
     made = Bench()
     listening = socket.create_server(("127.0.0.1", 0))

@@ -18,10 +18,10 @@ from miner.fiber import sign_headers
 from miner.store.database import FILE_NAME
 from tests.miner.api.raw import Raw, Reply, request
 
-#: Waits of a blink, and no limit on how much one address may get wrong: all tests come from the same one.
+#: Waits of a second, and no limit on how much one address may get wrong: all tests come from the same one.
 SHORT = {
-    "HEADER_TIMEOUT_SECONDS": "0.4",
-    "BODY_TIMEOUT_SECONDS": "0.4",
+    "HEADER_TIMEOUT_SECONDS": "1.0",
+    "BODY_TIMEOUT_SECONDS": "1.0",
     "MAX_CONNECTIONS": "40",
     "MAX_CONCURRENT_REQUESTS": "8",
     "MAX_JOBS": "10000",

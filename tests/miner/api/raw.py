@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Torn(AssertionError):

@@ -9,7 +9,7 @@ import pytest
 
 from miner.api.protocol import MAX_QUEUED
 from tests.miner.api.bench import LIMITS, Bench, bench
-from tests.miner.api.raw import Raw, chunk, request
+from tests.miner.api.raw import PATIENCE, Raw, chunk, request
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def raw(server: Bench) -> Iterator[Raw]:
 
 
 def eventually(true: Callable[[], bool]) -> bool:
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + PATIENCE
     while not true() and time.monotonic() < ends:
         time.sleep(0.01)
     return true()
@@ -123,12 +123,12 @@ def test_after_a_body_nobody_read_the_connection_is_idle_and_ends(server: Bench,
 def test_blank_lines_between_requests_keep_no_connection_open(server: Bench, raw: Raw) -> None:
     raw.send(request("/now/blank"))
     assert raw.reply().status == 200
-    for _ in range(100):
+    for _ in range(600):
         if not raw.silent(0.05):
             break
         raw.send_until_refused(b"\r\n", 1)
     else:
-        raise AssertionError("still open after five seconds of blank lines")
+        raise AssertionError("still open after half a minute of blank lines")
 
 
 def test_a_body_that_begins_where_another_ends_has_its_time_limit(server: Bench, raw: Raw) -> None:
@@ -151,7 +151,7 @@ def test_a_body_that_we_keep_waiting_has_time_enough(server: Bench, raw: Raw) ->
     raw.send(request("/wait/busy"), "POST /body/patient HTTP/1.1\r\ncontent-length: 10\r\n\r\n")
     begun(server, "/wait/busy")
     raw.send("1234567890")
-    assert raw.silent(3 * LIMITS.body_seconds)  # nothing is read while the first is being answered
+    assert raw.silent(2 * LIMITS.body_seconds)  # nothing is read while the first is being answered
     server.let_go("/wait/busy")
     assert raw.reply().json() == {"path": "/wait/busy"}
     assert raw.reply().json() == {"path": "/body/patient"}

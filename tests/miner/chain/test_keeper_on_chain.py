@@ -22,7 +22,7 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     now = [1000.0]
     alerts: list[tuple[str, str]] = []
     keeper = MetagraphKeeper(
-        SdkSource(NETUID, address=node.url, timeout=0.5, clock=lambda: now[0]),
+        SdkSource(NETUID, address=node.url, timeout=5.0, clock=lambda: now[0]),
         cache_path=tmp_path / "metagraph.json",
         refresh_seconds=300,
         stale_seconds=600,
@@ -43,7 +43,7 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     assert not await keeper.refresh_once()
     assert (keeper.current, keeper.age(), keeper.status().stale) == (first, 601.0, True)
     assert [code for code, _ in alerts] == [STALE]
-    assert "no answer in 0.5 s" in alerts[0][1]
+    assert "no answer in 5 s" in alerts[0][1]
 
     node.faults.clear()
     subtensor.block = 140
@@ -58,7 +58,7 @@ async def test_the_next_start_serves_the_copy_while_the_node_is_silent(
 ) -> None:
     def keeper() -> MetagraphKeeper:
         return MetagraphKeeper(
-            SdkSource(NETUID, address=node.url, timeout=0.5),
+            SdkSource(NETUID, address=node.url, timeout=5.0),
             cache_path=tmp_path / "metagraph.json",
             refresh_seconds=300,
             stale_seconds=600,

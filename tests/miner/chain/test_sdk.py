@@ -187,7 +187,7 @@ async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
     subtensor: Subtensor, node: ChainDouble, fault: Fault
 ) -> None:
     node.faults[WATCH] = fault
-    mine = source(node, identity=miner(), timeout=0.5, submit_timeout=0.5)
+    mine = source(node, identity=miner(), timeout=5.0, submit_timeout=1.0)
 
     result = await mine.publish_axon(PUBLIC_IP, 7999)
 
@@ -204,7 +204,7 @@ async def test_a_submission_whose_fate_is_unknown_says_so(node: ChainDouble, fau
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    mine = source(node, identity=miner(), timeout=0.5, submit_timeout=0.5, read_back=(0.0, 13.0), pause=pause)
+    mine = source(node, identity=miner(), timeout=5.0, submit_timeout=1.0, read_back=(0.0, 13.0), pause=pause)
 
     result = await mine.publish_axon(PUBLIC_IP, 7999)
 
@@ -235,7 +235,7 @@ async def test_a_node_in_trouble_costs_the_time_limit_at_most(
         await mine.metagraph()
 
     # The SDK alone would hang for ever or for five minutes; the rest of this is the worker's start.
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "127.0.0.1" in str(caught.value)
 
 
@@ -333,7 +333,7 @@ async def test_neither_the_private_key_nor_a_token_in_the_address_is_logged(
     caplog.set_level(logging.DEBUG)
     me = miner()
     secret = Keypair.create_from_uri("//hot20")
-    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=0.5)
+    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=5.0)
     node.faults[METAGRAPH] = Fault.WRONG_TYPE
     with pytest.raises(ChainUnavailable) as caught:
         await mine.metagraph()

@@ -132,7 +132,7 @@ def test_a_request_without_an_answer_in_time_fails_alone() -> None:
             handler.rfile.read(1)  # until the other side gives up
 
     with serving(answer) as server:
-        report = run(LoadPlan(server.url, requests=6, concurrency=2, timeout_s=0.2))
+        report = run(LoadPlan(server.url, requests=6, concurrency=2, timeout_s=3.0))
     assert report.failures == {"no answer in time": 1}
     assert report.statuses == {200: 5}
 
@@ -143,8 +143,8 @@ def test_the_whole_run_ends_at_its_limit_and_says_what_is_left() -> None:
 
     began = time.perf_counter()
     with serving(answer) as server:
-        report = run(LoadPlan(server.url, requests=10, concurrency=2, seconds=0.2))
-    assert time.perf_counter() - began < 5
+        report = run(LoadPlan(server.url, requests=10, concurrency=2, seconds=2.0))
+    assert time.perf_counter() - began < 30
     assert report.failures == {"cut off by the run's limit": 2}
     assert report.unsent == 8
 

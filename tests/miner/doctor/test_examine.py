@@ -51,12 +51,12 @@ def test_a_check_that_hangs_becomes_a_finding_when_its_time_is_over() -> None:
         never.wait()
 
     began = time.monotonic()
-    half, failure = examine(HERE, [Check("hanging", hanging, limit_seconds=0.05)])
-    assert time.monotonic() - began < 2
+    half, failure = examine(HERE, [Check("hanging", hanging, limit_seconds=0.5)])
+    assert time.monotonic() - began < 20
     never.set()
     assert half.status is Status.OK
     assert failure.what == "hanging"
-    assert "0.05 s" in failure.detail
+    assert "0.5 s" in failure.detail
     assert failure.fix
 
 

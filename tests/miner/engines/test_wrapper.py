@@ -17,6 +17,8 @@ import pytest
 
 from miner.engines import wrapper
 
+#: Less than what hangs sleeps, so that it is never waited for to its end.
+PATIENCE = 50.0
 UP = "import signal, time, os; open('up', 'w').write(str(os.getpid()));"
 
 
@@ -32,14 +34,14 @@ class Wrapped:
         return process
 
     def run(self, code: str, *options: str, **more: Any) -> int:
-        return self.start("python", "-c", code, options=options, **more).wait(20)
+        return self.start("python", "-c", code, options=options, **more).wait(PATIENCE)
 
     def read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
         return found
 
     def until(self, name: str) -> str:
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + PATIENCE
         path = self.folder / name
         while not (path.exists() and path.read_text()):
             assert time.monotonic() < ends, name
@@ -58,9 +60,16 @@ def wrapped(tmp_path: Path) -> Iterator[Wrapped]:
         process.wait()
 
 
+def is_gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:
+        return True
+
+
 def until_gone(pid: int) -> None:
-    ends = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+    ends = time.monotonic() + PATIENCE
+    while not is_gone(pid):
         assert time.monotonic() < ends
         time.sleep(0.01)
 
@@ -88,8 +97,8 @@ def test_an_end_by_signal_is_a_code_as_shells_have_it(wrapped: Wrapped) -> None:
 
 
 def test_a_command_that_can_not_be_run_says_so_in_the_log(wrapped: Wrapped) -> None:
-    assert wrapped.start("/no/such").wait(10) == 127
-    assert wrapped.start(str(wrapped.folder)).wait(10) == 126
+    assert wrapped.start("/no/such").wait(PATIENCE) == 127
+    assert wrapped.start(str(wrapped.folder)).wait(PATIENCE) == 126
     log = (wrapped.folder / "log").read_text()
     assert "/no/such can not be started" in log
     assert "Permission denied" in log
@@ -123,7 +132,7 @@ def test_a_full_disk_costs_output_and_not_the_run_nor_its_end(wrapped: Wrapped) 
     process = wrapped.start("python", "-c", code)
     no_growth_after_the_start(process)
     (wrapped.folder / "go").touch()
-    assert process.wait(10) == 5
+    assert process.wait(PATIENCE) == 5
     assert wrapped.read("exit.json")["code"] == 5
     assert (wrapped.folder / "log").stat().st_size <= 600
 
@@ -144,7 +153,7 @@ def test_the_trainer_is_asked_to_end_and_the_asking_recorded(number: int, wrappe
     process = wrapped.start("python", "-c", code)
     wrapped.until("ready")
     process.send_signal(number)
-    assert process.wait(10) == 3
+    assert process.wait(PATIENCE) == 3
     assert wrapped.read("exit.json")["signals"] == [signal.Signals(number).name]
 
 
@@ -153,7 +162,7 @@ def test_a_signal_before_there_is_anybody_to_get_it_is_not_lost(wrapped: Wrapped
         process = wrapped.start("sleep", "60")
         wrapped.until("start.json")
         process.send_signal(signal.SIGTERM)
-        code = process.wait(10)
+        code = process.wait(PATIENCE)
         assert code in (143, -signal.SIGTERM)
         (wrapped.folder / "start.json").unlink()
 
@@ -162,7 +171,7 @@ def test_a_hangup_of_the_terminal_is_nothing(wrapped: Wrapped) -> None:
     process = wrapped.start("python", "-c", f"{UP}time.sleep(0.3)")
     wrapped.until("up")
     process.send_signal(signal.SIGHUP)
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
 
 
 def test_sigquit_kills_all_at_once_and_the_end_is_recorded(wrapped: Wrapped) -> None:
@@ -170,7 +179,7 @@ def test_sigquit_kills_all_at_once_and_the_end_is_recorded(wrapped: Wrapped) -> 
     process = wrapped.start("python", "-c", code)
     pid = int(wrapped.until("up"))
     process.send_signal(signal.SIGQUIT)
-    assert process.wait(10) == 137
+    assert process.wait(PATIENCE) == 137
     assert wrapped.read("exit.json")["signals"] == ["SIGQUIT"]
     until_gone(pid)
 
@@ -178,25 +187,16 @@ def test_sigquit_kills_all_at_once_and_the_end_is_recorded(wrapped: Wrapped) -> 
 def test_the_limit_asks_first_and_kills_then(wrapped: Wrapped, tmp_path: Path) -> None:
     # The grace is half a minute; here it is that of a copy.
     script = tmp_path / "wrapper.py"
-    script.write_text(Path(wrapper.__file__).read_text().replace("GRACE_S = 30.0", "GRACE_S = 0.3"))
+    script.write_text(Path(wrapper.__file__).read_text().replace("GRACE_S = 30.0", "GRACE_S = 1.0"))
     deaf = (
         f"{UP}signal.signal(15, lambda *_: open('asked', 'w').write('1')); [time.sleep(1) for _ in range(60)]"
     )
-    command = [
-        sys.executable,
-        script,
-        "--dir",
-        wrapped.folder,
-        "--limit-s",
-        "0.3",
-        "--",
-        "python",
-        "-c",
-        deaf,
-    ]
+    # Within the limit, which counts from the wrapper's start, the trainer must be ready to be asked.
+    options = ["--dir", wrapped.folder, "--limit-s", "3"]
+    command = [sys.executable, script, *options, "--", "python", "-c", deaf]
     began = time.monotonic()
-    assert subprocess.run(command, timeout=20, check=False).returncode == 137
-    assert time.monotonic() - began < 10
+    assert subprocess.run(command, timeout=PATIENCE, check=False).returncode == 137
+    assert time.monotonic() - began < 30
     assert wrapped.until("asked")
     assert wrapped.read("exit.json")["timeout"] is True
 
@@ -219,7 +219,7 @@ while not (os.path.exists('away') and open('away').read()): time.sleep(0.01)
 def test_an_end_is_not_held_up_by_who_keeps_the_output_open(wrapped: Wrapped) -> None:
     began = time.monotonic()
     assert wrapped.run("import subprocess; subprocess.Popen(['sleep', '60']); print('done')") == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert (wrapped.folder / "log").read_text() == "done\n"
 
 
@@ -235,7 +235,7 @@ def test_signals_get_through_a_flood_of_output(wrapped: Wrapped) -> None:
     )
     wrapped.until("up")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 143
+    assert process.wait(PATIENCE) == 143
 
 
 def test_links_left_for_it_are_not_followed(wrapped: Wrapped, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_the_lock_is_signed_and_held_to_the_end_and_by_nobody_else(wrapped: Wrap
 
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    code = f"{UP}print(sorted(os.listdir('/proc/self/fd'))); time.sleep(0.3)"
+    code = f"{UP}print(sorted(os.listdir('/proc/self/fd')))\nwhile not os.path.exists('go'): time.sleep(0.01)"
     process = wrapped.start("python", "-c", code, options=("--lock-fd", str(lock)), pass_fds=(lock,))
     os.close(lock)
     wrapped.until("up")
@@ -274,7 +274,8 @@ def test_the_lock_is_signed_and_held_to_the_end_and_by_nobody_else(wrapped: Wrap
     other = os.open(tmp_path / "lock", os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    process.wait(10)
+    (wrapped.folder / "go").touch()
+    process.wait(PATIENCE)
     fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(other)
     # 0, 1, 2, and the folder that is being listed.

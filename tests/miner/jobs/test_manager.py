@@ -18,7 +18,7 @@ from miner.jobs.states import EndReason, JobState
 from miner.store import database, work
 from miner.store.jobs import Start
 from miner.store.work import NoSuchJob
-from tests.miner.jobs.house import House, Trainer, request
+from tests.miner.jobs.house import CAP_S, House, Trainer, request
 
 
 async def obeys(trainer: Trainer) -> None:
@@ -60,7 +60,7 @@ async def test_a_cancelled_download_ends_at_once(house: House) -> None:
     job = await house.start()
     await asyncio.sleep(0.05)
     await house.jobs.cancel(job)
-    assert (await house.over_within(job, 2)).state is JobState.CANCELLED
+    assert (await house.over_within(job)).state is JobState.CANCELLED
     assert house.engine.submitted == []
     assert house.inputs.released == [job]
 
@@ -106,7 +106,7 @@ async def test_a_second_start_changes_the_name_of_what_is_being_trained(house: H
     house.engine.default = obeys
     job = await house.start()
     await house.until(lambda: bool(house.hub.commits))
-    assert await house.start(name="repo-2", seconds=2.0) == job
+    assert await house.start(name="repo-2", seconds=5.0) == job
     row = await house.over_within(job)
     assert row.submission is not None
     assert row.submission.repo == "me/repo-2"
@@ -252,10 +252,11 @@ async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_mo
         await asyncio.sleep(60)
 
     house.engine.default = deaf
-    job = await house.start(seconds=3)
+    job = await house.start()
     await house.until(lambda: bool(house.hub.commits))
     house.engine.gone = True
-    async with asyncio.timeout(10):
+    await house.start(seconds=3)
+    async with asyncio.timeout(CAP_S):
         while (await house.parts.book.load(job)).state is not JobState.DONE:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
@@ -287,8 +288,8 @@ async def test_no_validator_gets_another_ones_repository(house: House) -> None:
 
 
 async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(house: House) -> None:
-    house.inputs.troubles = [2.5]
-    job = await house.start(seconds=2)
+    house.inputs.troubles = [8.0]
+    job = await house.start(seconds=6)
     await house.until(lambda: bool(not house.inputs.troubles))
     await house.start(seconds=60)
     assert (await house.over_within(job)).state is JobState.DONE

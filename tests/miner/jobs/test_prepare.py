@@ -15,7 +15,7 @@ from miner.fleet.base import Placement, TaskKey
 from miner.jobs.ports import Fetched, Told, Wanted
 from miner.jobs.states import JobState
 from miner.jobs.times import Pace
-from tests.miner.jobs.house import ROWS, VALIDATOR, House, Trainer, opened
+from tests.miner.jobs.house import CAP_S, ROWS, VALIDATOR, House, Trainer, opened
 
 HOUR = 3600.0
 JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
@@ -97,7 +97,7 @@ async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
     for number in range(60):
         step = StepEvent(t=begun + 60 * number, step=number + 1, total=600, loss=1.0, tokens_s=100.0)
         run.trainer.say(step)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(CAP_S):
         while window(house, JOB)[1] <= end:
             await asyncio.sleep(0.01)
     assert (await house.parts.book.load(1)).state is JobState.TRAINING

@@ -17,7 +17,7 @@ from miner.engines.base import Phase, Why
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
 from miner.store.writer import StoreUnavailable
-from tests.miner.jobs.house import EndedBy, House, Trainer, opened
+from tests.miner.jobs.house import CAP_S, EndedBy, House, Trainer, opened
 
 JOBS, ACTS = 3, 25
 ENDS = (RunEnd.FINISHED, RunEnd.FINISHED, RunEnd.EARLY, RunEnd.OOM, RunEnd.NAN, RunEnd.STOPPED)
@@ -124,7 +124,7 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
     async with opened(tmp_path / "data") as house:
         chaos = Chaos(house, seed)
         jobs = await chaos.run()
-        rows = [await house.over_within(job, 30) for job in jobs]
+        rows = [await house.over_within(job) for job in jobs]
         await settled(house)
         for row in rows:
             saved = chaos.saved.get(row.task_id)
@@ -148,6 +148,6 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
 
 async def settled(house: House) -> None:
     """Until the last move to another name is done as well."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(CAP_S):
         while house.jobs.working:
             await asyncio.sleep(0.01)

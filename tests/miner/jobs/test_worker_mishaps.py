@@ -102,7 +102,9 @@ async def test_a_stop_that_can_not_be_written_down_is_asked_of_the_engine_all_th
 
     monkeypatch.setattr("miner.watch.files.put", full)
     house.engine.scripts = [waits]
-    job = await house.start(seconds=4)
+    await house.start()
+    await house.until(lambda: bool(house.engine.submitted))
+    job = await house.start(seconds=6)
     row = await house.over_within(job)
     assert row.state is JobState.DONE, row
     assert house.engine.stops
@@ -116,9 +118,10 @@ async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_
         raise EndedBy(Why.STOPPED, 143)
 
     house.engine.scripts = [waits]
-    job = await house.start(seconds=2)
+    job = await house.start()
     await house.until(lambda: bool(house.engine.submitted))
     house.engine.gone = True
+    await house.start(seconds=2)
     await house.until(lambda: ("job_failed", ANY) in house.alerts)
     await house.start()
     await asyncio.sleep(0.05)

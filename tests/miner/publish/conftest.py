@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Bench:
             "model_path": self.base,
             "folder": self.submission,
             "repo_name": REPO,
-            "finish_by": time.time() + 120,
+            "finish_by": time.time() + 600,
         }
         return Outgoing(**about | changes)
 
@@ -100,18 +101,16 @@ def bench(hub: Hub, tmp_path: Path) -> Bench:
 def workers(parent: int | None = None) -> list[int]:
     """The publishing processes of this process that are running."""
     found = []
-    for path in Path(f"/proc/{parent or os.getpid()}/task").glob("*/children"):
-        for pid in path.read_text().split():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"miner.publish.worker" in words:
-                found.append(int(pid))
+    for thread in Path(f"/proc/{parent or os.getpid()}/task").iterdir():
+        with suppress(OSError):  # the thread, or what it started, has ended
+            for pid in (thread / "children").read_text().split():
+                with suppress(OSError):
+                    if b"miner.publish.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(int(pid))
     return found
 
 
-def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
+def until(happened: Callable[[], object], seconds: float = 300.0) -> bool:
     """Wait for something that other threads or processes do."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

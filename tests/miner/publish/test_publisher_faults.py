@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,15 @@ async def test_a_connection_cut_in_the_last_part_costs_that_part_and_nothing_els
 
 async def test_killed_at_99_percent_the_files_that_arrived_are_not_sent_again(bench: Bench) -> None:
     folder = large(bench, files=4)
-    bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=3, request_rate=20_000)
+    bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=3, request_rate=10_000)
     publishing = asyncio.create_task(bench.publish(folder=folder))
-    await asyncio.to_thread(until, lambda: len(bench.hub.lines("POST /complete")) == 3)
+
+    def nearly_done() -> bool:
+        """Three files have arrived, and of the fourth, which is sent beside them, all but the last part."""
+        three = len(bench.hub.lines("POST /complete")) == 3
+        return three and bench.hub.bytes_taken("PUT /upload") > 3.85 * 10 * PART
+
+    assert await asyncio.to_thread(until, nearly_done)
     (pid,) = workers()
     os.kill(pid, signal.SIGKILL)
     first = bench.hub.bytes_taken("PUT /upload")
@@ -95,7 +102,11 @@ async def test_killed_at_the_end_a_deduplicated_file_goes_on_in_its_middle(
 
 
 def _stored(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+    size = 0
+    for path in (folder / "store").rglob("*"):
+        with suppress(OSError):  # renamed meanwhile
+            size += path.stat().st_size if path.is_file() else 0
+    return size
 
 
 async def test_a_store_that_fails_again_and_again_is_gone_around(bench: Bench, tmp_path: Path) -> None:
@@ -246,13 +257,16 @@ async def test_an_upload_that_will_be_late_is_told_and_ended_at_its_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("miner.publish.pace.LEAST_SECONDS", 0.3)
-    folder = large(bench)
-    bench.hub.fail("PUT /upload", request_rate=40_000, times=None)
     began = time.time()
-    # Long enough for a process to start on a busy machine, too short for the upload.
-    error = await failed(bench, folder=folder, finish_by=began + 7)
+    await bench.publish(job_id=2, repo_name="small")
+    # Long enough for a process to start on this machine as it is now, a third of what the upload takes.
+    limit = 5 + 3 * (time.time() - began)
+    folder = large(bench)
+    bench.hub.fail("PUT /upload", request_rate=10 * PART / (3 * limit), times=None)
+    finish_by = time.time() + limit
+    error = await failed(bench, folder=folder, finish_by=finish_by)
     assert error.reason is EndReason.DEADLINE
-    assert time.time() - began < 12
+    assert time.time() < finish_by + 30
     assert any("will not be done in time" in text for text in bench.noted)
     assert workers() == []
 
@@ -271,14 +285,15 @@ async def test_an_upload_can_be_cancelled_at_any_moment(bench: Bench) -> None:
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await publishing
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert workers() == []
 
 
 async def test_a_hub_that_falls_silent_is_not_waited_for_without_end(bench: Bench) -> None:
-    bench.hub.fail("POST /api/repos/create", delay=60, times=2)
-    made = await bench.publish(bench.publisher(silence=3.0))
+    bench.hub.fail("POST /api/repos/create", delay=60)
+    made = await bench.publish(bench.publisher(silence=10.0))
     assert made.model_hash == bench.hash_of()
+    assert len(bench.hub.lines("POST /api/repos/create")) >= 2
 
 
 async def test_the_token_is_in_no_argument_environment_or_file(bench: Bench) -> None:
@@ -311,14 +326,14 @@ asyncio.run(HubPublisher(to).publish(out, lambda *_: None))
 
 def test_when_the_daemon_is_killed_its_upload_ends_and_the_next_one_goes_on(bench: Bench) -> None:
     folder = large(bench, files=2)
-    slow = bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=1, request_rate=20_000, times=None)
+    slow = bench.hub.fail("PUT /upload/[0-9a-f]+/10", skip=1, request_rate=10_000, times=None)
     command = [sys.executable, "-c", _DAEMON, bench.hub.url, bench.hub.token]
     command += [str(folder), str(bench.base), str(bench.folder / "state")]
     with subprocess.Popen(command) as daemon:
         assert until(lambda: bench.hub.lines("POST /complete"))
         (worker,) = workers(daemon.pid)
         daemon.kill()
-    assert until(lambda: not Path(f"/proc/{worker}").exists(), 5)
+    assert until(lambda: not Path(f"/proc/{worker}").exists(), 30)
     slow.times = 0
     before = bench.hub.bytes_taken("PUT /upload")
     made = asyncio.run(bench.publish(folder=folder, repo_name="name"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=500,
+        timeout=1500,
         check=True,
     )
     codes = [json.loads(line) for line in done.stdout.splitlines()]
@@ -108,7 +109,7 @@ def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
     waited = runs.said(HUNG)
     assert "waiting for the other processes" in waited or "gone or silent" in waited
     assert "most recent call first" in runs.said(HUNG, 1)
-    assert "stands still: nothing done for 3 s" in runs.said(HUNG, 1)
+    assert re.search(r"stands still: nothing done for \d+ s", runs.said(HUNG, 1))
 
 
 def test_ranks_with_other_rows_end_with_that_reason(runs: Runs) -> None:

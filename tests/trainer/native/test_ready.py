@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{a} {b} {a} {b}\n" for a in WORDS for b in WORDS) * 4)
     changes: dict[str, Any] = {"dataset": None, "data_path": str(text)}
-    return task(tmp_path, TaskType.INSTRUCT, 200, **changes)
+    return task(tmp_path, TaskType.INSTRUCT, 1200, **changes)
 
 
 def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: RunSpec) -> None:
@@ -45,7 +45,7 @@ def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: 
         env={**os.environ, SHEET_VARIABLE: str(sheet.write()), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     assert concluded(run) == ExitCode.OK

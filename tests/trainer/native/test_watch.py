@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 
@@ -19,18 +20,21 @@ def test_who_does_nothing_for_too_long_is_told_on_with_the_place(capfd: pytest.C
         while not reasons and time.monotonic() < until:
             time.sleep(0.02)
     (reason,) = reasons
-    assert "nothing done for 0 s" in reason
+    assert re.search(r"nothing done for \d+ s", reason)
     assert "test_who_does_nothing" in capfd.readouterr().err
 
 
 def test_who_does_something_now_and_then_is_left_alone() -> None:
     reasons: list[str] = []
     with Watch(1.5, reasons.append) as watch:
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
+        said, longest = time.monotonic(), 0.0
+        until = said + 3
+        while said < until:
             time.sleep(0.06)
             watch.alive()
-    assert not reasons
+            longest, said = max(longest, time.monotonic() - said), time.monotonic()
+    # A machine that stood still itself is none of its business.
+    assert not reasons or longest > 1.4
 
 
 def test_a_place_is_the_innermost_line_of_our_own() -> None:

@@ -125,8 +125,8 @@ def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, 
     found = {}
     for share in (0.0, 0.05):
         said = {"lr_search_share": share, "lr_search_most": 1, "max_steps": 4, "lora_dropout": 0.1}
-        run = planned(task(tmp_path / f"{share}", task_type, 300), shaped(tmp_path, **said))
-        result = follow(run, forks)
+        run = planned(task(tmp_path / f"{share}", task_type, 1000), shaped(tmp_path, **said))
+        result = follow(run, forks, patch="searches_in_few_steps:8")
         assert (result.end, result.steps) == (RunEnd.FINISHED, 4), result.detail
         found[share] = losses(run), rates(run)
     told = [event.text for event in events(run) if isinstance(event, NoteEvent)]
@@ -136,8 +136,8 @@ def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, 
 
 def test_preferences_are_trained_at_a_rate_that_was_found(forks: ForkServer, tmp_path: Path) -> None:
     said = {"lr_search_share": 0.06, "learning_rate": 1e-5, "max_steps": 12, "warmup_steps": 0}
-    run = planned(task(tmp_path, TaskType.DPO, 180), shaped(tmp_path, **said))
-    result = follow(run, forks)
+    run = planned(task(tmp_path, TaskType.DPO, 1800), shaped(tmp_path, **said))
+    result = follow(run, forks, patch="searches_in_few_steps:30")
     assert result.end is RunEnd.FINISHED, result.detail
     assert max(rates(run)) > 2e-5
     assert result.best is not None

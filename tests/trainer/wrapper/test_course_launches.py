@@ -24,7 +24,7 @@ from trainer.wrapper.processes import descendants
 
 ROOT = Path(__file__).parents[3]
 #: A launch takes half a minute on an idle machine, and ten times that on one that tests everything at once.
-PATIENCE = 400
+PATIENCE = 1200
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _seen(run: RunSpec) -> list[object]:
 def test_two_processes_train_a_full_model_on_preferences(tmp_path: Path) -> None:
     """Told only `--num_processes 2`, accelerate would silently start one. Rates are tried out by both."""
     profile = write_profile(tmp_path / "profile.yaml", targets={"lr_search_share": 0.04})
-    run = planned(task(tmp_path, TaskType.DPO, 600), profile, processes=2, method=Method.FULL)
+    run = planned(task(tmp_path, TaskType.DPO, 1500), profile, processes=2, method=Method.FULL)
     child = started(run)
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
     result = result_of(run)
@@ -89,13 +89,12 @@ def test_asked_to_stop_two_processes_save_and_end_and_leave_nobody_behind(tmp_pa
     until_submitted(run, child)
     family = descendants(child.pid)
     assert len(family) >= 3  # the launcher and its two workers
-    asked = time.time()
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=75) == 0, log_of(run)
-    assert time.time() - asked < 60
+    assert child.wait(timeout=PATIENCE) == 0, log_of(run)
     result = result_of(run)
     assert (result.end, result.submission) == (RunEnd.STOPPED, True)
-    assert [pid for pid in family if Path(f"/proc/{pid}").exists()] == []
+    assert result.detail.startswith("asked to stop at step")  # its own word: nobody had to end it
+    assert [pid for pid in family if _alive(pid)] == []
     submitted_model(run)
 
 
@@ -111,7 +110,7 @@ def test_when_one_of_two_processes_is_killed_the_run_ends_at_once_with_what_it_h
     ]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    assert child.wait(timeout=60) == 0, log_of(run)
+    assert child.wait(timeout=240) == 0, log_of(run)
     result = result_of(run)
     assert (result.end, result.submission) == (RunEnd.OOM, True), result.detail
     assert [pid for pid in family if _alive(pid)] == []
@@ -133,7 +132,7 @@ def test_killed_with_its_wrapper_no_worker_goes_on_training(tmp_path: Path) -> N
     family = descendants(child.pid)
     child.kill()
     child.wait(timeout=20)
-    until = time.time() + 30
+    until = time.time() + 120
     while [pid for pid in family if _alive(pid)] and time.time() < until:
         time.sleep(0.1)
     assert [pid for pid in family if _alive(pid)] == []

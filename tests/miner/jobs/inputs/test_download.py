@@ -20,7 +20,7 @@ from miner.jobs.states import EndReason
 from tests.doubles.files import SIGNATURE, FileStore
 
 DATA = bytes(range(251)) * 4000
-OPENER = Opener(Guard((ip_network("127.0.0.0/8"),)), timeout=2.0)
+OPENER = Opener(Guard((ip_network("127.0.0.0/8"),)), timeout=10.0)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_breaks_off_is_resumed_where_it_stopped(
     store: FileStore, target: Path, how: str, cut: int
 ) -> None:
     store.fail(cut_after=cut, how=how)
-    opener = Opener(OPENER.guard, timeout=0.15)
+    opener = Opener(OPENER.guard, timeout=1.0 if how == "hang" else 10.0)
     check(get(store.add("a", DATA), target, opener=opener), target)
     assert len(store.requests) == 2
     if how != "reset":  # a reset may take away what was already received

@@ -58,7 +58,7 @@ def made(hub: Hub, tmp_path: Path, **settings: str) -> JobInputs:
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
         **settings,
     }
-    patience = Patience(tries=3, first_pause=0.01, timeout=2.0)
+    patience = Patience(tries=3, first_pause=0.01, timeout=10.0)
     return JobInputs(load_settings(env=env, env_file=None), patience=patience)
 
 
@@ -233,7 +233,7 @@ async def test_a_cancelled_fetch_leaves_no_process_and_is_resumed(
             under_way.set()
 
     task = asyncio.create_task(inputs.fetch(wanted, told))
-    await asyncio.wait_for(under_way.wait(), 20)
+    await asyncio.wait_for(under_way.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -128,7 +128,7 @@ def test_a_token_that_the_hub_does_not_know_keeps_us_from_nothing_public(hub: Hu
 def test_what_breaks_off_is_resumed(hub: Hub, tmp_path: Path, how: str) -> None:
     hub.fail("GET /store", cut_after=2_000_000, how=how)
     hub.fail("GET /store", cut_after=900_000, how="close")
-    client = Client(hub.url, hub.token, 0.4)
+    client = Client(hub.url, hub.token, 1.0 if how == "hang" else 10.0)
     found = client.listing("owner/model")
     client.fetch(found, found.files[1], tmp_path / "a", Room(), Retries(pause=lambda _seconds: None))
     assert (tmp_path / "a").read_bytes() == WEIGHTS
