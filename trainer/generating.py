@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from trainer.axolotl_patches import LANGUAGE
 from trainer.scoring.forward import scoring
 
 #: On a model whose `generate` is ours already.
@@ -32,7 +33,7 @@ def generate_well(
 
         register_fsdp_forward_method(inner, "generate")
     plain = inner.generate
-    parts = _kept(sharded_parts(inner), whole)
+    parts = kept_parts(inner, whole)
     # With every weight there, no rank waits for another one's tokens.
     alone = {"synced_gpus": False} if whole >= 1 else {}
 
@@ -48,14 +49,28 @@ def generate_well(
     setattr(inner, MARK, True)
 
 
-def _kept(parts: list[Any], whole: float) -> list[Any]:
-    """The root, which every pass needs from its first to its last layer, and so many of the others."""
-    return parts[: 1 + round(whole * len(parts[1:]))] if whole else []
+def kept_parts(model: Any, whole: float) -> list[Any]:
+    """All of them, or the root, which every pass needs from its first to its last layer, and so many layers
+    of those that read text, each with all that is a part of its own inside it."""
+    if not whole or whole >= 1:
+        return sharded_parts(model) if whole else []
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = {name: part for name, part in model.named_modules() if isinstance(part, FSDPModule)}
+    layers: list[str] = []
+    for name in parts:
+        if name and not (layers and name.startswith(f"{layers[-1]}.")):
+            layers.append(name)
+    layers = [name for name in layers if LANGUAGE in name.split(".")] or layers
+    # A norm after the last layer may be a part too: no layer more for that.
+    kept = layers[: int(whole * len(layers) + 1e-6)]
+    inside = tuple(f"{name}." for name in kept)
+    return [part for name, part in parts.items() if not name or name in kept or name.startswith(inside)]
 
 
 @contextmanager
 def gathered(parts: list[Any], reshard: bool) -> Iterator[None]:
-    """What the first pass gathers stays until the end. The ranks make that one together, and no other."""
+    """What the first pass gathers of these stays until the end."""
     try:
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)

@@ -1,7 +1,7 @@
 """After an attempt that ran out of memory: the next plan, one rung down.
 
-The rungs, in order. In an evaluation: fewer rows at once. While it generates: weights gathered layer by
-layer, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
+The rungs, in order. In an evaluation: fewer rows at once. While it generates: half as many layers gathered at
+once, none, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
 checkpointing. For all: shorter sequences (pictures: fewer pixels), the GPUs for itself alone, more GPUs. The
 effective batch is kept but for the completions. Sequences are left alone where the memory model says that
 cutting them saves next to nothing: weights and optimizer states do not get smaller by it.
@@ -58,10 +58,12 @@ def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None
 
 def _layer_by_layer(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
     """What was gathered did not leave enough for what is generated: half of it, then nothing."""
-    if not setup.whole:
+    if not (setup.whole and setup.reshard):
         return None
-    fewer = 0 if _gave_up_layers(plan) else setup.whole // 2
-    return Rung(vary(setup, whole=fewer), WHOLE, setup.whole, fewer)
+    half = vary(setup, whole=setup.whole // 2)
+    worth = not _gave_up_layers(plan) and peak_bytes(half) <= (1 - WORTH) * peak_bytes(setup)
+    fewer = half if worth else vary(setup, whole=0)
+    return Rung(fewer, WHOLE, setup.whole, fewer.whole)
 
 
 def _gave_up_layers(plan: TrainingPlan) -> bool:

@@ -163,9 +163,10 @@ def _held_layers(s: Setup, layers: int, when: str = "") -> Term:
 
 def gathered_to_generate(s: Setup) -> Term:
     """Layers that stay, and those that come and go for every token."""
-    if not (s.gathers_to_generate and s.whole):
+    if not (s.gathers_to_generate and s.whole and s.reshard):
         return gathered(s)
-    return _held_layers(s, min(s.whole + 2, s.shape.layers), "while it generates")
+    # One at work, one that comes in, and one that is let go when the next has been copied out.
+    return _held_layers(s, min(s.whole + 3, s.shape.layers), "while it generates")
 
 
 def gathering(s: Setup) -> Term:

@@ -54,8 +54,8 @@ class Training:
         self.warned = False
         self.reckoned_at = 0
         self.measured_step_s: float | None = None
-        #: The last look at what it says.
-        self._looked_at: float | None = None
+        #: The last look at what it says; none by this process yet.
+        self._looked_at = 0.0
         self._polled_at = 0.0
         self._hurried_at: float | None = None
         self._noted = 0
@@ -115,7 +115,7 @@ class Training:
 
     async def _look(self) -> None:
         now = self.desk.now()
-        if self._looked_at is not None and now - self._looked_at > self.pace.stall_min_s / 2:
+        if now - self._looked_at > max(self.pace.stall_min_s / 2, 10 * self.pace.poll_s):
             # A host that was suspended, or too busy for this daemon: the training has had no time either.
             self.course.away(now)
         self._looked_at = now
@@ -203,7 +203,6 @@ class Training:
             return Verdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.course.end is not None or (status is not None and status.phase is Phase.QUEUED):
             return None
-        assert self._looked_at is not None
         idle = self.desk.parts.gpus_idle(self.attempt.row.gpus)
         hung = stalled(self.course, self._looked_at, self.pace, idle)
         return Verdict(EndReason.HUNG, hung) if hung else None

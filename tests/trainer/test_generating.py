@@ -15,7 +15,7 @@ from core.evaluation import Era, rules_of
 from tests.trainer import tiny
 from tests.trainer.callbacks.simulated import Simulation, plan_of
 from tests.trainer.sharding import Gathers, adapted, split, together
-from trainer.generating import generate_well, sharded_parts, wake
+from trainer.generating import generate_well, kept_parts, sharded_parts, wake
 from trainer.inputs.rows import PromptRow
 from trainer.scoring.generation import _rounds, sampled
 
@@ -185,17 +185,20 @@ def room_for_half_of_it(rank: int) -> None:
     """The root and the first of two layers stay; the other comes for every token, the other rank's too."""
     tokens = 5 + 12 * rank
     expected = asked(adapted(), tokens)
-    model = split(adapted())
-    parts = sharded_parts(model)
-    generate_well(model, 1 / 2, True, moment)
-    gathers = Gathers()
-    for again in (1, 2):
-        assert torch.equal(asked(model, tokens), expected)
-        assert gathers.count == again * (1 + 1 + 17)
-        assert kept(parts) == [False] * len(parts)
-        assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
-    ids = torch.arange(5, 13).reshape(2, 4)
-    model(input_ids=ids, labels=ids).loss.backward()
+    for apart in (False, True):
+        model = split(adapted(), adapter=apart)
+        parts = sharded_parts(model)
+        a_layer = 1 + 7 * 2 * apart
+        assert len(parts) == 1 + 2 * a_layer
+        generate_well(model, 1 / 2, True, moment)
+        gathers = Gathers()
+        for again in (1, 2):
+            assert torch.equal(asked(model, tokens), expected)
+            assert gathers.count == again * (1 + a_layer + 17 * a_layer)
+            assert kept(parts) == [False] * len(parts)
+            assert all(type(weight).__name__ == "DTensor" for weight in model.parameters())
+        ids = torch.arange(5, 13).reshape(2, 4)
+        model(input_ids=ids, labels=ids).loss.backward()
 
 
 class Longer:
@@ -213,7 +216,7 @@ def ranks_with_unequal_shares(rank: int) -> None:
     rows = [PromptRow("apples and pears " * (1 + 9 * (place % 2)), None) for place in range(7)]
     tokenizer, rewards = tiny.tokenizer(), Longer()
     named: dict[str, Any] = {"rank": rank, "world": 2, "together": 2, "completion": 6, "window": 512}
-    for whole in (1, 0):
+    for whole in (1, 1 / 2, 0):
         base = tiny.model(seed=3).eval()
         alone = sampled(tiny.model().eval(), rows, tokenizer, rewards, OFFERS, reference=base, **named)  # type: ignore[arg-type]
         model = split(tiny.model().eval())
@@ -249,6 +252,39 @@ def test_a_model_of_one_gpu_generates_as_ever_and_is_wrapped_once() -> None:
     generate_well(model, 1, True, moment)
     assert torch.equal(asked(model, 6), expected)
     assert MOMENTS == ["generation", "over"]
+
+
+class Part(torch.nn.Module):
+    """Stands in for what FSDP has split."""
+
+    def __init__(self, **inside: torch.nn.Module) -> None:
+        super().__init__()
+        for name, module in inside.items():
+            setattr(self, name, module)
+
+
+def layers(count: int, matrices: int = 0) -> torch.nn.ModuleList:
+    return torch.nn.ModuleList(Part(**{f"m{n}": Part() for n in range(matrices)}) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [(0, []), (1 / 8, [0]), (3 / 8, [0, 1, 2]), (7 / 8, list(range(7)))],
+)
+def test_layers_are_counted_that_read_text_with_all_that_is_inside(
+    monkeypatch: pytest.MonkeyPatch, whole: float, expected: list[int]
+) -> None:
+    monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", Part)
+    plain = torch.nn.Module
+    model: Any = Part(visual=plain(), language_model=plain(), head=Part())
+    model.visual.blocks = layers(5)
+    model.language_model.layers = layers(8, matrices=3)
+    model.language_model.norm = Part()
+    found = kept_parts(model, whole)
+    text = model.language_model.layers
+    named = [part for number in expected for part in text[number].modules()]
+    assert found == ([model, *named] if whole else [])
+    assert len(kept_parts(model, 1)) == 1 + 5 + 8 * 4 + 1 + 1
 
 
 def test_all_ranks_make_as_many_rounds_and_every_row_counts_once() -> None:

@@ -122,7 +122,7 @@ def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completi
     third = next_after_oom(second, OutOfMemory(moment="generation"))
     assert third is not None
     assert third.oom_steps[-1].startswith("effective_batch_size")
-    # Micro batches and checkpointing change nothing about what is generated; more cards do, layer by layer.
+    # Micro batches and checkpointing change nothing about what is generated; more cards do, with none kept.
     rest = _ladder(third, moment="generation", available=8)[1:]
     assert {one.oom_steps[-1].split()[0] for one in rest} <= {"effective_batch_size", "sequence_len", "gpus"}
     assert rest[-1].gpus.count == 8

@@ -169,8 +169,12 @@ async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(house: Ho
     assert run_of(house, job, 2).resume_from is None
 
 
-async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(tmp_path: Path) -> None:
-    async with opened(tmp_path / "data", replace(FAST, stall_min_s=2.0)) as house:
+@pytest.mark.parametrize(("poll_s", "stall_min_s"), [(FAST.poll_s, 2.0), (0.3, 0.5)])
+async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(
+    tmp_path: Path, poll_s: float, stall_min_s: float
+) -> None:
+    pace = replace(FAST, poll_s=poll_s, stall_min_s=stall_min_s)
+    async with opened(tmp_path / "data", pace) as house:
         await hung_once(house)
 
 
