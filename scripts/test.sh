@@ -15,19 +15,21 @@ if [ -z "$training" ]; then
 fi
 export GOD_MINER_TRAINING_PYTHON="$training"
 
-computing=tests/core
+computing="tests/core tests/trainer tests/benchmarks"
 log=$(mktemp)
 daemon=
 failed=0
 trap 'rm -f "$log"' EXIT
 trap 'kill $daemon 2>/dev/null; exit 130' INT TERM
 echo "== the daemon's tests, beside those of the training stack; their output comes after it"
-"$bin/python" -m pytest --ignore="$computing" >"$log" 2>&1 &
+# shellcheck disable=SC2046,SC2086 # words, all of them
+"$bin/python" -m pytest $(printf -- '--ignore=%s ' $computing) >"$log" 2>&1 &
 daemon=$!
 # The daemon's tests watch clocks; these only compute.
 nice -n 19 "$training" scripts/training_tests.py "$bin/../training-tests" || failed=1
-echo "== the tests of what daemon and trainer share"
-"$bin/python" -m pytest "$computing" || failed=1
+echo "== the tests that only compute, with the daemon's packages"
+# shellcheck disable=SC2086
+"$bin/python" -m pytest $computing || failed=1
 echo "== the daemon's tests"
 tail -n +1 -f --pid="$daemon" "$log"
 wait "$daemon" || exit 1
