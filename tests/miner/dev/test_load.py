@@ -1,6 +1,7 @@
 import math
 import threading
 import time
+from ipaddress import ip_address
 
 import pytest
 from bittensor_core import Keypair
@@ -158,10 +159,18 @@ def test_nobody_listening_is_a_failure_per_request_and_no_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:7999", "http://127.1.2.3:80/", "http://[::1]:7999", "http://localhost:7999"]
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:7999", 7999),
+        ("http://127.1.2.3:80/", 80),
+        ("http://[::1]:7999", 7999),
+        ("http://localhost:7999", 7999),
+    ],
 )
-def test_loopback_in_any_spelling_may_be_loaded(url: str) -> None:
-    loopback_address(url)
+def test_loopback_in_any_spelling_may_be_loaded(url: str, expected: int) -> None:
+    host, port = loopback_address(url)
+    assert ip_address(host).is_loopback
+    assert port == expected
 
 
 @pytest.mark.parametrize(

@@ -174,11 +174,7 @@ async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_onc
     tmp_path: Path, poll_s: float, stall_min_s: float
 ) -> None:
     pace = replace(FAST, poll_s=poll_s, stall_min_s=stall_min_s)
-    async with opened(tmp_path / "data", pace) as house:
-        await hung_once(house)
 
-
-async def hung_once(house: House) -> None:
     async def hangs(trainer: Trainer) -> None:
         for number in range(1, 12):
             trainer.step(number)
@@ -186,15 +182,16 @@ async def hung_once(house: House) -> None:
         trainer.checkpoint(11)
         await asyncio.sleep(60)
 
-    house.engine.scripts = [hangs]
-    job = await house.start()
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert await ends(house, job) == [EndReason.HUNG, EndReason.TRAINED]
-    first = (await house.attempts(job))[0]
-    assert "no step for" in first.detail
-    assert house.engine.dumped == [first.key]
-    assert run_of(house, job, 2).resume_from is not None
-    assert ("job_hung", f"job {job}: {first.detail}") in [(kind, text) for kind, text in house.alerts]
+    async with opened(tmp_path / "data", pace) as house:
+        house.engine.scripts = [hangs]
+        job = await house.start()
+        assert (await house.over_within(job)).state is JobState.DONE
+        assert await ends(house, job) == [EndReason.HUNG, EndReason.TRAINED]
+        first = (await house.attempts(job))[0]
+        assert "no step for" in first.detail
+        assert house.engine.dumped == [first.key]
+        assert run_of(house, job, 2).resume_from is not None
+        assert ("job_hung", f"job {job}: {first.detail}") in house.alerts
 
 
 async def test_time_in_which_nobody_looked_is_no_silence(house: House) -> None:
