@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from core.budget import Verdict
+from core.choices import Engine
 from core.data import DatasetFacts
 from core.model_facts import facts_from_config
 from core.models import ModelFacts
@@ -36,7 +38,10 @@ def model_facts(folder: Path, model_id: str) -> ModelFacts:
     return facts_from_config(config, model_id)
 
 
-def own_plan(run: RunSpec, model: ModelFacts, data: DatasetFacts) -> TrainingPlan:
+def own_plan(
+    run: RunSpec, model: ModelFacts, data: DatasetFacts, engines: Collection[Engine] = ()
+) -> TrainingPlan:
+    """The plan; with `engines` given, for one of those that this image has."""
     hardware = machine(Path(run.work_dir))
     # Not for pictures: their engines have a torch of their own, which may see more than we do.
     if hardware.gpus.is_cpu and run.task_type.is_text and (cards := unusable_gpus()):
@@ -51,6 +56,10 @@ def own_plan(run: RunSpec, model: ModelFacts, data: DatasetFacts) -> TrainingPla
     )
     name = os.environ.get(PROFILE_VARIABLE) or (PROFILE_CPU if hardware.gpus.is_cpu else PROFILE)
     profile = resolve(load_profile(name), run.task_type, model)
+    if engines and profile.targets.engine not in engines:
+        # Flux trains with either image engine, and validators' rules differ on the image that it gets.
+        targets = profile.targets.model_copy(update={"engine": next(iter(engines))})
+        profile = profile.model_copy(update={"targets": targets})
     # Nobody can be refused here, so what the profile keeps free for a daemon's publishing is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})

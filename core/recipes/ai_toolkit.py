@@ -228,6 +228,12 @@ def _model(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> Config:
         "name_or_path": inputs.model_path,
         "quantize": image.quantize_base,
         "quantize_te": image.quantize_base,
+        # The adapter was made for 3 bits. A base that fits as it is stays as it is.
+        **(
+            {"qtype": f"uint3|{parts.recovery_adapter}"}
+            if image.quantize_base and parts.recovery_adapter
+            else {}
+        ),
         "assistant_lora_path": parts.assistant_lora,
         "unconditional_lora_path": parts.unconditional_lora,
         "model_kwargs": {key: value for key, value in elsewhere.items() if value} or None,

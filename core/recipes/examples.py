@@ -50,7 +50,7 @@ def example_inputs(task: TaskType, model: str = "base-model", port: int = 29500)
             t5xxl=f"{cache}/t5xxl.safetensors",
             ae=f"{cache}/ae.safetensors",
             text_encoder=f"{cache}/text-encoder",
-            vae=f"{cache}/vae",
+            vae=f"{cache}/{model.replace('/', '--')}",
         ),
         port=port,
     )

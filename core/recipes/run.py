@@ -22,8 +22,9 @@ class ImageFiles(Record):
     clip_l: str | None = None
     t5xxl: str | None = None
     ae: str | None = None
-    #: krea2 and ideogram4: folder of the text encoder. krea2: folder of the VAE.
+    #: krea2 and ideogram4: directory of the text encoder.
     text_encoder: str | None = None
+    #: krea2: the directory that holds the VAE's own, called `vae`.
     vae: str | None = None
     #: krea2: the weight file, where the model's folder holds several.
     checkpoint_filename: str | None = None
@@ -31,6 +32,8 @@ class ImageFiles(Record):
     assistant_lora: str | None = None
     #: ideogram4: the adapter of the negative pass.
     unconditional_lora: str | None = None
+    #: qwen-image: the adapter that makes up for a base quantised to 3 bits.
+    recovery_adapter: str | None = None
 
 
 class RunInputs(Record):

@@ -130,7 +130,7 @@ def shown_inputs(run: RunSpec, plan: TrainingPlan, config: Path) -> RunInputs:
             t5xxl=str(parts / "t5xxl_fp16.safetensors"),
             ae=str(parts / "ae.safetensors"),
             text_encoder=str(parts / "text_encoder"),
-            vae=str(parts / "vae"),
+            vae=str(parts),
         )
         if run.dataset is None
         else ImageFiles(),

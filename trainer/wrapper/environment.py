@@ -28,7 +28,24 @@ OFFLINE = {
 
 
 def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Ours, the plan's on top, and Python's own search path with our packages first."""
+    """For a child that runs our code: the plan's variables over ours, our packages first on its path."""
+    found = _offline(work, more)
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    found["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT), *inherited])
+    # The engine's folder has modules with names of their own; the working folder must not be searched.
+    found["PYTHONSAFEPATH"] = "1"
+    return found
+
+
+def engine_environment(work: Path, more: Mapping[str, str]) -> dict[str, str]:
+    """For an image engine: it imports its own modules from its script's directory, and nothing of ours."""
+    found = _offline(work, more)
+    found.pop("PYTHONPATH", None)
+    found.pop("PYTHONSAFEPATH", None)
+    return found
+
+
+def _offline(work: Path, more: Mapping[str, str]) -> dict[str, str]:
     caches = _caches(work)
     for folder in {*caches.values()}:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -36,10 +53,6 @@ def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...]
     # torch asks for the user's name where it makes up a cache folder; a uid without an entry has none.
     found.setdefault("USER", "trainer")
     found.setdefault("LOGNAME", found["USER"])
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    found["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT), *inherited])
-    # The engine's folder has modules with names of their own; the working folder must not be searched.
-    found["PYTHONSAFEPATH"] = "1"
     return found
 
 

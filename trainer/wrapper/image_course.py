@@ -3,26 +3,28 @@ us."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.choices import Engine
 from core.model_facts import image_facts as model_of
 from core.plan import TrainingPlan
 from core.recipes.render import render
-from core.recipes.run import RunInputs
+from core.recipes.run import ImageFiles, RunInputs
 from core.run_files import RunEnd, RunResult, RunSpec
 from core.tasks import ImageModelType
 from trainer.callbacks.failures import end_of, is_disk_full
 from trainer.callbacks.report import Report
+from trainer.errors import BadModel
 from trainer.inputs.images import PreparedImages, prepare_images
 from trainer.own_plan import own_plan
 from trainer.wrapper.course import free_port
-from trainer.wrapper.environment import child_environment
+from trainer.wrapper.environment import engine_environment
 from trainer.wrapper.files import LAST, is_whole
 from trainer.wrapper.image_files import hub_cache, image_files, model_path
 from trainer.wrapper.image_watch import ImageWatch
@@ -37,6 +39,7 @@ from trainer.wrapper.verdict import Attempt, judged
 PYTHON_VARIABLE = "GOD_MINER_ENGINE_PYTHON"
 KOHYA_VARIABLE, KOHYA = "GOD_MINER_KOHYA", "/app/sd-scripts"
 TOOLKIT_VARIABLE, TOOLKIT = "GOD_MINER_AI_TOOLKIT", "/app/ai-toolkit"
+_DIRECTORIES = {Engine.KOHYA: (KOHYA_VARIABLE, KOHYA), Engine.AI_TOOLKIT: (TOOLKIT_VARIABLE, TOOLKIT)}
 #: Between ending the engine and `end_by`: the last file is put in place.
 PLACE_S, PLACE_SHARE = 10.0, 0.1
 #: An engine that says nothing for so long while it loads, encodes or trains hangs.
@@ -45,6 +48,8 @@ HANG_S = 1500.0
 FILES = 4
 #: Lines of the configuration check that are told.
 MOST_SAID = 10
+
+log = logging.getLogger(__name__)
 
 Start = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], Running]
 
@@ -56,6 +61,8 @@ class ImageCourse:
     retries: bool
     start: Start = Child
     launches: int = 0
+    #: What lies outside the model's own directory, found once.
+    parts: ImageFiles = field(default_factory=ImageFiles)
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
@@ -65,11 +72,17 @@ class ImageCourse:
     def follow(self) -> RunResult:
         self.report.stage("data", "pictures are unpacked and looked at")
         model = model_path(Path(self.run.model_path))
+        self.parts, warnings = image_files(self.kind, model)
+        for warning in warnings:
+            log.warning("%s", warning)
+            self.report.note("missing", warning)
         pictures, plan = self._prepared()
         for note in (*pictures.notes, *plan.notes):
             self.report.note("plan", note)
         if not plan.verdict.feasible:
             return self._concluded(Attempt(RunEnd.INFEASIBLE, plan.verdict.reason), None)
+        if plan.engine is Engine.AI_TOOLKIT and self.kind is ImageModelType.FLUX:
+            _check_flux_layout(model)
         remedies: list[Remedy] = []
         may_refit = True
         while True:
@@ -94,7 +107,7 @@ class ImageCourse:
         if self.run.plan_path is not None:
             plan = TrainingPlan.from_json(Path(self.run.plan_path).read_bytes())
         else:
-            plan = own_plan(self.run, model_of(self.run.model_id, self.kind), first.facts)
+            plan = own_plan(self.run, model_of(self.run.model_id, self.kind), first.facts, engines_here())
         if plan.image is None or plan.image.repeats == first.facts.image_repeats:
             return first, plan
         return prepare_images(self.run, folder, repeats=plan.image.repeats, seed=plan.seed), plan
@@ -117,9 +130,10 @@ class ImageCourse:
             self.run, plan, output, self._hard_end, self.report, may_refit=may_refit and self._in_time
         )
         watch.submission.prepare()
-        env = child_environment(self.work, {**rendered.env, **self._caches()})
+        env = engine_environment(self.work, {**rendered.env, **self._caches()})
         self.report.stage("train", f"{plan.engine}, {plan.steps.total:,} steps")
-        child = self.start(rendered.command, env, self._folder(plan), watch.heard)
+        # Both engines import their own modules from where they are started.
+        child = self.start(rendered.command, env, engine_directory(plan.engine), watch.heard)
         signs = (Path(self.run.progress_path),)
         limits = Limits(self._hard_end, signs=signs, hang_s=HANG_S, more=watch.look)
         ended = supervise(child, limits, self.stop)
@@ -146,25 +160,17 @@ class ImageCourse:
             work_dir=str(self.work),
             config_dir=str(launch),
             plan_path=str(launch / "plan.json"),
-            image=image_files(self.kind, model),
+            image=self.parts,
             port=plan.launch.port or free_port(),
-            kohya_dir=os.environ.get(KOHYA_VARIABLE, KOHYA),
-            ai_toolkit_dir=os.environ.get(TOOLKIT_VARIABLE, TOOLKIT),
+            kohya_dir=str(engine_directory(Engine.KOHYA)),
+            ai_toolkit_dir=str(engine_directory(Engine.AI_TOOLKIT)),
             python=os.environ.get(PYTHON_VARIABLE, "python"),
         )
 
-    def _folder(self, plan: TrainingPlan) -> Path:
-        """Both engines import their own modules from where they are started."""
-        if plan.engine is Engine.KOHYA:
-            return Path(os.environ.get(KOHYA_VARIABLE, KOHYA))
-        return Path(os.environ.get(TOOLKIT_VARIABLE, TOOLKIT))
-
     def _caches(self) -> dict[str, str]:
-        """Tokenizers are looked up by name: they lie in the validator's cache, which may not be written. And
-        the engines' own imports need the script's folder, which a safe path leaves out."""
+        """Tokenizers are loaded by name from the validator's cache, which cannot be written."""
         cache = hub_cache()
-        found = {"PYTHONSAFEPATH": "", "PYTHONPATH": ""}
-        return {**found, "HF_HUB_CACHE": str(cache)} if cache else found
+        return {"HF_HUB_CACHE": str(cache)} if cache else {}
 
     def _judged(self, ended: Ended, watch: ImageWatch, output: Path) -> Attempt:
         """Exit code 0 proves nothing: sd-scripts ends with it when it finds no pictures."""
@@ -195,6 +201,25 @@ class ImageCourse:
     def _concluded(self, attempt: Attempt, watch: ImageWatch | None) -> RunResult:
         steps = watch.step.step if watch is not None and watch.step else 0
         return conclude(self.run, attempt.end, attempt.detail, steps=steps, moment=attempt.moment)
+
+
+def _check_flux_layout(model: Path) -> None:
+    """ai-toolkit reads Flux as diffusers directories; a single weight file is for sd-scripts alone."""
+    if not (model / "transformer").is_dir():
+        raise BadModel(
+            f"{model} has no transformer directory: ai-toolkit, the only engine in this image, loads Flux"
+            " from the diffusers layout; standalone-image-trainer.dockerfile has sd-scripts, which trains it"
+        )
+
+
+def engine_directory(engine: Engine) -> Path:
+    variable, default = _DIRECTORIES[engine]
+    return Path(os.environ.get(variable, default))
+
+
+def engines_here() -> list[Engine]:
+    """The image engines that this container has."""
+    return [engine for engine in _DIRECTORIES if engine_directory(engine).is_dir()]
 
 
 def fewer_steps(plan: TrainingPlan, total: int) -> TrainingPlan:

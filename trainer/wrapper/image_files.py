@@ -1,11 +1,14 @@
-"""Where an image model and its parts lie: in the model's folder, in the engine's image, in the hub's
-cache."""
+"""Find an image model and its parts: in its own directory, in the engine's image, in the validator's cache.
+
+Validators put some parts into the hub's own layout (`models--owner--name/snapshots/…`) and others beside it
+under plain names: directories called `owner--name` and single files.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from core.recipes.run import ImageFiles
 from core.tasks import ImageModelType
@@ -13,12 +16,46 @@ from trainer.errors import BadModel
 
 #: What the kohya image carries of Flux besides the model itself.
 FLUX_VARIABLE, FLUX = "GOD_MINER_FLUX", "/app/flux"
-#: Repositories that engines would look up by name; a tournament's cache holds some of them.
-_ENCODERS = {
-    ImageModelType.KREA2: ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen-Image"),
-    ImageModelType.IDEOGRAM4: ("Qwen/Qwen3-VL-8B-Instruct", None),
+#: Where a tournament's validator mounts its cache.
+CACHE = Path("/cache/hf_cache")
+#: The text encoder that ai-toolkit would fetch from the hub by name.
+_TEXT_ENCODERS = {
+    ImageModelType.KREA2: "Qwen/Qwen3-VL-4B-Instruct",
+    ImageModelType.IDEOGRAM4: "Qwen/Qwen3-VL-8B-Instruct",
 }
-_ASSISTANT = "ostris/zimage_turbo_training_adapter"
+#: ai-toolkit reads krea2's VAE from the `vae` directory in this repository, or in the directory it is given.
+_KREA2_VAE = "Qwen/Qwen-Image"
+
+
+class Adapter(NamedTuple):
+    """A small weight file beside the model: the field of `ImageFiles`, its repository and its name."""
+
+    field: str
+    repository: str
+    pattern: str
+    purpose: str
+
+
+_ADAPTERS = {
+    ImageModelType.Z_IMAGE: Adapter(
+        "assistant_lora",
+        "ostris/zimage_turbo_training_adapter",
+        "zimage_turbo_training_adapter*.safetensors",
+        "a turbo model loses its few-step quality without it",
+    ),
+    ImageModelType.QWEN_IMAGE: Adapter(
+        "recovery_adapter",
+        "ostris/accuracy_recovery_adapters",
+        "qwen_image_torchao_uint3.safetensors",
+        "a quantised base falls back to 8 bits",
+    ),
+    ImageModelType.IDEOGRAM4: Adapter(
+        "unconditional_lora",
+        "ostris/ideogram_4_unconditional_lora",
+        "ideogram_4_unconditional_lora*.safetensors",
+        "the negative pass runs without it",
+    ),
+}
 
 
 def model_path(path: Path) -> Path:
@@ -37,56 +74,73 @@ def model_path(path: Path) -> Path:
     return path
 
 
-def image_files(kind: ImageModelType, model: Path) -> ImageFiles:
-    """The parts outside the model, as far as they are found."""
+def image_files(kind: ImageModelType, model: Path) -> tuple[ImageFiles, list[str]]:
+    """The parts outside the model, and a warning for each that the family wants and nobody provides."""
+    directory = model if model.is_dir() else model.parent
+    parts: dict[str, str | None] = {}
     if kind is ImageModelType.FLUX:
-        places = [model if model.is_dir() else model.parent, Path(os.environ.get(FLUX_VARIABLE, FLUX))]
-        return ImageFiles(
-            clip_l=_first(places, "clip_l*.safetensors"),
-            t5xxl=_first(places, "t5xxl*.safetensors"),
-            ae=_first(places, "ae*.safetensors"),
-        )
-    if kind in _ENCODERS:
-        encoder, vae = _ENCODERS[kind]
-        return ImageFiles(
-            text_encoder=_snapshot(encoder),
-            vae=_snapshot(vae) if vae else None,
-            checkpoint_filename=_only_weights(model),
-        )
-    if kind is ImageModelType.Z_IMAGE:
-        folder = _snapshot(_ASSISTANT)
-        return ImageFiles(assistant_lora=_first([Path(folder)], "*v2*.safetensors") if folder else None)
-    return ImageFiles()
+        places = [directory, Path(os.environ.get(FLUX_VARIABLE, FLUX))]
+        parts = {part: _first(places, f"{part}*.safetensors") for part in ("clip_l", "t5xxl", "ae")}
+    if kind in _TEXT_ENCODERS:
+        parts["text_encoder"] = _repository(_TEXT_ENCODERS[kind])
+        parts["checkpoint_filename"] = _largest_of_several(model)
+    if kind is ImageModelType.KREA2:
+        parts["vae"] = str(directory) if (directory / "vae").is_dir() else _repository(_KREA2_VAE)
+    if kind not in _ADAPTERS:
+        return ImageFiles(**parts), []
+    adapter = _ADAPTERS[kind]
+    parts[adapter.field] = _file(adapter.repository, adapter.pattern)
+    missing = f"{kind}: no {adapter.pattern} in {', '.join(map(str, hub_caches()))}: {adapter.purpose}"
+    return ImageFiles(**parts), [] if parts[adapter.field] else [missing]
 
 
 def _first(places: list[Path], pattern: str) -> str | None:
-    found = (path for place in places if place.is_dir() for path in sorted(place.rglob(pattern)))
-    return next((str(path) for path in found), None)
+    matches = (path for place in places if place.is_dir() for path in sorted(place.rglob(pattern)))
+    return next((str(path) for path in matches), None)
 
 
-def _only_weights(model: Path) -> str | None:
+def _largest_of_several(model: Path) -> str | None:
+    """The name of the weight file to load, where the model's directory has several."""
     weights = (
-        sorted(model.glob("*.safetensors"), key=lambda one: one.stat().st_size) if model.is_dir() else []
+        sorted(model.glob("*.safetensors"), key=lambda file: file.stat().st_size) if model.is_dir() else []
     )
     return weights[-1].name if len(weights) > 1 else None
 
 
-def hub_caches() -> Iterator[Path]:
-    """Folders with `models--owner--name` in them, by what validators set and mount."""
-    for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HOME"):
-        if value := os.environ.get(name):
-            yield from (Path(value), Path(value) / "hub")
-    yield from (Path("/cache/hf_cache"), Path("/cache/hf_cache/hub"))
+def hub_caches() -> list[Path]:
+    """Directories that may hold cached models, most specific first, by what validators set and mount."""
+    roots = [
+        Path(os.environ[name])
+        for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HOME")
+        if os.environ.get(name)
+    ]
+    caches = [place for root in (*roots, CACHE) for place in (root, root / "hub")]
+    return list(dict.fromkeys(caches))
 
 
 def hub_cache() -> Path | None:
-    """The first that has anything."""
-    return next((one for one in hub_caches() if one.is_dir() and any(one.glob("models--*"))), None)
+    """The first cache in the hub's own layout that has anything."""
+    return next((cache for cache in hub_caches() if cache.is_dir() and any(cache.glob("models--*"))), None)
 
 
-def _snapshot(repository: str) -> str | None:
+def _repository(name: str) -> str | None:
+    """A repository's directory: under its plain name, or the newest snapshot in the hub's layout."""
+    plain = name.replace("/", "--")
     for cache in hub_caches():
-        found = sorted(cache.glob(f"models--{repository.replace('/', '--')}/snapshots/*"))
-        if found:
-            return str(found[-1])
+        if (cache / plain).is_dir():
+            return str(cache / plain)
+        if snapshots := sorted(
+            cache.glob(f"models--{plain}/snapshots/*"), key=lambda path: path.stat().st_mtime
+        ):
+            return str(snapshots[-1])
     return None
+
+
+def _file(repository: str, pattern: str) -> str | None:
+    """A repository's file, flat in a cache or in the repository's directory; of several the last by name."""
+    for cache in hub_caches():
+        if flat := sorted(path for path in cache.glob(pattern) if path.is_file()):
+            return str(flat[-1])
+    directory = _repository(repository)
+    matches = sorted(Path(directory).glob(pattern)) if directory else []
+    return str(matches[-1]) if matches else None

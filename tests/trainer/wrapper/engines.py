@@ -48,8 +48,11 @@ def trouble(step, total):
     return float("nan") if FAULT == "nan" and step > total // 2 else 1 / (1 + step)
 """
 
+#: Imports a package beside itself, as sd-scripts does.
 KOHYA = """
 import argparse, glob, tomllib
+
+import library
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--config_file", required=True)
@@ -119,6 +122,8 @@ def lay_out(folder: Path, python: str) -> dict[str, str]:
         one.mkdir(parents=True)
     for name in ("sdxl_train_network.py", "flux_train_network.py"):
         (kohya / name).write_text(textwrap.dedent(COMMON + KOHYA), encoding="utf-8")
+    (kohya / "library").mkdir()
+    (kohya / "library" / "__init__.py").touch()
     (toolkit / "run.py").write_text(textwrap.dedent(COMMON + TOOLKIT), encoding="utf-8")
     for name, text in (("accelerate", ACCELERATE), ("python", f'#!/bin/sh\nexec {python} "$@"\n')):
         (programs / name).write_text(text, encoding="utf-8")

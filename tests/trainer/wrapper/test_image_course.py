@@ -31,7 +31,6 @@ from trainer.wrapper.image_course import fewer_steps
 from trainer.wrapper.processes import descendants
 
 ROOT = Path(__file__).parents[3]
-FAMILIES = [ImageModelType.SDXL, ImageModelType.FLUX, ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE]
 
 
 def image_run(folder: Path, kind: ImageModelType, seconds: float = 60.0, **changes: Any) -> RunSpec:
@@ -100,19 +99,54 @@ def events(run: RunSpec) -> list[Any]:
     return [line.event for line in events_in(data) if line.event is not None]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+def tournament_cache(folder: Path) -> Path:
+    """Plain directories and flat files, as a validator's downloader leaves them."""
+    for name in ("Qwen--Qwen3-VL-4B-Instruct", "Qwen--Qwen3-VL-8B-Instruct"):
+        (folder / name).mkdir(parents=True)
+    for name in (
+        "zimage_turbo_training_adapter_v2",
+        "qwen_image_torchao_uint3",
+        "ideogram_4_unconditional_lora_r16",
+    ):
+        (folder / f"{name}.safetensors").write_bytes(safetensors())
+    return folder
+
+
+@pytest.mark.parametrize("kind", ImageModelType)
 def test_each_family_is_trained_by_its_engine_and_placed_where_evaluators_look(
     tmp_path: Path, kind: ImageModelType
 ) -> None:
     run = planned(image_run(tmp_path, kind))
-    code, result = finished(run)
+    (tmp_path / "model" / "vae").mkdir()
+    # A search path of ours must not hide the engine's own modules.
+    env = {"HF_HOME": str(tournament_cache(tmp_path / "hf_cache")), "PYTHONSAFEPATH": "1"}
+    code, result = finished(run, **env)
     assert (code, result.end, result.submission) == (0, RunEnd.FINISHED, True), result.detail
+    assert not [event for event in events(run) if isinstance(event, NoteEvent) and event.kind == "missing"]
     names = sorted(path.name for path in (tmp_path / "submission").iterdir())
     assert names == ["README.md", "last.safetensors"]
     assert (tmp_path / "submission/last.safetensors").read_bytes()[-1] == 255  # the final one
     said = [event for event in events(run) if isinstance(event, StepEvent)]
     assert said[0].total == 60
     assert said[0].loss is not None
+
+
+@pytest.mark.parametrize("diffusers", [True, False])
+def test_flux_in_an_image_without_sd_scripts_is_trained_by_ai_toolkit(
+    tmp_path: Path, diffusers: bool
+) -> None:
+    """It plans for itself, as in a tournament; a single weight file is more than ai-toolkit can load."""
+    run = image_run(tmp_path, ImageModelType.FLUX)
+    if diffusers:
+        for part in ("transformer", "vae", "text_encoder", "text_encoder_2"):
+            (tmp_path / "model" / part).mkdir()
+    code, result = finished(run, GOD_MINER_KOHYA=str(tmp_path / "no-sd-scripts"))
+    if diffusers:
+        assert (code, result.submission) == (0, True), result.detail
+        assert "ai-toolkit" in next(tmp_path.glob("work/launch-1/command.txt")).read_text()
+    else:
+        assert (code, result.end) == (ExitCode.BAD_MODEL, RunEnd.BAD_MODEL)
+        assert "no transformer directory" in result.detail
 
 
 def test_for_the_daemon_it_lies_in_the_folder_that_is_published(tmp_path: Path) -> None:

@@ -19,10 +19,13 @@ def put(path: Path, size: int = 1) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache, in the place where a validator mounts its own; nothing of this machine's."""
     for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "no-cache"))
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "CACHE", tmp_path / "hf_cache")
     monkeypatch.setenv(module.FLUX_VARIABLE, str(tmp_path / "no-flux"))
+    return tmp_path / "hf_cache"
 
 
 def test_a_folder_with_one_weight_file_is_that_file(tmp_path: Path) -> None:
@@ -59,39 +62,64 @@ def test_flux_takes_its_encoders_from_the_model_and_else_from_the_image(
     t5 = put(carried / "t5xxl_fp16.safetensors")
     own = put(tmp_path / "model" / "ae.safetensors")
     put(carried / "ae.safetensors")
-    found = image_files(ImageModelType.FLUX, model)
-    assert (found.clip_l, found.t5xxl, found.ae) == (str(clip), str(t5), str(own))
+    parts, warnings = image_files(ImageModelType.FLUX, model)
+    assert (parts.clip_l, parts.t5xxl, parts.ae) == (str(clip), str(t5), str(own))
+    assert warnings == []
 
 
-def test_what_an_engine_would_download_is_taken_from_a_mounted_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "hf_cache"
-    monkeypatch.setenv("HF_HOME", str(cache))
-    snapshot = cache / "hub" / "models--Qwen--Qwen3-VL-4B-Instruct" / "snapshots" / "abc"
-    put(snapshot / "config.json")
-    found = image_files(ImageModelType.KREA2, tmp_path / "model")
-    assert found.text_encoder == str(snapshot)
-    assert found.vae is None
+def test_every_part_is_found_where_a_tournament_puts_it(tmp_path: Path, cache: Path) -> None:
+    """Plain directories and flat files beside the hub's layout; krea2's VAE in the model's own directory."""
+    model = tmp_path / "models" / "0123456789abcdef"
+    put(model / "raw.safetensors")
+    put(model / "vae" / "diffusion_pytorch_model.safetensors")
+    for encoder in ("Qwen--Qwen3-VL-4B-Instruct", "Qwen--Qwen3-VL-8B-Instruct"):
+        put(cache / encoder / "config.json")
+    z_image = put(cache / "zimage_turbo_training_adapter_v2.safetensors")
+    qwen = put(cache / "qwen_image_torchao_uint3.safetensors")
+    ideogram = put(cache / "ideogram_4_unconditional_lora_r16.safetensors")
+    put(cache / "models--openai--clip-vit-large-patch14" / "snapshots" / "1" / "vocab.json")
+    expected = {
+        ImageModelType.KREA2: {"text_encoder": str(cache / "Qwen--Qwen3-VL-4B-Instruct"), "vae": str(model)},
+        ImageModelType.IDEOGRAM4: {
+            "text_encoder": str(cache / "Qwen--Qwen3-VL-8B-Instruct"),
+            "unconditional_lora": str(ideogram),
+        },
+        ImageModelType.Z_IMAGE: {"assistant_lora": str(z_image)},
+        ImageModelType.QWEN_IMAGE: {"recovery_adapter": str(qwen)},
+    }
+    for kind, wanted in expected.items():
+        parts, warnings = image_files(kind, model)
+        assert parts.model_dump(exclude_none=True) == wanted, kind
+        assert warnings == [], kind
+    assert hub_cache() == cache
+
+
+def test_every_part_is_found_in_the_layout_of_the_hub(tmp_path: Path, cache: Path) -> None:
+    def repository(name: str, file: str) -> Path:
+        return put(cache / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / "abc" / file)
+
+    encoder = repository("Qwen/Qwen3-VL-4B-Instruct", "config.json").parent
+    vae = repository("Qwen/Qwen-Image", "vae/config.json").parent.parent
+    repository("ostris/zimage_turbo_training_adapter", "zimage_turbo_training_adapter_v1.safetensors")
+    newer = repository("ostris/zimage_turbo_training_adapter", "zimage_turbo_training_adapter_v2.safetensors")
+    krea2, _ = image_files(ImageModelType.KREA2, tmp_path / "model")
+    assert (krea2.text_encoder, krea2.vae) == (str(encoder), str(vae))
+    z_image, warnings = image_files(ImageModelType.Z_IMAGE, tmp_path / "model")
+    assert (z_image.assistant_lora, warnings) == (str(newer), [])
     assert hub_cache() == cache / "hub"
+
+
+def test_an_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
+    for kind in (ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE, ImageModelType.IDEOGRAM4):
+        parts, warnings = image_files(kind, tmp_path / "model")
+        assert parts.model_dump(exclude_none=True) == {}
+        assert len(warnings) == 1
+        assert kind.value in warnings[0]
+        assert ".safetensors" in warnings[0]
 
 
 def test_of_several_weight_files_the_largest_is_the_model(tmp_path: Path) -> None:
     put(tmp_path / "model" / "a_vae.safetensors", 10)
     put(tmp_path / "model" / "transformer.safetensors", 1000)
-    assert image_files(ImageModelType.KREA2, tmp_path / "model").checkpoint_filename == (
-        "transformer.safetensors"
-    )
-
-
-def test_z_images_assistant_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    folder = tmp_path / "models--ostris--zimage_turbo_training_adapter" / "snapshots" / "1"
-    put(folder / "zimage_turbo_training_adapter_v1.safetensors")
-    newer = put(folder / "zimage_turbo_training_adapter_v2.safetensors")
-    assert image_files(ImageModelType.Z_IMAGE, tmp_path / "model").assistant_lora == str(newer)
-
-
-def test_without_any_of_it_the_engine_is_left_to_its_names(tmp_path: Path) -> None:
-    found = image_files(ImageModelType.FLUX, tmp_path)
-    assert (found.clip_l, found.t5xxl, found.ae) == (None, None, None)
+    parts, _ = image_files(ImageModelType.KREA2, tmp_path / "model")
+    assert parts.checkpoint_filename == "transformer.safetensors"
