@@ -5,7 +5,7 @@ TRAINING ?= .venv-training
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install training demo test lint format type walls check bench docs lock clean
+.PHONY: help install training demo test lint format type walls check bench docs lock lock-check clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -67,8 +67,11 @@ docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, pol
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
-lock: ## rewrite constraints.txt from what the resolver picks today
-	sh scripts/lock.sh $(PYTHON)
+lock: ## resolve both constraint files anew, for plain PyPI, without installing
+	$(PYTHON) scripts/lock.py write
+
+lock-check: ## whether all that the Makefile and the Dockerfiles install resolves on plain PyPI
+	$(PYTHON) scripts/lock.py check
 
 clean: ## forget the environment and the caches
 	rm -rf $(VENV) $(TRAINING) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
