@@ -3,40 +3,40 @@ PYTHON ?= python3
 VENV   ?= .venv
 TRAINING ?= .venv-training
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip --disable-pip-version-check
+# What `make training` made trains the demo as well; else it gets a small environment of its own.
+DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test lint format type walls check bench docs lock clean
+.PHONY: help install training demo test lint format type walls check bench docs lock lock-check clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-install: $(VENV)/.installed ## the daemon and all the demo needs, into .venv
+install: $(VENV)/.installed ## the daemon, into .venv (0.2 GB)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "god-miner needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=python3.12, say")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt -e .
+	@$(PYTHON) scripts/install.py daemon $(VENV)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@$(PYTHON) scripts/install.py dev $(VENV)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) install -q -c constraints.txt -e '.[dev,bench]'
+	@$(PYTHON) scripts/install.py bench $(VENV)
 	@touch $@
 
-training: $(TRAINING)/.installed ## the training stack, in an environment of its own (4 GB): for plans held against the real engine
+training: $(TRAINING)/.installed ## torch and Axolotl, into .venv-training (CPU: 3 GB, CUDA: 9 GB)
 
-# torch first and alone: axolotl's own range would fetch another build of it.
 $(TRAINING)/.installed: constraints-training.txt
-	$(PYTHON) -m venv $(TRAINING)
-	$(TRAINING)/bin/pip install -q --disable-pip-version-check torch==2.13.0
-	$(TRAINING)/bin/pip install -q --disable-pip-version-check -c constraints-training.txt axolotl==0.19.0
+	@$(PYTHON) scripts/install.py training $(TRAINING)
 	@touch $@
 
-demo: $(VENV)/.installed ## the main job on embedded defaults: no GPU, Docker, wallet or chain
-	@$(BIN)/god-miner dev demo
+demo: $(VENV)/.installed $(DEMO)/.installed ## train and publish a small model: no GPU, Docker, wallet, chain or hub
+	@TRAINER_PYTHON=$(abspath $(DEMO)/bin/python) $(BIN)/god-miner dev demo
+
+.venv-demo/.installed: constraints-training.txt
+	@$(PYTHON) scripts/install.py demo .venv-demo
+	@touch $@
 
 test: $(VENV)/.dev ## every test; those of the training stack where `make training` has run
 	@sh scripts/test.sh $(BIN) "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))}"
@@ -67,8 +67,11 @@ docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, pol
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
-lock: ## rewrite constraints.txt from what the resolver picks today
-	sh scripts/lock.sh $(PYTHON)
+lock: ## resolve both constraint files anew, for plain PyPI, without installing
+	$(PYTHON) scripts/lock.py write
 
-clean: ## forget the environment and the caches
-	rm -rf $(VENV) $(TRAINING) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+lock-check: ## whether all that the Makefile and the Dockerfiles install resolves on plain PyPI
+	$(PYTHON) scripts/lock.py check
+
+clean: ## remove the environments and the caches
+	rm -rf $(VENV) $(TRAINING) .venv-demo .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

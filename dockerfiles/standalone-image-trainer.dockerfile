@@ -15,7 +15,7 @@ COPY constraints.txt /app/god-miner/constraints.txt
 # A Python that runs on any glibc, and the three packages that the wrapper needs.
 RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python ${PYTHON_VERSION} /opt/god-miner/venv \
     && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
-        pydantic pyyaml nvidia-ml-py==12.560.30 \
+        pydantic pyyaml nvidia-ml-py \
     && rm -rf /root/.cache/uv \
     # The engine goes on with the Python it came with, whatever comes first on the path from here on.
     && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python)" > /opt/god-miner/engine-python \

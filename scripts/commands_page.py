@@ -36,4 +36,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")  # noqa: T201
+    print(page(), end="")

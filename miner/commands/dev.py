@@ -201,7 +201,7 @@ def load(
 
 
 @app.command()
-def demo(
+def tour(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Keep keys, log and database here. Default: nothing is kept.")
     ] = None,
@@ -209,24 +209,38 @@ def demo(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for submissions of what was started.")
     ] = 0.0,
-    train: Annotated[bool, typer.Option(help="Also train and publish a little model, for real.")] = True,
     json: AsJson = False,
 ) -> None:
-    """Start a miner on loopback, send it one of every request, show what came back; then one real job."""
+    """Start a miner on loopback, send it one of every request, show what came back. Nothing is trained."""
     from miner.dev import show
-    from miner.dev.demo import run_demo, somewhere
-    from miner.dev.demo_job import run_job
+    from miner.dev.tour import run_tour, somewhere
 
     with somewhere(folder) as place:
         on_step = show.progress if patience else None
-        result = run_demo(place, seed=seed, patience_s=patience, on_step=on_step)
-        trained = None
-        if train:
-            with show.JobProgress() as told:
-                trained = run_job(place / "job", told)
+        result = run_tour(place, seed=seed, patience_s=patience, on_step=on_step)
+    show.tour(result, json)
+    if not result.held:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keep the model, keys and logs here. Default: nothing is kept."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train and publish a small model for real, from the offer to what the validator is told."""
+    from miner.dev import show
+    from miner.dev.demo import run_demo
+    from miner.dev.tour import somewhere
+
+    with somewhere(folder) as place, show.DemoProgress() as told:
+        result = run_demo(place, told)
     # Only now, so that a folder which is gone is not pointed at.
-    show.demo(result, trained, json)
-    if not result.held or (trained is not None and not trained.held):
+    show.demo(result, json)
+    if not result.held:
         raise typer.Exit(1)
 
 

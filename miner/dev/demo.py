@@ -1,200 +1,238 @@
-"""The tour behind `make demo`: every request a validator can send, to a real daemon in a process of its own.
+"""One real job from offer to published model, on the embedded defaults: no GPU, Docker, wallet, chain or hub.
 
-Each stop has an expectation; the demo has failed when one does not hold. With patience it also waits for
-the submissions of what it started.
+A development validator offers a little task, starts it, and asks for the submission until there is one; the
+daemon fetches model and rows from a site on loopback, trains in a process of its own, and publishes into a
+folder. What the validator is told is then checked against what lies there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import tempfile
+import hashlib
+import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from random import Random
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
+import httpx
+
+from core.plan import TrainingPlan
+from core.run_files import PLAN_FILE, RESULT_FILE, RunResult
+from core.submission.model_hash import model_hash
 from core.tasks import TaskType
-from core.wire import TournamentType
-from miner.dev import stack
-from miner.dev.client import Exchange, Forger, ValidatorClient
+from miner.dev import little, stack
+from miner.dev.client import ValidatorClient
 from miner.dev.reading import Outcome
-from miner.dev.samples import SampleTask, sample_task
+from miner.dev.samples import SampleTask
+from miner.dev.site import Site
+from miner.engines.choose import NoEngine, training_interpreter
+from miner.settings import load_settings
 
-#: Room for all the tour's tasks at once, and a repository to enter in two of the three tournaments.
-SETTINGS = {
-    "MAX_JOBS": str(2 * len(TaskType)),
-    "TRAINING_REPO_TEXT_URL": "https://github.com/example/god-miner",
-    "TRAINING_REPO_TEXT_COMMIT": "0123456789abcdef0123456789abcdef01234567",
-    "TRAINING_REPO_IMAGE_URL": "https://github.com/example/god-miner",
-    "TRAINING_REPO_IMAGE_COMMIT": "0123456789abcdef0123456789abcdef01234567",
-}
-POLL_S = 2.0
+#: Half an hour is what the validator grants; the plan needs half a minute of it.
+HOURS = 0.5
+PATIENCE_S = 300.0
+_POLL_S = 0.3
 
-
-@dataclass(frozen=True)
-class Expected:
-    status: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Step:
-    """One request of the tour and whether it went as it should."""
-
-    title: str
-    exchange: Exchange
-    expected: Expected
-
-    @property
-    def held(self) -> bool:
-        reply = self.exchange.reply
-        return (
-            reply is not None
-            and reply.status == self.expected.status
-            and self.exchange.conclusion.outcome is self.expected.outcome
-        )
+#: Takes a step of the demo and a line about it.
+Tell = Callable[[str, str], None]
 
 
 @dataclass
 class DemoResult:
-    folder: Path
-    steps: list[Step] = field(default_factory=list)
-    start_s: float = 0.0
-    stop_s: float = 0.0
-    #: The daemon's own verdict on its end: 0 after an orderly one.
-    exit_code: int | None = None
+    #: Why nothing was trained, or what went wrong.
+    trouble: str | None = None
+    model: str = little.MODEL_ID
+    seconds: float = 0.0
+    #: Held-out loss of the base and of what was published.
+    base: float | None = None
+    best: float | None = None
+    steps: int = 0
+    submission: str | None = None
+    model_hash: str | None = None
+    #: Where the model lies.
+    folder: str | None = None
+    states: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "held": self.held}
 
     @property
     def held(self) -> bool:
-        return bool(self.steps) and all(step.held for step in self.steps) and self.exit_code == 0
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "held": self.held,
-            "folder": str(self.folder),
-            "start_seconds": round(self.start_s, 3),
-            "stop_seconds": round(self.stop_s, 3),
-            "exit_code": self.exit_code,
-            "steps": [
-                {"title": step.title, "held": step.held, **step.exchange.as_json()} for step in self.steps
-            ],
-        }
+        fell = self.base is not None and self.best is not None and self.best < self.base
+        return self.trouble is None and fell
 
 
-def run_demo(
-    folder: Path,
-    *,
-    seed: int = 0,
-    patience_s: float = 0.0,
-    settings: Mapping[str, str] | None = None,
-    on_step: Callable[[Step], None] | None = None,
-) -> DemoResult:
-    """Start a daemon on loopback, take the tour, stop it by SIGTERM. `on_step` hears of each step at once."""
+def run_demo(folder: Path, tell: Tell = lambda _step, _line: None) -> DemoResult:
+    """Everything of it lies in `folder`. Without a training environment there is nothing to show."""
+    try:
+        python = training_interpreter(load_settings(env_file=None)).path
+    except NoEngine as error:
+        return DemoResult(trouble=f"{error}. `make demo` installs a small one")
     ground = stack.prepare(folder)
-    result = DemoResult(folder)
-    child = stack.daemon(ground, {**SETTINGS, **(settings or {})})
-    with child:
-        result.start_s = child.start_s
-        asyncio.run(_take(ground, seed, patience_s, result, on_step))
-        began = time.perf_counter()
-        result.exit_code = child.stop()
-        result.stop_s = time.perf_counter() - began
+    with Site() as site:
+        site.add_model(little.MODEL_ID, little.model_files())
+        task = _task(site.add_file("/rows.json", little.rows()))
+        child = stack.daemon(ground, _settings(site, folder) | {"TRAINER_PYTHON": str(python)})
+        with child:
+            tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
+            result = asyncio.run(_follow(ground, task, tell))
+        if result.trouble is not None:
+            result.trouble += f"\nThe end of the daemon's log:\n{child.log_tail()}"
+        return result
+
+
+def _settings(site: Site, folder: Path) -> dict[str, str]:
+    return {
+        "GPUS": "cpu",
+        "PROFILE": "cpu-native",
+        "POLICY": "everything-feasible",
+        "ENGINE": "process",
+        "HUB": f"local:{folder / 'hub'}",
+        "HF_ENDPOINT": site.url,
+        "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+        "MIN_FREE_DISK_BYTES": "0",
+    }
+
+
+def _task(url: str) -> SampleTask:
+    return SampleTask(
+        task_type=TaskType.INSTRUCT,
+        task_id=str(uuid.uuid4()),
+        model=little.MODEL_ID,
+        params=little.params(),
+        hours=HOURS,
+        ds_size=None,
+        expected_repo_name=str(uuid.uuid4()),
+        data_url=url,
+        dataset_type={"field_instruction": "instruct", "field_output": "output"},
+    )
+
+
+async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResult:
+    result, began = DemoResult(), time.monotonic()
+    async with (
+        ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
+        httpx.AsyncClient(base_url=ground.operator_url, timeout=10) as operator,
+    ):
+        for asked, wanted in ((validator.offer, Outcome.ACCEPTED), (validator.start, Outcome.START_NOTED)):
+            exchange = await asked(task)
+            if exchange.conclusion.outcome is not wanted:
+                result.trouble = f"{exchange.call}: {exchange.conclusion}"
+                return result
+            tell(exchange.call, str(exchange.conclusion))
+        job = await _to_its_end(operator, task.task_id, result, Narrator(tell))
+        result.seconds = time.monotonic() - began
+        if job is None:
+            return result
+        asked_for = await validator.submission(task.task_id, task.expected_repo_name)
+    tell("submission", f"the validator is told {asked_for.text}")
+    _conclude(result, job, asked_for.text, Path(ground.folder) / "hub")
     return result
 
 
-@contextmanager
-def somewhere(folder: Path | None) -> Iterator[Path]:
-    """The folder given, kept; or a temporary one, gone afterwards, also after a SIGTERM."""
-
-    def on_term(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, on_term)
-    try:
-        if folder is not None:
-            yield folder.absolute()
-        else:
-            with tempfile.TemporaryDirectory(prefix="god-miner-demo-") as made:
-                yield Path(made)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-async def _take(
-    ground: stack.Stack,
-    seed: int,
-    patience_s: float,
-    result: DemoResult,
-    on_step: Callable[[Step], None] | None,
-) -> None:
-    random = Random(seed)  # noqa: S311 (example data, repeatable on purpose)
-    validator, miner = ground.keys.validator, ground.keys.miner.ss58_address
-    async with (
-        ValidatorClient(ground.url, validator, miner) as client,
-        ValidatorClient(ground.url, Forger(validator), miner) as forger,
-    ):
-        async for step in tour(client, forger, random, patience_s):
-            result.steps.append(step)
-            if on_step is not None:
-                on_step(step)
+async def _to_its_end(
+    operator: httpx.AsyncClient, task_id: str, result: DemoResult, narrator: Narrator
+) -> dict[str, Any] | None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        reply = await operator.get(f"/jobs/{task_id}")
+        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # the daemon is still looking for its engine
+            await asyncio.sleep(_POLL_S)
+            continue
+        reply.raise_for_status()
+        job: dict[str, Any] = reply.json()
+        if job["state"] not in result.states:
+            result.states.append(job["state"])
+        narrator.see(job)
+        if job["state"] == "done":
+            return job
+        if job["state"] in ("failed", "cancelled"):
+            result.trouble = f"the job {job['state']}: {job['end_reason']}: {job['detail']}"
+            return None
+        await asyncio.sleep(_POLL_S)
+    result.trouble = f"the job was not done within {PATIENCE_S:g} s"
+    return None
 
 
-async def tour(
-    client: ValidatorClient, forger: ValidatorClient, random: Random, patience_s: float = 0.0
-) -> AsyncIterator[Step]:
-    """Every stop, one after the other, as a validator would make them."""
-    yield Step("health", await client.health(), Expected(200, Outcome.ALIVE))
-    tasks = [sample_task(task_type, random) for task_type in TaskType]
-    for task in tasks:
-        yield Step(f"offer {_short(task)}", await client.offer(task), Expected(200, Outcome.ACCEPTED))
-    forged = await forger.offer(sample_task(TaskType.INSTRUCT, random))
-    yield Step("offer, forged signature", forged, Expected(401, Outcome.NOT_ACCEPTED))
-    for task in tasks:
-        yield Step(f"start {_short(task)}", await client.start(task), Expected(200, Outcome.START_NOTED))
-    # What a validator does when another miner's reply broke its loop: the same task under a new name.
-    tasks[0] = tasks[0].restarted(random)
-    again = await client.start(tasks[0])
-    yield Step(f"start {_short(tasks[0])} again", again, Expected(200, Outcome.START_NOTED))
-    async for step in _submissions(client, tasks, patience_s):
-        yield step
-    for kind in TournamentType:
-        entered = f"TRAINING_REPO_{kind.name}_URL" in SETTINGS
-        expected = Expected(200, Outcome.ENTERED) if entered else Expected(404, Outcome.NOT_ENTERED)
-        yield Step(f"repository for {kind}", await client.training_repo(kind), expected)
+class Narrator:
+    """Turns what `/jobs` shows of a job into one line per thing that happened."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._done: set[int] = set()
+        self._stage = ""
+        self._step = 0
+
+    def see(self, job: Mapping[str, Any]) -> None:
+        for number, step in enumerate(job["steps"]):
+            if step["outcome"] == "ok" and number not in self._done:
+                self._done.add(number)
+                self._finished(step["name"], job)
+        live = job["live"] or {}
+        if live.get("step") and live["step"] != self._step:
+            self._step = live["step"]
+            self._tell("train", _numbers(live))
+        elif live.get("stage") in ("data", "load") and live["stage"] != self._stage:
+            self._stage = live["stage"]
+            self._tell("train", {"data": "reads the rows", "load": "loads the model"}[self._stage])
+
+    def _finished(self, name: str, job: Mapping[str, Any]) -> None:
+        match name:
+            case "fetch":
+                self._tell("fetch", f"{job['model']} and its rows")
+            case "write":
+                self._tell("plan", _planned(Path(job["attempts"][-1]["folder"]) / PLAN_FILE))
+            case "launch":
+                self._tell("train", "started in a process of its own")
+            case "publish early":
+                self._tell("publish", "the best model so far")
+            case "publish":
+                self._tell("publish", "the best model")
 
 
-async def _submissions(
-    client: ValidatorClient, tasks: list[SampleTask], patience_s: float
-) -> AsyncIterator[Step]:
-    """Asked once, all that is expected is an honest "not yet". With patience, a submission is."""
-    expected = Expected(200, Outcome.SUBMISSION) if patience_s else Expected(404, Outcome.NO_SUBMISSION)
-    deadline = time.monotonic() + patience_s
-    for task in tasks:
-        asked = await wait_for_submission(client, task, deadline - time.monotonic())
-        yield Step(f"submission of {_short(task)}", asked, expected)
+def _planned(path: Path) -> str:
+    plan = TrainingPlan.from_json(path.read_bytes())
+    how = f"LoRA of rank {plan.adapter.rank}" if plan.adapter else "all weights"
+    return (
+        f"{how}, {plan.steps.total} steps of {plan.batch.micro} rows, rate {plan.optimizer.learning_rate:g}"
+    )
 
 
-async def wait_for_submission(
-    client: ValidatorClient,
-    task: SampleTask,
-    patience_s: float,
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> Exchange:
-    """Ask until there is a submission or patience ends; at least once. Gives the last answer."""
-    deadline = clock() + patience_s
-    while True:
-        exchange = await client.submission(task.task_id, task.expected_repo_name)
-        if exchange.conclusion.outcome is not Outcome.NO_SUBMISSION or clock() + POLL_S > deadline:
-            return exchange
-        await sleep(POLL_S)
+def _numbers(live: Mapping[str, Any]) -> str:
+    """Step, loss and speed, as far as they are known."""
+    said = [f"step {live['step']:>2}" + (f" of {live['steps']}" if live.get("steps") else "")]
+    if live.get("loss") is not None:
+        said.append(f"loss {live['loss']:.3f}")
+    if live.get("best_score") is not None:
+        said.append(f"held out {live['best_score']:.3f}")
+    if live.get("tokens_s") is not None:
+        said.append(f"{live['tokens_s']:,.0f} tokens/s")
+    return ", ".join(said)
 
 
-def _short(task: SampleTask) -> str:
-    return task.task_type.name.lower()
+def _conclude(result: DemoResult, job: dict[str, Any], reply: str, hub: Path) -> None:
+    """What the trainer measured, and whether what the validator was told is what lies in the hub."""
+    attempt = job["attempts"][-1]
+    trained = RunResult.model_validate_json((Path(attempt["folder"]) / RESULT_FILE).read_bytes())
+    result.steps = trained.steps
+    result.base = trained.base.value if trained.base else None
+    result.best = trained.best.value if trained.best else None
+    told = json.loads(reply)
+    result.submission, result.model_hash = told["repo"], told["model_hash"]
+    place = hub / told["repo"]
+    result.folder = str(place)
+    found = model_hash({str(path.relative_to(place)): _fingerprint(path) for path in _files(place)})
+    if found != told["model_hash"]:
+        result.trouble = f"{place} has the hash {found}, and the validator was told {told['model_hash']}"
+
+
+def _files(place: Path) -> list[Path]:
+    return [path for path in place.rglob("*") if path.is_file()]
+
+
+def _fingerprint(path: Path) -> tuple[int, str]:
+    content = path.read_bytes()
+    return len(content), hashlib.sha256(content).hexdigest()

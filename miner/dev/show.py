@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from miner.dev.client import Exchange
-from miner.dev.demo import DemoResult, Step
-from miner.dev.demo_job import JobResult
+from miner.dev.demo import DemoResult
 from miner.dev.load import PERCENTILES, LoadReport
+from miner.dev.tour import Step, TourResult
 
 _SHORT = 56
 _LOG_WIDTH = 170
+_DEMO_WIDTH = 80
 
 
 def pairs(values: Mapping[str, str], as_json: bool) -> None:
@@ -58,14 +60,14 @@ def exchange(done: Exchange, as_json: bool) -> None:
 
 
 def progress(step: Step) -> None:
-    """A line as it happens, for a demo that takes its time. On stderr: stdout is the result's."""
+    """A line as it happens, for a tour that takes its time. On stderr: stdout is the result's."""
     mark = "✓" if step.held else "✗"
     Console(stderr=True).print(f"{mark} {step.title}: {step.exchange.conclusion}", markup=False)
 
 
-def demo(result: DemoResult, trained: JobResult | None, as_json: bool) -> None:
+def tour(result: TourResult, as_json: bool) -> None:
     if as_json:
-        _json({**result.as_json(), "job": trained.as_json() if trained else None})
+        _json(result.as_json())
         return
     console = _console()
     table = Table(title="What a validator sees", title_justify="left")
@@ -76,7 +78,7 @@ def demo(result: DemoResult, trained: JobResult | None, as_json: bool) -> None:
     table.add_column("ms", justify="right", min_width=4)
     table.add_column("what the validator concludes", overflow="fold")
     for step in result.steps:
-        table.add_row(*_demo_row(step))
+        table.add_row(*_tour_row(step))
     console.print(table)
     for step in result.steps:
         if not step.held:
@@ -88,17 +90,16 @@ def demo(result: DemoResult, trained: JobResult | None, as_json: bool) -> None:
         f"start and ended {result.stop_s:.2f} s after SIGTERM with exit code {result.exit_code}.",
         highlight=False,
     )
-    if trained is not None:
-        job(trained)
 
 
-class JobProgress:
-    """A line of a running job that renews itself on a terminal; a line for each change elsewhere."""
+class DemoProgress:
+    """Lines as things happen, with the seconds since the start; on a terminal the last second is shown too.
+    On stderr: stdout is the result's."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
+        self._began = time.monotonic()
         self._status = self._console.status("the daemon starts") if self._console.is_terminal else None
-        self._last = ""
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -109,48 +110,33 @@ class JobProgress:
         if self._status is not None:
             self._status.stop()
 
-    def __call__(self, job: Mapping[str, Any]) -> None:
-        live = job["live"] or {}
-        stage = f"{job['state']}: {live.get('stage') or ''}".rstrip(": ")
+    def __call__(self, step: str, line: str) -> None:
+        text = f"{time.monotonic() - self._began:5.1f} s  {step:<10}  {line}"
+        width = min(self._console.width, _DEMO_WIDTH)
+        self._console.print(_cut(text, width), markup=False, highlight=False, soft_wrap=True)
         if self._status is not None:
-            self._status.update(escape(f"{stage}{_numbers(live)}"))
-        elif stage != self._last:
-            self._console.print(stage, markup=False, highlight=False)
-        self._last = stage
+            self._status.update(escape(step))
 
 
-def _numbers(live: Mapping[str, Any]) -> str:
-    """Step, loss and speed, as far as they are known."""
-    said = []
-    if live.get("step") is not None:
-        said.append(f"step {live['step']}" + (f" of {live['steps']}" if live.get("steps") else ""))
-    if live.get("loss") is not None:
-        said.append(f"loss {live['loss']:.3f}")
-    if live.get("tokens_s") is not None:
-        said.append(f"{live['tokens_s']:,.0f} tokens/s")
-    if live.get("best_score") is not None:
-        said.append(f"best held-out {live['best_score']:.3f}")
-    return f", {', '.join(said)}" if said else ""
-
-
-def job(done: JobResult) -> None:
-    """The one real job of the demo, for people."""
+def demo(done: DemoResult, as_json: bool) -> None:
+    """How it ended, within 80 columns."""
+    if as_json:
+        _json(done.as_json())
+        return
     console = _console()
-    if done.skipped is not None:
-        console.print(f"No job was trained: {done.skipped}", style="yellow", markup=False)
+    if not done.held:
+        trouble = done.trouble or f"the held-out loss did not fall: {done.base} to {done.best}"
+        console.print(f"Nothing was trained: {trouble}", style="red", markup=False, soft_wrap=True)
         return
-    if done.trouble is not None:
-        console.print(f"The job went wrong: {done.trouble}", style="red", markup=False)
-        return
-    console.print(
-        f"One real job: {done.model} trained for {done.steps} steps and published in {done.seconds:.0f} s "
-        f"({' → '.join(done.states)}).\nHeld-out loss {done.base:.3f} → {done.best:.3f}. The validator was "
-        f"told {done.submission} with model_hash {(done.model_hash or '')[:12]}…: that is what lies there.",
-        markup=False,
-        highlight=False,
-    )
+    lines = [
+        f"A model was trained and published in {done.seconds:.0f} s.",
+        f"  held-out loss  {done.base:.3f} → {done.best:.3f} after {done.steps} steps",
+        f"  published as   {done.submission}",
+        f"  model_hash     {(done.model_hash or '')[:16]}…, the same as the published files have",
+    ]
     if done.folder is not None and Path(done.folder).exists():
-        console.print(f"It lies in {done.folder}.", markup=False, highlight=False)
+        lines.append(f"  it lies in     {done.folder}")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def load(report: LoadReport, as_json: bool) -> None:
@@ -173,7 +159,7 @@ def load(report: LoadReport, as_json: bool) -> None:
     _console().print(table)
 
 
-def _demo_row(step: Step) -> tuple[str, ...]:
+def _tour_row(step: Step) -> tuple[str, ...]:
     done = step.exchange
     return (
         "[green]✓[/]" if step.held else "[red]✗[/]",
@@ -208,4 +194,8 @@ def _ms(value: float) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
+    return _cut(text, _SHORT)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -23,7 +23,7 @@ from typing import Self
 from core.errors import GodMinerError
 from miner.dev.throwaway import Throwaway, keys_of
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
 LOOPBACK = "127.0.0.1"
 #: What a child may see of our environment; the rest is the operator's own.

@@ -1,195 +1,84 @@
-import json
-import os
-import signal
-from collections.abc import Awaitable, Callable
+"""The demo's lines and its end."""
+
+from __future__ import annotations
+
 from pathlib import Path
-from random import Random
+from typing import Any
 
-import httpx
 import pytest
-from bittensor_core import Keypair
 
-from core.tasks import TaskType
-from miner.dev import demo
-from miner.dev.client import Forger, ValidatorClient
-from miner.dev.demo import DemoResult, Expected, Step, run_demo, somewhere, tour, wait_for_submission
-from miner.dev.reading import Outcome
-from miner.dev.samples import sample_task
-from miner.fiber import NONCE, SIGNATURE, is_signed, post_message, signature_bytes
-
-VALIDATOR = Keypair.from_seed(b"v" * 32)
-MINER = Keypair.from_seed(b"m" * 32).ss58_address
-COMMIT = demo.SETTINGS["TRAINING_REPO_TEXT_COMMIT"]
-Answer = Callable[[httpx.Request], httpx.Response]
+from miner.dev import show
+from miner.dev.demo import DemoResult, Narrator, run_demo
 
 
-def good_miner(request: httpx.Request) -> httpx.Response:
-    path = request.url.path
-    if path == "/healthz":
-        return httpx.Response(200, json={"status": "ok"})
-    if request.method == "POST":
-        signature = signature_bytes(request.headers[SIGNATURE])
-        message = post_message(request.headers[NONCE], MINER, request.content)
-        if signature is None or not is_signed(message, signature, VALIDATOR.public_key):
-            return httpx.Response(401, json={"error": "bad_credentials"})
-        if path.startswith("/task_offer"):
-            return httpx.Response(200, json={"message": "yes", "accepted": True})
-        return httpx.Response(200, json={"message": "ok", "task_id": json.loads(request.content)["task_id"]})
-    if path in ("/training_repo/text", "/training_repo/image"):
-        return httpx.Response(200, json={"github_repo": "https://x/y", "commit_hash": COMMIT})
-    return httpx.Response(404, json={"error": "none"})
-
-
-def asking(answer: Answer, forged: bool = False) -> ValidatorClient:
-    signer = Forger(VALIDATOR) if forged else VALIDATOR
-    return ValidatorClient("http://miner", signer, MINER, transport=httpx.MockTransport(answer))
-
-
-async def toured(answer: Answer) -> list[Step]:
-    async with asking(answer) as client, asking(answer, forged=True) as forger:
-        return [step async for step in tour(client, forger, Random(0))]
-
-
-async def test_the_tour_visits_every_request_of_every_task_type_and_a_good_miner_passes() -> None:
-    steps = await toured(good_miner)
-    assert [step.title for step in steps if not step.held] == []
-    paths = {f"{step.exchange.method} {step.exchange.path}" for step in steps}
-    assert {
-        "GET /healthz",
-        "POST /task_offer/",
-        "POST /task_offer_image/",
-        "POST /start_training/",
-        "POST /start_training_grpo/",
-        "POST /start_training_image/",
-        "GET /training_repo/text",
-        "GET /training_repo/image",
-        "GET /training_repo/environment",
-    } < paths
-    for call in ("offer", "start", "submission"):
-        assert sum(step.exchange.call == call for step in steps) >= len(TaskType)
+def test_without_a_training_environment_the_demo_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_PYTHON", str(tmp_path / "no-python"))
+    result = run_demo(tmp_path)
+    assert not result.held
+    assert result.trouble is not None
+    assert "make demo" in result.trouble
 
 
 @pytest.mark.parametrize(
-    ("broken", "failing"),
+    ("result", "held"),
     [
-        (lambda request: httpx.Response(200, json={"message": "yes", "accepted": True}), "forged"),
-        (lambda request: httpx.Response(200, text="ok"), "start"),
-        (lambda request: httpx.Response(500, json={}), "health"),
+        (DemoResult(base=5.0, best=4.0), True),
+        (DemoResult(base=5.0, best=5.0), False),
+        (DemoResult(base=5.0), False),
+        (DemoResult(), False),
+        (DemoResult(trouble="it broke", base=5.0, best=4.0), False),
     ],
-    ids=["accepts everything", "speaks no JSON", "fails"],
 )
-async def test_a_bad_miner_does_not_pass(broken: Answer, failing: str) -> None:
-    steps = await toured(broken)
-    assert any(failing in step.title for step in steps if not step.held)
+def test_a_demo_holds_only_when_a_model_got_better(result: DemoResult, held: bool) -> None:
+    assert result.held is held
 
 
-async def test_the_second_start_names_another_repository_for_the_same_task() -> None:
-    starts: list[dict[str, str]] = []
-
-    def noting(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/start_training/":
-            starts.append(json.loads(request.content))
-        return good_miner(request)
-
-    await toured(noting)
-    again = [start for start in starts if start["task_id"] == starts[0]["task_id"]]
-    assert len(again) == 2
-    assert again[0]["expected_repo_name"] != again[1]["expected_repo_name"]
+def job(live: dict[str, Any] | None = None, *steps: str) -> dict[str, Any]:
+    return {
+        "model": "org/model",
+        "attempts": [],
+        "steps": [{"name": name, "outcome": "ok"} for name in steps],
+        "live": live,
+    }
 
 
-class Clock:
-    """Time that passes only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-async def asked_until(answer: Answer, patience_s: float) -> tuple[Outcome, float]:
-    clock = Clock()
-    sleep: Callable[[float], Awaitable[None]] = clock.sleep
-    async with asking(answer) as client:
-        task = sample_task(TaskType.CHAT, Random(1))
-        done = await wait_for_submission(client, task, patience_s, sleep=sleep, clock=clock)
-    return done.conclusion.outcome, clock.now
-
-
-async def test_waiting_ends_with_the_first_submission() -> None:
-    repo = f"me/{sample_task(TaskType.CHAT, Random(1)).expected_repo_name}"
-    asked = 0
-
-    def third_time(_request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        return httpx.Response(404, json={}) if asked < 3 else httpx.Response(200, json={"repo": repo})
-
-    assert await asked_until(third_time, 60.0) == (Outcome.SUBMISSION, 2 * demo.POLL_S)
+def test_each_thing_that_happens_is_one_line() -> None:
+    lines: list[str] = []
+    narrator = Narrator(lambda step, line: lines.append(f"{step}: {line}"))
+    first = {"step": 1, "steps": 24, "loss": 5.6, "best_score": 5.5, "tokens_s": 1671.8}
+    for seen in (
+        job(),
+        job({"stage": "check"}),
+        job(None, "fetch"),
+        job({"stage": "launch"}, "fetch", "gpus", "launch"),
+        job({"stage": "data"}, "fetch", "gpus", "launch"),
+        job({"stage": "data"}, "fetch", "gpus", "launch"),
+        job({"stage": "train", **first}, "fetch", "gpus", "launch"),
+        job({"stage": "train", **first}, "fetch", "gpus", "launch"),
+        job({"stage": "train", "step": 9}, "fetch", "gpus", "launch", "publish early"),
+    ):
+        narrator.see(seen)
+    assert lines == [
+        "fetch: org/model and its rows",
+        "train: started in a process of its own",
+        "train: reads the rows",
+        "train: step  1 of 24, loss 5.600, held out 5.500, 1,672 tokens/s",
+        "publish: the best model so far",
+        "train: step  9",
+    ]
 
 
-async def test_waiting_ends_with_patience_and_asks_at_least_once() -> None:
-    outcome, slept = await asked_until(good_miner, 10.0)
-    assert (outcome, slept) == (Outcome.NO_SUBMISSION, 10.0)
-    assert await asked_until(good_miner, 0.0) == (Outcome.NO_SUBMISSION, 0.0)
-    assert await asked_until(good_miner, -5.0) == (Outcome.NO_SUBMISSION, 0.0)
-
-
-async def test_with_patience_a_submission_is_expected() -> None:
-    async with asking(good_miner) as client, asking(good_miner, forged=True) as forger:
-        steps = [step async for step in tour(client, forger, Random(0), patience_s=0.01)]
-    missed = [step for step in steps if not step.held]
-    assert len(missed) == len(TaskType)
-    assert {step.expected for step in missed} == {Expected(200, Outcome.SUBMISSION)}
-
-
-async def test_a_demo_holds_only_when_every_step_did_and_the_daemon_ended_well(tmp_path: Path) -> None:
-    steps = await toured(good_miner)
-    assert DemoResult(tmp_path, steps, exit_code=0).held
-    assert not DemoResult(tmp_path, steps, exit_code=-9).held
-    assert not DemoResult(tmp_path, [], exit_code=0).held
-    bad = Step(steps[0].title, steps[0].exchange, Expected(404, Outcome.ALIVE))
-    assert not DemoResult(tmp_path, [*steps, bad], exit_code=0).held
-    shown = DemoResult(tmp_path, steps, exit_code=0).as_json()
-    assert len(json.loads(json.dumps(shown))["steps"]) == len(steps)
-
-
-def test_a_folder_of_the_demos_own_is_gone_afterwards_also_on_sigterm() -> None:
-    seen: list[Path] = []
-
-    def visit() -> None:
-        with somewhere(None) as made:
-            seen.append(made)
-            assert made.is_dir()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(SystemExit) as ended:
-        visit()
-    assert ended.value.code == 143
-    assert not seen[0].exists()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
-    with somewhere(tmp_path) as place:
-        (place / "kept").touch()
-    assert (tmp_path / "kept").exists()
-
-
-@pytest.mark.integration
-def test_the_demo_holds_against_the_real_daemon(tmp_path: Path) -> None:
-    seen: list[Step] = []
-    result = run_demo(tmp_path, on_step=seen.append)
-    assert [step.title for step in result.steps if not step.held] == []
-    assert result.held
-    assert seen == result.steps
-    assert (tmp_path / "data").is_dir()
-
-
-@pytest.mark.integration
-def test_the_demo_can_be_taken_again_in_the_same_folder(tmp_path: Path) -> None:
-    assert run_demo(tmp_path).held
-    assert run_demo(tmp_path).held
+def test_what_is_shown_at_the_end_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    repository = "local/ea36a6d4-7aab-47c7-840a-277db0297eb1"
+    shown = DemoResult(None, "org/model", 29.0, 5.6, 4.0, 24, repository, "e" * 64)
+    show.demo(shown, as_json=False)
+    with show.DemoProgress() as told:
+        told("submission", "x" * 200)
+    out, err = capsys.readouterr()
+    assert all(len(line) <= 80 for line in (out + err).splitlines())
+    assert repository in out
+    assert "5.600 → 4.000" in out
+    show.demo(DemoResult(trouble="it broke"), as_json=False)
+    assert "Nothing was trained: it broke" in capsys.readouterr().out

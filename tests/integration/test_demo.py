@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from miner.dev import demo_job
-from miner.dev.demo_job import run_job
+from miner.dev import demo
+from miner.dev.demo import run_demo
 from tests.doubles.required import missing
 
 PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
@@ -23,22 +22,17 @@ def test_a_little_model_is_trained_published_and_told_of(
         missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
     monkeypatch.setenv("TRAINER_PYTHON", str(PYTHON))
     # Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
-    monkeypatch.setattr(demo_job, "PATIENCE_S", 800.0)
-    seen: list[dict[str, Any]] = []
-    result = run_job(tmp_path, seen.append)
+    monkeypatch.setattr(demo, "PATIENCE_S", 800.0)
+    lines: list[tuple[str, str]] = []
+    result = run_demo(tmp_path, lambda step, line: lines.append((step, line)))
     assert result.trouble is None, (tmp_path / "daemon.log").read_text()[-3000:]
-    assert result.skipped is None
     assert result.held
     assert result.base is not None
     assert result.best is not None
     assert result.best < result.base - 0.5
     assert result.states[-1] == "done"
-    assert seen[-1]["submission"]["repo"] == result.submission
-
-
-def test_without_a_training_environment_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINER_PYTHON", str(tmp_path / "no-python"))
-    result = run_job(tmp_path)
-    assert result.held
-    assert result.skipped is not None
-    assert "does not work" in result.skipped
+    order = list(dict.fromkeys(step for step, _ in lines))
+    assert order == ["daemon", "offer", "start", "fetch", "plan", "train", "publish", "submission"]
+    losses = [line for step, line in lines if step == "train" and "loss" in line]
+    assert len(losses) >= 2
+    assert str(result.submission) in lines[-1][1]

@@ -1,0 +1,168 @@
+"""An environment with what one part needs: python scripts/install.py daemon|dev|bench|demo|training FOLDER
+
+Makes the environment if it is not there and brings it up to date. One line tells how far it is; pip's own
+output is shown only when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DAEMON = {"daemon": ".", "dev": ".[dev]", "bench": ".[dev,bench]"}
+TRAINING = ("demo", "training")
+#: Fetched and on disk, by what is installed and the build of torch: measured with Python 3.11, November 2026.
+SIZES = {
+    ("demo", "CPU"): "0.3 GB to fetch, 1.1 GB on disk",
+    ("demo", "CUDA"): "3 GB to fetch, 6 GB on disk",
+    ("training", "CPU"): "1 GB to fetch, 3 GB on disk",
+    ("training", "CUDA"): "4 GB to fetch, 9 GB on disk",
+}
+#: Told one by one where no terminal shows how far it is.
+LARGE_MB = 100.0
+FETCHED = re.compile(r"^\s*(Downloading|Using cached|Processing) (\S+)(?: \(([\d.]+) (\wB)\))?")
+UNITS = {"kB": 0.001, "MB": 1.0, "GB": 1000.0}
+
+
+def main() -> int:
+    if len(sys.argv) != 3 or sys.argv[1] not in (*DAEMON, *TRAINING):
+        raise SystemExit(__doc__)
+    what, folder = sys.argv[1], Path(sys.argv[2]).absolute()
+    if sys.version_info < (3, 11):  # noqa: UP036 - whichever python3 the shell finds
+        version = sys.version.split()[0]
+        raise SystemExit(f"god-miner needs Python 3.11 or newer, {sys.executable} is {version}: set PYTHON=")
+    make_environment(folder)
+    if what in DAEMON:
+        return install(folder, what, ["-c", "constraints.txt", "-e", DAEMON[what]])
+    return install_training(folder, what)
+
+
+def make_environment(folder: Path) -> None:
+    if (folder / "bin" / "pip").exists():
+        return
+    try:
+        import ensurepip  # noqa: F401 - Debian has it in another package
+        import venv  # noqa: F401
+    except ImportError:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise SystemExit(
+            f"{sys.executable} cannot make environments: apt-get install python{version}-venv"
+        ) from None
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+
+
+def install_training(folder: Path, what: str) -> int:
+    """torch first: with the right build there, nothing that needs it fetches another."""
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    packages = extras[what]
+    [torch] = [one for one in packages if one.startswith("torch==")]
+    cpu = f"{torch}+cpu"
+    if shutil.which("nvidia-smi"):
+        build, wanted = "CUDA", f"{torch},!={torch.removeprefix('torch==')}+cpu"
+    elif offered(folder, cpu):
+        build, wanted = "CPU", cpu
+    else:
+        build, wanted = "CUDA", torch
+    print(f"{torch} for {'the CPU' if build == 'CPU' else 'CUDA'}: {SIZES[what, build]}", flush=True)
+    if build == "CUDA" and not shutil.which("nvidia-smi"):
+        print(
+            "  There is no GPU here. The build for the CPU is a tenth of it:\n"
+            f"  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make {what}",
+            flush=True,
+        )
+    pinned = ["-c", "constraints-training.txt"]
+    return install(folder, "torch", [*pinned, wanted]) or install(folder, what, [*pinned, *packages])
+
+
+def offered(folder: Path, requirement: str) -> bool:
+    """Whether pip, as it is configured here, finds it."""
+    asked = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", requirement]
+    return subprocess.run(pip(folder, asked), capture_output=True, check=False, cwd=ROOT).returncode == 0
+
+
+def pip(folder: Path, arguments: list[str]) -> list[str]:
+    return [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
+
+
+class Progress:
+    """What pip has said, and one line of it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.began = time.monotonic()
+        self.lines: list[str] = []
+        self.files = 0
+        self.megabytes = 0.0
+        self.now = "asks the index"
+
+    def hear(self, line: str) -> None:
+        self.lines.append(line)
+        found = FETCHED.match(line)
+        if found and not found[2].endswith(".metadata"):
+            size = float(found[3] or 0) * UNITS.get(found[4] or "", 0.0)
+            self.files += 1
+            self.megabytes += size
+            self.now = Path(found[2]).name.split("-")[0] + (f" ({size:,.0f} MB)" if size >= 1 else "")
+            if size >= LARGE_MB and not sys.stdout.isatty():
+                print(f"  {self}", flush=True)
+        elif line.startswith("Installing collected packages"):
+            self.now = f"unpacks {line.count(',') + 1} packages"
+            if not sys.stdout.isatty():
+                print(f"  {self}", flush=True)
+
+    def __str__(self) -> str:
+        seconds = int(time.monotonic() - self.began)
+        fetched = f"{self.files} files, {self.megabytes:,.0f} MB, " if self.files else ""
+        return f"{self.what}: {fetched}{seconds // 60}:{seconds % 60:02d}, {self.now}"
+
+
+def install(folder: Path, what: str, arguments: list[str]) -> int:
+    progress = Progress(what)
+    command = pip(folder, ["install", "--progress-bar", "off", *arguments])
+    child = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    assert child.stdout is not None
+    output = child.stdout
+
+    def read() -> None:
+        for line in output:
+            progress.hear(line.rstrip())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        while reader.is_alive():
+            reader.join(0.5)
+            if sys.stdout.isatty():
+                width = shutil.get_terminal_size().columns - 1
+                print(f"\r\033[K  {str(progress)[: width - 2]}", end="", flush=True)
+        code = child.wait()
+    finally:
+        if child.poll() is None:
+            child.terminate()
+        if sys.stdout.isatty():
+            print("\r\033[K", end="")
+    if code:
+        print("\n".join(progress.lines[-60:]), file=sys.stderr)
+        print(f"{what} was not installed into {folder}: pip ended with {code}, see above", file=sys.stderr)
+        return 1
+    seconds = time.monotonic() - progress.began
+    print(f"{what}: installed into {os.path.relpath(folder, ROOT)} in {seconds:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,237 @@
+"""The constraint files, and whether they can be installed: python scripts/lock.py write|check
+
+`write` resolves both files anew: `constraints.txt` for the daemon and its tools, `constraints-training.txt`
+for what trains. `check` resolves what the Makefile and the Dockerfiles install against the files as they are.
+Both ask plain PyPI for Linux on x86-64 and install nothing; no configuration of pip or uv is in force.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DAEMON, TRAINING = "constraints.txt", "constraints-training.txt"
+PYTHONS = ("3.11", "3.12", "3.13")
+#: What is resolved for. uv repeats it behind every line; the files leave it out.
+PLATFORM = ("implementation_name == 'cpython'", "platform_machine == 'x86_64'", "sys_platform == 'linux'")
+IMPLIED = {*PLATFORM, "platform_python_implementation != 'PyPy'"}
+HEADER = "# Exact versions for reproducible installs (pip install -c {name}). Rewritten by: make lock\n"
+UNREACHABLE = re.compile(r"Failed to fetch|Request failed after|error sending request|Could not connect")
+
+
+@dataclass(frozen=True)
+class Install:
+    """One install command: what it asks for, and the constraint file that it names."""
+
+    name: str
+    requirements: tuple[str, ...]
+    constraints: str | None
+    #: Whether its build goes on without it.
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    install: Install
+    python: str
+    #: Why it cannot be installed, None if it can.
+    trouble: str | None = None
+    unreachable: bool = False
+
+
+def project() -> tuple[list[str], dict[str, list[str]]]:
+    """The daemon's requirements, and the extras."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return table["dependencies"], table["optional-dependencies"]
+
+
+def installs() -> list[Install]:
+    """Everything that the Makefile and the Dockerfiles install."""
+    daemon, extras = project()
+    return [
+        Install("the daemon", tuple(daemon), DAEMON),
+        Install("dev", (*daemon, *extras["dev"]), DAEMON),
+        Install("bench", (*daemon, *extras["dev"], *extras["bench"]), DAEMON),
+        Install("demo", tuple(extras["demo"]), TRAINING),
+        Install("training", tuple(extras["training"]), TRAINING),
+        *(one for path in sorted((ROOT / "dockerfiles").glob("*.dockerfile")) for one in of_dockerfile(path)),
+    ]
+
+
+def of_dockerfile(path: Path) -> Iterator[Install]:
+    """The packages of its `pip install` commands, read from its text."""
+    text = re.sub(r"\\\n(\s*#[^\n]*\n)*", " ", path.read_text("utf-8"))
+    values = {name: value.strip('"') for name, value in re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE)}
+    for line in re.findall(r"^RUN (.*)$", text, re.MULTILINE):
+        loops = {name: values[items] for name, items in re.findall(r"for (\w+) in \$\{(\w+)\}", line)}
+        for command in re.findall(r"\bpip install\s+([^&|;]*)", line):
+            requirements, constraints = _arguments(shlex.split(command))
+            if not requirements:  # our own code, without what it needs
+                continue
+            each = [name for name in loops if f"${name}" in requirements]
+            for value in loops[each[0]].split() if each else [""]:
+                asked = tuple(value if one == f"${each[0]}" else one for one in requirements) if each else ()
+                yield Install(path.name, asked or tuple(requirements), constraints, optional=bool(each))
+
+
+#: Options of pip and uv that are followed by a value.
+_VALUED = {"-c", "-r", "--constraint", "--requirement", "--python", "--retries", "--target", "--index-url"}
+
+
+def _arguments(words: list[str]) -> tuple[list[str], str | None]:
+    """What a `pip install` asks for, and which of our constraint files it names."""
+    requirements, constraints, rest = [], None, iter(words)
+    for word in rest:
+        value = next(rest) if word in _VALUED else ""
+        if word in ("-c", "--constraint"):
+            constraints = Path(value).name if (ROOT / Path(value).name).exists() else None
+        elif word in ("-r", "--requirement"):  # made in the build, from pyproject.toml
+            requirements += project()[0]
+        elif not word.startswith("-") and word != ".":
+            requirements.append(word)
+    return requirements, constraints
+
+
+def uv() -> str:
+    """The path to a uv that runs, installed below .cache where there is none."""
+    made = ROOT / ".cache" / "uv"
+    for name in ("uv", str(made / "bin" / "uv")):
+        found = shutil.which(name)
+        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return found
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    pip = [made / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "uv"]
+    if subprocess.run(pip, check=False).returncode:
+        raise SystemExit("uv is not here and cannot be installed: see above")
+    return str(made / "bin" / "uv")
+
+
+def resolve(program: str, requirements: tuple[str, ...], *options: str) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` on a project of its own, with nobody's settings."""
+    needed = ", ".join(f"'''{one}'''" for one in requirements)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pyproject.toml").write_text(
+            f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
+            f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(PLATFORM)}"]\n'
+        )
+        return subprocess.run(
+            [program, "pip", "compile", "-q", "--no-annotate", "--no-header", "pyproject.toml", *options],
+            cwd=folder,
+            env=_environment(folder),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def _environment(home: str) -> dict[str, str]:
+    """PATH, proxies and certificates of ours; no index, and no configuration file."""
+    kept = re.compile(r"PATH|SSL_CERT_FILE|SSL_CERT_DIR|TMPDIR|\w+_proxy", re.IGNORECASE)
+    cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
+    return {
+        **{name: value for name, value in os.environ.items() if kept.fullmatch(name)},
+        "HOME": home,
+        "UV_CACHE_DIR": cache,
+        "UV_NO_SYSTEM_CONFIG": "1",
+        # The certificates that the system trusts: its name in this uv, and in older ones.
+        "UV_SYSTEM_CERTS": "1",
+        "UV_NATIVE_TLS": "1",
+    }
+
+
+def write(program: str) -> int:
+    daemon, extras = project()
+    for name, requirements in (
+        (DAEMON, (*daemon, *extras["dev"], *extras["bench"])),
+        (TRAINING, (*extras["demo"], *extras["training"])),
+    ):
+        done = resolve(program, requirements, "--universal", "--python-version", PYTHONS[0])
+        if done.returncode:
+            print(f"{name} is left as it is:\n{done.stderr.strip()}", file=sys.stderr)
+            return 2 if UNREACHABLE.search(done.stderr) else 1
+        lines = [_short(line) for line in done.stdout.splitlines()]
+        (ROOT / name).write_text(HEADER.format(name=name) + "\n".join(lines) + "\n")
+        print(f"{name}: {len(lines)} packages")
+    return 0
+
+
+def _short(line: str) -> str:
+    name, _, marker = line.partition(" ; ")
+    kept = [part for part in marker.split(" and ") if part and part not in IMPLIED]
+    return f"{name} ; {' and '.join(kept)}" if kept else name
+
+
+def check(program: str) -> int:
+    """0 when all can be installed, 1 on a conflict, 2 when the index cannot be reached."""
+    by_file: dict[tuple[str | None, bool], list[Install]] = {}
+    for install in installs():
+        by_file.setdefault((install.constraints, install.optional), []).append(install)
+    groups = [(together, python) for together in by_file.values() for python in PYTHONS]
+    with ThreadPoolExecutor(9) as pool:
+        outcomes = [one for found in pool.map(lambda group: _group(program, *group), groups) for one in found]
+    away = [one for one in outcomes if one.unreachable]
+    if away:
+        print(f"pypi.org cannot be reached, nothing was checked:\n{away[0].trouble}", file=sys.stderr)
+        return 2
+    for one in outcomes:
+        if one.trouble is not None:
+            word = "note, its build goes on without it" if one.install.optional else "CONFLICT"
+            asked = " ".join(one.install.requirements)
+            where = f"{one.install.name} on Python {one.python}"
+            print(f"{word}: {where}: pip install {asked}\n{one.trouble}", file=sys.stderr)
+    held = sum(one.trouble is None for one in outcomes)
+    print(f"{held} of {len(outcomes)} installs resolve on plain PyPI (Python {', '.join(PYTHONS)})")
+    return int(any(one.trouble is not None and not one.install.optional for one in outcomes))
+
+
+def _group(program: str, installs: list[Install], python: str) -> list[Outcome]:
+    """Where every version is pinned by one file, what can be installed together can be installed alone: one
+    question instead of many. Only where it fails is each asked for."""
+    requirements = tuple(dict.fromkeys(one for install in installs for one in install.requirements))
+    first = installs[0]
+    found = _checked(program, Install(first.name, requirements, first.constraints, first.optional), python)
+    if found.trouble is None or found.unreachable or len(installs) == 1:
+        return [Outcome(one, python, found.trouble, found.unreachable) for one in installs]
+    return [_checked(program, one, python) for one in installs]
+
+
+def _checked(program: str, install: Install, python: str) -> Outcome:
+    options = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    if install.constraints:
+        options += ["-c", str(ROOT / install.constraints)]
+    done = resolve(program, install.requirements, *options)
+    if done.returncode:
+        return Outcome(install, python, done.stderr.strip(), bool(UNREACHABLE.search(done.stderr)))
+    return Outcome(install, python, _unpinned(done.stdout, install.constraints))
+
+
+def _unpinned(resolved: str, constraints: str | None) -> str | None:
+    if constraints is None:
+        return None
+    pinned = _names((ROOT / constraints).read_text("utf-8"))
+    missing = sorted(_names(resolved) - pinned)
+    return f"not in {constraints}, run make lock: {', '.join(missing)}" if missing else None
+
+
+def _names(text: str) -> set[str]:
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in (["write"], ["check"]):
+        raise SystemExit(__doc__)
+    raise SystemExit((write if sys.argv[1] == "write" else check)(uv()))
+
+
+__all__ = ["Install", "check", "installs", "of_dockerfile", "resolve", "write"]

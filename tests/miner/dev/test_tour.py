@@ -1,0 +1,195 @@
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+from bittensor_core import Keypair
+
+from core.tasks import TaskType
+from miner.dev import tour as touring
+from miner.dev.client import Forger, ValidatorClient
+from miner.dev.reading import Outcome
+from miner.dev.samples import sample_task
+from miner.dev.tour import Expected, Step, TourResult, run_tour, somewhere, tour, wait_for_submission
+from miner.fiber import NONCE, SIGNATURE, is_signed, post_message, signature_bytes
+
+VALIDATOR = Keypair.from_seed(b"v" * 32)
+MINER = Keypair.from_seed(b"m" * 32).ss58_address
+COMMIT = touring.SETTINGS["TRAINING_REPO_TEXT_COMMIT"]
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def good_miner(request: httpx.Request) -> httpx.Response:
+    path = request.url.path
+    if path == "/healthz":
+        return httpx.Response(200, json={"status": "ok"})
+    if request.method == "POST":
+        signature = signature_bytes(request.headers[SIGNATURE])
+        message = post_message(request.headers[NONCE], MINER, request.content)
+        if signature is None or not is_signed(message, signature, VALIDATOR.public_key):
+            return httpx.Response(401, json={"error": "bad_credentials"})
+        if path.startswith("/task_offer"):
+            return httpx.Response(200, json={"message": "yes", "accepted": True})
+        return httpx.Response(200, json={"message": "ok", "task_id": json.loads(request.content)["task_id"]})
+    if path in ("/training_repo/text", "/training_repo/image"):
+        return httpx.Response(200, json={"github_repo": "https://x/y", "commit_hash": COMMIT})
+    return httpx.Response(404, json={"error": "none"})
+
+
+def asking(answer: Answer, forged: bool = False) -> ValidatorClient:
+    signer = Forger(VALIDATOR) if forged else VALIDATOR
+    return ValidatorClient("http://miner", signer, MINER, transport=httpx.MockTransport(answer))
+
+
+async def toured(answer: Answer) -> list[Step]:
+    async with asking(answer) as client, asking(answer, forged=True) as forger:
+        return [step async for step in tour(client, forger, Random(0))]
+
+
+async def test_the_tour_visits_every_request_of_every_task_type_and_a_good_miner_passes() -> None:
+    steps = await toured(good_miner)
+    assert [step.title for step in steps if not step.held] == []
+    paths = {f"{step.exchange.method} {step.exchange.path}" for step in steps}
+    assert {
+        "GET /healthz",
+        "POST /task_offer/",
+        "POST /task_offer_image/",
+        "POST /start_training/",
+        "POST /start_training_grpo/",
+        "POST /start_training_image/",
+        "GET /training_repo/text",
+        "GET /training_repo/image",
+        "GET /training_repo/environment",
+    } < paths
+    for call in ("offer", "start", "submission"):
+        assert sum(step.exchange.call == call for step in steps) >= len(TaskType)
+
+
+@pytest.mark.parametrize(
+    ("broken", "failing"),
+    [
+        (lambda request: httpx.Response(200, json={"message": "yes", "accepted": True}), "forged"),
+        (lambda request: httpx.Response(200, text="ok"), "start"),
+        (lambda request: httpx.Response(500, json={}), "health"),
+    ],
+    ids=["accepts everything", "speaks no JSON", "fails"],
+)
+async def test_a_bad_miner_does_not_pass(broken: Answer, failing: str) -> None:
+    steps = await toured(broken)
+    assert any(failing in step.title for step in steps if not step.held)
+
+
+async def test_the_second_start_names_another_repository_for_the_same_task() -> None:
+    starts: list[dict[str, str]] = []
+
+    def noting(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/start_training/":
+            starts.append(json.loads(request.content))
+        return good_miner(request)
+
+    await toured(noting)
+    again = [start for start in starts if start["task_id"] == starts[0]["task_id"]]
+    assert len(again) == 2
+    assert again[0]["expected_repo_name"] != again[1]["expected_repo_name"]
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def asked_until(answer: Answer, patience_s: float) -> tuple[Outcome, float]:
+    clock = Clock()
+    sleep: Callable[[float], Awaitable[None]] = clock.sleep
+    async with asking(answer) as client:
+        task = sample_task(TaskType.CHAT, Random(1))
+        done = await wait_for_submission(client, task, patience_s, sleep=sleep, clock=clock)
+    return done.conclusion.outcome, clock.now
+
+
+async def test_waiting_ends_with_the_first_submission() -> None:
+    repo = f"me/{sample_task(TaskType.CHAT, Random(1)).expected_repo_name}"
+    asked = 0
+
+    def third_time(_request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(404, json={}) if asked < 3 else httpx.Response(200, json={"repo": repo})
+
+    assert await asked_until(third_time, 60.0) == (Outcome.SUBMISSION, 2 * touring.POLL_S)
+
+
+async def test_waiting_ends_with_patience_and_asks_at_least_once() -> None:
+    outcome, slept = await asked_until(good_miner, 10.0)
+    assert (outcome, slept) == (Outcome.NO_SUBMISSION, 10.0)
+    assert await asked_until(good_miner, 0.0) == (Outcome.NO_SUBMISSION, 0.0)
+    assert await asked_until(good_miner, -5.0) == (Outcome.NO_SUBMISSION, 0.0)
+
+
+async def test_with_patience_a_submission_is_expected() -> None:
+    async with asking(good_miner) as client, asking(good_miner, forged=True) as forger:
+        steps = [step async for step in tour(client, forger, Random(0), patience_s=0.01)]
+    missed = [step for step in steps if not step.held]
+    assert len(missed) == len(TaskType)
+    assert {step.expected for step in missed} == {Expected(200, Outcome.SUBMISSION)}
+
+
+async def test_a_tour_holds_only_when_every_step_did_and_the_daemon_ended_well(tmp_path: Path) -> None:
+    steps = await toured(good_miner)
+    assert TourResult(tmp_path, steps, exit_code=0).held
+    assert not TourResult(tmp_path, steps, exit_code=-9).held
+    assert not TourResult(tmp_path, [], exit_code=0).held
+    bad = Step(steps[0].title, steps[0].exchange, Expected(404, Outcome.ALIVE))
+    assert not TourResult(tmp_path, [*steps, bad], exit_code=0).held
+    shown = TourResult(tmp_path, steps, exit_code=0).as_json()
+    assert len(json.loads(json.dumps(shown))["steps"]) == len(steps)
+
+
+def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
+    seen: list[Path] = []
+
+    def visit() -> None:
+        with somewhere(None) as made:
+            seen.append(made)
+            assert made.is_dir()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        visit()
+    assert ended.value.code == 143
+    assert not seen[0].exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
+    with somewhere(tmp_path) as place:
+        (place / "kept").touch()
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.integration
+def test_the_tour_holds_against_the_real_daemon(tmp_path: Path) -> None:
+    seen: list[Step] = []
+    result = run_tour(tmp_path, on_step=seen.append)
+    assert [step.title for step in result.steps if not step.held] == []
+    assert result.held
+    assert seen == result.steps
+    assert (tmp_path / "data").is_dir()
+
+
+@pytest.mark.integration
+def test_the_tour_can_be_taken_again_in_the_same_folder(tmp_path: Path) -> None:
+    assert run_tour(tmp_path).held
+    assert run_tour(tmp_path).held
