@@ -33,6 +33,7 @@ from miner.housekeeping import Chore, Housekeeping
 from miner.identity import IdentityError
 from miner.jobs.build import LOOK_AGAIN_SECONDS, build_jobs
 from miner.jobs.manager import Jobs, NoJobsYet
+from miner.jobs.pulse import NOT_TRIED
 from miner.limits import Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
@@ -103,6 +104,8 @@ class Daemon:
             self.inbox.load()
             self.judge.learn(self.books.outcomes(self.clock()))
         await self._settle()
+        if self.settings.engine is not EngineKind.NONE:
+            self.fleet.ability = NOT_TRIED
         await self.keeper.start()
         await self._first_metagraph()
         self.housekeeping.start()

@@ -38,10 +38,11 @@ def loader_workers(wish: Wish, hardware: Hardware, world: int) -> int:
 
 def container_plan(wish: Wish, hardware: Hardware, world: int) -> ContainerPlan:
     asked = wish.profile.container
-    memory = asked.memory or int(hardware.memory_bytes * world / max(hardware.gpus.count, world))
+    # Jobs on the other GPUs need theirs at the same time.
+    share = int(hardware.memory_bytes * CONTAINER_SHARE * world / max(hardware.gpus.count, world))
     shm = asked.shm or int(SHM_PER_GPU * world)
     return ContainerPlan(
-        memory_bytes=min(memory, int(hardware.memory_bytes * CONTAINER_SHARE)),
+        memory_bytes=min(asked.memory or share, share),
         shm_bytes=min(shm, int(hardware.memory_bytes * SHM_SHARE)),
         cpus=existing_cores(asked.cpus, hardware.cpu_cores),
     )
@@ -71,8 +72,9 @@ def host_concessions(wish: Wish, hardware: Hardware, world: int) -> Iterator[Con
     container, got = wish.profile.container, container_plan(wish, hardware, world)
     whole = f"the host has {show_bytes(hardware.memory_bytes)}"
     if container.memory and got.memory_bytes != container.memory:
+        share = f"{whole}, and {world} of {max(hardware.gpus.count, world)} GPUs have their share of it"
         yield _gave(
-            "container.memory", show_bytes(container.memory), show_bytes(got.memory_bytes or 0), whole
+            "container.memory", show_bytes(container.memory), show_bytes(got.memory_bytes or 0), share
         )
     if container.shm and got.shm_bytes != container.shm:
         yield _gave("container.shm", show_bytes(container.shm), show_bytes(got.shm_bytes or 0), whole)

@@ -24,14 +24,11 @@ Which = Annotated[
     list[str] | None, typer.Argument(help="text, image or toolkit; all of them if none is named.")
 ]
 
-#: What an image must be able to do: be started as a training is, and know our code.
-TRIAL = "import core, trainer; print('ready')"
-
 
 @app.command("list")
-def list_images(as_json: AsJson = False) -> None:
+def list_images(which: Which = None, as_json: AsJson = False) -> None:
     """What is there, and whether it is what was built here."""
-    looks = _look(_settings())
+    looks = _look(_settings(), which)
     if as_json:
         typer.echo(json.dumps([look.as_dict() for look in looks], indent=2))
     else:
@@ -40,22 +37,52 @@ def list_images(as_json: AsJson = False) -> None:
 
 @app.command()
 def check(which: Which = None, as_json: AsJson = False) -> None:
-    """Try each image as a training would use it. Exit code 1 if one can not be used."""
+    """Try each image as a training would use it. Exit code 1 if one that is needed cannot be used.
+
+    Needed are those named here; without a name, those that tasks accepted by the policy train in."""
     settings = _settings()
+    looks = _look(settings, which)
+    needed = set(which) if which else _needed(settings)
     found = []
-    for look in _look(settings):
-        if which is None or look.short in which:
-            problem = _problem(settings, look)
-            found.append({**look.as_dict(), "usable": problem is None, "problem": problem})
+    for look in looks:
+        problem = _problem(settings, look)
+        usable = problem is None
+        found.append({**look.as_dict(), "usable": usable, "needed": look.short in needed, "problem": problem})
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        for one in found:
-            typer.echo(f"{one['short']}: {one['name']}: {one['problem'] or one['text']}")
-            if one["fix"]:
-                typer.echo(f"  → {one['fix']}")
-    if not all(one["usable"] for one in found):
+        for image in found:
+            use = "" if image["needed"] else " (the policy accepts no task for it)"
+            typer.echo(f"{image['short']}: {image['name']}: {image['problem'] or image['text']}{use}")
+            if image["fix"] and image["needed"]:
+                typer.echo(f"  → {image['fix']}")
+    if not all(image["usable"] or not image["needed"] for image in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove earlier builds of our images that nothing uses: each takes as much disk as the present one."""
+    from miner.engines.docker.building import earlier_builds, remove_build
+    from miner.engines.docker.client import Client
+    from miner.engines.docker.images import Images
+
+    settings = _settings()
+    removed = []
+    with closing(Client(settings.docker_host)) as client:
+        for build in earlier_builds(client, Images(settings)):
+            problem = None if dry_run else remove_build(client, build.id)
+            removed.append({"id": build.id, "size_bytes": build.size_bytes, "kept_because": problem})
+            if not as_json:
+                done = "would be removed" if dry_run else problem or "removed"
+                typer.echo(f"{build.id.removeprefix('sha256:')[:12]} {build.size_bytes / 1e9:.1f} GB: {done}")
+    if as_json:
+        typer.echo(json.dumps(removed, indent=2))
+    elif not removed:
+        typer.echo("There are no earlier builds.")
 
 
 @app.command()
@@ -107,18 +134,33 @@ def _settings() -> Settings:
         raise typer.Exit(78) from None
 
 
-def _look(settings: Settings) -> list[Look]:
+def _look(settings: Settings, which: list[str] | None) -> list[Look]:
     from miner.engines.docker.client import Client
     from miner.engines.docker.images import Images
     from miner.engines.docker.looking import look
 
+    images = Images(settings)
+    for short in which or ():
+        images.name(short)
     with closing(Client(settings.docker_host)) as client:
-        return list(look(client, Images(settings)))
+        return [found for found in look(client, images) if which is None or found.short in which]
+
+
+def _needed(settings: Settings) -> set[str]:
+    """The images that tasks accepted by the policy train in."""
+    from core.tasks import TaskType
+    from miner.offers.policies.choice import on_top, policy_name
+    from miner.offers.policies.load import load_policy
+
+    policy = load_policy(policy_name(settings, None), [settings.policy_dir], on_top(settings))
+    accepted = set(policy.terms.rules.tasks or TaskType)
+    pictures = {"image", "toolkit"} if TaskType.IMAGE in accepted else set()
+    return pictures | ({"text"} if accepted - {TaskType.IMAGE} else set())
 
 
 def _problem(settings: Settings, look: Look) -> str | None:
     from miner.engines.docker.looking import ImageState
-    from miner.engines.trial import trial
+    from miner.engines.trial import lacking_in
 
     if look.state is ImageState.MISSING:
         return look.text
@@ -130,12 +172,12 @@ def _problem(settings: Settings, look: Look) -> str | None:
         with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:
             engine = await trial_engine(settings, "docker", Path(folder))
             try:
-                await trial(engine, Path(folder), TRIAL, image=look.short)
+                lacks = await lacking_in(engine, Path(folder), look.short)
             except GodMinerError as error:
                 return str(error)
             finally:
                 await engine.close()
-        return None
+        return "; ".join(f"{engine}: {why}" for engine, why in lacks.items()) or None
 
     return asyncio.run(tried())
 

@@ -45,6 +45,12 @@ class Unreachable(GodMinerError):
     code = "engine_unreachable"
 
 
+class NoSpace(Unreachable):
+    """A disk of the engine's own is full: ask again when there is room."""
+
+    code = "engine_disk_full"
+
+
 class Phase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
@@ -155,6 +161,9 @@ class Engine(Protocol):
 
     async def lacks(self) -> Mapping[str, str]:
         """Which images, by their short names, could not be started now, and why."""
+
+    async def identity(self, image: str) -> str:
+        """What would be started for this image now: another text when it is another build or interpreter."""
 
     async def ours(self) -> list[Found]:
         """Everything of this data folder that the engine knows: prepared, running or ended."""

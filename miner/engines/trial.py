@@ -1,23 +1,42 @@
-"""A trial run: the smallest training there is, started exactly as a real one."""
+"""A trial: the smallest run there is, started exactly as a training, to learn what can be trained here."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import secrets
 import shutil
 import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from core.choices import Engine as TrainingEngine
 from core.errors import GodMinerError
-from miner.engines.base import Engine, EngineSpec, Phase, Rejected, Status, Unreachable, Why
+from miner.chain.files import write_atomically
+from miner.engines.base import IMAGE_OF, Engine, EngineSpec, Phase, Rejected, Status, Unreachable, Why
 from miner.engines.logs import log_tail
 
-LIMIT_S = 60.0
+log = logging.getLogger(__name__)
+
+#: Importing torch from a cold disk takes a minute.
+LIMIT_S = 180.0
 PAUSE_S = 0.1
+#: A trial that failed is repeated after so long. One that ran and found something missing is repeated only
+#: when the image or the interpreter changes.
+RETRY_S = 300.0
+RESULTS_FILE = "trials.json"
+_ENGINES_OF = {
+    image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
+}
+
+#: By training engine: what it lacks; without an entry it can train.
+Lacks = Mapping[TrainingEngine, str]
 
 
 class TrialFailed(GodMinerError):
-    """What a real training would have met as well."""
+    """A real training would have met the same."""
 
     code = "trial_failed"
 
@@ -25,17 +44,24 @@ class TrialFailed(GodMinerError):
 async def trial(
     engine: Engine,
     beside: Path,
-    code: str,
+    argv: tuple[str, ...],
     *,
     image: str = "text",
     gpus: tuple[str, ...] = (),
-    hostile: bool = True,
+    key: str = "",
 ) -> str:
-    """Run this Python code and give what it printed. Its folder lies in `beside`, which the engine sees."""
+    """Run this command and return its output, whatever its exit code. Its folder is made in `beside`."""
     folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=beside))
-    key = f"trial-{secrets.token_hex(8)}"
-    argv = ("python", "-c", code)
-    spec = EngineSpec(key, argv, folder, image=image, gpus=gpus, hostile=hostile, limit_s=LIMIT_S)
+    spec = EngineSpec(
+        key or trial_key(),
+        argv,
+        folder,
+        env={"HF_HUB_OFFLINE": "1"},
+        image=image,
+        gpus=gpus,
+        hostile=engine.can_sandbox,
+        limit_s=LIMIT_S,
+    )
     try:
         ref = await engine.submit(spec)
         try:
@@ -44,16 +70,18 @@ async def trial(
             await engine.stop(ref, force=True)
             await _end(engine, ref, folder)
             await engine.remove(ref)
-        said = log_tail(folder).strip()
-        if status.why is not Why.OK:
-            raise TrialFailed(
-                f"it ended with {status.why} (code {status.code}): {said[-300:] or status.detail}"
-            )
-        return said
+        output = log_tail(folder).strip()
+        if status.why not in (Why.OK, Why.FAILED) or not output:
+            raise TrialFailed(f"it ended with {status.why} (code {status.code}): {output or status.detail}")
+        return output
     except (Rejected, Unreachable, TimeoutError) as error:
         raise TrialFailed(str(error) or "it took too long") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def trial_key() -> str:
+    return f"trial-{secrets.token_hex(8)}"
 
 
 async def _end(engine: Engine, ref: str, folder: Path) -> Status:
@@ -63,3 +91,83 @@ async def _end(engine: Engine, ref: str, folder: Path) -> Status:
             if status.phase not in (Phase.RUNNING, Phase.QUEUED):
                 return status
             await asyncio.sleep(PAUSE_S)
+
+
+async def lacking_in(
+    engine: Engine, beside: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
+) -> Lacks:
+    """What the training engines of this image lack, by a run of `trainer.ready` in it; `TrialFailed`."""
+    argv = ("python", "-m", "trainer.ready", image)
+    output = await trial(engine, beside, argv, image=image, gpus=gpus, key=key)
+    try:
+        answer = json.loads(output.splitlines()[-1])
+        return {name: str(answer[name]) for name in _ENGINES_OF[image] if answer[name]}
+    except (ValueError, LookupError, TypeError):
+        raise TrialFailed(output.splitlines()[-1][-300:]) from None
+
+
+class Trials:
+    """Tries each image once and remembers the result until what it would start changes."""
+
+    def __init__(self, engine: Engine, data_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._data_dir = data_dir
+        self._file = data_dir / "engines" / RESULTS_FILE
+        self._clock = clock
+        #: By identity, as on disk.
+        self._results: dict[str, dict[str, str]] = _read(self._file)
+        #: By identity: why a trial failed, and when to repeat it.
+        self._failures: dict[str, tuple[str, float]] = {}
+        #: The run of the present trial, so that nobody takes it for one that was left behind.
+        self.running: str | None = None
+
+    async def lacks(self) -> Lacks:
+        """By training engine, what keeps it from training; `Unreachable`."""
+        absent = await self._engine.lacks()
+        found: dict[TrainingEngine, str] = {}
+        for image, engines in _ENGINES_OF.items():
+            if image in absent:
+                found |= dict.fromkeys(engines, absent[image])
+            else:
+                found |= await self._tried(image)
+        return found
+
+    async def _tried(self, image: str) -> Lacks:
+        identity = f"{self._engine.name} {image} {await self._engine.identity(image)}"
+        if identity in self._results:
+            return {TrainingEngine(name): why for name, why in self._results[identity].items()}
+        failure, again_at = self._failures.get(identity, ("", 0.0))
+        if failure and self._clock() < again_at:
+            return dict.fromkeys(_ENGINES_OF[image], failure)
+        self.running = trial_key()
+        try:
+            found = await lacking_in(self._engine, self._data_dir, image, key=self.running)
+        except TrialFailed as error:
+            failure = f"the trial run of the {image} image failed: {error}"
+            self._failures[identity] = (failure, self._clock() + RETRY_S)
+            return dict.fromkeys(_ENGINES_OF[image], failure)
+        finally:
+            self.running = None
+        log.info("%s was tried out: %s", identity, found or "everything is there")
+        self._remember(image, identity, found)
+        return found
+
+    def _remember(self, image: str, identity: str, found: Lacks) -> None:
+        """The newest of each image."""
+        prefix = f"{self._engine.name} {image} "
+        kept = {name: lacks for name, lacks in self._results.items() if not name.startswith(prefix)}
+        self._results = {**kept, identity: {str(engine): why for engine, why in found.items()}}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps(self._results, indent=2).encode())
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    """What cannot be read is tried out again."""
+    try:
+        stored = json.loads(path.read_bytes())
+        return {
+            str(identity): {TrainingEngine(name): str(why) for name, why in lacks.items()}
+            for identity, lacks in stored.items()
+        }
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from core.choices import Engine
 from core.hardware import GpuKind, GpuSet, Hardware
 from core.profile.targets import Lane
 
@@ -63,8 +64,8 @@ class Ability:
     trouble: str | None = None
     #: Why nothing is trained that brings code of strangers; None: there is a sandbox.
     no_sandbox: str | None = None
-    #: What trainings are started from, by its short name, and why that can't be had: "image" for pictures.
-    lacks: Mapping[str, str] = field(default_factory=dict)
+    #: By training engine: why it cannot train here.
+    lacks: Mapping[Engine, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

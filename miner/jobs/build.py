@@ -12,13 +12,13 @@ from core.errors import GodMinerError
 from core.profile.load import LoadedProfile
 from miner.engines import choose
 from miner.engines.base import Engine, EngineSpec, Found, Status, Unreachable
+from miner.engines.trial import Trials
 from miner.fleet.base import Ability, Fleet, TaskKey
 from miner.jobs.book import JobBook
 from miner.jobs.desk import Parts
 from miner.jobs.inputs.fetch import JobInputs
 from miner.jobs.live import Bus
 from miner.jobs.manager import Jobs
-from miner.jobs.pulse import ability_of
 from miner.jobs.room import Room
 from miner.jobs.times import Pace
 from miner.publish import HubPublisher, PublishTo
@@ -70,6 +70,9 @@ class AbsentEngine:
     async def lacks(self) -> Mapping[str, str]:
         raise self._unreachable()
 
+    async def identity(self, image: str) -> str:
+        raise self._unreachable()
+
     async def ours(self) -> list[Found]:
         raise self._unreachable()
 
@@ -78,14 +81,13 @@ class AbsentEngine:
 
 
 async def find_engine(settings: Settings, alert: Alert, fleet: Fleet) -> Engine:
-    """The engine of the settings, waited for: one can be installed while the daemon runs. Until then no offer
-    is accepted."""
+    """The engine of the settings, waited for: one can be installed while the daemon runs. No offer is
+    accepted until then, nor until it was tried out."""
     told = ""
     while True:
         choice = await choose.choose(settings)
         if choice.engine is not None:
             log.info("trainings run on %s: %s", choice.engine.name, choice.why)
-            fleet.ability = await ability_of(choice.engine)
             return choice.engine
         fleet.ability = Ability(trouble=choice.why)
         if choice.why != told:
@@ -142,6 +144,7 @@ async def build_jobs(
         clock=clock,
         alert=alert,
         make_room=room.make,
+        trials=Trials(engine, settings.data_dir),
     )
     return Jobs(parts, room=room, on_taken=on_taken, on_over=on_over)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from core.errors import GodMinerError
 from core.profile.load import LoadedProfile
 from miner.engines.base import Engine
+from miner.engines.trial import Trials
 from miner.fleet.base import Fleet, Grant, TaskKey
 from miner.jobs.book import JobBook
 from miner.jobs.folder import JobFolder, job_folder
@@ -60,6 +61,8 @@ class Parts:
     alert: Callable[[str, str], None] = lambda _kind, _text: None
     #: Removes what finished jobs have left, for a disk that is full; the bytes freed.
     make_room: Callable[[], Awaitable[int]] = _no_room
+    #: What each image can train, found by trial; None: the engine is taken at its word.
+    trials: Trials | None = None
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
 

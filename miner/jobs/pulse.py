@@ -1,34 +1,42 @@
-"""Whether the engine answers, asked now and then: nothing new is promised while it does not."""
+"""Whether the engine answers and what it can train, asked now and then: offers are refused by it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from miner.engines.base import Engine, Unreachable
+from core.choices import Engine as TrainingEngine
+from miner.engines.base import IMAGE_OF, Unreachable
 from miner.fleet.base import Ability
 from miner.jobs.desk import Parts
 
 log = logging.getLogger(__name__)
 
+#: Until the engine was found and tried out.
+NOT_TRIED = Ability(trouble="the engine is being tried out; this takes up to a few minutes after a change")
 _NO_SANDBOX = "the engine {} has none here; see god-miner doctor"
 
 
-async def ability_of(engine: Engine) -> Ability:
+async def ability_of(parts: Parts) -> Ability:
+    engine = parts.engine
     no_sandbox = None if engine.can_sandbox else _NO_SANDBOX.format(engine.name)
     try:
-        return Ability(None, no_sandbox, await engine.lacks())
+        if parts.trials is not None:
+            return Ability(None, no_sandbox, await parts.trials.lacks())
+        absent = await engine.lacks()
+        lacks = {name: absent[image] for name, image in IMAGE_OF.items() if image in absent}
+        return Ability(None, no_sandbox, lacks)
     except Unreachable as error:
         return Ability(str(error), no_sandbox)
     except Exception as error:  # an engine's odd answer must not leave offers undecided for good
-        log.exception("the engine can't be asked what it can do")
+        log.exception("the engine cannot be asked what it can do")
         return Ability(f"{type(error).__name__}: {error}", no_sandbox)
 
 
 async def pulse(parts: Parts) -> None:
-    """Until cancelled. What runs, runs on: only those who decide about offers hear of it."""
+    """Until cancelled. What runs, runs on: this only decides about offers."""
     while True:
-        _tell(parts, await ability_of(parts.engine))
+        _tell(parts, await ability_of(parts))
         await asyncio.sleep(parts.pace.pulse_s)
 
 
@@ -37,10 +45,18 @@ def _tell(parts: Parts, now: Ability) -> None:
     if now == before:
         return
     parts.fleet.ability = now
-    if now.trouble is not None and before.trouble is None:
+    known = before != NOT_TRIED
+    if now.trouble is not None and (before.trouble is None or not known):
         parts.alert("engine_gone", f"no offers are accepted meanwhile: {now.trouble}")
-    elif now.trouble is None and before.trouble is not None:
+    elif now.trouble is None and before.trouble is not None and known:
         parts.alert("engine_back", f"{parts.engine.name} answers again")
-    for short, why in now.lacks.items():
-        if before.lacks.get(short) != why:
-            log.warning("offers that need the image %r are refused: %s", short, why)
+    if now.trouble is None and not known and not _trains(now):
+        why = "; ".join(dict.fromkeys(now.lacks.values()))
+        parts.alert("engine_cannot_train", f"every offer is refused: {why}")
+    for engine, why in now.lacks.items():
+        if before.lacks.get(engine) != why:
+            log.warning("offers that need %s are refused: %s", engine, why)
+
+
+def _trains(ability: Ability) -> list[TrainingEngine]:
+    return [engine for engine in IMAGE_OF if engine not in ability.lacks]

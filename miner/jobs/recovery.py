@@ -74,6 +74,8 @@ async def _sweep_once(parts: Parts) -> None:
         found = await engine.ours()
         # Read after the engine was asked: an attempt is in the books before the engine hears of it.
         known = {one.key for one in await parts.book.read(work.open_attempts)}
+        if parts.trials is not None and parts.trials.running is not None:
+            known.add(parts.trials.running)
         for one in found:
             if one.key not in known:
                 await _remove(engine, one, parts.pace)

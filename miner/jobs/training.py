@@ -12,7 +12,7 @@ from pathlib import Path
 
 from core.progress import NoteEvent
 from core.run_files import Score
-from miner.engines.base import EXIT_FILE, Phase, Rejected, Status, Unreachable
+from miner.engines.base import EXIT_FILE, NoSpace, Phase, Rejected, Status, Unreachable
 from miner.jobs import plans
 from miner.jobs.best import is_model
 from miner.jobs.desk import Desk, unreachable
@@ -100,6 +100,8 @@ class Training:
                 sent = self.desk.submitting = asyncio.ensure_future(self.engine.submit(spec))
             try:
                 return await asyncio.shield(sent)
+            except NoSpace as error:
+                raise StepFailed(EndReason.DISK_FULL, str(error)) from None
             except Unreachable as error:
                 raise unreachable(error) from None
             except Rejected as error:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from core.choices import Engine
 from core.errors import ConfigError
 from core.models import Family
 from core.profile.annotations import engine_for
@@ -13,7 +14,6 @@ from core.profile.load import LoadedProfile
 from core.profile.resolve import matches, resolve
 from core.tasks import TaskType
 from core.units import show_params, show_seconds
-from miner.engines.base import IMAGE_OF
 from miner.fleet.base import FleetSnapshot
 from miner.offers.ask import Ask
 from miner.offers.decision import Reason, below
@@ -114,19 +114,19 @@ def _engine(ask: Ask, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
     if can.trouble is not None:
         text = f"nothing can be trained: {can.trouble}"
         return Reason("engine", False, text, "an engine; see god-miner doctor")
-    lacking = can.lacks.get(_image(ask, profile)) if can.lacks else None
+    engine = _training_engine(ask, profile) if can.lacks else None
+    lacking = can.lacks.get(engine) if engine else None
     if lacking is not None:
         return Reason("engine", False, f"such tasks can't be trained: {lacking}", "what is lacking")
     return Reason("engine", True, "nothing is known against the engine")
 
 
-def _image(ask: Ask, profile: LoadedProfile) -> str:
-    """What such a task would be started from."""
+def _training_engine(ask: Ask, profile: LoadedProfile) -> Engine | None:
     try:
         targets = resolve(profile, ask.task_type, ask.model).targets
     except ConfigError:  # told by the verdict on the plan
-        return ""
-    return IMAGE_OF[engine_for(targets, ask.task_type, ask.image_type)]
+        return None
+    return engine_for(targets, ask.task_type, ask.image_type)
 
 
 def _sandbox(ask: Ask, fleet: FleetSnapshot) -> Reason:

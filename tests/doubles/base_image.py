@@ -31,6 +31,12 @@ _LEFT_OUT = re.compile(
 FOLDERS = (".", "usr", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/local", "usr/local/bin")
 FOLDERS += ("dev", "proc", "sys", "tmp", "etc", "root", "run", "var", "opt", "home")
 
+#: A training stack that says it has everything.
+STACK = "opt/stack"
+READY = 'print(\'{"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""}\')\n'
+#: Like images for GPUs, it claims all of them for itself.
+ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", f"PYTHONPATH=/{STACK}")
+
 
 @cache
 def tar() -> bytes:
@@ -47,12 +53,14 @@ def tar() -> bytes:
         for name in {"python", "python3"} - {PYTHON.resolve().name}:
             _link(archive, f"usr/local/bin/{name}", str(PYTHON.resolve()))
         _text(archive, "etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")
+        _text(archive, f"{STACK}/trainer/__init__.py", "")
+        _text(archive, f"{STACK}/trainer/ready.py", READY)
         _text(archive, "etc/group", "root:x:0:\nnogroup:x:65534:\n")
     return out.getvalue()
 
 
-def load(host: str, environment: tuple[str, ...] = ("NVIDIA_VISIBLE_DEVICES=all",)) -> str:
-    """Into the engine at `host`: the image's id. Like images for GPUs, it claims all of them for itself."""
+def load(host: str, environment: tuple[str, ...] = ENVIRONMENT) -> str:
+    """Into the engine at `host`: the image's id."""
     import docker
 
     api = docker.APIClient(base_url=host, version="auto", timeout=120)

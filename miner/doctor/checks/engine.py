@@ -6,14 +6,16 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.choices import Engine as TrainingEngine
 from core.errors import GodMinerError
 from miner.doctor.examine import Check, Surroundings
 from miner.doctor.finding import Finding, Status, fail, ok, warn
+from miner.engines.base import IMAGE_OF
 from miner.settings import EngineKind, Settings
 
 if TYPE_CHECKING:
@@ -24,9 +26,13 @@ GIB = 1024**3
 #: NCCL and data loaders share memory through it; pods come with 64 MiB.
 ENOUGH_SHM = 8 * GIB
 SHM = "/dev/shm"  # noqa: S108 - looked at only
-#: Says what a training would find.
-_TRIAL = "import os; print(os.getuid())"
+#: The text image is about 25 GB with its base, and a rebuild needs room beside it.
+DOCKER_SPACE = 40 * GIB
 _CARD = Path("/dev/nvidia0")
+_WAY_OUT = {
+    EngineKind.DOCKER: "god-miner images build",
+    EngineKind.PROCESS: "make training, or set TRAINER_PYTHON",
+}
 
 
 def run(surroundings: Surroundings) -> Iterator[Finding]:
@@ -67,7 +73,9 @@ def _docker(settings: Settings) -> Iterator[Finding]:
 
     client = Client(settings.docker_host)
     try:
-        yield _docker_itself(client)
+        info: dict[str, Any] = client.ask_here(lambda api: api.info(), client.look_s)
+        yield _docker_itself(client, info)
+        yield from _docker_disk(info)
         for one in look(client, Images(settings)):
             # Text tasks are what there is most of; the others are only needed for theirs.
             missing = fail if one.short == "text" else warn
@@ -84,8 +92,18 @@ def _docker(settings: Settings) -> Iterator[Finding]:
         client.close()
 
 
-def _docker_itself(client: Client) -> Finding:
-    info: dict[str, Any] = client.ask_here(lambda api: api.info(), client.look_s)
+def _docker_disk(info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Images and containers lie on a disk of their own, often the small one of the system."""
+    root = Path(str(info.get("DockerRootDir") or ""))
+    if not root.is_dir():
+        return
+    free = shutil.disk_usage(root).free
+    detail = f"{free / GIB:.1f} GiB free for images and containers in {root}"
+    way_out = f"have {DOCKER_SPACE // GIB} GiB free: god-miner images prune; docker system df"
+    yield ok("docker disk", detail) if free >= DOCKER_SPACE else warn("docker disk", detail, way_out)
+
+
+def _docker_itself(client: Client, info: Mapping[str, Any]) -> Finding:
     version = f"Docker {info.get('ServerVersion')} at {client.host}"
     if not info.get("LiveRestoreEnabled"):
         return warn(
@@ -104,24 +122,11 @@ def _process(settings: Settings) -> Iterator[Finding]:
     except NoEngine as error:
         yield fail("training python", str(error), "make training, or set TRAINER_PYTHON")
         return
-    yield _torch(interpreter.path)
+    yield ok("training python", str(interpreter.path))
     yield _sandbox(settings)
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
     yield _tried(settings, EngineKind.PROCESS)
-
-
-def _torch(python: Path) -> Finding:
-    import subprocess
-
-    asked = (
-        "import importlib.util as u; print(*(name for name in ('torch', 'axolotl') if not u.find_spec(name)))"
-    )
-    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode or done.stdout.strip():
-        lacks = done.stdout.strip() or done.stderr.strip()[-200:]
-        return fail("training python", f"{python} lacks {lacks}", "make training, or set TRAINER_PYTHON")
-    return ok("training python", str(python))
 
 
 def _sandbox(settings: Settings) -> Finding:
@@ -161,29 +166,37 @@ def shared_memory(total: int) -> Finding:
     return ok("shared memory", f"{SHM} has {total / GIB:.0f} GiB")
 
 
-def _tried(settings: Settings, kind: EngineKind) -> Finding:
+def _tried(settings: Settings, kind: EngineKind, image: str = "text") -> Finding:
     from miner.engines.choose import trial_engine
-    from miner.engines.trial import TrialFailed, trial
+    from miner.engines.trial import TrialFailed, lacking_in
 
     gpus = ("0",) if _CARD.exists() else ()
 
-    async def tried() -> str:
+    async def tried() -> Mapping[TrainingEngine, str]:
         with _apart(settings) as apart:
             engine = await trial_engine(settings, kind, apart.data_dir)
             try:
-                hostile = engine.can_sandbox
-                return await trial(engine, apart.data_dir, _TRIAL, gpus=gpus, hostile=hostile)
+                return await lacking_in(engine, apart.data_dir, image, gpus=gpus)
             finally:
                 await engine.close()
 
     try:
-        uid = asyncio.run(tried())
+        lacks = asyncio.run(tried())
     except TrialFailed as error:
         return fail("trial run", str(error), "correct what it says; a training would end the same way")
     except GodMinerError as error:
         return fail("trial run", str(error), "correct what it says")
-    card = "with a GPU" if gpus else "without a GPU: there is none"
-    return ok("trial run", f"started and ended as user {uid}, {card}")
+    trains = [engine for engine, short in IMAGE_OF.items() if short == image and engine not in lacks]
+    missing = "; ".join(f"{engine}: {why}" for engine, why in lacks.items())
+    if not trains:
+        return fail("trial run", missing, _WAY_OUT[kind])
+    gpu = "with a GPU" if gpus else "without a GPU: there is none"
+    found = f"{' and '.join(trains)} can train, {gpu}"
+    if missing:
+        return warn(
+            "trial run", f"{found}; {missing}", f"{_WAY_OUT[kind]}, or profiles with engine: {trains[0]}"
+        )
+    return ok("trial run", found)
 
 
 @contextmanager

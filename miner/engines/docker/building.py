@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core.errors import GodMinerError
-from miner.engines.docker.client import Client
+from miner.engines.docker.client import Client, Refused
 from miner.engines.docker.images import KINDS, SOURCE_LABEL, ImageKind, Images, Pin
 
 #: A build without a word for so long is stuck; its steps are downloads of gigabytes.
@@ -78,6 +79,40 @@ def build(
     found = images.pin(short)
     assert found is not None, "just set"
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierBuild:
+    id: str
+    size_bytes: int
+
+
+def earlier_builds(client: Client, images: Images) -> list[EarlierBuild]:
+    """Builds of ours that no name and no pin means any more. Blocking."""
+    pinned = {images.reference(short) for short in KINDS}
+
+    def work(api: Any) -> list[EarlierBuild]:
+        listed = api.images(filters={"label": [SOURCE_LABEL]})
+        return [
+            EarlierBuild(str(image["Id"]), int(image.get("Size") or 0))
+            for image in listed
+            if image["Id"] not in pinned and not _tags(image)
+        ]
+
+    return client.ask_here(work, client.look_s)
+
+
+def _tags(image: Mapping[str, Any]) -> list[str]:
+    return [tag for tag in image.get("RepoTags") or () if tag != "<none>:<none>"]
+
+
+def remove_build(client: Client, image_id: str) -> str | None:
+    """Why it was kept: a container uses it, or another image stands on it. None: removed."""
+    try:
+        client.ask_here(lambda api: api.remove_image(image_id), SILENCE_S)
+    except Refused as refused:
+        return None if refused.status == 404 else str(refused)
+    return None
 
 
 def _follow(lines: Iterator[Mapping[str, Any]], kind: ImageKind, told: Callable[[str], None]) -> None:

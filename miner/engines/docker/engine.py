@@ -134,6 +134,14 @@ class DockerEngine:
                 found[short] = str(error)
         return found
 
+    async def identity(self, image: str) -> str:
+        try:
+            reference = await aside(lambda: self._image_of(image), FILES_S, "engine image")
+            found = await self._client.ask("image", lambda api: api.inspect_image(reference))
+        except (Refused, UnknownImage) as error:
+            raise Unreachable(f"Docker did not show the image {image!r}: {error}") from None
+        return str(found["Id"])
+
     async def ours(self) -> list[Found]:
         wanted = {"label": [f"{LABEL_DATA}={self._house.data_id}"]}
         try:
@@ -239,7 +247,7 @@ class DockerEngine:
 
     def _hand_over(self, spec: EngineSpec) -> None:
         if self._training_uid is not None and os.geteuid() == 0:
-            hand_over(spec, mounts_of(spec), self._training_uid)
+            hand_over(spec, mounts_of(spec), self._training_uid, self._trusted)
 
 
 def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:

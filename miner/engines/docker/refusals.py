@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from miner.engines.base import Rejected, Unreachable
+from miner.engines.base import NoSpace, Rejected, Unreachable
 from miner.engines.docker.client import Refused
 
 #: Docker has one status for all that goes wrong in it. These say that the container itself can not be; with
@@ -32,6 +32,8 @@ _WAYS_OUT = (
 
 def meaning(refused: Refused, doing: str) -> Rejected | Unreachable:
     text = str(refused).strip()
+    if "no space left on device" in text.lower():
+        return NoSpace(f"Docker's disk is full ({doing}): docker system df; god-miner images prune")
     if refused.status >= 500 and not _FINAL.search(text):
         return Unreachable(f"Docker is in trouble ({doing}): {text[:500]}")
     way_out = next((f"; {way}" for sign, way in _WAYS_OUT if sign.lower() in text.lower()), "")

@@ -96,6 +96,9 @@ class ProcessEngine:
     async def lacks(self) -> Mapping[str, str]:
         return await self._aside(self._lacking, "look")
 
+    async def identity(self, image: str) -> str:
+        return await self._aside(self._interpreter.identity, "look")
+
     async def ours(self) -> list[Found]:
         return await self._aside(self._listed, "list")
 
@@ -121,7 +124,7 @@ class ProcessEngine:
                 f"{spec.key!r} runs code of strangers and there is no sandbox: {self._why_no_sandbox}"
             )
         if self._sandbox is not None and self._sandbox.uid is not None:
-            hand_over(spec, mounts_of(spec), self._sandbox.uid)
+            hand_over(spec, mounts_of(spec), self._sandbox.uid, self._trusted)
         groups = self._groups(spec)
         # Noted before it starts: whoever comes next must find what there is to clear away.
         self._book.write(spec.key, spec.run_dir, spec.labels, groups)

@@ -28,6 +28,12 @@ class Interpreter:
     #: Folders and files outside of /usr that it lives in.
     needs: tuple[Path, ...]
 
+    def identity(self) -> str:
+        """Changes when a package is added or removed, or the interpreter is another one."""
+        site = self.path.parent.parent / "lib"
+        places = [self.path, *sorted(site.glob("python*/site-packages"))]
+        return " ".join(f"{place}@{place.stat().st_mtime_ns}" for place in places)
+
 
 def examine(path: Path) -> Interpreter:
     """Ask it once where its parts are, environments and links on the way included."""

@@ -242,6 +242,14 @@ def test_the_host_bounds_loaders_and_container() -> None:
     assert found.loader.workers == 6
     assert found.container.cpus == "0-23"
     assert (found.container.memory_bytes or 0) <= 200 * 10**9
+
+
+def test_jobs_side_by_side_share_the_hosts_memory() -> None:
+    """A profile that asks for more than the share of its GPUs is told what it gets."""
+    hardware = host("8xH100", memory_bytes=800 * 10**9)
+    found = _plan(load_profile("h100x4"), hardware=hardware)
+    assert found.gpus.count == 4
+    assert 0.4 * 800e9 < (found.container.memory_bytes or 0) <= 0.5 * 800e9
     assert _gave(found, "dataloader_num_workers") is not None
 
 

@@ -51,6 +51,7 @@ def checkout(tmp_path: Path, docker_host: Dockerd, monkeypatch: pytest.MonkeyPat
     for name in ("core", "trainer"):
         (root / name).mkdir()
         (root / name / "__init__.py").write_text("")
+    (root / "trainer" / "ready.py").write_text(base_image.READY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", docker_host.host)
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
@@ -107,9 +108,46 @@ def test_an_image_from_elsewhere_runs_by_its_name_and_that_is_told(
     (found,) = (one for one in told("list") if one["short"] == "text")
     assert found["state"] == "unpinned"
     (checked,) = told("check", "text")
-    # It starts, and knows nothing of our code.
-    assert "No module named 'core'" in checked["problem"]
+    assert checked["usable"], checked["problem"]
+
+
+def test_an_image_that_cannot_train_is_told(checkout: Path) -> None:
+    (checkout / "trainer" / "ready.py").unlink()
+    assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
+    (checked,) = told("check", "text")
+    assert "trainer.ready" in checked["problem"]
     assert said("check", "text").exit_code == 1
+
+
+def test_only_images_that_the_policy_needs_decide_and_lists_can_be_narrowed(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_TEXT_IMAGE", base_image.NAME)
+    assert said("check").exit_code == 1
+    monkeypatch.setenv("TASK_TYPES", "instruct,dpo")
+    done = said("check")
+    assert done.exit_code == 0, done.output
+    assert "no task for it" in done.stdout
+    assert [one["short"] for one in told("list", "text")] == ["text"]
+    assert "no image 'other'" in str(said("list", "other").exception)
+
+
+def test_earlier_builds_are_pruned_and_the_present_one_is_kept(checkout: Path) -> None:
+    def build() -> str:
+        assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
+        return str(told("list", "text")[0]["id"])
+
+    # Other tests share the engine: the same content would be the same image, under their names.
+    (checkout / "core" / "first.py").write_text("")
+    earlier = build()
+    (checkout / "core" / "new.py").write_text("")
+    present = build()
+    assert earlier != present
+    assert earlier in [one["id"] for one in told("prune", "--dry-run")]
+    assert earlier in [one["id"] for one in told("prune")]
+    assert earlier not in [one["id"] for one in told("prune")]
+    assert told("list", "text")[0]["id"] == present
+    assert told("check", "text")[0]["usable"]
 
 
 def test_a_failing_build_is_an_error_and_pins_nothing(checkout: Path, tmp_path: Path) -> None:

@@ -50,6 +50,28 @@ def test_another_writable_folder_is_given_and_its_content_kept(spec: EngineSpec)
     assert owner(job / "inputs") == (0, 0)
 
 
+@needs_root
+def test_inputs_of_ours_are_made_readable_and_others_are_named(spec: EngineSpec, tmp_path: Path) -> None:
+    """As `save_pretrained` writes them under a tight umask; what a link leads to elsewhere stays shut."""
+    secret = tmp_path / "token"
+    secret.write_text("s")
+    secret.chmod(0o600)
+    model = tmp_path / "cache" / "model"
+    model.mkdir(parents=True)
+    weights = model / "model.safetensors"
+    weights.write_text("w")
+    weights.chmod(0o600)
+    model.chmod(0o700)
+    with pytest.raises(Rejected, match=str(model)):
+        hand_over(spec, (Mount(model),), UID)
+    hand_over(spec, (Mount(model),), UID, [tmp_path])
+    assert (model.stat().st_mode & 0o777, weights.stat().st_mode & 0o777) == (0o755, 0o644)
+    (model / "link").symlink_to(secret)
+    with pytest.raises(Rejected, match="link is not readable"):
+        hand_over(spec, (Mount(model),), UID, [tmp_path])
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
 def test_what_the_training_could_not_read_is_told(spec: EngineSpec, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")

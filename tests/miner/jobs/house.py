@@ -238,6 +238,10 @@ class CoroutineEngine:
         self._answers()
         return self.lacking
 
+    async def identity(self, image: str) -> str:
+        self._answers()
+        return image
+
     async def ours(self) -> list[Found]:
         self._answers()
         return [Found(key, key, run.spec.run_dir) for key, run in self.runs.items()]

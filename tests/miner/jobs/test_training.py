@@ -11,9 +11,10 @@ import pytest
 
 from core.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
 from core.run_files import RunEnd, Score
-from miner.engines.base import EngineSpec, Unreachable
+from miner.engines.base import EngineSpec, NoSpace, Unreachable
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
+from miner.store import work
 from tests.miner.jobs.house import CAP_S, FAST, House, Trainer, opened
 
 #: What a job that is running gets to its deadline, and what of it comes after its submission at least.
@@ -84,6 +85,27 @@ async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(house:
     await house.over_within(job)  # and once it answers, what still runs is ended
     assert (await house.attempts(job))[0].ended_at is not None
     assert not house.fleet.ledger.holds
+
+
+async def test_a_full_disk_of_the_engine_is_told_as_one_and_waited_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, refused = house.engine.submit, []
+
+    async def full(spec: EngineSpec) -> str:
+        if len(refused) < 2:
+            refused.append(spec.key)
+            raise NoSpace("Docker's disk is full")
+        return await submit(spec)
+
+    monkeypatch.setattr(house.engine, "submit", full)
+    job = await started(house, 60.0)
+    row = await house.over_within(job)
+    assert row.state is JobState.DONE
+    steps = await house.parts.book.read(lambda connection: work.steps(connection, job))
+    launches = [step.detail for step in steps if step.name == "launch"]
+    assert len(launches) == 3
+    assert all("disk is full" in (detail or "") for detail in launches[:2])
 
 
 async def test_a_launch_whose_answer_never_came_is_ended_when_the_engine_is_back(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from core.budget import Refusal
+from core.choices import Engine
 from core.profile import load_profile
 from core.tasks import ImageModelType, TaskType
 from core.wire import MinerTaskOffer
@@ -145,17 +146,19 @@ def test_code_of_strangers_is_refused_where_there_is_no_sandbox(task: TaskType, 
 @pytest.mark.parametrize(
     ("asked", "needs"),
     [
-        (offer(), "text"),
-        (offer(task_type=TaskType.DPO), "text"),
-        (picture_offer(), "image"),
-        (picture_offer(model="Qwen/Qwen-Image"), "toolkit"),
+        (offer(), Engine.AXOLOTL),
+        (offer(task_type=TaskType.DPO), Engine.AXOLOTL),
+        (picture_offer(), Engine.KOHYA),
+        (picture_offer(model="Qwen/Qwen-Image"), Engine.AI_TOOLKIT),
     ],
 )
-def test_what_an_image_is_lacking_for_is_refused_and_nothing_else(asked: MinerTaskOffer, needs: str) -> None:
-    for short in ("text", "image", "toolkit"):
-        found = decided(asked, on=fleet(ability=Ability(lacks={short: "not built"})))
+def test_what_no_engine_here_can_train_is_refused_and_nothing_else(
+    asked: MinerTaskOffer, needs: Engine
+) -> None:
+    for engine in Engine:
+        found = decided(asked, on=fleet(ability=Ability(lacks={engine: "not built"})))
         assert_reasoned(found)
-        assert ("engine" in {reason.rule for reason in found.failed}) is (short == needs)
+        assert ("engine" in {reason.rule for reason in found.failed}) is (engine is needs)
 
 
 def test_without_a_usable_gpu_every_rule_is_still_judged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,25 @@ def test_only_the_engine_that_was_asked_for_is_looked_at(tmp_path: Path) -> None
 
 def test_a_python_without_the_training_stack_is_told(tmp_path: Path) -> None:
     findings = found(tmp_path, engine="process", trainer_python=sys.executable)
-    assert findings["training python"].status is Status.FAIL
-    assert "lacks" in findings["training python"].detail
+    assert findings["trial run"].status is Status.FAIL
+    assert "torch" in findings["trial run"].detail
+    assert "make training" in findings["trial run"].fix
 
 
-def test_local_processes_are_tried_out(tmp_path: Path) -> None:
-    """The stack itself is pretended: one that finds torch and axolotl."""
+@pytest.mark.parametrize(("axolotl", "status"), [("", Status.OK), ("no axolotl", Status.WARN)])
+def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Status) -> None:
+    """The stack itself is pretended."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ncase "$2" in *find_spec*) exit 0;; esac\nexec {sys.executable} "$@"\n')
+    answer = json.dumps({"axolotl": axolotl, "native": ""})
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = trainer.ready ] && echo \'{answer}\' && exit\nexec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     findings = found(tmp_path, engine="process", trainer_python=python, trainer_sandbox="off")
     assert findings["training engine"].status is Status.OK
-    assert findings["trial run"].status is Status.OK
+    assert findings["trial run"].status is status
+    assert "native can train" in findings["trial run"].detail
+    assert axolotl in findings["trial run"].detail
     assert "GRPO" in findings["sandbox"].detail
 
 
@@ -69,6 +77,7 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     assert findings["image text"].status is Status.WARN
     assert findings["image toolkit"].status is Status.WARN
     assert findings["trial run"].status is Status.OK
+    assert "free for images" in findings["docker disk"].detail
     limits = found(
         tmp_path,
         engine="docker",

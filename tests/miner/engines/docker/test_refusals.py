@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miner.engines.base import Rejected, Unreachable
+from miner.engines.base import NoSpace, Rejected, Unreachable
 from miner.engines.docker.client import Refused
 from miner.engines.docker.refusals import is_left_over, meaning
 
@@ -31,6 +31,13 @@ def test_what_will_never_be_is_rejected_with_the_way_out(status: int, text: str,
     assert isinstance(found, Rejected)
     assert way_out in str(found)
     assert text[:30] in str(found)
+
+
+def test_a_full_disk_of_dockers_is_told_as_one() -> None:
+    text = "mkdir /var/lib/docker/overlay2/7f: no space left on device"
+    found = meaning(Refused(500, text), "making the container")
+    assert isinstance(found, NoSpace)
+    assert "god-miner images prune" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""What can be trained is found out by trial: once for each image, again when the image changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from core.choices import Engine as TrainingEngine
+from core.run_files import LOG_FILE
+from miner.engines.base import EngineSpec, Phase, Status, Unreachable, Why
+from miner.engines.trial import RETRY_S, TrialFailed, Trials, lacking_in
+
+READY = json.dumps({"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""})
+
+
+@dataclass
+class Answering:
+    """An engine whose runs end at once, with one output for all."""
+
+    output: str = READY
+    why: Why = Why.OK
+    identities: dict[str, str] = field(default_factory=lambda: {"text": "1", "image": "1", "toolkit": "1"})
+    absent: dict[str, str] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    name: str = "docker"
+    can_sandbox: bool = True
+
+    async def submit(self, spec: EngineSpec) -> str:
+        assert spec.argv[:3] == ("python", "-m", "trainer.ready")
+        assert spec.hostile
+        assert not spec.gpus
+        self.tried.append(spec.image)
+        (spec.run_dir / LOG_FILE).write_text(f"a warning of some library\n{self.output}\n")
+        return spec.key
+
+    async def poll(self, ref: str, run_dir: Path) -> Status:
+        return Status(Phase.ENDED, self.why, 0 if self.why is Why.OK else 1)
+
+    async def stop(self, ref: str, *, force: bool = False) -> None: ...
+
+    async def remove(self, ref: str) -> None: ...
+
+    async def lacks(self) -> dict[str, str]:
+        return self.absent
+
+    async def identity(self, image: str) -> str:
+        return self.identities[image]
+
+
+def trials(engine: Answering, data_dir: Path, clock: list[float] | None = None) -> Trials:
+    now = clock or [0.0]
+    return Trials(engine, data_dir, lambda: now[0])  # type: ignore[arg-type]
+
+
+async def test_each_image_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    engine = Answering()
+    tried = trials(engine, tmp_path)
+    assert await tried.lacks() == await tried.lacks() == {}
+    assert engine.tried == ["text", "image", "toolkit"]
+    engine.identities["image"] = "2"
+    await tried.lacks()
+    assert engine.tried[3:] == ["image"]
+    assert tried.running is None
+    assert not list(tmp_path.glob(".trial-*"))
+
+
+async def test_what_is_missing_is_known_by_training_engine_and_survives_a_restart(tmp_path: Path) -> None:
+    engine = Answering(json.dumps({"axolotl": "no axolotl", "native": ""}), absent={"image": "not built"})
+    engine.absent["toolkit"] = "not built"
+    expected = {
+        TrainingEngine.AXOLOTL: "no axolotl",
+        TrainingEngine.KOHYA: "not built",
+        TrainingEngine.AI_TOOLKIT: "not built",
+    }
+    assert await trials(engine, tmp_path).lacks() == expected
+    assert await trials(engine, tmp_path).lacks() == expected
+    assert engine.tried == ["text"]
+    (tmp_path / "engines" / "trials.json").write_text("{")
+    assert await trials(engine, tmp_path).lacks() == expected
+    assert engine.tried == ["text", "text"]
+
+
+async def test_an_image_that_cannot_run_our_code_trains_nothing_and_is_tried_again_later(
+    tmp_path: Path,
+) -> None:
+    engine = Answering("Traceback …\nModuleNotFoundError: No module named 'pydantic'", Why.FAILED)
+    engine.absent = {"image": "not built", "toolkit": "not built"}
+    clock = [0.0]
+    tried = trials(engine, tmp_path, clock)
+    lacks = await tried.lacks()
+    assert "No module named 'pydantic'" in lacks[TrainingEngine.AXOLOTL]
+    assert lacks[TrainingEngine.AXOLOTL] == lacks[TrainingEngine.NATIVE]
+    engine.output, engine.why = READY, Why.OK
+    assert await tried.lacks() == lacks
+    clock[0] += RETRY_S
+    assert TrainingEngine.NATIVE not in await tried.lacks()
+
+
+async def test_a_trial_that_was_killed_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(TrialFailed, match="oom-killed"):
+        await lacking_in(Answering(why=Why.OOM_KILLED), tmp_path, "text")  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_does_not_answer_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_self: object) -> dict[str, str]:
+        raise Unreachable("Docker does not run")
+
+    monkeypatch.setattr(Answering, "lacks", silent)
+    with pytest.raises(Unreachable):
+        await trials(Answering(), tmp_path).lacks()
