@@ -117,6 +117,10 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
         ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
         httpx.AsyncClient(base_url=ground.operator_url, timeout=10) as operator,
     ):
+        if not await _engine_tried(operator):
+            result.trouble = f"the training environment was not tried out within {PATIENCE_S:g} s"
+            return result
+        tell("engine", f"tried out after {time.monotonic() - began:.1f} s: it can train")
         for asked, wanted in ((validator.offer, Outcome.ACCEPTED), (validator.start, Outcome.START_NOTED)):
             exchange = await asked(task)
             if exchange.conclusion.outcome is not wanted:
@@ -131,6 +135,17 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
     tell("submission", f"the validator is told {asked_for.text}")
     _conclude(result, job, asked_for.text, Path(ground.folder) / "hub")
     return result
+
+
+async def _engine_tried(operator: httpx.AsyncClient) -> bool:
+    """Wait until the daemon knows what it can train; it accepts nothing before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        reply = await operator.get("/status")
+        if reply.raise_for_status().json()["training"]["trouble"] is None:
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
 
 
 async def _to_its_end(

@@ -32,7 +32,7 @@ def test_a_little_model_is_trained_published_and_told_of(
     assert result.best < result.base - 0.5
     assert result.states[-1] == "done"
     order = list(dict.fromkeys(step for step, _ in lines))
-    assert order == ["daemon", "offer", "start", "fetch", "plan", "train", "publish", "submission"]
+    assert order == ["daemon", "engine", "offer", "start", "fetch", "plan", "train", "publish", "submission"]
     losses = [line for step, line in lines if step == "train" and "loss" in line]
     assert len(losses) >= 2
     assert str(result.submission) in lines[-1][1]
