@@ -19,7 +19,7 @@ from core.plan_parts import (
     SequencePlan,
     StepsPlan,
 )
-from core.planning.concede import concessions, epochs_between_files
+from core.planning.concede import concessions, epochs_between_files, no_fp8
 from core.planning.fit import Fit, Timed, budget_of
 from core.planning.host import container_plan, host_concessions, launch_plan, loader_plan
 from core.planning.learning import (
@@ -73,7 +73,7 @@ def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) ->
         steps=_steps(wish, timed),
         precision=_precision(wish, setup),
         loader=loader_plan(wish, hardware, setup.world),
-        ema=ema_plan(wish),
+        ema=ema_plan(wish, setup),
         plateau=plateau_plan(wish),
         lr_search=search_plan(wish, timed, rate),
         dpo=_dpo(wish, setup),
@@ -174,7 +174,7 @@ def _precision(wish: Wish, setup: Setup) -> PrecisionPlan:
         bf16=targets.bf16 and kind.has_bf16,
         fp16=targets.fp16 or half,
         tf32=targets.tf32 and kind.compute_capability >= (8, 0),
-        fp8=setup.fp8,
+        fp8=setup.fp8 and no_fp8(setup) is None,
         attention=setup.attention,
         compile_mode=setup.compile_mode,
         gradient_checkpointing=setup.checkpointing,

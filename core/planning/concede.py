@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from core.budget import Concession
-from core.choices import Engine, GpuStrategy, Parallelism
+from core.choices import CompileMode, Engine, GpuStrategy, Parallelism
 from core.planning.fit import Fit, Timed
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.setup import Setup, vary
-from core.planning.start import shards_by_wish
+from core.planning.start import MOST_VAE_BATCH, shards_by_wish
 from core.planning.wishes import Wish
 from core.tasks import TaskType
 from core.units import show_bytes, show_seconds
@@ -26,7 +26,8 @@ def concessions(wish: Wish, fit: Fit, budget: int) -> Iterator[Concession]:
     yield from _sharding(wish, timed, budget)
     yield from _quality(wish, timed, budget)
     yield from _batch(wish, timed, budget)
-    yield from _pictures(timed, budget)
+    yield from _levers(wish, timed)
+    yield from _pictures(wish, timed, budget)
     yield from _time(wish, timed)
 
 
@@ -158,13 +159,42 @@ def _uncheckpointed(timed: Timed, budget: int) -> str:
     return over(plain if peak_bytes(plain) > budget else with_micro(plain, timed.wished.micro), budget)
 
 
-def _pictures(timed: Timed, budget: int) -> Iterator[Concession]:
+def no_fp8(setup: Setup) -> str | None:
+    """Why the native trainer computes in bf16 although fp8 is asked for (`trainer/native/speed.py`)."""
+    if setup.engine is not Engine.NATIVE:
+        return None
+    if not setup.full:
+        return "the frozen weights of a LoRA run gain nothing from fp8 products"
+    if setup.compile_mode is None:
+        return "without compilation its scaling makes steps several times slower"
+    return None
+
+
+def _levers(wish: Wish, timed: Timed) -> Iterator[Concession]:
+    """What the engine leaves off, or replaces, whatever the memory."""
+    setup, targets = timed.setup, wish.targets
+    if setup.fp8 and (why := no_fp8(setup)) is not None:
+        yield _gave("fp8", True, False, why)
+    static, mode = timed.seq.packing and not setup.checkpointing, setup.compile_mode
+    if setup.engine is Engine.NATIVE and not static and mode is not None and mode is not CompileMode.DEFAULT:
+        why = "CUDA graphs replay fixed shapes; rows of many lengths and checkpointing have none"
+        yield _gave("compile_mode", mode.value, "max-autotune-no-cudagraphs", why)
+    if setup.ema and not setup.averages:
+        sharded = "the model is sharded, and its weights lie on several GPUs"
+        why = "sd-scripts has no moving average" if setup.engine is Engine.KOHYA else sharded
+        yield _gave("ema_decay", targets.ema_decay, None, why)
+
+
+def _pictures(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
     before, after = timed.wished.picture, timed.setup.picture
     if before is None or after is None:
         return
-    reason = over(timed.wished, budget)
-    if after.vae_batch < before.vae_batch:
-        yield _gave("vae_batch_size", before.vae_batch, after.vae_batch, reason)
+    reason, asked = over(timed.wished, budget), wish.targets.vae_batch_size
+    if after.vae_batch < asked:
+        most = f"{MOST_VAE_BATCH} encode as fast: it is for the latents' cache alone, which takes seconds"
+        yield _gave(
+            "vae_batch_size", asked, after.vae_batch, reason if after.vae_batch < before.vae_batch else most
+        )
     if after.quantized and not before.quantized:
         yield _gave("quantize_base", None, True, reason)
     if before.text_adapter and not after.text_adapter:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from core.budget import Concession
+from core.choices import Engine
 from core.hardware import Hardware
 from core.plan_parts import ContainerPlan, LaunchPlan, LoaderPlan
 from core.planning.wishes import Wish
@@ -21,6 +22,14 @@ CONTAINER_SHARE = 0.95
 
 def loader_plan(wish: Wish, hardware: Hardware, world: int) -> LoaderPlan:
     targets, workers = wish.targets, loader_workers(wish, hardware, world)
+    if wish.engine is Engine.NATIVE:  # one thread of its own
+        return LoaderPlan(
+            workers=0,
+            pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
+            prefetch_factor=targets.dataloader_prefetch_factor,
+            persistent_workers=False,
+            drop_last=False,
+        )
     return LoaderPlan(
         workers=workers,
         pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
@@ -66,7 +75,7 @@ def launch_plan(wish: Wish, world: int) -> LaunchPlan:
 
 def host_concessions(wish: Wish, hardware: Hardware, world: int) -> Iterator[Concession]:
     workers, asked = loader_workers(wish, hardware, world), wish.targets.dataloader_num_workers
-    if workers < asked:
+    if workers < asked and wish.engine is not Engine.NATIVE:
         reason = f"{hardware.cpu_cores} cores and {show_bytes(hardware.memory_bytes)} for {world} processes"
         yield Concession(field="dataloader_num_workers", wanted=asked, got=workers, reason=reason)
     container, got = wish.profile.container, container_plan(wish, hardware, world)

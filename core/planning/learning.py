@@ -9,6 +9,7 @@ from core.budget import Concession
 from core.choices import Method, Schedule
 from core.plan_parts import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
 from core.planning.fit import Timed
+from core.planning.setup import Setup
 from core.planning.wishes import Wish, lr_search
 from core.tasks import TaskType
 
@@ -103,8 +104,8 @@ def optimizer_plan(wish: Wish, timed: Timed, rate: float, warmup_steps: int) -> 
     )
 
 
-def ema_plan(wish: Wish) -> EmaPlan | None:
-    if wish.targets.ema_decay is None:
+def ema_plan(wish: Wish, setup: Setup) -> EmaPlan | None:
+    if wish.targets.ema_decay is None or not setup.averages:
         return None
     return EmaPlan(decay=wish.targets.ema_decay, every=wish.targets.ema_every)
 

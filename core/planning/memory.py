@@ -99,7 +99,7 @@ def _held(s: Setup) -> list[Term]:
         found.append(states.adapter(s))
     if s.method is Method.QLORA:
         found.append(states.dequantised(s))
-    if s.ema:
+    if s.averages:
         found.append(states.average(s))
     if s.vllm_share:
         found.append(states.vllm(s))

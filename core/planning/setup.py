@@ -96,6 +96,13 @@ class Setup:
         return self.parallelism is Parallelism.FSDP and self.world > 1
 
     @property
+    def averages(self) -> bool:
+        """Whether the engine can keep the moving average: not of weights that FSDP2 takes apart under Axolotl's
+        callbacks, and sd-scripts has none."""
+        apart = self.engine is Engine.AXOLOTL and self.sharded
+        return self.ema and not apart and self.engine is not Engine.KOHYA
+
+    @property
     def gathers_to_generate(self) -> bool:
         return self.sharded and self.task is TaskType.GRPO and not self.vllm_share
 

@@ -110,7 +110,7 @@ def optimizer_states(s: Setup) -> Term:
 
 def average(s: Setup) -> Term:
     """The moving average lies beside the weights, in their own format."""
-    if not s.ema:
+    if not s.averages:
         return Term("average", 0, "")
     held = s.trained_params * s.trained_width / s.shards
     return Term("average", held, f"moving average of {show_params(s.trained_params)}{_split(s)}")

@@ -19,6 +19,8 @@ from core.profile.annotations import (
 )
 from core.tasks import ImageModelType, TaskType
 
+_ONE_THREAD = "the native trainer prepares batches in one thread of its own"
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "limits.gpu_memory",
@@ -198,9 +200,27 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "targets.dataloader_num_workers",
         Effect.DOUBTFUL,
-        lambda t, c: t.dataloader_num_workers >= 32,
+        lambda t, c: t.dataloader_num_workers >= 32 and c.engine is not Engine.NATIVE,
         "per GPU, so four cards start four times as many processes of half a gigabyte; limited to the "
         "host's cores",
+    ),
+    Rule(
+        "targets.dataloader_num_workers",
+        Effect.IGNORED,
+        lambda t, c: c.engine is Engine.NATIVE and t.dataloader_num_workers > 0,
+        _ONE_THREAD,
+    ),
+    Rule(
+        "targets.dataloader_persistent_workers",
+        Effect.IGNORED,
+        lambda t, c: c.engine is Engine.NATIVE and t.dataloader_persistent_workers,
+        _ONE_THREAD,
+    ),
+    Rule(
+        "targets.dataloader_drop_last",
+        Effect.IGNORED,
+        lambda t, c: c.engine is Engine.NATIVE and t.dataloader_drop_last,
+        "the native trainer does not read it",
     ),
     Rule(
         "targets.dataloader_persistent_workers",
@@ -269,6 +289,12 @@ RULES: tuple[Rule, ...] = (
         lambda t, c: is_text(c) and t.fp8,
         "1.1 to 1.3 times bf16 at 1B to 8B, not 2; slower than bf16 without compilation or with gradient "
         "checkpointing, and only for supervised training",
+    ),
+    Rule(
+        "targets.fp8",
+        Effect.IGNORED,
+        lambda t, c: c.engine is Engine.NATIVE and t.fp8 and is_lora(t),
+        "off for an adapter: the frozen weights of a LoRA run gain nothing from fp8 products",
     ),
     Rule(
         "targets.optimizer",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.errors import ConfigError
-from core.layers.live import Live
+from core.layers.live import Live, folders_of
 from core.profile.load import LoadedProfile, load_profile
 
 
@@ -18,5 +18,7 @@ class LiveProfile(Live[LoadedProfile]):
         name_or_path: str,
         directories: Sequence[Path] = (),
         on_problem: Callable[[ConfigError], None] | None = None,
+        fallback: Callable[[ConfigError], LoadedProfile] | None = None,
     ) -> None:
-        super().__init__(lambda: load_profile(name_or_path, tuple(directories)), on_problem)
+        folders = folders_of(name_or_path, directories)
+        super().__init__(lambda: load_profile(name_or_path, tuple(directories)), on_problem, folders, fallback)

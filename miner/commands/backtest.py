@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.commands.chosen import gpus_here
+
 if TYPE_CHECKING:
     from core.hardware import Hardware
     from core.profile.load import LoadedProfile
@@ -32,7 +34,10 @@ def backtest(
         list[str] | None,
         typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Plan by this tuning profile. Unset: PROFILE.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own."),
+    ] = None,
     fleet: Annotated[
         str | None,
         typer.Option(
@@ -52,24 +57,24 @@ def backtest(
     ] = None,
     directories: Annotated[
         list[Path] | None,
-        typer.Option("--dir", help="Look here for policies first.", envvar="GOD_MINER_POLICY_DIR"),
+        typer.Option("--dir", help="Look here for policies before POLICY_DIR."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: every answer.")] = False,
 ) -> None:
     """Play the offers that came against another policy, profile or fleet: what would have been accepted, how
     busy the GPUs, what it was worth. With --set: before and after."""
     from core.hardware import Hardware, parse_gpus
-    from core.profile.load import load_profile
-    from miner.offers.policies.choice import profile_name
     from miner.offers.policies.load import read_settings
     from miner.settings import load_settings
 
     settings = load_settings()
-    here = None if policies else _gpus_here(settings)
+    here = None if policies else gpus_here(settings)
     loaded = _policies(policies, settings, directories or (), here)
-    chosen = load_profile(profile or profile_name(settings, loaded[0], here), (settings.profile_dir,))
     gpus = parse_gpus(fleet) if fleet else here and here.gpus
-    gpus = gpus or parse_gpus(loaded[0].hardware or chosen.hardware or DEFAULT_FLEET)
+    gpus = gpus or parse_gpus(loaded[0].hardware or DEFAULT_FLEET)
+    chosen, why = _profile(profile, settings, loaded, Hardware(gpus=gpus))
+    if not as_json:
+        typer.echo(f"on {gpus}, planned by profile {chosen.name}: {why}")
     test, stored = _offers(settings, loaded[0], chosen, Hardware(gpus=gpus), since, jsonl)
     runs = [test.run(policy.name, policy) for policy in loaded]
     if stored:
@@ -80,28 +85,43 @@ def backtest(
     if offer is not None:
         _explain(runs, offer, stored, as_json)
     else:
-        _show(runs, as_json)
+        _show(runs, chosen.name, as_json)
 
 
-def _gpus_here(settings: Settings) -> Hardware | None:
-    """For the policy in force: the GPUs that it is in force for. None on a host without."""
-    from miner.fleet.build import look_once
+def _profile(
+    name: str | None, settings: Settings, policies: Sequence[LoadedPolicy], hardware: Hardware
+) -> tuple[LoadedProfile, str]:
+    """One for all policies, and why. `ConfigError` for one that is made for other machinery."""
+    from core.errors import ConfigError, Problem
+    from core.hardware import parse_gpus
+    from miner.offers.policies.choice import Chosen, profile_in_force
+    from core.profile.load import load_profile
 
-    installed = look_once(settings)[0].stock.installed
-    return None if installed is None or installed.gpus.is_cpu else installed
+    first = policies[0]
+    chosen = Chosen(name, "--profile") if name else profile_in_force(settings, first, hardware)
+    loaded = load_profile(chosen.name, (settings.profile_dir,))
+    if loaded.hardware and parse_gpus(loaded.hardware).is_cpu is not hardware.gpus.is_cpu:
+        rule = (
+            f"is made for {loaded.hardware}, and {first.name} is played on {hardware.gpus} ({chosen.why}); "
+            f"choose another with --profile, like {first.profile or 'h100x4'}"
+        )
+        raise ConfigError("backtest", [Problem("profile", loaded.name, rule)])
+    others = {one.name: one.profile for one in policies if one.profile not in (None, loaded.name)}
+    named = "; ".join(f"policy {policy} names {profile}" for policy, profile in others.items())
+    return loaded, f"{chosen.why}; {named}" if named else chosen.why
 
 
 def _policies(
     names: Sequence[str] | None, settings: Settings, directories: Sequence[Path], here: Hardware | None
 ) -> list[LoadedPolicy]:
     """What the environment sets on top holds for the policy in force, not for one that is asked about."""
-    from miner.offers.policies.choice import on_top, policy_name
+    from miner.offers.policies.choice import on_top, policy_in_force
     from miner.offers.policies.load import load_policy
 
     places = (*directories, settings.policy_dir)
     if names:
         return [load_policy(name, places) for name in names]
-    return [load_policy(policy_name(settings, here), places, on_top(settings))]
+    return [load_policy(policy_in_force(settings, here).name, places, on_top(settings))]
 
 
 def _offers(
@@ -141,14 +161,14 @@ def _entry(stored: StoredOffer) -> Entry:
     return Entry(stored.offered, stored.decision, stored.decision.value)
 
 
-def _show(runs: Sequence[Run], as_json: bool) -> None:
+def _show(runs: Sequence[Run], profile: str, as_json: bool) -> None:
     from rich.console import Console
 
     from miner.backtest_view import as_data, pages
     from miner.offers.backtest import differences
 
     if as_json:
-        typer.echo(json.dumps([as_data(run) for run in runs], indent=2))
+        typer.echo(json.dumps([{**as_data(run), "profile": profile} for run in runs], indent=2))
         return
     changes = differences(runs[-2], runs[-1]) if len(runs) > 1 else []
     console = Console(markup=False, highlight=False)

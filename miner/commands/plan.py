@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+from miner.commands.chosen import gpus_here, profile_places
 
 if TYPE_CHECKING:
     from core.data import DatasetFacts
@@ -14,8 +16,19 @@ if TYPE_CHECKING:
     from core.plan import TrainingPlan
     from core.profile.load import LoadedProfile
     from core.tasks import ImageModelType, TaskType
+    from miner.settings import Settings
 
-DEFAULT_PROFILE = "h100x4"
+#: What is planned for where the settings name no GPU, this host has none, and the profile does not say.
+DEFAULT_GPUS = "4xH100"
+
+
+class Target(NamedTuple):
+    """What is planned for, and by which profile."""
+
+    hardware: Hardware
+    profile: LoadedProfile
+    #: One line each: the host, and why this profile.
+    why: tuple[str, ...]
 
 
 def plan(
@@ -26,8 +39,20 @@ def plan(
     dataset: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A file of rows, JSON or JSON lines.")
     ] = None,
-    gpus: Annotated[str | None, typer.Option(help="Like 4xH100. Unset: the profile's own hardware.")] = None,
-    profile: Annotated[str, typer.Option(help="A profile's name, or the path of a file.")] = DEFAULT_PROFILE,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="Like 4xH100. Unset: this host's, or the profile's hardware where it has none."),
+    ] = None,
+    cpu_cores: Annotated[
+        int | None, typer.Option(min=1, help="Cores of the host. Unset: FLEET_FILE, this host's, or 32.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of the host, like 512GB. Unset: as with the cores, or 256GB.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="A profile's name, or the path of a file. Unset: the one that is in force."),
+    ] = None,
     params: Annotated[
         str | None, typer.Option(help="Parameters, like 8B, where the name does not say.")
     ] = None,
@@ -49,29 +74,31 @@ def plan(
         typer.Option(help="Show only what differs from this: a profile, or a plan.json written before."),
     ] = None,
     directories: Annotated[
-        list[Path] | None,
-        typer.Option("--dir", help="Look here for profiles first.", envvar="GOD_MINER_PROFILE_DIR"),
+        list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")
     ] = None,
 ) -> None:
     """What a task would become: GPUs, memory, timeline, what had to give way, and the configuration.
 
     Exit code 1 when the task cannot be promised.
     """
-    from core.profile.load import load_profile
-
     kind, image = _task(task_type, model, image_type)
     facts = _model(model, params, image)
     data = _data(kind, image, rows, dataset, hours)
 
-    def planned(name: str) -> TrainingPlan:
-        return _planned(kind, image, hours, facts, data, gpus, load_profile(name, directories or ()), params)
+    target = _target(gpus, cpu_cores, memory, profile, directories)
 
-    found = planned(profile)
+    def planned(by: LoadedProfile) -> TrainingPlan:
+        return _planned(kind, image, hours, facts, data, target.hardware, by, params)
+
+    found = planned(target.profile)
     if against is not None:
-        _compare(_read_plan(Path(against)) if against.endswith(".json") else planned(against), found, as_json)
+        before = _read_plan(Path(against)) if against.endswith(".json") else planned(_load(against, directories))
+        _compare(before, found, as_json)
     elif as_json:
         typer.echo(found.to_json())
     else:
+        for line in target.why:
+            typer.echo(line)
         _show(found)
     if write is not None:
         _write(found, write, launcher, nodes)
@@ -84,7 +111,7 @@ def _planned(
     hours: float,
     facts: ModelFacts,
     data: DatasetFacts,
-    gpus: str | None,
+    hardware: Hardware,
     loaded: LoadedProfile,
     params: str | None,
 ) -> TrainingPlan:
@@ -95,7 +122,7 @@ def _planned(
 
     task = TaskSpec(task_type=kind, hours=usable_hours(hours), image_type=image)
     stated = parse_params(params) if params else None
-    return make(task, facts, data, _hardware(gpus, loaded), loaded, stated_params=stated)
+    return make(task, facts, data, hardware, loaded, stated_params=stated)
 
 
 def _task(word: str, model: str, image_type: str | None) -> tuple[TaskType, ImageModelType | None]:
@@ -149,10 +176,72 @@ def _data(
     return facts_from_rows(kind, sample, counted if rows is None else rows)
 
 
-def _hardware(gpus: str | None, loaded: LoadedProfile) -> Hardware:
+def _target(
+    gpus: str | None,
+    cpu_cores: int | None,
+    memory: str | None,
+    profile: str | None,
+    directories: list[Path] | None,
+) -> Target:
+    """The host of the options, of FLEET_FILE or this machine, and what a daemon would plan with on it."""
+    from core.errors import ConfigError
     from core.hardware import Hardware, parse_gpus
+    from miner.offers.policies.choice import Chosen, in_force, not_in_force
+    from miner.settings import load_settings
 
-    return Hardware(gpus=parse_gpus(gpus or loaded.hardware or "4xH100"))
+    settings = load_settings()
+    here = None if gpus else gpus_here(settings)
+    try:
+        found = in_force(settings, here or Hardware(gpus=parse_gpus(gpus or DEFAULT_GPUS)))
+    except ConfigError:
+        if profile is None:
+            raise
+        loaded, why = _load(profile, directories), f"profile {profile}: the one in force cannot be used"
+    else:
+        loaded = _load(profile or found.profile.name, directories) if profile or directories else found.profile
+        why = f"profile {loaded.name} is in force, because {found.why_profile}"
+        if loaded.file != found.profile.file:
+            chosen = Chosen(found.profile.name, found.why_profile)
+            why = not_in_force("profile", loaded.name, found.profile.name, chosen)
+    hardware = here or Hardware(gpus=parse_gpus(gpus or loaded.hardware or DEFAULT_GPUS))
+    return _on_host(hardware, settings, here is not None, cpu_cores, memory, loaded, why)
+
+
+def _on_host(
+    hardware: Hardware,
+    settings: Settings,
+    is_here: bool,
+    cpu_cores: int | None,
+    memory: str | None,
+    loaded: LoadedProfile,
+    why: str,
+) -> Target:
+    from core.errors import ConfigError, Problem
+    from core.units import parse_bytes, show_bytes
+    from miner.fleet.fleet_file import follow
+
+    update: dict[str, Any] = {}
+    if settings.fleet_file and not is_here:
+        update |= follow(settings.fleet_file).current().terms.host.facts()
+    if cpu_cores is not None:
+        update["cpu_cores"] = cpu_cores
+    if memory is not None:
+        try:
+            update["memory_bytes"] = parse_bytes(memory)
+        except ValueError as error:
+            raise ConfigError("plan", [Problem("--memory", memory, str(error))]) from None
+    whole = hardware.model_copy(update=update)
+    assumed = [] if is_here else [name for name in ("cpu_cores", "memory_bytes") if name not in update]
+    shown = {"cpu_cores": "cores", "memory_bytes": "memory"}
+    how = "this host" if is_here else f"{' and '.join(shown[name] for name in assumed)} assumed" if assumed else ""
+    host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
+    return Target(whole, loaded, (f"{host} ({how})" if how else host, why))
+
+
+def _load(name: str, directories: list[Path] | None) -> LoadedProfile:
+    from core.profile.load import load_profile
+
+    return load_profile(name, profile_places(directories))
 
 
 def _show(found: TrainingPlan) -> None:

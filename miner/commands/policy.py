@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.commands.backtest import backtest
+from miner.commands.chosen import chosen_here, policy_places, profile_places, tell_where_not_in_force
 from miner.commands.generate import generate
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ Name = Annotated[str, typer.Argument(help="A policy's name, or the path of a fil
 Dirs = Annotated[
     list[Path] | None,
     typer.Option(
-        "--dir",
-        help="Look here before the shipped policies; may be repeated.",
-        envvar="GOD_MINER_POLICY_DIR",
+        "--dir", help="Look here first, then in POLICY_DIR, then at the shipped ones; may be repeated."
     ),
 ]
 Set = Annotated[
@@ -39,14 +38,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 @app.command("list")
 def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
-    """Every policy that can be called by name."""
+    """Every policy that can be called by name, and which one is in force."""
     from core.errors import ConfigError
     from miner.offers.policies.load import load_policy, policy_files
 
-    rows = []
-    for name, file in policy_files(directories or ()).items():
+    rows, places = [], policy_places(directories)
+    for name, file in policy_files(places).items():
         try:
-            policy = load_policy(str(file), directories or ())
+            policy = load_policy(str(file), places)
             made_for = (policy.hardware or "", policy.profile or "")
             rows.append((name, *made_for, policy.description, str(file)))
         except ConfigError as error:
@@ -56,12 +55,19 @@ def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
         _print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
     _print_table(keys[:4], [row[:4] for row in rows])
+    try:
+        force = chosen_here()
+        typer.echo(f"in force: {force.policy.name}, because {force.why_policy}")
+    except ConfigError as error:
+        typer.echo(f"what is in force cannot be used: {error}", err=True)
 
 
 @app.command()
 def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJson = False) -> None:
     """Every value that a policy sets, and the line it comes from."""
     policy = _load(name, directories, changes)
+    if not as_json:
+        tell_where_not_in_force("policy", name)
     written = policy.written().values()
     notes = [note for layer in policy.layers for note in layer.content.notes]
     if as_json:
@@ -92,7 +98,8 @@ def check(
     from miner.offers.policies.load import policy_files
 
     found = {
-        name: _checked(name, profile, fleet, directories) for name in names or policy_files(directories or ())
+        name: _checked(name, profile, fleet, directories)
+        for name in names or policy_files(policy_places(directories))
     }
     wrong = any(finding.level.value == "error" for findings, _ in found.values() for finding in findings)
     if as_json:
@@ -112,6 +119,8 @@ def check(
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
             if tallies:
                 typer.echo(f"  takes {', '.join(_tally(one) for one in tallies)}")
+            if names:
+                tell_where_not_in_force("policy", name)
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -159,7 +168,7 @@ def diff(left: Name, right: Name, directories: Dirs = None, as_json: AsJson = Fa
 def _load(name: str, directories: list[Path] | None, changes: Sequence[str] | None = None) -> LoadedPolicy:
     from miner.offers.policies.load import load_policy, read_settings
 
-    return load_policy(name, directories or (), read_settings(changes or ()))
+    return load_policy(name, policy_places(directories), read_settings(changes or ()))
 
 
 def _checked(
@@ -170,22 +179,23 @@ def _checked(
     from core.profile.explain import Finding, Level
     from core.profile.load import load_profile
     from miner.offers.policies.check import findings, tallies
+    from miner.offers.policies.choice import profile_by_gpus
 
     try:
         policy = _load(name, directories)
-        loaded = load_profile(profile or policy.profile or DEFAULT_PROFILE)
+        hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or DEFAULT_FLEET))
+        loaded = load_profile(profile or profile_by_gpus(policy, hardware).name, profile_places(None))
     except ConfigError as error:
         wrong = [
             Finding(Level.ERROR, problem.where, f"{problem.value} {problem.rule}".strip())
             for problem in error.problems
         ]
         return wrong, []
-    gpus = parse_gpus(fleet or policy.hardware or loaded.hardware or DEFAULT_FLEET)
-    return findings(policy), tallies(policy, loaded, Hardware(gpus=gpus))
+    return findings(policy), tallies(policy, loaded, hardware)
 
 
-#: Where neither the policy nor the profile says.
-DEFAULT_PROFILE, DEFAULT_FLEET = "h100x4", "4xH100"
+#: Where the policy does not say.
+DEFAULT_FLEET = "4xH100"
 
 
 def _verdict(findings: list[Finding]) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.commands.chosen import chosen_here, profile_places, tell_where_not_in_force
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -19,12 +21,13 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Tuning profiles: list, show, check, compare, explain.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A profile's name, or the path of a file.")]
+OrInForce = Annotated[
+    str | None, typer.Argument(help="A profile's name, or the path of a file. Unset: the one in force.")
+]
 Dirs = Annotated[
     list[Path] | None,
     typer.Option(
-        "--dir",
-        help="Look here before the shipped profiles; may be repeated.",
-        envvar="GOD_MINER_PROFILE_DIR",
+        "--dir", help="Look here first, then in PROFILE_DIR, then at the shipped ones; may be repeated."
     ),
 ]
 Task = Annotated[str | None, typer.Option("--task", help="instruct, chat, dpo, grpo or image.")]
@@ -41,14 +44,14 @@ DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 
 @app.command("list")
 def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
-    """Every profile that can be called by name."""
+    """Every profile that can be called by name, and which one is in force."""
     from core.errors import ConfigError
     from core.profile.load import load_profile, profile_files
 
-    rows = []
-    for name, file in profile_files(directories or ()).items():
+    rows, places = [], profile_places(directories)
+    for name, file in profile_files(places).items():
         try:
-            profile = load_profile(str(file), directories or ())
+            profile = load_profile(str(file), places)
             rows.append((name, profile.hardware or "", profile.description, str(file)))
         except ConfigError as error:
             rows.append((name, "", f"broken: {error.problems[0]}", str(file)))
@@ -57,11 +60,16 @@ def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
         _print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
     _print_table(_table(keys[:3], [row[:3] for row in rows]))
+    try:
+        found = chosen_here()
+        typer.echo(f"in force: {found.profile.name}, because {found.why_profile}")
+    except ConfigError as error:
+        typer.echo(f"what is in force cannot be used: {error}", err=True)
 
 
 @app.command()
 def show(
-    name: Name,
+    name: OrInForce = None,
     task: Task = None,
     model: Model = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody wrote.")] = False,
@@ -72,7 +80,7 @@ def show(
     from core.profile.explain import settings
     from core.profile.resolve import resolve
 
-    profile, about = _load(name, directories), _subject(task, model)
+    profile, about = _load_or_in_force(name, directories, as_json), _subject(task, model)
     resolved = resolve(profile, about.task_type, about.model)
     found = settings(resolved, defaults)
     if as_json:
@@ -102,7 +110,8 @@ def check(
     from core.profile.load import profile_files
 
     start = time.perf_counter()
-    found = {name: _findings(name, directories) for name in names or profile_files(directories or ())}
+    places = profile_places(directories)
+    found = {name: _findings(name, directories) for name in names or profile_files(places)}
     seconds = time.perf_counter() - start
     wrong = any(finding.level is Level.ERROR for each in found.values() for finding in each)
     if as_json:
@@ -112,6 +121,8 @@ def check(
             typer.echo(f"{name}: {_tally(each)}")
             for finding in each:
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
+            if names:
+                tell_where_not_in_force("profile", name)
         typer.echo(f"{len(found)} checked in {seconds:.1f} s")
     raise typer.Exit(1 if wrong else 0)
 
@@ -160,12 +171,16 @@ def diff(
 
 @app.command()
 def explain(
-    name: Name, task: Task = None, model: Model = None, directories: Dirs = None, as_json: AsJson = False
+    name: OrInForce = None,
+    task: Task = None,
+    model: Model = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
 ) -> None:
     """What today's engines make of the values: renamed, without effect, doubtful, done by ourselves."""
     from core.profile.explain import explain as remarks_of
 
-    profile = _load(name, directories)
+    profile = _load_or_in_force(name, directories, as_json)
     remarks = remarks_of(profile, [_subject(task, model)] if task or model else None)
     notes = [note for layer in profile.layers for note in layer.content.notes]
     files = [layer.file.name for layer in profile.layers]
@@ -197,7 +212,20 @@ def _remark(remark: Remark) -> str:
 def _load(name: str, directories: list[Path] | None) -> LoadedProfile:
     from core.profile.load import load_profile
 
-    return load_profile(name, directories or ())
+    return load_profile(name, profile_places(directories))
+
+
+def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json: bool) -> LoadedProfile:
+    """Tell, but not programs, which one is in force, where it is another."""
+    if name is None:
+        found = chosen_here()
+        if not as_json:
+            typer.echo(f"{found.profile.name} is in force, because {found.why_profile}", err=True)
+        return found.profile
+    loaded = _load(name, directories)
+    if not as_json:
+        tell_where_not_in_force("profile", name)
+    return loaded
 
 
 def _subject(task: str | None, model: str | None) -> Subject:

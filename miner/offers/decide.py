@@ -16,7 +16,7 @@ from miner.offers.decision import Decision, ExpectedValue, Reason, below
 from miner.offers.fitting import Fit, fit_in
 from miner.offers.history import History
 from miner.offers.policies.load import LoadedPolicy
-from miner.offers.policies.schema import Policy
+from miner.offers.policies.schema import Policy, Rules
 from miner.offers.rules import rules_of_moment, rules_of_offer
 from miner.offers.scoring import expected_value, factors_of, total
 
@@ -69,7 +69,7 @@ def decide(
         *rules_of_offer(ask, terms.rules),
         *rules_of_moment(ask, terms.rules, profile, fleet, history, chances, _window(ask, now, fit)),
         *fit.reasons,
-        _worth(terms, value, _held_share(fleet, fit)),
+        _worth(_value_rules(ask, terms.rules), value, _held_share(fleet, fit)),
         _enough(terms, score),
     )
     failed = [reason for reason in reasons if not reason.passed]
@@ -116,30 +116,38 @@ def _held_share(fleet: FleetSnapshot, fit: Fit) -> float:
     return len(held & usable) / len(usable) if usable else 1.0
 
 
-def _least_value(terms: Policy, held: float) -> float | None:
-    low, high = terms.rules.min_value, terms.rules.min_value_full
+def _value_rules(ask: Ask, rules: Rules) -> Rules:
+    """Without `min_value_full` for a model whose size it is not for."""
+    sizes = rules.min_value_full_size
+    if sizes is None or ask.model.is_image or ask.params in sizes:
+        return rules
+    return rules.model_copy(update={"min_value_full": None})
+
+
+def _least_value(rules: Rules, held: float) -> float | None:
+    low, high = rules.min_value, rules.min_value_full
     if high is None:
         return low
     return (low or 0.0) + (high - (low or 0.0)) * held
 
 
-def _worth(terms: Policy, value: ExpectedValue, held: float) -> Reason:
-    found, least = value.per_gpu_hour, _least_value(terms, held)
+def _worth(rules: Rules, value: ExpectedValue, held: float) -> Reason:
+    found, least = value.per_gpu_hour, _least_value(rules, held)
     text = f"{found:.3f} points expected of a GPU's hour"
     if least is None:
         return Reason("value", True, text)
-    if terms.rules.min_value_full is None:
+    if rules.min_value_full is None:
         asked, way = f"{least:g}", f"rules.min_value of {below(found)}"
     else:
-        asked, way = f"{least:.3f} with {held:.0%} of the GPUs held", _values_for(terms, found, held)
+        asked, way = f"{least:.3f} with {held:.0%} of the GPUs held", _values_for(rules, found, held)
     if found >= least:
         return Reason("value", True, f"{text}, at least {asked}")
     return Reason("value", False, f"{text}, less than {asked}", way)
 
 
-def _values_for(terms: Policy, found: float, held: float) -> str:
+def _values_for(rules: Rules, found: float, held: float) -> str:
     """What would have let a task of such a value pass."""
-    low = terms.rules.min_value or 0.0
+    low = rules.min_value or 0.0
     if found < low or held <= 0:
         return f"rules.min_value and rules.min_value_full of {below(found)}"
     return f"rules.min_value_full of {below(low + (found - low) / held)}, or fewer GPUs held"

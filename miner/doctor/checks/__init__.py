@@ -12,6 +12,7 @@ from miner.doctor.checks import (
     pm2,
     ports,
     store,
+    tuning,
     wallet,
 )
 from miner.doctor.examine import Check
@@ -27,6 +28,7 @@ ALL: tuple[Check, ...] = (
     clock.CHECK,
     ports.CHECK,
     gpus.CHECK,
+    tuning.CHECK,
     engine.CHECK,
     pm2.CHECK,
 )

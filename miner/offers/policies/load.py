@@ -18,7 +18,7 @@ from core.errors import ConfigError, Problem
 from core.layers import files
 from core.layers.files import Kind, digest_of
 from core.layers.lines import Located, Path, dotted, parse
-from core.layers.live import Live
+from core.layers.live import Live, folders_of
 from miner.offers.policies.keys import KEYS, PARTS
 from miner.offers.policies.schema import Policy
 from miner.offers.policies.words import operators_word
@@ -136,8 +136,14 @@ class LivePolicy(Live[LoadedPolicy]):
         directories: Sequence[File] = (),
         on_problem: Callable[[ConfigError], None] | None = None,
         on_top: Mapping[str, Any] | None = None,
+        fallback: Callable[[ConfigError], LoadedPolicy] | None = None,
     ) -> None:
-        super().__init__(lambda: load_policy(name_or_path, tuple(directories), on_top), on_problem)
+        super().__init__(
+            lambda: load_policy(name_or_path, tuple(directories), on_top),
+            on_problem,
+            folders_of(name_or_path, directories),
+            fallback,
+        )
 
 
 def parse_policy(text: str, source: str = "policy.yaml") -> Policy:

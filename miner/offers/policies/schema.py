@@ -69,6 +69,11 @@ class Rules(Record):
         description="The same for a task that takes the last GPU; in between it rises with the share of GPUs "
         "that are held. Unset: `min_value` throughout.",
     )
+    min_value_full_size: Band | None = Field(
+        default=None,
+        description="Only text models of this size are asked for `min_value_full`, like `<65B`; any other for "
+        "`min_value`. Unset: every model.",
+    )
     experience: dict[str, Experience] = Field(
         default_factory=dict, description="What must have been published before, by a name of your choice."
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.budget import Concession, Refusal
-from core.choices import Engine, Method, Optimizer, Parallelism
+from core.choices import CompileMode, Engine, Method, Optimizer, Parallelism
 from core.data_facts import assumed_facts, facts_from_lengths
 from core.hardware import KINDS, GpuSet, Hardware
 from core.model_facts import facts_from_config, facts_from_name
@@ -251,6 +251,30 @@ def test_jobs_side_by_side_share_the_hosts_memory() -> None:
     assert found.gpus.count == 4
     assert 0.4 * 800e9 < (found.container.memory_bytes or 0) <= 0.5 * 800e9
     assert _gave(found, "dataloader_num_workers") is not None
+
+
+def test_the_plan_says_what_the_engine_leaves_off_or_replaces() -> None:
+    ema = resolved(ema_decay=0.999, gpu_strategy="all", fsdp_above="1B")
+    native = resolved(
+        engine=Engine.NATIVE, fp8=True, compile_mode=CompileMode.REDUCE_OVERHEAD, gradient_checkpointing=True
+    )
+    sharded, single = _plan(ema, gpus="4xH100"), _plan(ema, gpus="1xH100")
+    sdxl = {"model": "x", "hours": 1, "rows": 30, "image_type": ImageModelType.SDXL}
+    cases = [
+        (sharded, "ema_decay", (0.999, None)),
+        (single, "ema_decay", None),
+        (_plan(native), "fp8", (True, False)),
+        (_plan(native), "compile_mode", ("reduce-overhead", "max-autotune-no-cudagraphs")),
+        (_plan(native, hardware=host("4xH100", cpu_cores=2)), "dataloader_num_workers", None),
+        (_plan(load_profile("h100x4"), TaskType.IMAGE, **sdxl), "vae_batch_size", (64, 8)),  # type: ignore[arg-type]
+    ]
+    for found, field, expected in cases:
+        gave = _gave(found, field)
+        assert (gave and (gave.wanted, gave.got)) == expected, field
+    assert (sharded.ema, sharded.memory["average"]) == (None, 0)
+    assert single.ema is not None
+    assert not _plan(native).precision.fp8
+    assert _plan(native).loader.workers == 0
 
 
 def test_a_small_disk_keeps_fewer_checkpoints_but_always_one() -> None:

@@ -114,6 +114,22 @@ def test_another_fleet_and_another_profile_may_be_asked_about(lines: Path) -> No
     assert whole["accepted"] < split["accepted"]
 
 
+def test_the_profile_is_named_and_one_for_other_machinery_is_refused(
+    lines: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--jsonl", str(lines), "--policy", "h100x4", "--policy", "conservative")
+    assert {one["profile"] for one in read(*asked)} == {"h100x4"}
+    said = run(*asked, "--profile", "steady").output
+    assert "planned by profile steady: --profile; policy h100x4 names h100x4" in said
+    (data_dir / ".env").write_text("PROFILE=h100x4-strategy\n")
+    said = run(*asked).output
+    assert "planned by profile h100x4-strategy: PROFILE=h100x4-strategy in .env; policy h100x4 names" in said
+    (data_dir / ".env").write_text("PROFILE=cpu-demo\n")
+    refused = run(*asked).exception
+    assert isinstance(refused, ConfigError)
+    assert "is made for cpu, and h100x4 is played on 4xH100" in str(refused)
+
+
 def test_the_page_shows_figures_occupancy_and_differences(lines: Path) -> None:
     said = run("--jsonl", str(lines), "--set", "max_hours=2").output
     for words in ("accepted", "refused by hours", "GPU-hours held", "per GPU-hour of the fleet", "█"):
@@ -151,4 +167,4 @@ def test_the_policy_in_force_is_played_on_this_hosts_gpus(
     assert "h100x8" in named
     assert "h100x4" in [one["policy"] for one in read("--policy", "h100x4")]
     monkeypatch.setenv("GPUS", "cpu")
-    assert "h100x4" in [one["policy"] for one in read()]
+    assert "everything-feasible" in [one["policy"] for one in read()]

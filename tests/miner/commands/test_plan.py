@@ -23,7 +23,8 @@ app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(plan)
 
 LLAMA = ("--model", "meta-llama/Llama-3.1-8B")
-TASK = (*LLAMA, "--task-type", "instruct", "--hours", "3", "--rows", "20000")
+HERE = (*LLAMA, "--task-type", "instruct", "--hours", "3", "--rows", "20000")
+TASK = ("--gpus", "4xH100", *HERE)
 
 
 def _run(*arguments: str) -> Result:
@@ -46,6 +47,29 @@ def test_memory_timeline_concessions_and_configuration_are_shown() -> None:
     ):
         assert line in found.output
     assert "█" in found.output
+
+
+def test_the_plan_is_for_the_host_and_by_the_profile_of_the_daemon_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rule: what FLEET_FILE and `.env` say of the host and of profiles counts here too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.yaml").write_text("gpus: 4xH100\nhost: {cpu_cores: 64, memory: 512GB}\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / ".env").write_text(f"FLEET_FILE={tmp_path}/fleet.yaml\nPROFILE_DIR={tmp_path}/own\n")
+    found = _run(*HERE).output
+    assert "host: 4xH100-SXM, 64 cores, 512.0 GB (this host)" in found
+    assert "profile h100x4 is in force, because policy h100x4 names it and PROFILE is auto" in found
+    assert "dataloader_num_workers 64 → 16: 64 cores and 512.0 GB for 4 processes" in found
+    assert "container.memory" not in found
+    more = _run(*TASK, "--cpu-cores", "256", "--memory", "2TB").output
+    assert "host: 4xH100-SXM, 256 cores, 2000.0 GB" in more
+    assert "dataloader_num_workers 64" not in more
+    (tmp_path / "own" / "h100x4.yaml").write_text("extends: h100x4\ntargets: {lora_r: 48}\n")
+    assert TrainingPlan.from_json(_run(*HERE, "--json").stdout).adapter.rank == 48  # type: ignore[union-attr]
+    other = _run(*HERE, "--profile", "steady").output
+    assert "profile steady is not in force; h100x4 is, because" in other
+    assert "PROFILE=steady chooses it" in other
 
 
 def test_one_number_changed_in_a_profile_shows_in_config_memory_and_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ runner = CliRunner()
 
 
 def run(*words: str) -> Result:
-    return runner.invoke(app, list(words), env={"COLUMNS": "200"})
+    return runner.invoke(app, list(words), env={"COLUMNS": "200", "GPUS": "4xH100"})
 
 
 def read(*words: str) -> Any:

@@ -232,6 +232,10 @@ def test_the_last_gpus_are_kept_for_what_is_worth_them() -> None:
     needed = float(refused.way.split(" of ")[1].split(",")[0])
     kinder = policy(rules__min_value=0, rules__min_value_full=needed)
     assert decided(by=kinder, on=fleet("4xH100", hold("a", "012"))).accepted
+    not_for_it = policy(rules__min_value=0, rules__min_value_full=1.5, rules__min_value_full_size="<7B")
+    free_of_it = decided(by=not_for_it, on=fleet("4xH100", hold("a", "012")))
+    assert free_of_it.accepted
+    assert "at least 0" in verdict(free_of_it, "value").text
 
 
 def test_what_a_refusal_says_would_let_the_offer_pass() -> None:

@@ -31,10 +31,18 @@ class Bench:
     def __init__(self, folder: Path, **settings: str) -> None:
         env = {"DATA_DIR": str(folder), **settings}
         self.alerts: list[str] = []
-        self.judge = Judge(
-            load_settings(env=env, env_file=None), lambda kind, _text: self.alerts.append(kind)
-        )
+        self.texts: list[str] = []
+        self.judge = Judge(load_settings(env=env, env_file=None), self._told)
         self.judge.refresh(hardware())
+
+    def _told(self, kind: str, text: str) -> None:
+        self.alerts.append(kind)
+        self.texts.append(text)
+
+    @property
+    def rank(self) -> int | None:
+        self.judge.refresh(hardware())
+        return self.judge.profile.layers[-1].content.targets.lora_r
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def names(bench: Bench) -> tuple[str, str]:
     ("found", "expected"),
     [
         (hardware(8), ("h100x8", "h100x8")),
-        (hardware(4), ("h100x4", "h100x4-strategy")),
+        (hardware(4), ("h100x4", "h100x4")),
         (Hardware(gpus=GpuSet(kind=CPU, count=1)), ("everything-feasible", "cpu-demo")),
     ],
 )
@@ -102,3 +110,47 @@ def test_an_edit_counts_at_the_next_refresh_and_a_bad_one_keeps_the_last(tmp_pat
     bench.judge.refresh(hardware())
     assert bench.judge.decide(offer(), 0.0, idle).accepted
     assert bench.alerts == ["policy_problem", "policy_problem"]
+
+
+def write_profile(folder: Path, tick: int, **texts: str) -> None:
+    (folder / "profiles").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        file = folder / "profiles" / f"{name}.yaml"
+        file.write_text(text)
+        os.utime(file, ns=(tick * 10**9, tick * 10**9))
+
+
+def test_a_file_added_under_the_name_in_force_is_followed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.rank == 512
+    write_profile(tmp_path, 1, h100x4="extends: h100x4\ntargets: {lora_r: 64}")
+    assert bench.rank == 64
+    assert bench.alerts == []
+
+
+def test_a_broken_file_at_the_start_gives_way_to_the_last_good_or_the_shipped_one(tmp_path: Path) -> None:
+    write_profile(tmp_path, 1, h100x4="targets: {lora_rr: 1}", mine="targets: {lora_r: 48}")
+    bench = Bench(tmp_path)
+    assert bench.rank == 512
+    assert bench.alerts == ["profile_problem"]
+    assert "profile h100x4 cannot be used; the shipped h100x4 is in force instead" in bench.texts[0]
+    assert "lora_rr" in bench.texts[0]
+    write_profile(tmp_path, 2, h100x4="targets: {lora_r: 32}")
+    assert bench.rank == 32
+    assert Bench(tmp_path, PROFILE="mine").rank == 48
+    write_profile(tmp_path, 3, mine="targets: {lora_rr: 2}")
+    again = Bench(tmp_path, PROFILE="mine")
+    assert again.rank == 48
+    assert "what was last good of it" in again.texts[0]
+
+
+def test_an_edit_of_a_profile_that_is_not_in_force_is_told(tmp_path: Path) -> None:
+    write_profile(tmp_path, 1, other="targets: {lora_r: 1}")
+    bench = Bench(tmp_path)
+    assert bench.alerts == []
+    write_profile(tmp_path, 2, other="targets: {lora_r: 2}")
+    assert bench.rank == 512
+    assert bench.rank == 512
+    assert bench.alerts == ["profile_not_in_force"]
+    why = "profile other is not in force; h100x4 is, because policy h100x4 names it and PROFILE is auto"
+    assert f"{why}; PROFILE=other chooses it" in bench.texts[0]

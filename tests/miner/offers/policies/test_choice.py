@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from core.hardware import CPU, GpuSet, Hardware, parse_gpus
-from miner.offers.policies.choice import on_top, policy_name, profile_name
+from miner.offers.policies.choice import in_force, on_top
 from miner.offers.policies.load import load_policy
 from miner.settings import Settings, load_settings
 
@@ -23,25 +23,28 @@ def host(gpus: str | None) -> Hardware | None:
     [
         ("8xH100", "h100x8", "h100x8"),
         ("7xH100", "h100x8", "h100x8"),  # one of eight failed
-        ("4xH100", "h100x4", "h100x4-strategy"),
-        ("1xL40S", "h100x4", "h100x4-strategy"),
-        (None, "h100x4", "h100x4-strategy"),
+        ("4xH100", "h100x4", "h100x4"),
+        ("1xL40S", "h100x4", "h100x4"),
+        (None, "h100x4", "h100x4"),
         ("cpu", "everything-feasible", "cpu-demo"),
     ],
 )
 def test_unless_chosen_policy_and_profile_follow_the_gpus(
     gpus: str | None, policy: str, profile: str
 ) -> None:
-    chosen = policy_name(settings(), host(gpus))
-    assert chosen == policy
-    assert profile_name(settings(), load_policy(chosen), host(gpus)) == profile
+    found = in_force(settings(), host(gpus))
+    assert (found.policy.name, found.profile.name) == (policy, profile)
+    assert "POLICY is auto" in found.why_policy
+    assert "PROFILE is auto" in found.why_profile
 
 
 def test_what_is_chosen_is_taken_and_a_policy_names_its_profile() -> None:
-    chosen = settings(POLICY="conservative", PROFILE="/etc/mine.yaml")
-    assert policy_name(chosen, host("8xH100")) == "conservative"
-    assert profile_name(chosen, load_policy("conservative"), host("8xH100")) == "/etc/mine.yaml"
-    assert profile_name(settings(), load_policy("conservative"), host("8xH100")) == "steady"
+    chosen = in_force(settings(POLICY="conservative", PROFILE="h100-fast"), host("8xH100"))
+    assert (chosen.policy.name, chosen.profile.name) == ("conservative", "h100-fast")
+    assert chosen.why_policy == "POLICY=conservative in the environment"
+    found = in_force(settings(POLICY="conservative"), host("8xH100"))
+    assert found.profile.name == "steady"
+    assert found.why_profile == "policy conservative names it and PROFILE is auto"
 
 
 def test_the_environment_is_laid_over_any_policy() -> None:

@@ -11,9 +11,12 @@ from core.errors import ConfigError
 from core.models import Family
 from core.profile import load_profile
 from core.tasks import TaskType
+from miner.offers.decide import decide
+from miner.offers.history import History
 from miner.offers.policies.check import findings
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.schema import Policy
+from tests.miner.offers.builders import NOON, fleet, offer
 
 FILES = sorted((config_dir() / "policies").glob("*.yaml"))
 
@@ -56,6 +59,21 @@ def test_h100x4_is_the_strategy_for_four() -> None:
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 5
+
+
+def test_h100x4_takes_models_of_70b_first_and_never_holds_the_gpus_back_from_them() -> None:
+    """The strategy: "70B+ Models: High priority". What is refused has no plan, or costs more than it brings."""
+    policy, refused, asked = load_policy("h100x4"), [], 0
+    for name, params in (("Llama-3.1-70B", 70_600_000_000), ("Qwen2.5-72B", 72_700_000_000)):
+        for task in (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO):
+            for hours in (4, 6, 7):
+                one = offer(model=name, model_params_count=params, task_type=task, hours_to_complete=hours)
+                found = decide(one, NOON, fleet(), History(), policy, load_profile("h100x4"))
+                asked += 1
+                if not found.accepted:
+                    assert found.refusal is not None or (found.value is not None and found.value.points < 0)
+                    refused.append(one)
+    assert len(refused) <= asked // 4
 
 
 def test_h100x8_is_the_strategy_for_eight() -> None:
