@@ -60,7 +60,10 @@ class Net(nn.Module):
     def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of the tokens whose next one counts; and where those are."""
         where = batch.targets != IGNORED
-        return self._states(self.model, batch)[where].to(self._head.dtype), where
+        return self._at(self._states(self.model, batch), where), where
+
+    def _at(self, states: Tensor, where: Tensor) -> Tensor:
+        return states[where].to(self._head.dtype)
 
     def _states(self, model: nn.Module, batch: Batch) -> Tensor:
         decoder: Any = plain(model)
@@ -106,10 +109,10 @@ class AnchoredNet(Net):
 
     def forward(self, batch: Batch) -> Tensor:
         there = self._base_hidden(batch)
-        hidden, where = self._hidden(batch)
+        states, where = self._states(self.model, batch), batch.targets != IGNORED
         head = self._head if self.base is None else head_of(self.base)
-        apart = divergence(hidden, self._head, there, head, self._cap)
-        return torch.stack([self._summed(hidden, where, batch), apart])
+        apart = divergence(self._at(states, batch.labelled), self._head, there, head, self._cap)
+        return torch.stack([self._summed(self._at(states, where), where, batch), apart])
 
     def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
         """Rows weigh the same in the loss, tokens in the divergence."""
@@ -117,7 +120,7 @@ class AnchoredNet(Net):
 
     @torch.no_grad()
     def _base_hidden(self, batch: Batch) -> Tensor:
-        where = batch.targets != IGNORED
+        where = batch.labelled
         if self.base is not None:
             return self._states(self.base, batch)[where].to(head_of(self.base).dtype)
         was_training, dressed = self.model.training, self.model
