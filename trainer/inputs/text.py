@@ -13,7 +13,7 @@ import json
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,17 +33,18 @@ from trainer.inputs.prompts import extra_text, prompt_rows, shorten
 from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, Row
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
-from trainer.inputs.tokens import Tokenizer, encode, model_window
+from trainer.inputs.tokens import Tokenizer, encode, model_rows, model_window
 from trainer.rewards import TABLE, leave_out, write_rewards
 from trainer.sandbox import LATE, Rewards
 
 #: Why rows are missing, as shown to the operator.
-NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE = (
+NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE, UNKNOWN = (
     "no answer",
     "no prompt",
     "too long",
     "equal answers",
     "like a held-out row",
+    "a token that the model has no row for",
 )
 _DONE = "done.json"
 #: Prompts that the rewards are tried out on.
@@ -109,11 +110,14 @@ def _labelled(
 ) -> TextTask:
     """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
+    known = _known(spec, tokenizer)
     while True:
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
         for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
             reason = why_not(row, limit, is_completion(dataset))
+            if reason is None and row is not None and not known(row.ids):
+                reason = UNKNOWN
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
@@ -131,6 +135,15 @@ def _labelled(
     prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _known(spec: RunSpec, tokenizer: Tokenizer) -> Callable[[Ids], bool]:
+    """Whether the model has a row for each of the tokens: one row of data beyond them would end the
+    training."""
+    rows = model_rows(spec.model_path)
+    if len(tokenizer) <= rows:
+        return lambda ids: True
+    return lambda ids: max(ids, default=0) < rows
 
 
 def _encoded(
@@ -153,13 +166,16 @@ def _pairs(
     spec: RunSpec, dataset: DpoDataset, records: list[Record], tokenizer: Tokenizer, window: int | None
 ) -> TextTask:
     rules = rules_of(spec.era)
-    limit = rules.dpo_limit(window)
+    limit, known = rules.dpo_limit(window), _known(spec, tokenizer)
     kept: list[PairRow] = []
     prints, dropped = array("Q"), Counter[str]()
     for record, whole in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
         row = cut(whole, rules, limit)
         if row is None or says_nothing(row):
             dropped[TOO_LONG if row is None else EQUAL] += 1
+            continue
+        if not all(map(known, row)):
+            dropped[UNKNOWN] += 1
             continue
         kept.append(row)
         prints.append(fingerprint(_texts(record)))
@@ -172,14 +188,16 @@ def _pairs(
 def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokenizer: Tokenizer) -> TextTask:
     kept: list[PromptRow] = []
     prints, dropped = array("Q"), Counter[str]()
-    for record, row in zip(records, prompt_rows(dataset, records), strict=True):
-        if not row.prompt.strip():
-            dropped[NO_PROMPT] += 1
+    known, sizes, rows = _known(spec, tokenizer), list[int](), list(prompt_rows(dataset, records))
+    encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
+    for record, row, ids in zip(records, rows, encoded, strict=True):
+        if not row.prompt.strip() or not known(ids):
+            dropped[UNKNOWN if row.prompt.strip() else NO_PROMPT] += 1
             continue
         kept.append(row)
+        sizes.append(len(ids))
         prints.append(fingerprint(_texts(record)))
     _any_left(kept, dropped, "every row needs a prompt")
-    sizes = [len(ids) for ids in encode(tokenizer, [row.prompt for row in kept], special_tokens=False)]
     facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
     limit = (rules_of(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
