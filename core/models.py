@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from core.choices import Attention
 from core.facts import Confidence, Record, weakest
 from core.tasks import ImageModelType
 
@@ -43,6 +44,18 @@ class Family(StrEnum):
     IDEOGRAM = "ideogram"
     KREA = "krea"
     UNKNOWN = "unknown"
+
+
+#: Architectures of transformers 5 without flash attention (GPT-OSS has it as a kernel of the hub only), and
+#: those of them without torch's own attention either.
+_NO_FLASH = frozenset({"llama4", "llama4_text", "deepseek_v32", "glm_moe_dsa", "doge", "blt", "axk2"})
+_EAGER_ONLY = frozenset(
+    {"bloom", "mpt", "codegen", "openai-gpt", "gpt_neox_japanese", "gpt_oss", "granite_swa", "granitemoe_swa"}
+    | {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "xlnet", "xlm", "xglm", "cpmant", "deepseek_v4"}
+    | {"big_bird", "roformer", "rembert", "reformer", "megatron-bert", "mimo_v2_flash"}
+)
+#: The widest head that flash attention computes.
+_FLASH_HEAD = 256
 
 
 class MoeFacts(Record):
@@ -108,6 +121,14 @@ class ModelFacts(Record):
     def confidence(self) -> Confidence:
         """As sure as the weakest of the facts that decide: size and shape."""
         return weakest([self.sources[name] for name in DECIDING if name in self.sources])
+
+    @property
+    def attention(self) -> Attention:
+        """The fastest kind of kernel that it can be trained with, if the card can."""
+        if self.architecture in _EAGER_ONLY:
+            return Attention.EAGER
+        no_flash = self.architecture in _NO_FLASH or (not self.is_image and self.head_dim > _FLASH_HEAD)
+        return Attention.SDPA if no_flash else Attention.FLASH_2
 
     @property
     def is_image(self) -> bool:

@@ -8,12 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from core.choices import Attention
+from trainer.inputs.tokens import forget_unknown, model_rows
+from trainer.loading import forbid_code, with_attention
+
 #: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
 LANGUAGE, HEAD = "language_model", "lm_head"
 
 
 def apply() -> None:
+    forbid_code()
+    fall_back_to_slower_attention()
     keep_vocabulary()
+    read_what_the_model_knows()
     read_text_only()
     find_every_linear()
     shard_by_layer()
@@ -29,6 +36,44 @@ def keep_vocabulary() -> None:
         self.model.tie_weights()
 
     loader._resize_token_embeddings = keep
+
+
+def fall_back_to_slower_attention() -> None:
+    """A kernel that the model or the machine lacks would end the training, and the next attempt with it."""
+    loader = importlib.import_module("axolotl.loaders.model").ModelLoader
+    load = loader._load_model_from_pretrained
+
+    def descending(self: Any, *arguments: Any, **named: Any) -> Any:
+        def with_kernel(attention: Attention) -> Any:
+            if attention is not wanted:
+                self.cfg.attn_implementation = attention.value
+                self.model_kwargs["attn_implementation"] = attention.value
+                self.model_config._attn_implementation = attention.value
+            return load(self, *arguments, **named)
+
+        asked = self.model_kwargs.get("attn_implementation")
+        if asked not in tuple(Attention):
+            return load(self, *arguments, **named)
+        wanted = Attention(asked)
+        return with_attention(with_kernel, wanted)[0]
+
+    loader._load_model_from_pretrained = descending
+
+
+def read_what_the_model_knows() -> None:
+    """Axolotl encodes GRPO's prompts, and the rest of what is generated, with a tokenizer of its own."""
+    module: Any = importlib.import_module("axolotl.loaders.tokenizer")
+    auto = importlib.import_module("transformers").AutoTokenizer
+
+    class KnownTokens:
+        @staticmethod
+        def from_pretrained(path: Any, **options: Any) -> Any:
+            tokenizer = auto.from_pretrained(path, **options)
+            if tokenizer.is_fast:
+                forget_unknown(tokenizer, model_rows(str(path)))
+            return tokenizer
+
+    module.AutoTokenizer = KnownTokens
 
 
 def read_text_only() -> None:

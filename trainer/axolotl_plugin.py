@@ -76,6 +76,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
     def post_model_load(self, cfg: Any, model: Any) -> None:
         axolotl_patches.freeze_senses(model)
+        planned, used = self.plan.precision.attention.value, cfg.attn_implementation
+        if used is not None and used != planned:
+            self.report.note("attention", f"{used} in place of {planned}, which this model cannot take here")
 
     def get_training_args(self, cfg: Any) -> dict[str, Any]:
         """Laid over what the builder made, for preference and reward training too."""

@@ -150,4 +150,5 @@ def files_of(prepared: Prepared) -> PreparedText:
         dropped=prepared.dropped,
         digest=prepared.digest,
         rewards_dir=Path(prepared.rewards_dir) if prepared.rewards_dir else None,
+        other_path=Path(prepared.other_path) if prepared.other_path else None,
     )

@@ -49,6 +49,7 @@ def prepare(ask: Ask) -> Prepared:
         digest=files.digest,
         rewards_dir=str(files.rewards_dir) if files.rewards_dir else None,
         pad_token=pad_token_for_engine(tokenizer),
+        other_path=str(files.other_path) if files.other_path else None,
     )
 
 

@@ -31,6 +31,7 @@ class Prepared(Record):
     rewards_dir: str | None = None
     #: The token to pad with, where the tokenizer has none.
     pad_token: str | None = None
+    other_path: str | None = None
 
 
 class Ask(Record):

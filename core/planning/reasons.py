@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.budget import Concession
-from core.choices import Parallelism
+from core.choices import Attention, Parallelism
 from core.plan_parts import Reason
 from core.planning.fit import Fit
 from core.planning.learning import guarded_rate
@@ -78,6 +78,8 @@ def _own(wish: Wish, fit: Fit) -> dict[str, str]:
     if seq.packing and targets.sample_packing is None:
         rows = seq.rows / max(seq.per_epoch, 1)
         found["sequence.packing"] = f"about {rows:.1f} rows fill one sequence"
+    if targets.attention is None and wish.model.attention is not Attention.FLASH_2:
+        found["precision.attention"] = f"{wish.model.architecture} has no flash attention"
     if targets.eval_steps is None:
         found["steps.eval_every"] = f"about ten times; one takes {show_seconds(timed.rate.eval_s)}"
     if targets.save_steps is None:

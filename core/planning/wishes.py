@@ -7,7 +7,7 @@ rank above the limit, fp8 on a card without it, a sequence beyond the model's wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -96,6 +96,8 @@ class Wish:
             return picture_sequences(self.data, self.model, setup.picture.resolution, repeats)
         effective = setup.micro * setup.accumulation * setup.world
         how, rows = how_of(self.targets), self.training_rows
+        if self.model.attention is not Attention.FLASH_2:
+            how = replace(how, packing=False)  # rows of one sequence would see each other
         return text_sequences(self.data, how, setup.length, rows, setup.micro, effective)
 
 
@@ -111,8 +113,10 @@ def wish_for(
     length = _length(data, model, targets, limits, found)
     rank = _rank(targets, limits, found)
     method = _method(model, targets, engine, found)
-    attention = _attention(targets, kind, found)
+    attention = _attention(model, targets, kind, found)
     fp8 = _fp8(targets, kind, found)
+    if targets.sample_packing and model.attention is not Attention.FLASH_2:
+        found.append(_gave("sample_packing", True, False, f"{model.architecture} has no flash attention"))
     if targets.compile_mode is not None and compile_mode is None:
         found.append(_gave("compile_mode", targets.compile_mode.value, None, f"not on {kind.name}"))
     return Wish(
@@ -197,10 +201,15 @@ def _method(model: ModelFacts, targets: Targets, engine: Engine, found: list[Con
     return Method.FULL if small else Method.LORA
 
 
-def _attention(targets: Targets, kind: GpuKind, found: list[Concession]) -> Attention:
+def _attention(model: ModelFacts, targets: Targets, kind: GpuKind, found: list[Concession]) -> Attention:
+    able = model.attention
     best = Attention.FLASH_2 if kind.compute_capability >= (8, 0) else Attention.SDPA
+    best = best if able is Attention.FLASH_2 else able
     asked = targets.attention
     if asked is None:
+        return best
+    if able is not Attention.FLASH_2 and asked not in (able, Attention.EAGER):
+        found.append(_gave("attention", asked.value, best.value, f"{model.architecture} has none such"))
         return best
     hopper_only = asked is Attention.FLASH_3 and kind.compute_capability < (9, 0)
     needs_ampere = asked in (Attention.FLASH_2, Attention.FLASH_3, Attention.FLEX)

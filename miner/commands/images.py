@@ -149,10 +149,10 @@ def _look(settings: Settings, which: list[str] | None) -> list[Look]:
 def _needed(settings: Settings) -> set[str]:
     """The images that tasks accepted by the policy train in."""
     from core.tasks import TaskType
-    from miner.offers.policies.choice import on_top, policy_name
+    from miner.offers.policies.choice import on_top, policy_in_force
     from miner.offers.policies.load import load_policy
 
-    policy = load_policy(policy_name(settings, None), [settings.policy_dir], on_top(settings))
+    policy = load_policy(policy_in_force(settings, None).name, [settings.policy_dir], on_top(settings))
     accepted = set(policy.terms.rules.tasks or TaskType)
     pictures = {"image", "toolkit"} if TaskType.IMAGE in accepted else set()
     return pictures | ({"text"} if accepted - {TaskType.IMAGE} else set())

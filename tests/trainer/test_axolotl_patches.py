@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.trainer import odd_models
 from tests.trainer.fsdp_on_cpu.sitecustomize import shard
 from tests.trainer.sharding import adapted, together
-from trainer.axolotl_patches import freeze_senses, goes_with_its_layer, linear_names, shard_by_layer
+from trainer.axolotl_patches import (
+    freeze_senses,
+    goes_with_its_layer,
+    linear_names,
+    read_what_the_model_knows,
+    shard_by_layer,
+)
 from trainer.generating import sharded_parts
 
 
 def test_lora_on_all_linear_layers_finds_those_of_gpt2() -> None:
     """Axolotl finds none, and the run ends before it began."""
     assert linear_names(odd_models.gpt2()) == ["c_attn", "c_fc", "c_proj"]
+
+
+def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = odd_models.save(tmp_path, "fewer_rows")
+    module = importlib.import_module("axolotl.loaders.tokenizer")
+    assert max(module.AutoTokenizer.from_pretrained(folder)("<picture>")["input_ids"]) >= odd_models.ROWS
+    monkeypatch.setattr(module, "AutoTokenizer", module.AutoTokenizer)  # put back afterwards
+    read_what_the_model_knows()
+    assert max(module.AutoTokenizer.from_pretrained(folder)("<picture>")["input_ids"]) < odd_models.ROWS
 
 
 def test_the_head_is_no_layer_for_lora_tied_or_not() -> None:

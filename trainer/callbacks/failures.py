@@ -78,7 +78,8 @@ def end_of(error: BaseException) -> RunEnd:
             return RunEnd.DISK_FULL
         if is_disk_full(str(one)):
             return RunEnd.DISK_FULL
-        if _DATA.search(str(one)):
+        # What nests too deep came with the task, and does so in every attempt.
+        if isinstance(one, RecursionError) or _DATA.search(str(one)):
             return RunEnd.BAD_DATA
     return RunEnd.CRASHED
 

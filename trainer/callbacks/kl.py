@@ -1,7 +1,8 @@
 """KL to the base model on the tokens that are learned, as tournaments with `USE_KL` score it.
 
 The score is evaluation loss + coefficient · KL(fine-tuned || base), so the same is added to the training
-loss.
+loss. Evaluation masks the logits with the labels as they stand, so the distributions compared are those after
+each label, not those that predict it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ CHUNK = 1024
 
 
 def kl_of_labels(logits: Any, base_logits: Any, labels: Any) -> Any:
-    """The mean over the label tokens of KL(logits || base_logits), differentiable in `logits`."""
+    """The mean over the labels' positions of KL(logits || base_logits), differentiable in `logits`."""
     import torch
 
-    learned = labels[:, 1:] != -100
-    mine, theirs = logits[:, :-1][learned], base_logits[:, :-1][learned]
+    learned = labels != -100
+    mine, theirs = logits[learned], base_logits[learned]
     count = mine.shape[0]
     total = logits.new_zeros((), dtype=torch.float32)
     if count == 0:

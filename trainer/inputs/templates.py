@@ -24,9 +24,7 @@ OWN_OR = "tokenizer_default_fallback_"
 
 
 def template_of(name: str, tokenizer: Tokenizer) -> str:
-    """The template's text."""
-    if name == CHATML_NAME:
-        return CHATML
+    """The template's text. A fallback has none of its own: evaluation knows no template of such a name."""
     if name == OWN or name.startswith(OWN_OR):
         own = tokenizer.chat_template
         if isinstance(own, dict):
@@ -35,12 +33,14 @@ def template_of(name: str, tokenizer: Tokenizer) -> str:
             return own
         if name == OWN:
             raise BadModel("the task names the tokenizer's own chat template, and the tokenizer has none")
-        return template_of(name.removeprefix(OWN_OR), tokenizer)
+        name = name.removeprefix(OWN_OR)
+    if name == CHATML_NAME:
+        return CHATML
     try:
         engine = importlib.import_module("axolotl.utils.chat_templates")
     except ImportError as error:
-        raise BadData(f"the chat template {name!r} is Axolotl's, which is not installed here") from error
+        raise BadData(f"{name[:100]!r} is Axolotl's chat template, which is not installed here") from error
     try:
         return str(engine.get_chat_template(name))
     except ValueError as error:
-        raise BadData(f"{name!r} is no chat template that evaluation knows") from error
+        raise BadData(f"{name[:100]!r} is no chat template that evaluation knows") from error

@@ -13,13 +13,13 @@ import json
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.data import DatasetFacts
 from core.data_facts import facts_from_lengths
-from core.evaluation import GRPO_COMPLETION, GRPO_KL_LENGTH, Rules, rules_of, sequence_limit
+from core.evaluation import GRPO_COMPLETION, GRPO_KL_LENGTH, Era, Rules, rules_of, sequence_limit
 from core.plan import TrainingPlan
 from core.recipes.datasets import GRPO_EXTRA, reward_name
 from core.run_files import RunSpec
@@ -33,17 +33,18 @@ from trainer.inputs.prompts import extra_text, prompt_rows, shorten
 from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, Row
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
-from trainer.inputs.tokens import Tokenizer, encode, model_window
+from trainer.inputs.tokens import Tokenizer, encode, model_rows, model_window
 from trainer.rewards import TABLE, leave_out, write_rewards
 from trainer.sandbox import LATE, Rewards
 
 #: Why rows are missing, as shown to the operator.
-NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE = (
+NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE, UNKNOWN = (
     "no answer",
     "no prompt",
     "too long",
     "equal answers",
     "like a held-out row",
+    "a token that the model has no row for",
 )
 _DONE = "done.json"
 #: Prompts that the rewards are tried out on.
@@ -65,6 +66,8 @@ class TextTask:
     facts: DatasetFacts
     #: Tokens of the longest row (DPO: pair) that evaluation looks at.
     limit: int
+    #: DPO: what the rows were made from, to read some of them by the other era's rules.
+    records: Sequence[Record] = ()
 
     @property
     def rules(self) -> Rules:
@@ -86,6 +89,8 @@ class PreparedText:
     digest: str
     #: GRPO: holds the module `task_rewards`; belongs on PYTHONPATH.
     rewards_dir: Path | None = None
+    #: DPO: the held-out rows as the other era's evaluation encodes them, where that is otherwise.
+    other_path: Path | None = None
 
 
 def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:
@@ -109,11 +114,14 @@ def _labelled(
 ) -> TextTask:
     """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
+    known = _known(spec, tokenizer)
     while True:
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
         for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
             reason = why_not(row, limit, is_completion(dataset))
+            if reason is None and row is not None and not known(row.ids):
+                reason = UNKNOWN
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
@@ -131,6 +139,15 @@ def _labelled(
     prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _known(spec: RunSpec, tokenizer: Tokenizer) -> Callable[[Ids], bool]:
+    """Whether the model has a row for each of the tokens: one row of data beyond them would end the
+    training."""
+    rows = model_rows(spec.model_path)
+    if len(tokenizer) <= rows:
+        return lambda ids: True
+    return lambda ids: max(ids, default=0) < rows
 
 
 def _encoded(
@@ -153,33 +170,55 @@ def _pairs(
     spec: RunSpec, dataset: DpoDataset, records: list[Record], tokenizer: Tokenizer, window: int | None
 ) -> TextTask:
     rules = rules_of(spec.era)
-    limit = rules.dpo_limit(window)
-    kept: list[PairRow] = []
+    limit, known = rules.dpo_limit(window), _known(spec, tokenizer)
+    kept, sources = list[PairRow](), list[Record]()
     prints, dropped = array("Q"), Counter[str]()
     for record, whole in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
         row = cut(whole, rules, limit)
         if row is None or says_nothing(row):
             dropped[TOO_LONG if row is None else EQUAL] += 1
             continue
+        if not all(map(known, row)):
+            dropped[UNKNOWN] += 1
+            continue
         kept.append(row)
+        sources.append(record)
         prints.append(fingerprint(_texts(record)))
     _any_left(kept, dropped, "every pair needs two different answers")
     lengths = [[len(row[side]) for row in kept] for side in range(3)]
     facts = facts_from_lengths(TaskType.DPO, lengths[0], lengths[1], lengths[2])
-    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, sources)
+
+
+def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[int]) -> list[Row]:
+    """The held-out pairs as the other generation of evaluation encodes them; none where that is the same."""
+    if not isinstance(task.spec.dataset, DpoDataset) or not held:
+        return []
+    (era,) = set(Era) - {task.spec.era}
+    rules, known = rules_of(era), _known(task.spec, task.tokenizer)
+    limit = rules.dpo_limit(model_window(task.spec.model_path))
+    records = [task.records[place] for place in places]
+    found: list[Row] = []
+    for whole in pair_rows(task.spec.dataset, records, task.tokenizer, rules):
+        row = cut(whole, rules, limit)
+        if row is not None and not says_nothing(row) and all(map(known, row)):
+            found.append(row)
+    return [] if found == list(held) else found
 
 
 def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokenizer: Tokenizer) -> TextTask:
     kept: list[PromptRow] = []
     prints, dropped = array("Q"), Counter[str]()
-    for record, row in zip(records, prompt_rows(dataset, records), strict=True):
-        if not row.prompt.strip():
-            dropped[NO_PROMPT] += 1
+    known, sizes, rows = _known(spec, tokenizer), list[int](), list(prompt_rows(dataset, records))
+    encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
+    for record, row, ids in zip(records, rows, encoded, strict=True):
+        if not row.prompt.strip() or not known(ids):
+            dropped[UNKNOWN if row.prompt.strip() else NO_PROMPT] += 1
             continue
         kept.append(row)
+        sizes.append(len(ids))
         prints.append(fingerprint(_texts(record)))
     _any_left(kept, dropped, "every row needs a prompt")
-    sizes = [len(ids) for ids in encode(tokenizer, [row.prompt for row in kept], special_tokens=False)]
     facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
     limit = (rules_of(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
@@ -208,6 +247,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
     split = hold_out([_tokens(row) for row in task.rows], task.fingerprints, plan.steps.eval_rows, plan.seed)
     train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
     held = list(_fitted(task, [task.rows[place] for place in split.held], None))
+    other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
     dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
     dropped[DOUBLE] += len(split.left_out)
@@ -215,7 +255,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
     digest = _digest([*train, *held], task, len(train))
     place = folder / digest[:16]
     if not (place / _DONE).is_file():
-        _write(place, train, held, digest)
+        _write(place, train, held, other, digest)
     return PreparedText(
         train_path=place / "train",
         eval_path=place / "eval" if held else None,
@@ -224,6 +264,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
         dropped=dict(+dropped),
         digest=digest,
         rewards_dir=_rewards(task, place / "rewards"),
+        other_path=place / "other" if other else None,
     )
 
 
@@ -302,14 +343,15 @@ def _digest(rows: Iterable[Row], task: TextTask, trained: int) -> str:
     return found.hexdigest()
 
 
-def _write(place: Path, train: Sequence[Row], held: Sequence[Row], digest: str) -> None:
+def _write(place: Path, train: Sequence[Row], held: Sequence[Row], other: Sequence[Row], digest: str) -> None:
     """Beside it first: what was cut off in the middle is never taken for whole."""
     beside = place.with_name(f".{place.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
     beside.mkdir(parents=True)
     write_table(train, beside / "train")
-    if held:
-        write_table(held, beside / "eval")
+    for name, rows in (("eval", held), ("other", other)):
+        if rows:
+            write_table(rows, beside / name)
     (beside / _DONE).write_text(json.dumps({"train": len(train), "eval": len(held), "digest": digest}))
     beside.rename(place)

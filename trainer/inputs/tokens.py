@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from core.submission.configs import vocabulary
 from trainer.errors import BadModel
+from trainer.loading import forbid_code
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +43,42 @@ class Tokenizer(Protocol):
 def load_tokenizer(model_path: str) -> Tokenizer:
     """As evaluation loads it: the base model's, no foreign code, padded with the end token if need be."""
     transformers = importlib.import_module("transformers")
+    forbid_code()
     try:
         tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     except Exception as error:  # a foreign folder makes transformers raise what it likes
         raise BadModel(f"{model_path} has no tokenizer that can be loaded: {str(error)[:300]}") from error
-    if tokenizer.eos_token_id is None:
-        raise BadModel(f"the tokenizer in {model_path} has no end token, which every answer is to end with")
     if not tokenizer.is_fast:
         raise BadModel(
             f"the tokenizer in {model_path} cannot tell where its tokens lie in the text (not fast)"
         )
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= model_rows(model_path):
+    forget_unknown(tokenizer, model_rows(model_path))
+    if tokenizer.eos_token_id is None:
+        raise BadModel(f"the tokenizer in {model_path} has no end token, which every answer is to end with")
+    if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
+def forget_unknown(tokenizer: Any, rows: float) -> None:
+    """Special tokens beyond the model's embedding rows become plain text. transformers 5 adds those of a
+    family's class (`<|endoftext|>` to any tokenizer beside a Qwen2 model), which version 4, and with it the
+    evaluation of offers, does not: a row that holds one would end the training with an index error."""
+    unknown = {token.content for place, token in tokenizer.added_tokens_decoder.items() if place >= rows}
+    if not unknown:
+        return
+    backend = tokenizer.backend_tokenizer
+    made = json.loads(backend.to_str())
+    made["added_tokens"] = [one for one in made["added_tokens"] if one["content"] not in unknown]
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(made))
+    for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES:
+        if str(getattr(tokenizer, name, None)) in unknown:
+            setattr(tokenizer, name, None)
+    log.warning("the model has no rows for %s: read as plain text", ", ".join(sorted(unknown)))
+
+
 def model_rows(model_path: str) -> float:
-    """Tokens that the model knows. Padding is masked, but looked up all the same, and some tokenizers have a
-    token for it that was never added to the model."""
+    """Tokens that the model knows: rows of its embeddings."""
     try:
         config = _config(model_path)
     except BadModel:

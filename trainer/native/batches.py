@@ -33,6 +33,8 @@ class Batch:
     ids: Tensor
     #: The next token where its prediction counts, else `IGNORED`: already moved by one.
     targets: Tensor
+    #: Where a token counts, not moved: evaluation takes the KL to the base there.
+    labelled: Tensor
     #: From 0 in every document.
     positions: Tensor
     #: Which document a token belongs to, from 1; 0 is padding. None: one document each, padded at the right.
@@ -45,7 +47,7 @@ class Batch:
     tokens: int
     #: What the summed loss is divided by, all batches of a step together: tokens that count, rows or pairs.
     count: float
-    #: Tokens whose prediction counts.
+    #: Tokens that count, as `labelled` has them.
     learned: int = 0
 
     def to(self, device: torch.device) -> Batch:
@@ -59,6 +61,7 @@ class Batch:
             self,
             ids=change(self.ids),
             targets=change(self.targets),
+            labelled=change(self.labelled),
             positions=change(self.positions),
             documents=None if self.documents is None else change(self.documents),
             weights=None if self.weights is None else change(self.weights),
@@ -104,6 +107,7 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
     shape = (len(micro), width)
     ids = np.full(shape, layout.pad, dtype=np.int64)
     targets = np.full(shape, IGNORED, dtype=np.int64)
+    labelled = np.zeros(shape, dtype=np.bool_)
     positions = np.zeros(shape, dtype=np.int64)
     documents = np.zeros(shape, dtype=np.int32)
     weights = np.zeros(shape, dtype=np.float32)
@@ -118,6 +122,7 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
             ids[at, start:end] = row.ids
             # The last token of a document predicts nothing, least of all the next document's first.
             targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
+            labelled[at, start:end] = row.trained
             positions[at, start:end] = np.arange(end - start)
             documents[at, start:end] = number
             weights[at, start:end] = 1 / max(here, 1)
@@ -126,13 +131,14 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(targets),
+        torch.from_numpy(labelled),
         torch.from_numpy(positions),
         torch.from_numpy(documents) if layout.packed else None,
         torch.from_numpy(weights) if layout.by_row else None,
         reference,
         tokens,
         len(micro) / 2 if layout.pairs else float(telling if layout.by_row else counted),
-        counted,
+        int(labelled.sum()),
     )
 
 

@@ -61,6 +61,7 @@ def _worst(micro: int, length: int, layout: Layout) -> Batch:
     return Batch(
         ids=ids,
         targets=targets,
+        labelled=torch.ones_like(ids, dtype=torch.bool),
         positions=torch.arange(length).expand(rows, length).contiguous(),
         documents=torch.ones(rows, length, dtype=torch.int32) if layout.packed else None,
         weights=torch.ones(rows, length) if layout.by_row else None,

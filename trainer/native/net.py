@@ -18,6 +18,7 @@ from core.choices import Attention
 from core.plan import TrainingPlan
 from core.recipes.native import settings_of
 from trainer.errors import BadModel
+from trainer.loading import forbid_code, with_attention
 from trainer.native.batches import IGNORED, Batch
 from trainer.native.losses import divergence, preference_losses, token_losses
 
@@ -60,7 +61,10 @@ class Net(nn.Module):
     def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of the tokens whose next one counts; and where those are."""
         where = batch.targets != IGNORED
-        return self._states(self.model, batch)[where].to(self._head.dtype), where
+        return self._at(self._states(self.model, batch), where), where
+
+    def _at(self, states: Tensor, where: Tensor) -> Tensor:
+        return states[where].to(self._head.dtype)
 
     def _states(self, model: nn.Module, batch: Batch) -> Tensor:
         decoder: Any = plain(model)
@@ -92,7 +96,11 @@ class Net(nn.Module):
         same = batch.documents[:, None, :, None] == batch.documents[:, None, None, :]
         length = batch.documents.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=same.device).tril()
-        return {"attention_mask": same & causal}
+        seen = same & causal
+        if self.attention is Attention.EAGER:  # adds its mask to the scores
+            numbers = self._head.dtype
+            return {"attention_mask": torch.zeros_like(seen, dtype=numbers).masked_fill(~seen, -torch.inf)}
+        return {"attention_mask": seen}
 
 
 class AnchoredNet(Net):
@@ -106,10 +114,10 @@ class AnchoredNet(Net):
 
     def forward(self, batch: Batch) -> Tensor:
         there = self._base_hidden(batch)
-        hidden, where = self._hidden(batch)
+        states, where = self._states(self.model, batch), batch.targets != IGNORED
         head = self._head if self.base is None else head_of(self.base)
-        apart = divergence(hidden, self._head, there, head, self._cap)
-        return torch.stack([self._summed(hidden, where, batch), apart])
+        apart = divergence(self._at(states, batch.labelled), self._head, there, head, self._cap)
+        return torch.stack([self._summed(self._at(states, where), where, batch), apart])
 
     def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
         """Rows weigh the same in the loss, tokens in the divergence."""
@@ -117,7 +125,7 @@ class AnchoredNet(Net):
 
     @torch.no_grad()
     def _base_hidden(self, batch: Batch) -> Tensor:
-        where = batch.targets != IGNORED
+        where = batch.labelled
         if self.base is not None:
             return self._states(self.base, batch)[where].to(head_of(self.base).dtype)
         was_training, dressed = self.model.training, self.model
@@ -160,8 +168,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 def load(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn.Module, Attention]:
     """The base model with the plan's adapters, in the plan's numbers, on the device."""
-    attention = available_attention(plan.precision.attention, device)
-    model = _read(path, plan, attention)
+    model, attention = _read(path, plan, device)
     strange = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if strange or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise BadModel(f"{path}: its head has {strange or ['a bias']}, which the native trainer leaves out")
@@ -176,17 +183,21 @@ def load(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn.Modul
 
 def frozen_base(path: Path, plan: TrainingPlan, device: torch.device) -> nn.Module:
     """The base once more, beside a model whose every weight is trained."""
-    model: nn.Module = _read(path, plan, available_attention(plan.precision.attention, device))
+    model: nn.Module = _read(path, plan, device)[0]
     return model.to(device).eval().requires_grad_(False)
 
 
-def _read(path: Path, plan: TrainingPlan, attention: Attention) -> Any:
+def _read(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[Any, Attention]:
     from transformers import AutoModelForCausalLM
 
-    try:
+    def load_with(attention: Attention) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=number_type(plan), attn_implementation=attention.value, local_files_only=True
         )
+
+    forbid_code()
+    try:
+        return with_attention(load_with, available_attention(plan.precision.attention, device))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
 

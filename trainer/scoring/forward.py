@@ -24,7 +24,7 @@ PIECE = 512 << 20
 
 @dataclass(frozen=True)
 class Predicted:
-    """For every labelled token of a batch, in order: its logits, the token, and the row it is in."""
+    """For every labelled token of a batch, in order: logits, the token, and the row it is in."""
 
     logits: torch.Tensor
     targets: torch.Tensor
@@ -90,23 +90,54 @@ def _is_sharded(model: Any) -> bool:
 def predicted(
     model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
 ) -> Predicted:
+    """Where a label is predicted: at the position before it."""
+    marked = _padded(labels, IGNORED)
+    (found,) = _passed(model, ids, pad, [(marked[:, 1:].ne(IGNORED), marked[:, 1:])])
+    return found
+
+
+def predicted_and_labelled(
+    model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
+) -> tuple[Predicted, Predicted]:
+    """The same, and the positions of the labels themselves, of one pass."""
+    marked = _padded(labels, IGNORED)
+    before, itself = marked[:, 1:].ne(IGNORED), marked.ne(IGNORED)
+    one, other = _passed(model, ids, pad, [(before, marked[:, 1:]), (itself, marked)])
+    return one, other
+
+
+def labelled(
+    model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
+) -> Predicted:
+    """The positions of the labels themselves, where evaluation looks for the KL; `targets` are the labels."""
+    marked = _padded(labels, IGNORED)
+    (found,) = _passed(model, ids, pad, [(marked.ne(IGNORED), marked)])
+    return found
+
+
+def _passed(
+    model: Any, ids: Sequence[Sequence[int]], pad: int, asked: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> list[Predicted]:
+    """One pass. Each question is which positions, and what their targets are."""
     device = next(model.parameters()).device
     tokens = _padded(ids, pad).to(device)
-    wanted = _padded(labels, IGNORED)[:, 1:]
     mask = _padded([[1] * len(one) for one in ids], 0).to(device)
-    needed = wanted.ne(IGNORED)
-    places = needed.any(dim=0).nonzero().flatten()
+    needed = torch.zeros(tokens.shape[1], dtype=torch.bool)
+    for where, _ in asked:
+        needed[: where.shape[1]] |= where.any(dim=0)
+    places = needed.nonzero().flatten()
     options: dict[str, Any] = {"use_cache": False}
     keeps = _keeps_logits(model) and len(places) > 0
     if keeps:
         options["logits_to_keep"] = places.to(device)
     logits = model(input_ids=tokens, attention_mask=mask, **options).logits
-    if not keeps:
-        logits = logits[:, places.to(device)]
-    at_row, at_place = needed[:, places].nonzero(as_tuple=True)
-    targets = wanted[at_row, places[at_place]]
-    chosen = logits[at_row.to(device), at_place.to(device)]
-    return Predicted(chosen, targets.to(device), at_row.to(device))
+    at = needed.cumsum(0) - 1 if keeps else torch.arange(len(needed))
+    found = []
+    for where, targets in asked:
+        rows, columns = where.nonzero(as_tuple=True)
+        chosen = logits[rows.to(device), at[columns].to(device)]
+        found.append(Predicted(chosen, targets[rows, columns].to(device), rows.to(device)))
+    return found
 
 
 def _padded(values: Sequence[Sequence[int]], fill: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.evaluation import Rules, rules_of
+from core.evaluation import UNTRAINED_DPO, Rules, rules_of
 from core.rewarded import Rewarded
 from core.run_files import RunSpec, Score
 from core.tasks import TaskType
@@ -29,6 +29,9 @@ from trainer.scoring.supervised import row_losses
 
 #: Prompts that are answered at an evaluation: generating takes hundreds of passes each.
 MOST_PROMPTS = 64
+
+#: Of a loss: sums in another order.
+_EQUAL = 1e-9
 
 Formula = Callable[[Sequence[float]], float]
 
@@ -73,12 +76,16 @@ class HeldOut:
         *,
         most_prompts: int = MOST_PROMPTS,
         together: int = PROMPTS,
+        other: Sequence[Row] = (),
     ) -> None:
-        """GRPO: `most_prompts` are answered, `together` at once."""
+        """GRPO: `most_prompts` are answered, `together` at once. DPO: `other` are the rows by the other era's
+        rules."""
         self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
         self._pad, self._prompts = tokenizer.pad_token_id or 0, together
         self.rows = rows[:most_prompts] if spec.task_type is TaskType.GRPO else rows
         self._log_probs: dict[int, LogProbs] = {}
+        self._other = _pairs(other)
+        self._other_log_probs: dict[int, LogProbs] = {}
         #: The untrained model's score, of all ranks; GRPO measures gains over it.
         self.base: Measured | None = None
 
@@ -90,7 +97,8 @@ class HeldOut:
         if files.eval_path is None:
             raise ValueError("no rows were held out, so there is nothing to score on")
         rewards = Rewards.open(files.rewards_dir / TABLE) if files.rewards_dir is not None else None
-        return cls(spec, read_table(files.eval_path), tokenizer, rewards, together=together)
+        other = read_table(files.other_path) if files.other_path is not None else ()
+        return cls(spec, read_table(files.eval_path), tokenizer, rewards, together=together, other=other)
 
     def remember_base(self, model: Any, *, rank: int = 0, world: int = 1) -> Measured:
         """The untrained model's score, and what later scores need of it.
@@ -98,8 +106,8 @@ class HeldOut:
         With several ranks `base` is then to be set to the merged one.
         """
         if self._spec.task_type is TaskType.DPO:
-            self._log_probs = pair_log_probs(model, self._pairs(), self._pad, rank=rank, world=world)
-            measured = self._preferences(self._log_probs)
+            self._log_probs, self._other_log_probs = self._both(model, rank, world)
+            measured = self._preferences(self._log_probs, self._other_log_probs)
         elif self._spec.task_type is TaskType.GRPO:
             measured = self._generation(model, model, rank, world)
         else:
@@ -115,10 +123,13 @@ class HeldOut:
         tasks with a KL term. None: the model's own adapter, switched off.
         """
         if self._spec.task_type is TaskType.DPO:
-            policy = pair_log_probs(model, self._pairs(), self._pad, rank=rank, world=world)
-            if not self._log_probs.keys() >= policy.keys():
-                self._log_probs |= self._reference_log_probs(model, reference, rank, world)
-            return self._preferences(policy)
+            policy, other = self._both(model, rank, world)
+            known = self._log_probs.keys() >= policy.keys()
+            if not (known and self._other_log_probs.keys() >= other.keys()):
+                base, base_other = self._reference_log_probs(model, reference, rank, world)
+                self._log_probs |= base
+                self._other_log_probs |= base_other
+            return self._preferences(policy, other)
         if self._spec.task_type is TaskType.GRPO:
             return self._generation(model, reference, rank, world)
         found = row_losses(
@@ -135,9 +146,6 @@ class HeldOut:
     def _labelled(self) -> list[LabelledRow]:
         return [row for row in self.rows if isinstance(row, LabelledRow)]
 
-    def _pairs(self) -> list[PairRow]:
-        return [row for row in self.rows if isinstance(row, PairRow)]
-
     def _losses(self, rows: Mapping[int, float], kl_total: float, kl_tokens: int) -> Measured:
         coefficient = self._spec.kl_coefficient or 0.0
 
@@ -148,15 +156,24 @@ class HeldOut:
         sums = (sum(rows.values()), float(len(rows)), kl_total, float(kl_tokens))
         return Measured("eval_loss+kl" if coefficient else "eval_loss", True, sums, value, rows)
 
-    def _preferences(self, policy: Mapping[int, LogProbs]) -> Measured:
-        rows = pair_losses(policy, self._log_probs)
-        return Measured("dpo_loss", True, (sum(rows.values()), float(len(rows))), _mean, rows)
+    def _both(self, model: Any, rank: int, world: int) -> tuple[dict[int, LogProbs], dict[int, LogProbs]]:
+        """By the rules of this era, and of the other."""
+        here, own = {"rank": rank, "world": world}, _pairs(self.rows)
+        other = pair_log_probs(model, self._other, self._pad, **here) if self._other else {}
+        return pair_log_probs(model, own, self._pad, **here), other
 
-    def _reference_log_probs(self, model: Any, reference: Any, rank: int, world: int) -> dict[int, LogProbs]:
+    def _preferences(self, policy: Mapping[int, LogProbs], other: Mapping[int, LogProbs]) -> Measured:
+        rows, others = pair_losses(policy, self._log_probs), pair_losses(other, self._other_log_probs)
+        sums = (sum(rows.values()), float(len(rows)), sum(others.values()), float(len(others)))
+        return Measured("dpo_loss", True, sums, _not_worse_by_the_other, rows)
+
+    def _reference_log_probs(
+        self, model: Any, reference: Any, rank: int, world: int
+    ) -> tuple[dict[int, LogProbs], dict[int, LogProbs]]:
         if reference is not None:
-            return pair_log_probs(reference, self._pairs(), self._pad, rank=rank, world=world)
+            return self._both(reference, rank, world)
         with scoring(model), without_adapter(model) as base:
-            return pair_log_probs(base, self._pairs(), self._pad, rank=rank, world=world)
+            return self._both(base, rank, world)
 
     def _generation(self, model: Any, reference: Any, rank: int, world: int) -> Measured:
         assert self._rewards is not None, "a GRPO task has rewards"
@@ -199,6 +216,17 @@ class HeldOut:
 
 def _mean(sums: Sequence[float]) -> float:
     return sums[0] / sums[1] if sums[1] else float("nan")
+
+
+def _pairs(rows: Sequence[Row]) -> list[PairRow]:
+    return [row for row in rows if isinstance(row, PairRow)]
+
+
+def _not_worse_by_the_other(sums: Sequence[float]) -> float:
+    """The loss by this era's rules, for a model that is no worse than the base by the other's either. One
+    that is has the greater of the two, which the base beats: validators of both eras are about."""
+    own, other = _mean(sums), _mean(sums[2:]) if sums[3] else -math.inf
+    return own if other <= UNTRAINED_DPO + _EQUAL else max(own, other)
 
 
 def _reward_sums(found: Sampled) -> tuple[float, ...]:

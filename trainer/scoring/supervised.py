@@ -1,7 +1,8 @@
 """Instruct and chat: the mean over rows of the mean cross-entropy of a row's labels; and the KL to the base.
 
 Every row weighs the same, however long its answer. Tasks with a KL term add a coefficient times the mean over
-all labelled tokens of KL(fine-tuned || base).
+all labelled tokens of KL(fine-tuned || base). Evaluation takes it at the labels' own positions, not at those
+that predict them, so it is taken there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from trainer.scoring.forward import (
     by_row,
     divergence,
     in_halves,
+    labelled,
     log_probs,
     predicted,
+    predicted_and_labelled,
     scoring,
     unwrapped,
     vocabulary,
@@ -54,9 +57,13 @@ def row_losses(
 
     def compute(places: list[int]) -> tuple[list[float], torch.Tensor | None]:
         ids, labels = [rows[place].ids for place in places], [rows[place].labels for place in places]
-        seen = predicted(model, ids, labels, pad)
+        apart = None
+        if kl:
+            seen, here = predicted_and_labelled(model, ids, labels, pad)
+            apart = divergence(here, _base(model, reference, ids, labels, pad))
+        else:
+            seen = predicted(model, ids, labels, pad)
         sums, tokens = by_row(-log_probs(seen), seen, len(places))
-        apart = divergence(seen, _base(model, reference, ids, labels, pad)) if kl else None
         return (sums / tokens).tolist(), apart
 
     with scoring(model):
@@ -76,6 +83,6 @@ def _base(
 ) -> Predicted:
     if reference is not None:
         with scoring(reference):
-            return predicted(reference, ids, labels, pad)
+            return labelled(reference, ids, labels, pad)
     with without_adapter(model) as base:
-        return predicted(base, ids, labels, pad)
+        return labelled(base, ids, labels, pad)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.budget import Concession, Refusal
-from core.choices import CompileMode, Engine, Method, Optimizer, Parallelism
+from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.data_facts import assumed_facts, facts_from_lengths
 from core.hardware import KINDS, GpuSet, Hardware
 from core.model_facts import facts_from_config, facts_from_name
@@ -66,6 +66,26 @@ def test_a_micro_batch_that_does_not_fit_gives_way_with_the_number_that_forced_i
     assert "activations" in gave.reason
     assert found.batch.effective == 32 * 4
     assert str(gave).startswith(f"micro_batch_size 32 → {found.batch.micro}: ")
+
+
+def test_a_model_gets_an_attention_kernel_that_it_has() -> None:
+    """Without flash attention rows are not packed either: they would see each other."""
+    wide = facts_from_name(LLAMA).model_copy(update={"head_dim": 512})
+    mamba = facts_from_name(LLAMA).model_copy(update={"architecture": "mamba"})
+    for model, best in (
+        ("bigscience/bloom-560m", Attention.EAGER),
+        ("openai/gpt-oss-20b", Attention.EAGER),
+        (mamba, Attention.EAGER),
+        (wide, Attention.SDPA),
+        (LLAMA, Attention.FLASH_2),
+    ):
+        for asked in (None, *Attention):
+            found = _plan(resolved(attention=asked, sample_packing=True), model=model)
+            kept = best is Attention.FLASH_2 or asked in (best, Attention.EAGER)
+            assert found.precision.attention is (asked if asked and kept else best)
+            assert (_gave(found, "attention") is None) is (asked is None or kept)
+            assert found.sequence.packing is (best is Attention.FLASH_2)
+            assert (_gave(found, "sample_packing") is None) is found.sequence.packing
 
 
 def test_the_seed_000_profile_trains_its_rank_on_four_sharded_cards_without_checkpointing() -> None:

@@ -41,6 +41,7 @@ class OutOfMemoryError(RuntimeError):
             RunEnd.BAD_DATA,
         ),
         (BadData("no rows"), RunEnd.BAD_DATA),
+        (RecursionError("maximum recursion depth exceeded"), RunEnd.BAD_DATA),
         (NotANumber("nan"), RunEnd.NAN),
         (KeyError("conversations"), RunEnd.CRASHED),
         (RuntimeError("expected scalar type Float but found BFloat16"), RunEnd.CRASHED),

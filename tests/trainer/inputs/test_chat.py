@@ -147,5 +147,7 @@ def test_templates_are_known_by_the_names_of_tasks() -> None:
     assert template_of("tokenizer_default_fallback_chatml", tokenizer) == CHATML
     tokenizer.chat_template = {"default": "own", "tools": "other"}
     assert template_of("tokenizer_default", tokenizer) == "own"
-    with pytest.raises(BadData):
-        template_of("no such template", tokenizer)
+    tokenizer.chat_template = None
+    for name in ("no such template", "tokenizer_default_fallback_" * 3000 + "chatml"):
+        with pytest.raises(BadData):
+            template_of(name, tokenizer)

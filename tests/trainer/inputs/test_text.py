@@ -24,6 +24,7 @@ from trainer.inputs.text import (
     NO_ANSWER,
     NO_PROMPT,
     TOO_LONG,
+    UNKNOWN,
     PreparedText,
     read_task,
     why_not,
@@ -118,6 +119,32 @@ def test_rows_longer_than_the_plan_are_left_out_of_training_but_held_out_rows_ar
     assert max(len(row.ids) for row in train if isinstance(row, LabelledRow)) <= 20
     assert max(len(row.ids) for row in held if isinstance(row, LabelledRow)) > 20
     assert files.dropped[TOO_LONG] == 120 - len(train) - len(held)
+
+
+def test_no_row_holds_a_token_that_the_model_has_no_row_for(tmp_path: Path) -> None:
+    """transformers adds `<|endoftext|>` to a tokenizer beside a Qwen2 model: here it is plain text, as in
+    evaluation. A row that needs another such token is left out, and the others are trained on."""
+    tiny.save(tmp_path / "model", "qwen", adds_begin=False)
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert load_tokenizer(str(tmp_path / "model"))("x<|endoftext|>")["input_ids"][-1] < config["vocab_size"]
+    marked = {
+        TaskType.INSTRUCT: {"instruct": "a", "output": "b <|endoftext|> c"},
+        TaskType.CHAT: {
+            "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "<|endoftext|>"}]
+        },
+        TaskType.DPO: {"prompt": "a", "chosen": "b <|endoftext|>", "rejected": "c"},
+        TaskType.GRPO: {"prompt": "a <|endoftext|>"},
+    }
+    for size, lost in ((config["vocab_size"], 0), (config["vocab_size"] - 1, 1)):
+        (tmp_path / "model/config.json").write_text(json.dumps({**config, "vocab_size": size}))
+        tokenizer = load_tokenizer(str(tmp_path / "model"))
+        last = tokenizer.convert_ids_to_tokens(config["vocab_size"] - 1).replace("\u0120", " ")
+        for task, row in marked.items():
+            rows = [row, json.loads(json.dumps(row).replace("<|endoftext|>", f"a{last}")), row]
+            read = read_task(spec(tmp_path, task, rows), tokenizer)
+            assert (len(read.rows), read.dropped.get(UNKNOWN, 0)) == (3 - lost, lost)
+            ids = [one for row in read.rows if not isinstance(row, PromptRow) for part in row for one in part]
+            assert max(ids, default=0) < size
 
 
 def test_pairs_are_cut_to_the_plan_and_not_left_out(tmp_path: Path) -> None:

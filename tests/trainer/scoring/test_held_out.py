@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from peft import LoraConfig, get_peft_model
 
+from core.evaluation import UNTRAINED_DPO, Era
 from core.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.runs import planned, spec
+from trainer.inputs.rows import PairRow
 from trainer.inputs.text import read_task, write_task
 from trainer.inputs.tokens import load_tokenizer
 from trainer.scoring.held_out import HeldOut
@@ -96,6 +98,37 @@ def test_a_task_with_a_kl_term_is_scored_with_it(tmp_path: Path) -> None:
     assert dear.score(model, reference=tiny.load(tmp_path / "model")).value == pytest.approx(
         found.value, rel=1e-4
     )
+
+
+def test_preferences_are_judged_by_the_rules_of_both_eras_where_these_differ(tmp_path: Path) -> None:
+    """Prompts with an end token, answers that lose their first: what gains there must not lose elsewhere."""
+    chances = {}
+    for era in Era:
+        for adds_begin in (True, False):
+            folder = tmp_path / f"{era}-{adds_begin}"
+            tiny.save(folder / "model", adds_begin=adds_begin)
+            rows = [{**row, "prompt": f"{row['prompt']}\n"} for row in tiny.pair_rows(60)]
+            run = spec(folder, TaskType.DPO, rows, era=era)
+            tokenizer = load_tokenizer(run.model_path)
+            files = write_task(read_task(run, tokenizer), planned(TaskType.DPO), folder / "data")
+            chances[era, adds_begin] = files.other_path is not None
+    assert chances == {(era, adds_begin): adds_begin for era in Era for adds_begin in (True, False)}
+
+    rows = [row for row in opened(tmp_path, TaskType.DPO).rows if isinstance(row, PairRow)]
+    turned = [PairRow(row.prompt, row.rejected, row.chosen) for row in rows]
+    run, tokenizer = spec(tmp_path, TaskType.DPO), load_tokenizer(str(tmp_path / "model"))
+    model, base = adapted(tmp_path, moved=True), tiny.load(tmp_path / "model")
+    values = []
+    for mine, other in ((rows, ()), (turned, ()), (rows, turned), (turned, rows), (rows, rows)):
+        held = HeldOut(run, mine, tokenizer, other=other)
+        assert held.remember_base(base).value == pytest.approx(UNTRAINED_DPO)
+        values.append(held.score(model).value)
+        fresh = HeldOut(run, mine, tokenizer, other=other)
+        assert fresh.score(model, reference=base).value == pytest.approx(values[-1])
+    straight, backward, *guarded = values
+    assert min(straight, backward) < UNTRAINED_DPO < max(straight, backward)
+    worse = max(straight, backward)
+    assert guarded == pytest.approx([worse, worse, straight])
 
 
 def test_rewards_are_scored_against_the_base_only(tmp_path: Path) -> None:

@@ -96,16 +96,17 @@ def test_a_row_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.Monke
         row_losses(tiny.model(), labelled(2), 4)
 
 
-def test_the_kl_is_the_mean_over_labelled_tokens() -> None:
+def test_the_kl_is_the_mean_over_the_labels_own_positions_and_leaves_the_losses_alone() -> None:
     model, base, rows = tiny.model(seed=1), tiny.model(seed=2), labelled(9)
     found = row_losses(model, rows, 4, reference=base, kl=True)
+    assert found.rows == pytest.approx(row_losses(model, rows, 4).rows, rel=1e-4)
     total, tokens = 0.0, 0
     for row in rows:
         ids = torch.tensor([list(row.ids)])
         with torch.no_grad():
-            mine = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-            theirs = base(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        places = [at - 1 for at, label in enumerate(row.labels) if label != IGNORED and at > 0]
+            mine = model(input_ids=ids).logits[0].log_softmax(-1)
+            theirs = base(input_ids=ids).logits[0].log_softmax(-1)
+        places = [at for at, label in enumerate(row.labels) if label != IGNORED]
         apart = (mine.exp() * (mine - theirs)).sum(-1)[places]
         total, tokens = total + float(apart.sum()), tokens + len(places)
     assert found.kl_tokens == tokens
