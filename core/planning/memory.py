@@ -42,7 +42,7 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
     others = [(phase, sum(t.bytes for t in found)) for phase, found in totals.items() if phase != worst]
     return MemoryBreakdown(
         phase=worst,
-        terms=tuple(MemoryTerm(name=name, bytes=round(size), why=why) for name, size, why in terms),
+        terms=tuple(MemoryTerm(name=term.name, bytes=round(term.bytes), why=term.text()) for term in terms),
         budget_bytes=budget_bytes,
         capacity_bytes=setup.kind.memory_bytes,
         other_peaks=tuple(MemoryPeak(phase=phase, bytes=round(size)) for phase, size in others),
