@@ -6,9 +6,9 @@ itself can be turned back into one, for the recalibration after the first steps 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.hardware import GpuKind, GpuSet
@@ -86,6 +86,8 @@ class Setup:
     #: An averaged copy of what is trained.
     ema: bool
     picture: Picture | None
+    #: The memory that no passing change touches, once `memory.py` has added it up.
+    held: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def full(self) -> bool:
@@ -158,11 +160,17 @@ class Changes(TypedDict, total=False):
     picture: Picture | None
 
 
+#: What changes only the memory that comes and goes.
+_PASSING = frozenset(("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "whole"))
+
+
 def vary(setup: Setup, **changes: Unpack[Changes]) -> Setup:
     """The same with some numbers changed. `dataclasses.replace` was a sixth of a plan's time: it passes every
     field through the constructor."""
     varied = object.__new__(Setup)
     varied.__dict__.update(setup.__dict__, **changes)
+    if not _PASSING.issuperset(changes):
+        varied.__dict__["held"] = []
     return varied
 
 
