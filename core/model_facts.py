@@ -30,6 +30,7 @@ class Named(NamedTuple):
     params: int | None
 
 
+@lru_cache(maxsize=1024)
 def read_name(model_id: str) -> Named:
     return Named(family_from_name(model_id), architecture_from_name(model_id), params_from_name(model_id))
 
@@ -43,7 +44,7 @@ def facts_from_name(
     return facts_of(read_name(model_id), params_count).model_copy(update={"model_id": model_id})
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def facts_of(named: Named, params_count: int | None = None) -> ModelFacts:
     """A text model's facts, whatever it is called: cheap, and few of them for many names."""
     given = usable_count(params_count)

@@ -159,7 +159,9 @@ def logits(s: Setup, backward: bool) -> Term:
         tokens = s.micro * s.completion
     if not per:
         return Term("logits", s.tokens * 10.0 * s.shape.hidden, "a chunk at a time")
-    return Term("logits", tokens * per * s.shape.vocab, lambda: f"{tokens:,} tokens × {s.shape.vocab:,} × {per:g} B")
+    return Term(
+        "logits", tokens * per * s.shape.vocab, lambda: f"{tokens:,} tokens × {s.shape.vocab:,} × {per:g} B"
+    )
 
 
 def _logit_bytes(s: Setup) -> tuple[float, float]:

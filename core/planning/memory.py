@@ -36,7 +36,7 @@ _STILL = frozenset(
 
 
 class Held(NamedTuple):
-    """What lies there from the first step to the last, and all of its bytes with what is lost between them."""
+    """What lies there from the first step to the last, and its bytes with what is lost between them."""
 
     terms: list[Term]
     total: float
@@ -47,6 +47,10 @@ class Moment(NamedTuple):
     held: Held
     #: What comes and goes beside it.
     passing: list[Term]
+
+    @property
+    def terms(self) -> list[Term]:
+        return [*self.held.terms, *self.passing]
 
 
 def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
@@ -159,5 +163,5 @@ def _total(moment: Moment) -> float:
 
 def _whole(moment: Moment) -> list[Term]:
     """With what the allocator loses between blocks."""
-    terms = [*moment.held.terms, *moment.passing]
+    terms = moment.terms
     return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL))]

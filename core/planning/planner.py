@@ -113,7 +113,7 @@ def quick_plan(
     rows: int | None = None,
     stated_params: int | None = None,
 ) -> PlanSummary:
-    """The plan for what an offer says, in the few numbers that decide: the same search, nothing written out."""
+    """The plan for what an offer says, in the numbers that decide: the same search, nothing written out."""
     hours = usable_hours(hours)
     task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
     data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)

@@ -158,7 +158,9 @@ class Changes(TypedDict, total=False):
 
 
 #: Changes that leave alone what `__post_init__` makes.
-_PASSING = frozenset(("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "whole"))
+_PASSING = frozenset(
+    ("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "whole")
+)
 
 
 def vary(setup: Setup, **changes: Unpack[Changes]) -> Setup:

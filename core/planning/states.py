@@ -80,7 +80,9 @@ def fp32_tables(s: Setup) -> Term:
     states = STATE_BYTES[s.optimizer]
     extra = s.shape.root * (2 + states[0] - states[1])
     return Term(
-        "fp32 embeddings", extra, lambda: f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32"
+        "fp32 embeddings",
+        extra,
+        lambda: f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32",
     )
 
 
@@ -92,7 +94,9 @@ def _fp32_tables(s: Setup) -> bool:
 def adapter(s: Setup) -> Term:
     params = s.adapter_params
     held = params * s.trained_width / s.shards
-    return Term("adapter", held, lambda: f"rank {s.rank}: {show_params(params)} at {s.trained_width} B{_split(s)}")
+    return Term(
+        "adapter", held, lambda: f"rank {s.rank}: {show_params(params)} at {s.trained_width} B{_split(s)}"
+    )
 
 
 def reference(s: Setup) -> Term:
@@ -110,7 +114,9 @@ def optimizer_states(s: Setup) -> Term:
         per = fp32 + 4
     held = s.trained_params * per / s.shards
     return Term(
-        "optimizer", held, lambda: f"{s.optimizer.value}: {per:g} B × {show_params(s.trained_params)}{_split(s)}"
+        "optimizer",
+        held,
+        lambda: f"{s.optimizer.value}: {per:g} B × {show_params(s.trained_params)}{_split(s)}",
     )
 
 
@@ -126,7 +132,9 @@ def gradients(s: Setup) -> Term:
     held = s.trained_params * s.trained_width / s.shards
     if _fp32_tables(s):
         held += s.shape.root * 2
-    return Term("gradients", held, lambda: f"{s.trained_width} B × {show_params(s.trained_params)}{_split(s)}")
+    return Term(
+        "gradients", held, lambda: f"{s.trained_width} B × {show_params(s.trained_params)}{_split(s)}"
+    )
 
 
 def ddp_buckets(s: Setup) -> Term:
@@ -213,7 +221,9 @@ def compiled(s: Setup) -> Term:
 
 
 def fragmentation(moving: float) -> Term:
-    return Term("fragmentation", FRAGMENTATION * moving, lambda: f"{FRAGMENTATION:.0%} of what comes and goes")
+    return Term(
+        "fragmentation", FRAGMENTATION * moving, lambda: f"{FRAGMENTATION:.0%} of what comes and goes"
+    )
 
 
 def _split(s: Setup) -> str:
