@@ -132,9 +132,9 @@ def predict(name: str, case: dict[str, Any]) -> dict[str, float]:
     """Every moment that the measurement has too."""
     setup = setup_for(facts_from_name(MODELS[name]), case)
     return {
-        phase: sum(term.bytes for term in terms if term.name not in UNSEEN)
-        for phase, terms in moments(setup)
-        if phase not in ("generation", "evaluation")
+        one.phase: sum(term.bytes for term in one.terms if term.name not in UNSEEN)
+        for one in moments(setup)
+        if one.phase not in ("generation", "evaluation")
     }
 
 

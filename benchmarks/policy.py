@@ -17,9 +17,8 @@ from benchmarks.report import Report
 from core.choices import GpuStrategy
 from core.hardware import Hardware, parse_gpus
 from core.model_names import family_from_name
-from core.plan import TrainingPlan
 from core.planning.fit import reserve_of
-from core.planning.planner import quick_plan
+from core.planning.planner import PlanSummary, quick_plan
 from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
 from miner.fleet.base import FleetSnapshot, Hold, HoldKind, TaskKey
 from miner.offers.ask import Ask, understand
@@ -27,7 +26,6 @@ from miner.offers.decide import decide
 from miner.offers.decision import PlanBrief
 from miner.offers.history import Chances, History, Outcome
 from miner.offers.offered import Offered
-from miner.offers.outline import outline_of
 from miner.offers.policies.load import load_policy
 from miner.offers.replay import Entry, idle_fleet, replay
 from miner.offers.scoring import expected_value
@@ -193,30 +191,30 @@ def _trained(
 ) -> Job:
     """What a task brings in the end. Once accepted it trains as long as it can, however little that is."""
 
-    def planned(with_profile: ResolvedProfile) -> TrainingPlan:
+    def planned(with_profile: ResolvedProfile) -> PlanSummary:
         return quick_plan(
-            ask.offer.model,
-            ask.planned_params,
+            ask.model,
             hours,
             ask.task_type,
             hardware,
             with_profile,
             image_type=ask.image_type,
             rows=offered.rows,
+            stated_params=ask.planned_params,
         )
 
     plan = planned(profile)
-    worthwhile = plan.verdict.feasible
+    worthwhile = plan.feasible
     if not worthwhile:
         plan = planned(_undemanding(profile))
     held = gpu_hours
     if held is None:  # nobody else waits for its GPUs
-        seconds = plan.time.total_s if plan.verdict.feasible else hours * 3600
+        seconds = plan.total_s if plan.feasible else hours * 3600
         held = hardware.gpus.count * seconds / 3600
-    if not plan.verdict.feasible:
+    if not plan.feasible:
         nothing = expected_value(ask, JUDGE.value, _chances(ask), None, held)
         return Job(-nothing.work * JUDGE.value.penalty, held, False, False)
-    brief = PlanBrief(plan.gpus.count, plan.time.total_s, 0.0, plan.steps.epochs, outline_of(plan).share)
+    brief = PlanBrief(plan.gpus, plan.total_s, 0.0, plan.epochs, plan.share)
     value = expected_value(ask, JUDGE.value, _chances(ask), brief, held)
     return Job(value.points, held, True, worthwhile)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 
 from core.data import PERCENTS, DatasetFacts, LengthStats
@@ -111,6 +112,7 @@ def _expected_rows(hours: float | None) -> int:
     return next(rows for most, rows in _ROWS_BY_HOURS if hours <= most)
 
 
+@lru_cache
 def _spread(median: int, p99: int) -> LengthStats:
     """A log-normal between the two, as text lengths are."""
     if median <= 0:

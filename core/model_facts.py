@@ -8,38 +8,58 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.facts import Confidence
 from core.model_names import architecture_from_name, family_from_name, params_from_name, usable_count
 from core.model_table import IMAGE_ROWS, ROWS, Row
 from core.models import DECIDING, Family, ModelFacts, MoeFacts
-from core.shapes import idle_params, shape_params
+from core.shapes import Counted, count_params, shape_params
 from core.tasks import ImageModelType
 
 #: What a text model is taken for when not even its size is known: the middle of what validators send.
 TYPICAL_PARAMS = 8_000_000_000
 
 
+class Named(NamedTuple):
+    """What a text model's name says: all that its facts depend on beside a count."""
+
+    family: Family
+    #: Within the family, where the name tells.
+    architecture: str | None
+    params: int | None
+
+
 @lru_cache(maxsize=1024)
+def read_name(model_id: str) -> Named:
+    return Named(family_from_name(model_id), architecture_from_name(model_id), params_from_name(model_id))
+
+
 def facts_from_name(
     model_id: str, params_count: int | None = None, image_type: ImageModelType | None = None
 ) -> ModelFacts:
-    """What a name and perhaps a count tell. Cheap enough for the offer path; nothing is looked up."""
+    """What a name and perhaps a count tell; nothing is looked up."""
     if image_type is not None:
         return image_facts(model_id, image_type)
-    family = family_from_name(model_id)
-    given, named = usable_count(params_count), params_from_name(model_id)
-    params = given or named or TYPICAL_PARAMS
-    sure = Confidence.GIVEN if given else Confidence.NAME if named else Confidence.GUESS
-    row = _nearest(family, architecture_from_name(model_id), params)
-    known = family is not Family.UNKNOWN and abs(math.log(params / row.params)) < 0.12
+    return facts_of(read_name(model_id), params_count).model_copy(update={"model_id": model_id})
+
+
+@lru_cache(maxsize=512)
+def facts_of(named: Named, params_count: int | None = None) -> ModelFacts:
+    """A text model's facts, whatever it is called: cheap, and few of them for many names."""
+    given = usable_count(params_count)
+    params = given or named.params or TYPICAL_PARAMS
+    sure = Confidence.GIVEN if given else Confidence.NAME if named.params else Confidence.GUESS
+    row = _nearest(named.family, named.architecture, params)
+    known = named.family is not Family.UNKNOWN and abs(math.log(params / row.params)) < 0.12
+    if known:
+        params = given or row.params
+    else:
+        row = _scaled(row, params)
+    facts = facts_from_row(row, "", named.family, params)
     shape_sure = Confidence.TABLE if known else Confidence.GUESS
-    facts = facts_from_row(row, model_id, family, given or (row.params if known else params))
-    if not known:
-        facts = _scaled(facts, params)
     sources = dict.fromkeys(("layers", "hidden", "intermediate", "vocab", "heads"), shape_sure)
-    sources["family"] = Confidence.GUESS if family is Family.UNKNOWN else Confidence.NAME
+    sources["family"] = Confidence.GUESS if named.family is Family.UNKNOWN else Confidence.NAME
     sources["params_total"] = sure
     return facts.model_copy(update={"sources": sources})
 
@@ -67,26 +87,30 @@ def image_facts(model_id: str, image_type: ImageModelType) -> ModelFacts:
     )
 
 
+_OF_FAMILY: Mapping[Family, list[Row]] = {
+    family: [row for row in ROWS if row.family is family] for family in Family
+}
+_PLAIN = [row for row in ROWS if row.family in (Family.LLAMA, Family.QWEN) and row.moe is None]
+
+
 def _nearest(family: Family, variant: str | None, params: int) -> Row:
     """The published model nearest in size: of the variant, else the family, else of the Llama kind."""
 
     def distance(row: Row) -> float:
         return abs(math.log(row.params / params))
 
-    of_family = [row for row in ROWS if row.family is family]
-    of_variant = [row for row in of_family if row.architecture == variant]
-    exact = [row for row in of_variant if distance(row) < 0.12]
-    plain = [row for row in ROWS if row.family in (Family.LLAMA, Family.QWEN) and row.moe is None]
-    return min(exact or of_family or plain, key=distance)
+    of_family = _OF_FAMILY[family]
+    exact = [row for row in of_family if row.architecture == variant and distance(row) < 0.12]
+    return min(exact or of_family or _PLAIN, key=distance)
 
 
 def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> ModelFacts:
-    facts = ModelFacts(
+    return ModelFacts(
         model_id=model_id,
         family=family,
         architecture=row.architecture,
         params_total=params,
-        params_active=params,
+        params_active=_active(_counted_row(row), params),
         layers=row.layers,
         hidden=row.hidden,
         intermediate=row.intermediate,
@@ -101,45 +125,55 @@ def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> Mode
         kv_lora_rank=row.latent[1] if row.latent else None,
         moe=row.moe,
     )
-    return _with_active(facts)
 
 
-def _with_active(facts: ModelFacts) -> ModelFacts:
-    whole = shape_params(facts)
-    active = round(facts.params_total * (whole - idle_params(facts)) / whole)
-    return facts.model_copy(update={"params_active": max(min(active, facts.params_total), 0)})
+def _counted_row(row: Row) -> Counted:
+    return count_params(
+        row.layers,
+        row.hidden,
+        row.intermediate,
+        (row.heads, row.kv_heads, row.head_dim),
+        row.vocab,
+        tied=row.tied,
+        gated=row.gated,
+        ranks=row.latent or (None, None),
+        moe=row.moe,
+    )
 
 
-def _scaled(facts: ModelFacts, params: int) -> ModelFacts:
+def _active(counted: Counted, params: int) -> int:
+    """Of so many parameters, those that a token passes through."""
+    return max(min(round(params * (counted.total - counted.idle) / counted.total), params), 0)
+
+
+def _scaled(row: Row, params: int) -> Row:
     """The same proportions at another size: depth and width grow alike, as they do in published series."""
     low, high = 1e-3, 1e3
     for _ in range(24):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if shape_params(_stretched(facts, middle)) < params else (low, middle)
-    stretched = _stretched(facts, high)
-    if shape_params(stretched) > 1.05 * params:  # a toy: no published vocabulary fits into it
-        spare = params - (shape_params(stretched) - stretched.embedding_params)
-        tables = 1 if stretched.tied_embeddings else 2
-        vocab = max(spare // (stretched.hidden * tables), 256)
-        stretched = stretched.model_copy(update={"vocab": min(vocab, stretched.vocab)})
-    return _with_active(stretched.model_copy(update={"params_total": params}))
+        low, high = (middle, high) if _counted_row(_stretched(row, middle)).total < params else (low, middle)
+    stretched = _stretched(row, high)
+    total = _counted_row(stretched).total
+    if total > 1.05 * params:  # a toy: no published vocabulary fits into it
+        each = stretched.hidden * (1 if row.tied else 2)
+        spare = params - (total - stretched.vocab * each)
+        stretched = stretched._replace(vocab=min(max(spare // each, 256), row.vocab))
+    return stretched
 
 
-def _stretched(facts: ModelFacts, by: float) -> ModelFacts:
-    heads = max(round(facts.heads * by), 1)
-    hidden = max(round(facts.hidden * by / 64) * 64, 64)
-    moe = facts.moe and facts.moe.model_copy(
-        update={"expert_intermediate": max(round(facts.moe.expert_intermediate * by), 1)}
+def _stretched(row: Row, by: float) -> Row:
+    heads = max(round(row.heads * by), 1)
+    hidden = max(round(row.hidden * by / 64) * 64, 64)
+    moe = row.moe and row.moe.model_copy(
+        update={"expert_intermediate": max(round(row.moe.expert_intermediate * by), 1)}
     )
-    return facts.model_copy(
-        update={
-            "layers": max(round(facts.layers * by), 1),
-            "hidden": hidden,
-            "intermediate": max(round(facts.intermediate * hidden / facts.hidden), 1),
-            "heads": heads,
-            "kv_heads": max(round(facts.kv_heads * heads / facts.heads), 1),
-            "moe": moe,
-        }
+    return row._replace(
+        layers=max(round(row.layers * by), 1),
+        hidden=hidden,
+        intermediate=max(round(row.intermediate * hidden / row.hidden), 1),
+        heads=heads,
+        kv_heads=max(round(row.kv_heads * heads / row.heads), 1),
+        moe=moe,
     )
 
 
@@ -282,8 +316,10 @@ def _dtype(config: Mapping[str, Any]) -> str:
 def _counted(facts: ModelFacts, given: int | None) -> ModelFacts:
     """A count from outside wins where it can be true: it sees vision towers and parts that we do not model.
     Half of the shape's or less is a quantised file's count of bytes; a hundred times as much is nonsense."""
-    by_shape = shape_params(facts)
+    counted = shape_params(facts)
+    by_shape = counted.total
     believed = given is not None and 0.6 * by_shape <= given <= 100 * by_shape
     params = given if given is not None and believed else by_shape
     sources = {**facts.sources, "params_total": Confidence.GIVEN if believed else Confidence.CONFIG}
-    return _with_active(facts.model_copy(update={"params_total": params, "sources": sources}))
+    update = {"params_total": params, "params_active": _active(counted, params), "sources": sources}
+    return facts.model_copy(update=update)

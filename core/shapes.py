@@ -101,19 +101,61 @@ def _moe_key(moe: MoeFacts | None) -> tuple[int, int, int, int] | None:
     return moe.experts, moe.expert_intermediate, moe.shared_experts, moe.dense_layers
 
 
-def shape_params(model: ModelFacts) -> int:
-    """How many parameters a model of this shape has: matrices, embeddings, norms."""
-    matrices = sum(shape.params for shape in linear_shapes(model))
-    return matrices + model.embedding_params + (2 * model.layers + 1) * model.hidden
+class Counted(NamedTuple):
+    """Parameters of a whole model, and of the experts that a token does not visit."""
+
+    total: int
+    idle: int
 
 
-def idle_params(model: ModelFacts) -> int:
-    """Parameters of the experts that a token does not visit."""
-    if model.moe is None:
-        return 0
-    resting = max(model.moe.experts - model.moe.experts_per_token, 0) / model.moe.experts
-    routed = sum(s.params for s in linear_shapes(model) if s.routed and s.name != "router")
-    return round(routed * resting)
+def count_params(
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: tuple[int, int, int],
+    vocab: int,
+    *,
+    tied: bool,
+    gated: bool,
+    ranks: tuple[int | None, int | None] = (None, None),
+    moe: MoeFacts | None = None,
+) -> Counted:
+    """The sum over `linear_shapes` with embeddings and norms, without making the list: a size in between two
+    published ones is found by two dozen counts, for every new offer."""
+    queries, keys, width = heads
+    q_rank, kv_rank = ranks
+    if kv_rank:
+        rotary = queries * (width + 64)
+        asking = hidden * q_rank + q_rank * rotary if q_rank else hidden * rotary
+        shared = hidden * (kv_rank + 64) + kv_rank * queries * 2 * width
+        attention = asking + shared + queries * width * hidden
+    else:
+        attention = 2 * hidden * width * (queries + keys)
+    matrices = (3 if gated else 2) * hidden
+    tables = vocab * hidden * (1 if tied else 2)
+    total = layers * attention + tables + (2 * layers + 1) * hidden
+    if moe is None:
+        return Counted(total + layers * matrices * intermediate, 0)
+    dense = min(moe.dense_layers, layers)
+    one = (layers - dense) * matrices * moe.expert_intermediate
+    resting = max(moe.experts - moe.experts_per_token, 0) / moe.experts
+    total += dense * matrices * intermediate + one * (moe.shared_experts + moe.experts)
+    return Counted(total + (layers - dense) * hidden * moe.experts, round(one * moe.experts * resting))
+
+
+def shape_params(model: ModelFacts) -> Counted:
+    """How many parameters a text model of this shape has."""
+    return count_params(
+        model.layers,
+        model.hidden,
+        model.intermediate,
+        (model.heads, model.kv_heads, model.head_dim),
+        0 if model.is_image else model.vocab,
+        tied=model.tied_embeddings,
+        gated=model.gated_mlp,
+        ranks=(model.q_lora_rank, model.kv_lora_rank),
+        moe=model.moe,
+    )
 
 
 def adapter_params_per_rank(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from miner import __version__
 from miner.alerts import Alerts
 from miner.api import errors, operator, signed, subnet
 from miner.api import jobs as jobs_api
-from miner.api.front import Express, Front
+from miner.api.front import Front
 from miner.auth import Authenticator, Gate
 from miner.chain.base import Metagraph
 from miner.chain.factory import build_source
@@ -286,14 +286,7 @@ def build(settings: Settings, hotkey: str) -> Daemon:
     return daemon
 
 
-@dataclass(frozen=True)
-class PublicApp:
-    asgi: ASGIApp
-    #: Path → the express lane's way in.
-    express: Mapping[str, Express]
-
-
-def public_app(daemon: Daemon) -> PublicApp:
+def public_app(daemon: Daemon) -> ASGIApp:
     """What validators see."""
     # No redirects from '/task_offer' to '/task_offer/' (a redirected POST is lost by most clients), and no
     # schema page: strangers have no business reading it.
@@ -307,14 +300,13 @@ def public_app(daemon: Daemon) -> PublicApp:
         return {"status": "ok", "version": __version__}
 
     subnet.add_routes(app)
-    front = Front(
+    return Front(
         app,
+        signed.direct(app),
         on_error=errors.error_reply,
         metrics=daemon.metrics,
         max_concurrent=daemon.settings.max_concurrent_requests,
     )
-    express = {route.path: front.express(route, app.state) for route in signed.fixed_routes(app)}
-    return PublicApp(front, express)
 
 
 def operator_app(daemon: Daemon) -> ASGIApp:

@@ -17,7 +17,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -29,9 +29,7 @@ from starlette.types import ASGIApp
 
 from core.errors import ConfigError, GodMinerError
 from miner import logs
-from miner.api import express
-from miner.api.front import Express
-from miner.api.protocol import WireLimits
+from miner.api.protocol import WireLimits, protocol
 from miner.app import Daemon, build, operator_app, public_app
 from miner.identity import IdentityError, known_address, load_identity
 from miner.metrics import Metrics
@@ -101,9 +99,8 @@ _MENDED_BY_HAND = (ConfigError, IdentityError, DataDirUnusable, SchemaTooNew, St
 
 async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
     settings = daemon.settings
-    app = public_app(daemon)
-    public = _server(app.asgi, settings, daemon.metrics, app.express)
-    private = _server(operator_app(daemon), settings, daemon.metrics, {})
+    public = _server(public_app(daemon), settings, daemon.metrics)
+    private = _server(operator_app(daemon), settings, daemon.metrics)
     stop = asyncio.Event()
     with _signals(stop.set):
         await daemon.start()
@@ -135,12 +132,10 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _server(app: ASGIApp, settings: Settings, metrics: Metrics, lane: Mapping[str, Express]) -> _Server:
+def _server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Server:
     config = uvicorn.Config(
         app,
-        http=express.protocol(
-            _wire_limits(settings), lambda status: metrics.request("refused", status, 0.0), lane
-        ),
+        http=protocol(_wire_limits(settings), lambda status: metrics.request("refused", status, 0.0)),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -104,12 +104,12 @@ def kept(s: Setup) -> Term:
     outside = (8.0 if s.full else 4.0) * s.shape.hidden
     if not s.checkpointing:
         held = s.tokens * (s.shape.layers * layer_bytes(s) + outside)
-        return Term("activations", held, f"{s.shape.layers} layers of {s.tokens:,} tokens")
+        return Term("activations", held, lambda: f"{s.shape.layers} layers of {s.tokens:,} tokens")
     if s.offload:
         return Term("activations", s.tokens * outside, "each layer's input, in host memory")
     per = (4.0 if s.full and s.attention in (Attention.SDPA, Attention.EAGER) else 2.0) * s.width / 2
     held = s.tokens * (per * s.shape.layers * s.shape.hidden + outside)
-    return Term("activations", held, f"inputs of {s.shape.layers} layers, {s.tokens:,} tokens")
+    return Term("activations", held, lambda: f"inputs of {s.shape.layers} layers, {s.tokens:,} tokens")
 
 
 def _kept_pictures(s: Setup) -> Term:
@@ -130,7 +130,7 @@ def recomputed(s: Setup) -> Term:
     tokens = s.tokens
     if s.picture is not None:
         if image_type(s) is ImageModelType.SDXL:
-            return Term("layer at work", 0, "")
+            return Term("layer at work", 0)
         tokens = s.micro * tokens_of_picture(s.picture.facts, s.picture.resolution)
     held = tokens * (again + backward_work(s))
     return Term(
@@ -146,20 +146,22 @@ def cast_adapter(s: Setup) -> Term:
     """Autocast keeps a bf16 copy of every fp32 adapter weight until the pass ends; without checkpointing the
     backward pass keeps them too."""
     if not _casts(s):
-        return Term("adapter in bf16", 0, "")
+        return Term("adapter in bf16", 0)
     return Term("adapter in bf16", 2.0 * s.adapter_params / s.shards, "autocast's copies")
 
 
 def logits(s: Setup, backward: bool) -> Term:
     """The vocabulary times the tokens whose loss is computed."""
     if s.picture is not None:
-        return Term("logits", 0, "")
+        return Term("logits", 0)
     per, tokens = _logit_bytes(s)[1 if backward else 0], s.tokens
     if s.task is TaskType.GRPO:
         tokens = s.micro * s.completion
     if not per:
         return Term("logits", s.tokens * 10.0 * s.shape.hidden, "a chunk at a time")
-    return Term("logits", tokens * per * s.shape.vocab, f"{tokens:,} tokens × {s.shape.vocab:,} × {per:g} B")
+    return Term(
+        "logits", tokens * per * s.shape.vocab, lambda: f"{tokens:,} tokens × {s.shape.vocab:,} × {per:g} B"
+    )
 
 
 def _logit_bytes(s: Setup) -> tuple[float, float]:
@@ -171,7 +173,7 @@ def _logit_bytes(s: Setup) -> tuple[float, float]:
 def head_gradient(s: Setup) -> Term:
     """A full fine-tune makes the head's gradient first and keeps it; the fused loss makes a second one."""
     if not s.full or s.picture is not None:
-        return Term("head gradient", 0, "")
+        return Term("head gradient", 0)
     copies = 2 if s.loss is Loss.FUSED else 1
     return Term("head gradient", copies * 2.0 * s.shape.table, "of the output matrix")
 
@@ -179,22 +181,22 @@ def head_gradient(s: Setup) -> Term:
 def evaluation_logits(s: Setup) -> Term:
     """Evaluation has no fused loss: the logits are whole, in bf16 and in fp32."""
     if s.picture is not None:
-        return Term("logits", 0, "")
+        return Term("logits", 0)
     if s.task is TaskType.GRPO:
         tokens = s.eval_micro * s.completion
     else:
         tokens = s.eval_micro * s.length * (2 if s.task is TaskType.DPO else 1)
     held = tokens * LOGIT_BYTES[Loss.FULL][0] * s.shape.vocab
-    return Term("logits", held, f"evaluating {s.eval_micro} × {s.length:,} tokens at once")
+    return Term("logits", held, lambda: f"evaluating {s.eval_micro} × {s.length:,} tokens at once")
 
 
 def kv_cache(s: Setup) -> Term:
     """GRPO: every completion of one optimizer step is generated at once, on each GPU its share."""
     if s.task is not TaskType.GRPO or s.vllm_share:
-        return Term("kv cache", 0, "")
+        return Term("kv cache", 0)
     together = s.micro * s.accumulation
     held = together * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
-    return Term("kv cache", held, f"{together} completions of up to {s.length:,} tokens")
+    return Term("kv cache", held, lambda: f"{together} completions of up to {s.length:,} tokens")
 
 
 def generation_work(s: Setup) -> Term:
@@ -202,16 +204,16 @@ def generation_work(s: Setup) -> Term:
     together = s.micro * s.accumulation
     prompt = max(s.length - s.completion, 1)
     held = together * (prompt * 8.0 * max(s.shape.mlp, s.shape.hidden) + 16.0 * s.shape.vocab)
-    return Term("generation", held, f"prompts of {together} completions, sampling")
+    return Term("generation", held, lambda: f"prompts of {together} completions, sampling")
 
 
 def latent_work(s: Setup) -> Term:
     """The VAE encodes the pictures once, before the training, `vae_batch` at a time."""
     if s.picture is None:
-        return Term("latents", 0, "")
+        return Term("latents", 0)
     facts, picture = s.picture.facts, s.picture
     each = VAE_PICTURE_BYTES * (picture.resolution / 1024) ** 2
     if facts.image_type is not ImageModelType.SDXL:
         each /= 2  # bf16; SDXL's VAE overflows in it and stays fp32
     held = facts.vae_params * 4 + picture.vae_batch * each
-    return Term("latents", held, f"VAE encoding {picture.vae_batch} pictures at once")
+    return Term("latents", held, lambda: f"VAE encoding {picture.vae_batch} pictures at once")

@@ -13,7 +13,7 @@ from itertools import islice
 
 from core.budget import Phase, Refusal
 from core.choices import Engine
-from core.hardware import Device, Hardware
+from core.hardware import Device
 from core.planning.costs import Site, checkpoint_room, opening, publishing
 from core.planning.gpus import Choice, choose_counts
 from core.planning.ladder import Fitted, fit_memory
@@ -249,11 +249,12 @@ def _impossible(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit | No
     return Fit(_wished(wish, choice.counts[0], budget, site), choice, code, reason)
 
 
-def as_wished(wish: Wish, hardware: Hardware, site: Site, code: Refusal, reason: str) -> Fit:
+def as_wished(wish: Wish, site: Site, code: Refusal, reason: str) -> Fit:
     """A refusal before any search: the wish's own numbers, to look at."""
-    choice = choose_counts(wish, hardware.gpus.count)
+    available = site.hardware.gpus.count
+    choice = choose_counts(wish, available)
     budget = budget_of(wish.limits, wish.kind.memory_bytes)
-    return Fit(_wished(wish, min(choice.counts[0], hardware.gpus.count), budget, site), choice, code, reason)
+    return Fit(_wished(wish, min(choice.counts[0], available), budget, site), choice, code, reason)
 
 
 def _wished(wish: Wish, world: int, budget: int, site: Site) -> Timed:

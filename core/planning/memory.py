@@ -9,6 +9,7 @@ with rank, depth, length and vocabulary, so all are computed and the largest cou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from core.budget import MemoryBreakdown, MemoryPeak, MemoryTerm
 from core.choices import Engine, Method
@@ -34,15 +35,33 @@ _STILL = frozenset(
 )
 
 
+class Held(NamedTuple):
+    """What lies there from the first step to the last, and its bytes with what is lost between them."""
+
+    terms: list[Term]
+    total: float
+
+
+class Moment(NamedTuple):
+    phase: str
+    held: Held
+    #: What comes and goes beside it.
+    passing: list[Term]
+
+    @property
+    def terms(self) -> list[Term]:
+        return [*self.held.terms, *self.passing]
+
+
 def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
     """Term by term, at the worst moment; the totals of the others beside it."""
-    totals = {phase: _whole(terms) for phase, terms in moments(setup)}
+    totals = {one.phase: _whole(one) for one in moments(setup)}
     worst = max(totals, key=lambda phase: sum(term.bytes for term in totals[phase]))
     terms = [term for term in totals[worst] if term.bytes >= 1]
     others = [(phase, sum(t.bytes for t in found)) for phase, found in totals.items() if phase != worst]
     return MemoryBreakdown(
         phase=worst,
-        terms=tuple(MemoryTerm(name=name, bytes=round(size), why=why) for name, size, why in terms),
+        terms=tuple(MemoryTerm(name=term.name, bytes=round(term.bytes), why=term.text()) for term in terms),
         budget_bytes=budget_bytes,
         capacity_bytes=setup.kind.memory_bytes,
         other_peaks=tuple(MemoryPeak(phase=phase, bytes=round(size)) for phase, size in others),
@@ -51,45 +70,60 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
 
 def peak_bytes(setup: Setup) -> float:
     """Only the number."""
-    return max(_total(terms) for _, terms in moments(setup))
+    return max(map(_total, moments(setup)))
 
 
 def fits(setup: Setup, budget: float) -> bool:
     """For the search: the first moment that is over ends it."""
-    return all(_total(terms) <= budget for _, terms in moments(setup))
+    return all(_total(one) <= budget for one in moments(setup))
 
 
 def evaluation_fits(setup: Setup, budget: float) -> bool:
-    return _total(_evaluation(setup, _held(setup))) <= budget
+    return _total(Moment("evaluation", _held(setup), _evaluation(setup))) <= budget
 
 
-def moments(setup: Setup) -> Iterator[tuple[str, list[Term]]]:
+def moments(setup: Setup) -> Iterator[Moment]:
     """Each moment's terms, without fragmentation."""
     held = _held(setup)
     kept, gathered, gradients = act.kept(setup), states.gathered(setup), states.gradients(setup)
     waiting = [gradients] if setup.accumulation > 1 else []
     buckets, cast = states.ddp_buckets(setup), act.cast_adapter(setup)
-    passing = [*held, *waiting, buckets, gathered, kept, cast]
+    passing = [*waiting, buckets, gathered, kept, cast]
     if setup.sharded:
-        yield "gathering", [*held, *waiting, states.gathering(setup)]
-    yield "forward", [*passing, act.passing(setup)]
-    yield "loss", [*passing, act.logits(setup, backward=False)]
-    yield "backward of the loss", [*passing, act.logits(setup, backward=True), act.head_gradient(setup)]
-    yield "backward, first layer", [*passing, act.recomputed(setup), act.head_gradient(setup)]
-    yield "backward, last layer", [*held, buckets, gradients, gathered, *_last_layer(setup)]
-    yield "optimizer step", [*held, buckets, gradients, states.optimizer_temporaries(setup)]
-    yield "evaluation", _evaluation(setup, held)
+        yield Moment("gathering", held, [*waiting, states.gathering(setup)])
+    recomputed, head = act.recomputed(setup), act.head_gradient(setup)
+    yield Moment("forward", held, [*passing, act.passing(setup)])
+    yield Moment("loss", held, [*passing, act.logits(setup, backward=False)])
+    yield Moment("backward of the loss", held, [*passing, act.logits(setup, backward=True), head])
+    yield Moment("backward, first layer", held, [*passing, recomputed, head])
+    last = _last_layer(setup, recomputed)
+    yield Moment("backward, last layer", held, [buckets, gradients, gathered, last])
+    yield Moment("optimizer step", held, [buckets, gradients, states.optimizer_temporaries(setup)])
+    yield Moment("evaluation", held, [buckets, gathered, act.evaluation_logits(setup)])
     if setup.task is TaskType.GRPO and not setup.vllm_share:
         work = [states.gathered_to_generate(setup), act.kv_cache(setup), act.generation_work(setup)]
-        yield "generation", [*held, buckets, *work]
+        yield Moment("generation", held, [buckets, *work])
     if setup.picture is not None:
         # sd-scripts keeps the backbone in host memory until the latents are there.
-        beside = held if setup.engine is Engine.AI_TOOLKIT else [states.cuda(setup)]
-        yield "latents", [*beside, act.latent_work(setup)]
+        beside = held if setup.engine is Engine.AI_TOOLKIT else _holding([states.cuda(setup)])
+        yield Moment("latents", beside, [act.latent_work(setup)])
 
 
-def _held(s: Setup) -> list[Term]:
-    """From the first step to the last."""
+def _held(s: Setup) -> Held:
+    """Kept by the setup: it is the same for every micro batch that a search tries."""
+    if not s.held:
+        s.held.append(_holding(_terms_held(s)))
+    held: Held = s.held[0]
+    return held
+
+
+def _holding(terms: list[Term]) -> Held:
+    total = sum(term.bytes for term in terms)
+    still = sum(term.bytes for term in terms if term.name in _STILL)
+    return Held(terms, total + states.FRAGMENTATION * (total - still))
+
+
+def _terms_held(s: Setup) -> list[Term]:
     found = [states.weights(s), states.cuda(s), states.optimizer_states(s)]
     if s.picture is not None:
         found.append(states.frozen_parts(s))
@@ -108,30 +142,26 @@ def _held(s: Setup) -> list[Term]:
     return found
 
 
-def _last_layer(s: Setup) -> list[Term]:
+def _last_layer(s: Setup, layer: Term) -> Term:
     """The first layer of the model is the last of the backward pass: only it is still at work."""
     outside = 8.0 * s.shape.hidden * (0 if s.picture else s.tokens)
-    layer = act.recomputed(s)
     again = 0.0 if s.checkpointing or s.picture else s.tokens * act.layer_bytes(s)
     # The embedding's gradient is made whole and then added to what is there: the head's, or earlier passes'.
     adds = s.full and (s.accumulation > 1 or s.shape.root == s.shape.table)
     table = 2.0 * s.shape.table if adds else 0.0
-    return [Term(layer.name, layer.bytes + again + outside + table, layer.why)]
+    return Term(layer.name, layer.bytes + again + outside + table, layer.why)
 
 
-def _evaluation(s: Setup, held: list[Term]) -> list[Term]:
-    return [*held, states.ddp_buckets(s), states.gathered(s), act.evaluation_logits(s)]
+def _evaluation(s: Setup) -> list[Term]:
+    return [states.ddp_buckets(s), states.gathered(s), act.evaluation_logits(s)]
 
 
-def _total(terms: list[Term]) -> float:
-    total = still = 0.0
-    for name, size, _ in terms:
-        total += size
-        if name in _STILL:
-            still += size
-    return total + states.FRAGMENTATION * (total - still)
+def _total(moment: Moment) -> float:
+    passing = sum([term.bytes for term in moment.passing])
+    return moment.held.total + (1 + states.FRAGMENTATION) * passing
 
 
-def _whole(terms: list[Term]) -> list[Term]:
+def _whole(moment: Moment) -> list[Term]:
     """With what the allocator loses between blocks."""
+    terms = moment.terms
     return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL))]

@@ -1,28 +1,55 @@
-"""The two doors to a plan: quick for an offer, whole for a task that starts."""
+"""The two ways to a plan: a summary for an offer, all of it for a task that starts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
+from core.budget import Refusal
 from core.data import DatasetFacts
 from core.data_facts import assumed_facts
 from core.hardware import Hardware
-from core.model_facts import facts_from_name
 from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
-from core.planning.assemble import plan_of
+from core.planning.assemble import plan_of, time_of
 from core.planning.batch import with_steps_enough
 from core.planning.costs import Site
-from core.planning.fit import as_wished, fit
+from core.planning.fit import Fit, as_wished, fit
 from core.planning.learned import Learned, with_learned
 from core.planning.refuse import refusal
-from core.planning.wishes import wish_for
+from core.planning.wishes import Wish, wish_for
 from core.profile.load import LoadedProfile
 from core.profile.resolve import resolve
 from core.profile.schema import ResolvedProfile
 from core.tasks import ImageModelType, TaskType
+
+
+class PlanSummary(NamedTuple):
+    """What an offer is judged by; times in seconds."""
+
+    #: None: feasible.
+    code: Refusal | None
+    reason: str
+    gpus: int
+    gpu_kind: str
+    epochs: float
+    #: What part of the wished training is done.
+    share: float
+    total_s: float
+    slack_s: float
+    #: Until the reserve begins.
+    budget_s: float
+    #: DPO's pass of the reference model over all rows, and all else that comes before or after the training.
+    reference_s: float
+    around_s: float
+    #: Assumed of a text dataset.
+    rows: int
+
+    @property
+    def feasible(self) -> bool:
+        return self.code is None
 
 
 def plan(
@@ -50,13 +77,24 @@ def plan(
             with_learned(profile, learned),
             replace(site, slowness=site.slowness * learned.slowness),
         )
-    wish = wish_for(task, model, data, profile, hardware.gpus.kind)
-    refused = refusal(task, model, data, hardware, profile.limits, stated_params)
-    if refused is not None:
-        return plan_of(wish, as_wished(wish, hardware, site, *refused), hardware, explained)
-    found = fit(wish, hardware.gpus.count, site)
-    wish, found = with_steps_enough(wish, found, hardware.gpus.count, site)
+    wish, found = _candidate(task, model, data, site, profile, stated_params)
     return plan_of(wish, found, hardware, explained)
+
+
+def _candidate(
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    site: Site,
+    profile: ResolvedProfile,
+    stated_params: int | None,
+) -> tuple[Wish, Fit]:
+    gpus = site.hardware.gpus
+    wish = wish_for(task, model, data, profile, gpus.kind)
+    refused = refusal(task, model, data, site.hardware, profile.limits, stated_params)
+    if refused is not None:
+        return wish, as_wished(wish, site, *refused)
+    return with_steps_enough(wish, fit(wish, gpus.count, site), gpus.count, site)
 
 
 def usable_hours(hours: float) -> float:
@@ -65,31 +103,35 @@ def usable_hours(hours: float) -> float:
 
 
 def quick_plan(
-    model_id: str,
-    params_count: int | None,
+    model: ModelFacts,
     hours: float,
     task_type: TaskType,
     hardware: Hardware,
-    profile: ResolvedProfile | LoadedProfile,
+    profile: ResolvedProfile,
     *,
     image_type: ImageModelType | None = None,
     rows: int | None = None,
-    site: Site | None = None,
-    learned: Learned | None = None,
-) -> TrainingPlan:
-    """From what an offer says; nothing is looked up. Notes and reasons are left out."""
-    model = facts_from_name(model_id, params_count, image_type)
+    stated_params: int | None = None,
+) -> PlanSummary:
+    """The plan for what an offer says, in the numbers that decide: the same search, nothing written out."""
     hours = usable_hours(hours)
     task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
     data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)
-    return plan(
-        task,
-        model,
-        data,
-        hardware,
-        profile,
-        site=site,
-        learned=learned,
-        stated_params=params_count,
-        explained=False,
+    _, found = _candidate(task, model, data, Site(hardware), profile, stated_params)
+    schedule, time = found.best.schedule, time_of(found.best)
+    wanted = schedule.wanted or schedule.total
+    training = time["train"] + time["evaluate"] + time["save"]
+    return PlanSummary(
+        code=found.code,
+        reason=found.reason,
+        gpus=found.best.setup.world,
+        gpu_kind=hardware.gpus.kind.name,
+        epochs=schedule.epochs,
+        share=min(schedule.total / wanted, 1.0) if wanted else 0.0,
+        total_s=time.total_s,
+        slack_s=time.slack_s,
+        budget_s=time.deadline_s - time.reserve_s,
+        reference_s=time["reference"],
+        around_s=time.total_s - training,
+        rows=data.rows,
     )

@@ -6,9 +6,9 @@ itself can be turned back into one, for the recalibration after the first steps 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.hardware import GpuKind, GpuSet
@@ -86,14 +86,37 @@ class Setup:
     #: An averaged copy of what is trained.
     ema: bool
     picture: Picture | None
+    #: What follows from the rest, for the hundred times that a search asks.
+    full: bool = field(init=False, compare=False)
+    sharded: bool = field(init=False, compare=False)
+    shards: int = field(init=False, compare=False)
+    adapter_params: int = field(init=False, compare=False)
+    trained_params: int = field(init=False, compare=False)
+    #: Bytes of one trained parameter, of its gradient, and of each of Adam's two states.
+    trained_width: int = field(init=False, compare=False)
+    #: The memory held all the time, once `memory.py` has added it up.
+    held: list[Any] = field(init=False, compare=False, repr=False)
 
-    @property
-    def full(self) -> bool:
-        return self.method is Method.FULL
+    def __post_init__(self) -> None:
+        full = self.method is Method.FULL
+        sharded = self.parallelism is Parallelism.FSDP and self.world > 1
+        adapter = 0 if full else self.rank * self._adapter_params_per_rank()
+        width = self.width if full or not self.adapter_fp32 else 4
+        self.__dict__.update(
+            full=full,
+            sharded=sharded,
+            shards=self.world if sharded else 1,
+            adapter_params=adapter,
+            trained_params=self.shape.params if full else adapter,
+            trained_width=width,
+            held=[],
+        )
 
-    @property
-    def sharded(self) -> bool:
-        return self.parallelism is Parallelism.FSDP and self.world > 1
+    def _adapter_params_per_rank(self) -> int:
+        extra = 0
+        if self.picture is not None and self.picture.text_adapter:
+            extra = self.picture.facts.text_adapter_params_per_rank
+        return self.shape.adapted.params_per_rank + extra
 
     @property
     def averages(self) -> bool:
@@ -105,10 +128,6 @@ class Setup:
     @property
     def gathers_to_generate(self) -> bool:
         return self.sharded and self.task is TaskType.GRPO and not self.vllm_share
-
-    @property
-    def shards(self) -> int:
-        return self.world if self.sharded else 1
 
     @property
     def gpus(self) -> GpuSet:
@@ -123,26 +142,6 @@ class Setup:
     def tokens(self) -> int:
         """In one forward pass, on one GPU."""
         return self.sequences * self.length
-
-    @property
-    def adapter_params(self) -> int:
-        if self.full:
-            return 0
-        extra = 0
-        if self.picture is not None and self.picture.text_adapter:
-            extra = self.picture.facts.text_adapter_params_per_rank
-        return self.rank * (self.shape.adapted.params_per_rank + extra)
-
-    @property
-    def trained_params(self) -> int:
-        return self.shape.params if self.full else self.adapter_params
-
-    @property
-    def trained_width(self) -> int:
-        """Bytes of one trained parameter, of its gradient, and of each of Adam's two states."""
-        if self.full:
-            return self.width
-        return 4 if self.adapter_fp32 else self.width
 
 
 class Changes(TypedDict, total=False):
@@ -165,11 +164,19 @@ class Changes(TypedDict, total=False):
     picture: Picture | None
 
 
+#: Changes that leave alone what `__post_init__` makes.
+_PASSING = frozenset(
+    ("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "whole")
+)
+
+
 def vary(setup: Setup, **changes: Unpack[Changes]) -> Setup:
     """The same with some numbers changed. `dataclasses.replace` was a sixth of a plan's time: it passes every
     field through the constructor."""
     varied = object.__new__(Setup)
     varied.__dict__.update(setup.__dict__, **changes)
+    if not _PASSING.issuperset(changes):
+        varied.__post_init__()
     return varied
 
 

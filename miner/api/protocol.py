@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -22,7 +23,6 @@ from typing import ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from miner.api.whole import WholeReplies
 from miner.limits import network_of
 
 MAX_HEADERS = 64
@@ -157,19 +157,12 @@ class BoundedProtocol(HttpToolsProtocol):
             text = f"{MAX_QUEUED} requests wait on this connection already; send more when they are answered"
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_queued", text)
             raise _Stop
-        if not self.begin_request(int(length or b"0")):
-            super().on_headers_complete()
-            if self.scope["method"] != "HEAD":  # whose reply is a head that no body follows
-                self.cycle.transport = WholeReplies(self.transport)  # type: ignore[assignment]
+        super().on_headers_complete()
         self._phase, self._body_bytes = _Phase.BODY, 0
         self._due += 1
 
     def _has(self, header: bytes) -> bool:
         return any(name == header for name, _ in self.headers)
-
-    def begin_request(self, length: int) -> bool:
-        """Whether this request is taken out of uvicorn's hands; `express.py` says which are."""
-        return False
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -179,12 +172,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self.end_request()
-        super().on_message_complete()
-
-    def end_request(self) -> None:
         self._phase, self._bytes = _Phase.IDLE, 0
         self._requests += 1
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._due -= 1
@@ -209,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def note_refusal(status: int) -> None:
-        """For the metrics; see `express.protocol`."""
+        """For the metrics; see `protocol`."""
 
     def _judge_size(self) -> None:
         """What no callback of the parser tells: headers without an end, and what surrounds chunks."""
@@ -308,3 +298,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._bound_unread()
+
+
+def protocol(limits: WireLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:
+    """The protocol class with an operator's limits; uvicorn makes the instances itself."""
+    members = {"limits": limits, "callers": Counter(), "note_refusal": staticmethod(on_refusal)}
+    return type("LimitedProtocol", (BoundedProtocol,), members)

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.datastructures import State
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import GodMinerError
 from miner.api import errors
 from miner.api.front import ClientGone
-from miner.api.reply import Headers, Reply
+from miner.api.reply import Reply
 from miner.auth import Authenticator, Caller
 from miner.offers.inbox import Inbox
 
@@ -33,8 +31,6 @@ log = logging.getLogger(__name__)
 
 #: The largest request whose offending values are shown in the refusal.
 MAX_BODY_SHOWN = 64 * 1024
-
-_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Call(NamedTuple):
@@ -68,59 +64,36 @@ class SignedRoute(APIRoute):
         self._parameters = {name: TypeAdapter(hint) for name, hint in hints.items()}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As FastAPI's routing calls it."""
-        state, headers = scope["app"].state, scope["headers"]
+        """Answer a request, whoever sent it. Called by FastAPI's routing and by `Front`."""
         try:
-            reply = await self.reply(
-                state, scope["method"], headers, lambda: _body(receive), _address(scope), scope["path_params"]
-            )
+            answer = await self._answer(scope, receive)
+        except GodMinerError as error:
+            reply = errors.error_reply(error)
         except ClientGone:
             # Ended here and not further out: Starlette would log it with its traceback, at a stranger's will.
             return
+        except Exception:
+            log.exception("%s %s failed", scope["method"], self.path)
+            reply = errors.internal_error()
+        else:
+            reply = Reply(HTTPStatus.OK, answer.model_dump_json().encode())
         await reply.send(send)
 
-    async def reply(
-        self,
-        state: State,
-        method: str,
-        headers: Headers,
-        read: Callable[[], Awaitable[bytes]],
-        address: str,
-        path: Mapping[str, str] = _NO_PARAMETERS,
-    ) -> Reply:
-        """The answer to a request, whatever it is and whoever sent it."""
-        try:
-            if method != self._method:
-                raise errors.MethodNotAllowed([self._method])
-            answer = await self._answer(state, headers, read, address, path)
-        except GodMinerError as error:
-            return errors.error_reply(error)
-        except ClientGone:
-            raise
-        except Exception:
-            log.exception("%s %s failed", method, self.path)
-            return errors.internal_error()
-        return Reply(HTTPStatus.OK, answer.model_dump_json().encode())
-
-    async def _answer(
-        self,
-        state: State,
-        headers: Headers,
-        read: Callable[[], Awaitable[bytes]],
-        address: str,
-        path: Mapping[str, str],
-    ) -> BaseModel:
+    async def _answer(self, scope: Scope, receive: Receive) -> BaseModel:
+        if scope["method"] != self._method:
+            raise errors.MethodNotAllowed([self._method])
+        state, address = scope["app"].state, scope["client"][0] if scope["client"] else ""
         auth: Authenticator = state.authenticator
-        claim = auth.admit(headers, address)
+        claim = auth.admit(scope["headers"], address)
         try:
             # A GET's signature covers no body, so none is read.
-            raw = b"" if self._body is None else await read()
+            raw = b"" if self._body is None else await _body(receive)
         except ClientGone:
             auth.note_failure(address)  # good-looking headers are free to make up, with nothing behind them
             raise
         caller = auth.verify(claim, self._method, raw, address)
         try:
-            arguments = self._arguments(raw, path)
+            arguments = self._arguments(raw, scope.get("path_params", {}))
             answer: BaseModel = await self.endpoint(Call(state.inbox, caller, raw), **arguments)
         except GodMinerError as error:
             log.info("%s refused to %s: %s", self.path, caller.hotkey, error)
@@ -136,14 +109,18 @@ class SignedRoute(APIRoute):
         return {name: _parameter(name, adapter, path) for name, adapter in self._parameters.items()}
 
 
-def fixed_routes(app: FastAPI) -> list[SignedRoute]:
-    """The signed routes without parameters in their path: they can be found without FastAPI's routing."""
+def direct(app: FastAPI) -> dict[str, ASGIApp]:
+    """The signed routes without parameters in their path, which need no routing to be found."""
+
+    def called(route: SignedRoute) -> ASGIApp:
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["app"], scope["route"] = app, route
+            await route.handle(scope, receive, send)
+
+        return call
+
     routes = [route for route in app.router.routes if isinstance(route, SignedRoute)]
-    return [route for route in routes if not route.param_convertors]
-
-
-def _address(scope: Scope) -> str:
-    return scope["client"][0] if scope["client"] else ""
+    return {route.path: called(route) for route in routes if not route.param_convertors}
 
 
 async def _body(receive: Receive) -> bytes:

@@ -58,8 +58,19 @@ def decide(
     image_type: ImageModelType | None = None,
 ) -> Decision:
     """`fleet` without what this task holds itself; `image_type` as a start names it."""
+    ask = understand(offer, image_type, policy.terms.rules.models_denied)
+    return decide_ask(ask, now, fleet, history, policy, profile)
+
+
+def decide_ask(
+    ask: Ask,
+    now: float,
+    fleet: FleetSnapshot,
+    history: History,
+    policy: LoadedPolicy,
+    profile: LoadedProfile,
+) -> Decision:
     terms = policy.terms
-    ask = understand(offer, image_type)
     chances = history.chances(ask.kinds, ask.model.family, ask.params, terms.success, now)
     fit = fit_in(ask, now, fleet, terms.fitting, profile)
     value = expected_value(ask, terms.value, chances, fit.brief, _gpu_hours(ask, fit))
@@ -166,7 +177,7 @@ def _enough(terms: Policy, score: float) -> Reason:
 def _message(ask: Ask, failed: list[Reason], fit: Fit) -> str:
     """The first reason in its plainest words; nothing of our numbers, GPUs or rules."""
     if not failed:
-        return f"Accepted: {ask.task_type} of {ask.offer.model}"
+        return f"Accepted: {ask.task_type} of {ask.hours:g} h"
     first = failed[0].rule
     told = _TOLD.get(first, _TOLD_OTHERWISE)
     if first == "plan" and fit.code is not None:

@@ -15,16 +15,15 @@ from core.choices import GpuStrategy
 from core.errors import ConfigError
 from core.hardware import Hardware
 from core.planning.gpus import lane_for
+from core.planning.planner import PlanSummary, quick_plan
 from core.profile.load import LoadedProfile
 from core.profile.resolve import resolve
 from core.profile.schema import ResolvedProfile
-from core.tasks import TaskType
 from core.units import show_seconds
 from miner.fleet.base import FleetSnapshot, NamedLane, Placement
 from miner.fleet.placing import Placing
 from miner.offers.ask import Ask
 from miner.offers.decision import PlanBrief, Reason
-from miner.offers.outline import Outline, Question, outline, roughly
 from miner.offers.policies.schema import Fitting
 
 #: What would have to change for a plan that was refused.
@@ -51,7 +50,7 @@ class Fit(NamedTuple):
 
     reasons: tuple[Reason, ...]
     code: Refusal | None = None
-    plan: Outline | None = None
+    plan: PlanSummary | None = None
     placement: Placement | None = None
     wait_s: float = 0.0
     #: Whose cards it gets rather than others.
@@ -75,7 +74,7 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return Fit((inventory, *_unplanned(text, "a profile that `profile check` finds fine")))
-    try_out = _Tries(ask, now, fleet, terms, resolved, roughly(fleet.hardware))
+    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware)
     whole = try_out.plan(fleet.hardware.gpus.count)
     if whole.code is not None:
         return Fit((inventory, *_unplanned(whole.reason, _WAYS[whole.code])), whole.code, whole)
@@ -113,24 +112,25 @@ class _Tries:
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
 
-    def plan(self, gpus: int, wait_s: float = 0.0) -> Outline:
+    def plan(self, gpus: int, wait_s: float = 0.0) -> PlanSummary:
         ask = self.ask
         # Whole minutes: moments differ, plans need not.
         hours = ask.hours if wait_s <= 0 else ask.hours - math.ceil(wait_s / 60) / 60
-        asked = Question(
-            ask.offer.model,
-            ask.planned_params,
+        hardware = self.hardware
+        if gpus != hardware.gpus.count:
+            hardware = hardware.model_copy(update={"gpus": hardware.gpus.take(gpus)})
+        return quick_plan(
+            ask.model,
             hours,
             ask.task_type,
-            ask.image_type,
-            # A text offer's count is the same for all and no count of anything.
-            ask.offer.ds_size if ask.task_type is TaskType.IMAGE else None,
-            gpus,
-            self.hardware,
+            hardware,
+            self.profile,
+            image_type=ask.image_type,
+            rows=ask.rows,
+            stated_params=ask.planned_params,
         )
-        return outline(asked, self.profile)
 
-    def too_much_data(self, plan: Outline) -> str | None:
+    def too_much_data(self, plan: PlanSummary) -> str | None:
         """An offer does not tell how many rows there are. Training on them can be cut short, but not DPO's
         pass of the reference model over all of them: it must leave time with the largest dataset too."""
         if not plan.reference_s or not plan.rows:
@@ -145,7 +145,7 @@ class _Tries:
             f"model over them would end {show_seconds(late)} too late to train"
         )
 
-    def best(self, whole: Outline) -> tuple[Outline, Placement] | None:
+    def best(self, whole: PlanSummary) -> tuple[PlanSummary, Placement] | None:
         """At once on as many GPUs as wished; else whatever trains most."""
         at_once = self._placed(whole, self.now)
         if at_once is not None:
@@ -155,7 +155,7 @@ class _Tries:
         found = [one for one in (self._later(whole), *self._fewer(whole)) if one is not None]
         return max(found, key=lambda one: (one[0].share, -one[1].starts_at), default=None)
 
-    def _later(self, whole: Outline) -> tuple[Outline, Placement] | None:
+    def _later(self, whole: PlanSummary) -> tuple[PlanSummary, Placement] | None:
         """The same GPUs when they are free, with the hours that are left by then."""
         waiting, wait = self.earliest, self.wait_s
         if waiting is None or wait is None or wait > self.terms.max_wait:
@@ -171,7 +171,7 @@ class _Tries:
         """Until as many GPUs as wished are free, where that is before the task's deadline."""
         return None if self.earliest is None else max(self.earliest.starts_at - self.now, 0.0)
 
-    def _fewer(self, whole: Outline) -> Iterator[tuple[Outline, Placement] | None]:
+    def _fewer(self, whole: PlanSummary) -> Iterator[tuple[PlanSummary, Placement] | None]:
         """Half of the GPUs, a quarter …: the first that has room and can do it."""
         count = whole.gpus // 2
         while self.terms.fewer_gpus and self.lane is None and count >= 1:
@@ -183,10 +183,10 @@ class _Tries:
                     return
             count //= 2
 
-    def _will_do(self, plan: Outline) -> bool:
+    def _will_do(self, plan: PlanSummary) -> bool:
         return plan.feasible and self.too_much_data(plan) is None
 
-    def _placed(self, plan: Outline, latest_start: float) -> Placement | None:
+    def _placed(self, plan: PlanSummary, latest_start: float) -> Placement | None:
         return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
@@ -207,7 +207,7 @@ class _Tries:
             known.append(found)
             yield found
 
-    def _seconds(self, plan: Outline, wait_s: float) -> float:
+    def _seconds(self, plan: PlanSummary, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
         it a little longer since the start, and with it the deadline, comes later than the offer."""
         until_deadline = self.ask.hours * 3600 - wait_s
@@ -235,7 +235,7 @@ def _unplanned(text: str, way: str) -> tuple[Reason, Reason]:
     )
 
 
-def _planned(plan: Outline) -> Reason:
+def _planned(plan: PlanSummary) -> Reason:
     text = (
         f"{plan.gpus}x{plan.gpu_kind} for {show_seconds(plan.total_s)}, {plan.epochs:.2g} epochs "
         f"({plan.share:.0%} of the wish), ends {show_seconds(plan.slack_s)} before the reserve"
@@ -243,7 +243,7 @@ def _planned(plan: Outline) -> Reason:
     return Reason("plan", True, text)
 
 
-def _none_free(plan: Outline, tries: _Tries) -> Reason:
+def _none_free(plan: PlanSummary, tries: _Tries) -> Reason:
     held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
     where = ""
     if tries.lane is not None:

@@ -74,23 +74,26 @@ class Inbox:
     async def offer(self, caller: Caller, offer: MinerTaskOffer, raw: bytes) -> Decision:
         key, now = TaskKey(caller.hotkey, offer.task_id), self._time()
         promises, was_promised = self.promises, key in self.promises
-        decision = promises.offered(key, offer, now)
+        answer = promises.offered(key, offer, now)
         try:
             recorded = await self._books.record_offer(
                 caller.hotkey,
                 offer,
                 raw,
-                decision,
+                answer.decision if answer else None,
                 promises.place(key) if key in promises.holds else None,
                 now=now,
                 is_kept=was_promised,
                 refusal_stands_for=self._refusal_seconds,
+                shared=answer.row if answer else None,
                 through=caller.ticket.submit,
             )
         except BaseException:
             if not was_promised:
                 promises.give_up(key)
             raise
+        if answer is not None:
+            answer.row = recorded.decision_id or answer.row
         if not recorded.decision.accepted and not was_promised:
             promises.give_up(key)  # an earlier refusal stands
         self._note_offer(caller, offer, recorded)

@@ -15,8 +15,8 @@ from core.profile.load import PROFILES, LoadedProfile, load_profile, profile_fil
 from core.tasks import ImageModelType
 from core.wire import MinerTaskOffer
 from miner.fleet.base import FleetSnapshot
-from miner.offers.burst import Burst
-from miner.offers.decision import Decision
+from miner.offers.ask import understand
+from miner.offers.decision_cache import Answer, DecisionCache
 from miner.offers.history import History, Outcome
 from miner.offers.policies.choice import (
     Chosen,
@@ -42,7 +42,7 @@ class Judge:
 
     def __init__(self, settings: Settings, alert: Alert) -> None:
         self.history = History()
-        self._burst = Burst()
+        self._cache = DecisionCache()
         self._settings = settings
         self._alert = alert
         self._policy_chosen = self._profile_chosen = _NONE
@@ -146,11 +146,10 @@ class Judge:
         now: float,
         fleet: FleetSnapshot,
         image_type: ImageModelType | None = None,
-    ) -> Decision:
+    ) -> Answer:
         """`fleet` without what this task holds itself."""
-        return self._burst.decide(
-            offer, now, fleet, self.history, self.policy, self.profile, image_type=image_type
-        )
+        ask = understand(offer, image_type, self.policy.terms.rules.models_denied)
+        return self._cache.decide(ask, now, fleet, self.history, self.policy, self.profile)
 
     def _told(self, word: str) -> Callable[[ConfigError], None]:
         """An edit that can't be used."""

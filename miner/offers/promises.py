@@ -17,6 +17,7 @@ from miner.fleet.base import TaskKey
 from miner.fleet.local import LocalFleet
 from miner.jobs.states import EndReason
 from miner.offers.decision import Decision, Reason
+from miner.offers.decision_cache import Answer
 from miner.offers.judge import Judge
 from miner.store.jobs import Start
 from miner.store.offers import Place, Taken
@@ -61,19 +62,19 @@ class Promises:
 
     # Offers
 
-    def offered(self, key: TaskKey, offer: MinerTaskOffer, now: float) -> Decision | None:
+    def offered(self, key: TaskKey, offer: MinerTaskOffer, now: float) -> Answer | None:
         """Decide, and hold what was promised. None: it is promised already, from now on for as long again."""
         if key in self.holds:
             self._fleet.renew(key, now)
             self.holds[key] = now + self._hold_seconds
             return None
-        decision = self._judge.decide(offer, now, self._fleet.snapshot(now).without(key))
-        if not decision.accepted or key in self.jobs:  # a job keeps what it has
-            return decision
-        if not self._hold(key, decision):
-            return _overbooked(decision)
+        answer = self._judge.decide(offer, now, self._fleet.snapshot(now).without(key))
+        if not answer.decision.accepted or key in self.jobs:  # a job keeps what it has
+            return answer
+        if not self._hold(key, answer.decision):
+            return Answer(_overbooked(answer.decision))
         self.holds[key] = now + self._hold_seconds
-        return decision
+        return answer
 
     def give_up(self, key: TaskKey) -> None:
         """Nothing is held for this offer any more; what has become a job meanwhile, stays one."""
@@ -100,7 +101,8 @@ class Promises:
             task_id=start.task_id,
             task_type=start.task_type,
         )
-        decision = self._judge.decide(offer, now, self._fleet.snapshot(now).without(key), image_type)
+        fleet = self._fleet.snapshot(now).without(key)
+        decision = self._judge.decide(offer, now, fleet, image_type).decision
         return decision, self._hopeless(start, decision, now)
 
     def started(self, key: TaskKey, start: Start, decision: Decision | None) -> None:

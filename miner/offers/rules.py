@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 
 from core.choices import Engine
 from core.errors import ConfigError
@@ -26,7 +25,7 @@ def rules_of_offer(ask: Ask, rules: Rules) -> Iterator[Reason]:
     """What the offer alone decides."""
     yield _task(ask, rules)
     yield _family(ask, rules)
-    yield _denied(ask, rules)
+    yield _denied(ask)
     yield _size(ask, rules)
     yield _hours(ask, rules)
     yield _least_hours(ask, rules)
@@ -69,12 +68,15 @@ def _family(ask: Ask, rules: Rules) -> Reason:
     return Reason("family", False, f"{shown} is not among {known}", f"{family.value} in rules.families")
 
 
-def _denied(ask: Ask, rules: Rules) -> Reason:
-    name = ask.offer.model
-    found = next((one for one in rules.models_denied if fnmatchcase(name.lower(), one.lower())), None)
-    if found is None:
+def _denied(ask: Ask) -> Reason:
+    if ask.denied is None:
         return Reason("model", True, "the model is not denied")
-    return Reason("model", False, f"{name} matches {found}", f"{found} out of rules.models_denied")
+    return Reason(
+        "model",
+        False,
+        f"the model's name matches {ask.denied}",
+        f"{ask.denied} out of rules.models_denied",
+    )
 
 
 def _size(ask: Ask, rules: Rules) -> Reason:

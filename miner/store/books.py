@@ -22,7 +22,7 @@ from miner.offers.decision import Decision
 from miner.offers.history import Outcome
 from miner.store import database, history, jobs, offers, outcomes, schema
 from miner.store.jobs import Start, Started
-from miner.store.offers import Place, Recorded, Shared, Taken
+from miner.store.offers import Place, Recorded, Taken
 from miner.store.sql import insert_into, note
 from miner.store.writer import Work, Writer
 
@@ -58,7 +58,6 @@ class Books:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.writer = Writer(self._connect)
-        self._refusals = Shared()
 
     def _connect(self) -> sqlite3.Connection:
         with database.failures_told(self.path):
@@ -84,7 +83,7 @@ class Books:
 
     # Offers and jobs
 
-    async def record_offer(
+    def record_offer(
         self,
         validator: str,
         offer: MinerTaskOffer,
@@ -95,11 +94,11 @@ class Books:
         now: float,
         is_kept: bool,
         refusal_stands_for: float,
+        shared: int | None = None,
         through: Submit | None = None,
-    ) -> Recorded:
+    ) -> asyncio.Future[Recorded]:
         """Store an offer, its decision and the place it holds; see `offers.record`."""
-        shared = self._refusals.row(decision)
-        recorded = await (through or self.writer.submit)(
+        return (through or self.writer.submit)(
             lambda connection: offers.record(
                 connection,
                 validator,
@@ -113,9 +112,6 @@ class Books:
                 shared=shared,
             )
         )
-        if shared is None:
-            self._refusals.remember(recorded)
-        return recorded
 
     def record_start(
         self,

@@ -63,31 +63,8 @@ class Recorded:
     decision: Decision
     #: Whether it is an earlier one, sent again.
     repeated: bool
-    #: Its row.
+    #: Its row, unless it is an earlier one.
     decision_id: int | None = None
-
-
-class Shared:
-    """The rows of refusals that many like offers are given (`miner.offers.burst`): each is written once.
-
-    Such a row names no offer: the offers name it. Only rows whose commit is on disk are remembered.
-    """
-
-    def __init__(self, most: int = 1000) -> None:
-        self._rows: dict[int, tuple[Decision, int]] = {}
-        self._most = most
-
-    def row(self, decision: Decision | None) -> int | None:
-        # The decision is held here, so no other one has its identity.
-        known = self._rows.get(id(decision))
-        return None if known is None else known[1]
-
-    def remember(self, recorded: Recorded) -> None:
-        if recorded.repeated or recorded.decision.accepted or recorded.decision_id is None:
-            return
-        if len(self._rows) >= self._most:
-            del self._rows[next(iter(self._rows))]
-        self._rows[id(recorded.decision)] = (recorded.decision, recorded.decision_id)
 
 
 def record(
@@ -107,7 +84,7 @@ def record(
     `is_kept` (its GPUs are held, or its job is open), a refusal for some seconds.
 
     No decision: it is known that an acceptance is kept. `place` is what the task holds from now on. `shared`:
-    the row that the decision, a refusal, has already.
+    the row that the decision, a refusal, has already: it names no offer, the offers name it.
     """
     cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now, shared))
     standing = None

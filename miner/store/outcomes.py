@@ -7,11 +7,12 @@ import sqlite3
 from collections.abc import Iterator
 from functools import lru_cache
 
+from core.model_facts import image_facts
 from core.model_names import family_from_name, image_type_from_name
 from core.models import Family
 from core.tasks import ImageModelType, TaskType
 from miner.jobs.states import EndReason, JobState
-from miner.offers.ask import image_model, size_of
+from miner.offers.ask import size_of
 from miner.offers.history import Outcome
 from miner.offers.policies.words import kinds_of
 
@@ -72,6 +73,6 @@ def _subject(
     """As `understand` sees an offer of it; without the shape of the model, which takes a millisecond."""
     kind = kinds_of(task_type, image_type, model)[0]
     if image_type is not None:
-        facts = image_model(model, image_type)
+        facts = image_facts(model, image_type)
         return kind, facts.family, facts.params_total
     return kind, family_from_name(model), size_of(model, params).params

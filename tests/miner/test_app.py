@@ -64,7 +64,7 @@ async def call(daemon: Daemon, keys: Throwaway, path: str, *pieces: bytes) -> li
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await public_app(daemon).asgi(scope, receive, send)
+    await public_app(daemon)(scope, receive, send)
     return sent
 
 

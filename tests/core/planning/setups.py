@@ -62,9 +62,9 @@ def a_setup(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: Any)
 def active_gib(setup: Setup) -> float:
     """The worst moment of training, without what published figures leave out."""
     found = {
-        phase: sum(term.bytes for term in terms if term.name not in UNSEEN)
-        for phase, terms in moments(setup)
-        if phase not in ("evaluation", "generation")
+        one.phase: sum(term.bytes for term in one.terms if term.name not in UNSEEN)
+        for one in moments(setup)
+        if one.phase not in ("evaluation", "generation")
     }
     return max(found.values()) / GIB
 

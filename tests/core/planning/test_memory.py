@@ -136,6 +136,10 @@ def test_more_of_anything_never_takes_less_memory(setup: Setup) -> None:
         assert peak_bytes(replace(setup, rank=512)) > peak
 
 
+def bytes_of(setup: Setup) -> dict[str, dict[str, float]]:
+    return {one.phase: {term.name: term.bytes for term in one.terms} for one in moments(setup)}
+
+
 @pytest.mark.parametrize("setup", _variants(), ids=range(10))
 def test_the_breakdown_the_peak_and_the_search_say_the_same(setup: Setup) -> None:
     found = memory_of(setup, 80 * 10**9)
@@ -143,13 +147,13 @@ def test_the_breakdown_the_peak_and_the_search_say_the_same(setup: Setup) -> Non
     assert fits(setup, peak_bytes(setup) + 1)
     assert not fits(setup, peak_bytes(setup) - 1)
     assert all(peak.bytes <= found.total_bytes + 16 for peak in found.other_peaks)
-    assert {phase for phase, _ in moments(setup)} == {found.phase, *(p.phase for p in found.other_peaks)}
+    assert {one.phase for one in moments(setup)} == {found.phase, *(p.phase for p in found.other_peaks)}
 
 
 def test_every_term_that_takes_memory_says_how() -> None:
     for setup in _variants():
-        for _, terms in moments(setup):
-            assert all(term.why for term in terms if term.bytes >= 1)
+        for one in moments(setup):
+            assert all(term.text() for term in one.terms if term.bytes >= 1)
 
 
 def test_sharding_splits_states_and_data_parallelism_copies_gradients() -> None:
@@ -216,17 +220,14 @@ def test_a_reference_copy_is_only_there_where_nothing_else_can_be_the_reference(
 
 def test_generation_holds_the_cache_of_every_completion_of_the_step() -> None:
     setup = a_setup(task=TaskType.GRPO, micro=8, accumulation=8, length=768, completion=256)
-    terms = dict(moments(setup))["generation"]
-    cache = next(term.bytes for term in terms if term.name == "kv cache")
+    cache = bytes_of(setup)["generation"]["kv cache"]
     assert cache == 64 * 768 * 128 * 1024  # 128 KiB per token for Llama 3.1 8B
 
 
 def test_all_weights_lie_on_every_gpu_while_they_generate_and_only_then() -> None:
     setup = a_setup(task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256)
-    found = [dict(moments(replace(setup, whole=layers))) for layers in (0, 16, 29, 31, 32)]
-    none, half, *nearly, whole = (
-        next(term.bytes for term in each.pop("generation") if term.name == "gathered") for each in found
-    )
+    found = [bytes_of(replace(setup, whole=layers)) for layers in (0, 16, 29, 31, 32)]
+    none, half, *nearly, whole = (each.pop("generation")["gathered"] for each in found)
     assert whole == pytest.approx(2 * (setup.shape.params + setup.adapter_params), rel=0.01)
     assert none < whole / 3
     # Those that come and go are three at a time at most.
@@ -246,7 +247,7 @@ def test_layers_that_stay_gathered_anyway_are_all_there_while_it_generates() -> 
 def test_vllm_takes_its_share_all_the_time() -> None:
     setup = a_setup(task=TaskType.GRPO, vllm_share=0.3, length=768, completion=256)
     assert memory_of(setup, 0)["vllm"] == pytest.approx(0.3 * setup.kind.memory_bytes)
-    assert "generation" not in {phase for phase, _ in moments(setup)}
+    assert "generation" not in bytes_of(setup)
 
 
 def test_evaluation_sees_whole_logits_even_where_training_does_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,16 +10,16 @@ import pytest
 from core.budget import Concession, Refusal
 from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.data_facts import assumed_facts, facts_from_lengths
-from core.hardware import KINDS, GpuSet, Hardware
+from core.hardware import KINDS, GpuSet, Hardware, parse_gpus
 from core.model_facts import facts_from_config, facts_from_name
 from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.costs import Site
 from core.planning.memory import fits
-from core.planning.planner import plan, quick_plan
+from core.planning.planner import PlanSummary, plan, quick_plan, usable_hours
 from core.planning.setup import setup_of, vary
-from core.profile import LoadedProfile, ResolvedProfile, load_profile
+from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import host, resolved
 
@@ -389,7 +390,72 @@ def test_every_number_shown_has_a_reason() -> None:
 def _quick(name: str = "x-8b", count: int | None = None, hours: float = 3, **given: Any) -> TrainingPlan:
     profile = given.pop("profile", "steady")
     task = given.pop("task", TaskType.INSTRUCT)
-    return quick_plan(name, count, hours, task, host(), load_profile(profile), **given)
+    return offered(name, count, hours, task, host(), profile, **given)
+
+
+def offered(
+    name: str,
+    count: int | None,
+    hours: float,
+    task: TaskType,
+    hardware: Hardware,
+    profile: str,
+    rows: int | None = None,
+    image: ImageModelType | None = None,
+) -> TrainingPlan:
+    """All of the plan of which an offer sees the summary."""
+    hours = usable_hours(hours)
+    rows = None if rows is None else max(rows, 0)
+    model, data = facts_from_name(name, count, image), assumed_facts(task, rows, hours, image)
+    spec = TaskSpec(task_type=task, hours=hours, image_type=image)
+    loaded = load_profile(profile)
+    found = plan(spec, model, data, hardware, loaded, stated_params=count, explained=False)
+    summary = quick_plan(
+        model,
+        hours,
+        task,
+        hardware,
+        resolve(loaded, task, model),
+        image_type=image,
+        rows=rows,
+        stated_params=count,
+    )
+    time, steps = found.time, found.steps
+    whole = time["train"] + time["evaluate"] + time["save"]
+    assert summary == PlanSummary(
+        code=found.verdict.code,
+        reason=found.verdict.reason,
+        gpus=found.gpus.count,
+        gpu_kind=found.gpus.kind.name,
+        epochs=steps.epochs,
+        share=min(steps.total / (steps.wanted or steps.total), 1.0) if steps.wanted or steps.total else 0.0,
+        total_s=time.total_s,
+        slack_s=time.slack_s,
+        budget_s=time.deadline_s - time.reserve_s,
+        reference_s=time["reference"],
+        around_s=time.total_s - whole,
+        rows=found.data.rows,
+    )
+    return found
+
+
+def test_an_offers_summary_is_that_of_the_whole_plan() -> None:
+    """`offered` compares them; over sizes from toys to giants, all types, and cards that hold little."""
+    random = Random(56)
+    for _ in range(400):
+        task, params = random.choice(list(TaskType)), round(10 ** random.uniform(6.5, 12.8))
+        image = random.choice(list(ImageModelType)) if task is TaskType.IMAGE else None
+        family = random.choice(("Llama-3", "Qwen2.5", "mixtral", "deepseek-v2", "gpt2", "unheard-of"))
+        offered(
+            f"someone/{family}-{params / 1e9:.1f}b",
+            random.choice((None, params)),
+            random.choice((0.01, 0.5, 1, 3, 8, random.uniform(0.1, 12))),
+            task,
+            Hardware(gpus=parse_gpus(random.choice(("1xL4", "2xA6000", "4xH100", "8xH100")))),
+            random.choice(("h100x4", "h100x8", "h100x4-strategy", "steady", "h100-fast")),
+            random.choice((None, 0, 20, 5000)),
+            image,
+        )
 
 
 @pytest.mark.parametrize(

@@ -18,21 +18,15 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from miner.api.express import protocol
-from miner.api.front import Express
-from miner.api.protocol import WireLimits
-from miner.api.reply import Headers, Reply
+from miner.api.protocol import WireLimits, protocol
 from tests.miner.api.raw import PATIENCE
 
-#: Paths that are on the express lane.
-LANE = ("/lane/now", "/lane/wait")
 LIMITS = WireLimits(header_seconds=1.0, body_seconds=1.0, max_body_bytes=10_000, max_connections=50)
 
 
 class Bench:
     """`/now…` is answered at once, `/body…` when its body is there, `/wait…` when `let_go` names it;
-    `/big/1000` is a reply of a thousand bytes. A POST to `/lane/now` or `/lane/wait` with the body `x` is
-    answered on the express lane, as `/lane/now/x` would be.
+    `/big/1000` is a reply of a thousand bytes.
     """
 
     def __init__(self) -> None:
@@ -64,16 +58,6 @@ class Bench:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _express(self, path: str) -> Express:
-        async def answer(_headers: Headers, body: bytes, _address: str) -> Reply:
-            name = f"{path}/{body.decode()}"
-            self._note(self.begun, name)
-            if path == "/lane/wait":
-                await self._gates[name].wait()
-            return Reply(200, b'{"path":"%s"}' % name.encode())
-
-        return answer
-
     def _note(self, where: list[Any], what: Any) -> None:
         with self.changed:
             where.append(what)
@@ -95,11 +79,7 @@ class Bench:
         self.loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             self,
-            http=protocol(
-                limits,
-                lambda status: self._note(self.refused, status),
-                {path: self._express(path) for path in LANE},
-            ),
+            http=protocol(limits, lambda status: self._note(self.refused, status)),
             ws="none",
             lifespan="off",
             log_config=None,

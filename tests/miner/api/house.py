@@ -113,7 +113,7 @@ async def open_house(folder: Path, template: Path | None = None, **settings: str
     }
     daemon = build(load_settings(env=env, env_file=None), MINER.ss58_address)
     await daemon.start()
-    public = httpx.ASGITransport(public_app(daemon).asgi)
+    public = httpx.ASGITransport(public_app(daemon))
     operator = httpx.ASGITransport(operator_app(daemon))
     try:
         async with (

@@ -110,7 +110,7 @@ async def hang_up(house: House, address: str) -> None:
     async def send(_: Any) -> None:
         """Nobody is there."""
 
-    await public_app(house.daemon).asgi(scope, receive, send)
+    await public_app(house.daemon)(scope, receive, send)
 
 
 async def test_who_hangs_up_is_counted_as_such_and_is_no_error(

@@ -10,8 +10,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from miner.api import express
-from miner.api.protocol import WireLimits
+from miner.api.protocol import WireLimits, protocol
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -29,7 +28,7 @@ async def answering(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    made = express.protocol(LIMITS, lambda _status: None, {})
+    made = protocol(LIMITS, lambda _status: None)
     config = uvicorn.Config(answering, http=made, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()

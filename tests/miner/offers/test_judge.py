@@ -98,17 +98,17 @@ def test_an_edit_counts_at_the_next_refresh_and_a_bad_one_keeps_the_last(tmp_pat
     write("extends: everything-feasible\nrules: {min_hours: 9}", 1)
     bench = Bench(tmp_path, POLICY="own")
     idle = fleet(cards(4))
-    assert not bench.judge.decide(offer(), 0.0, idle).accepted
+    assert not bench.judge.decide(offer(), 0.0, idle).decision.accepted
     write("extends: everything-feasible", 2)
     bench.judge.refresh(hardware())
-    assert bench.judge.decide(offer(), 0.0, idle).accepted
+    assert bench.judge.decide(offer(), 0.0, idle).decision.accepted
     write("rules: [", 3)
     bench.judge.refresh(hardware())
-    assert bench.judge.decide(offer(), 0.0, idle).accepted
+    assert bench.judge.decide(offer(), 0.0, idle).decision.accepted
     assert bench.alerts == ["policy_problem"]
     file.unlink()
     bench.judge.refresh(hardware())
-    assert bench.judge.decide(offer(), 0.0, idle).accepted
+    assert bench.judge.decide(offer(), 0.0, idle).decision.accepted
     assert bench.alerts == ["policy_problem", "policy_problem"]
 
 

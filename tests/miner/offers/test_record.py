@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 
 from core.wire import MinerTaskOffer
-from miner.offers.decision import Decision, Reason, below
+from miner.fleet.base import Placement
+from miner.offers import record
+from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason, below
 from miner.offers.record import decision_from, texts_of
 from tests.miner.offers.builders import decided, offer, policy
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
@@ -47,7 +50,32 @@ def test_what_an_older_version_stored_is_read_too() -> None:
 def test_the_texts_are_json() -> None:
     texts = texts_of(decided())
     assert set(json.loads(texts.details)) >= {"placement", "value", "plan", "profile"}
-    assert json.loads(texts.reasons)[0][0] == "task"
+    assert json.loads(texts.reasons)[0]["rule"] == "task"
+
+
+class _Later(NamedTuple):
+    """A reason as a later version may have it: with a field in the middle, and without `way`."""
+
+    rule: str
+    weight: float = 0.0
+    passed: bool = True
+    text: str = ""
+
+
+def test_a_field_that_comes_or_goes_misreads_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = Reason("hours", False, "3 h", "more")
+    assert record.read_part(_Later, reason._asdict()) == _Later("hours", 0.0, False, "3 h")
+    # And so it is with the bare values of old rows, whose order nothing may change.
+    assert {
+        kind.__name__: kind.__match_args__ for kind in (Reason, Factor, ExpectedValue, PlanBrief, Placement)
+    } == record._BARE
+    monkeypatch.setitem(record._BARE, "_Later", record._BARE["Reason"])
+    assert record.read_part(_Later, list(reason)) == _Later("hours", 0.0, False, "3 h")
+
+
+def test_a_row_without_what_it_needs_is_refused_by_name() -> None:
+    with pytest.raises(record.DecisionUnreadable, match="stored Reason can't be read"):
+        record.read_part(Reason, {"rule": "hours"})
 
 
 @pytest.mark.parametrize("value", [0.5, 0.1234, -0.5, 0.0, 1e-9, 3.0])

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import sqlite3
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +16,7 @@ from miner.store import database
 from miner.store.books import Books, NonceUsed
 from miner.store.history import _OLD_REFUSALS
 from miner.store.jobs import Start
-from miner.store.offers import Place, Recorded, Shared, Taken
+from miner.store.offers import Place, Recorded, Taken
 from miner.store.writer import StoreUnavailable
 
 YES = Decision(
@@ -71,6 +70,7 @@ async def record(
     held: Place | None = None,
     now: float = 0.0,
     is_kept: bool = False,
+    shared: int | None = None,
 ) -> Recorded:
     if held is None and decision is not None and decision.accepted:
         held = place(task_id)
@@ -83,6 +83,7 @@ async def record(
         now=now,
         is_kept=is_kept,
         refusal_stands_for=600.0,
+        shared=shared,
     )
 
 
@@ -93,7 +94,8 @@ async def test_an_offer_is_kept_raw_with_its_decision_and_its_place(books: Books
     assert kept == {"raw": b'{"new_field": 1}', "decision_id": 1}
     (decision,) = rows(books, "SELECT * FROM decisions")
     assert (decision["offer_id"], decision["accepted"], decision["policy_hash"]) == (1, 1, "h1")
-    assert json.loads(decision["reasons"])[0][:2] == ["room", True]
+    reason = json.loads(decision["reasons"])[0]
+    assert (reason["rule"], reason["passed"]) == ("room", True)
     (held,) = rows(books, "SELECT * FROM reservations")
     assert (held["validator"], held["task_id"], held["state"]) == ("v1", "t1", "held")
     assert (json.loads(held["gpus"]), held["ends_at"], held["priority"]) == (["g0", "g1"], 7200.0, 0.5)
@@ -287,8 +289,12 @@ async def test_the_summary_counts(books: Books) -> None:
 
 
 async def offers_and_events(books: Books) -> None:
+    refused = None
     for number in range(5):
-        await record(books, YES if number % 2 else NO, task_id=f"t{number}", now=1000.0 * number)
+        shared = None if number % 2 else refused
+        answer = YES if number % 2 else NO
+        kept = await record(books, answer, task_id=f"t{number}", now=1000.0 * number, shared=shared)
+        refused = kept.decision_id if answer is NO else refused
     await books.record_start("v1", start("t0"), now=10.0)
     await books.lapse([TaskKey("v1", "t1")], 1500.0)
 
@@ -305,9 +311,11 @@ async def test_old_offers_and_events_are_forgotten_and_those_of_jobs_are_kept(bo
 
 
 async def test_a_refusal_that_like_offers_share_is_written_once_and_explains_each(books: Books) -> None:
+    row = None
     for number in range(3):
-        found = await record(books, NO, task_id=f"t{number}", now=float(number))
+        found = await record(books, NO, task_id=f"t{number}", now=float(number), shared=row)
         assert not found.repeated
+        row = found.decision_id
     other = replace(NO, message="Not taken: something else")
     await record(books, other, task_id="t3", now=3.0)
     assert [row["message"] for row in rows(books, "SELECT message FROM decisions")] == [
@@ -326,8 +334,8 @@ async def test_acceptances_share_nothing(books: Books) -> None:
 
 
 async def test_a_shared_refusal_is_forgotten_with_the_last_offer_that_has_it(books: Books) -> None:
-    await record(books, NO, task_id="t0", now=1000.0)
-    await record(books, NO, task_id="t1", now=2000.0)
+    first = await record(books, NO, task_id="t0", now=1000.0)
+    await record(books, NO, task_id="t1", now=2000.0, shared=first.decision_id)
     assert await books.prune(1500.0) == 1
     assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t1", 0)]
     assert await books.prune(2500.0) == 2  # the offer, and what was said to it
@@ -342,34 +350,11 @@ async def test_a_refusal_that_another_took_the_place_of_is_forgotten(books: Book
     assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t0", 0)]
 
 
-async def test_a_refusal_whose_commit_failed_is_written_with_the_next_offer(books: Books) -> None:
-    def no_room(connection: sqlite3.Connection) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    first = asyncio.ensure_future(record(books, NO, task_id="t0"))
-    await asyncio.sleep(0)
-    failing = books.writer.submit(no_room)  # in the same commit
-    with pytest.raises(StoreUnavailable):
-        await first
-    with pytest.raises(StoreUnavailable):
-        await failing
-    await record(books, NO, task_id="t1")
-    await record(books, NO, task_id="t2")
-    assert [tuple(row.values()) for row in rows(books, ANSWERS)] == [("t1", 0), ("t2", 0)]
-
-
 async def test_forgetting_goes_through_shared_refusals_alone(books: Books) -> None:
     await record(books, NO, task_id="t0")
     plan = rows(books, f"EXPLAIN QUERY PLAN {_OLD_REFUSALS}".replace("?", "1"))
     assert any("ix_decisions_shared" in row["detail"] for row in plan)
     assert not any("B-TREE" in row["detail"] for row in plan)
-
-
-async def test_no_more_shared_refusals_are_remembered_than_so_many(books: Books) -> None:
-    shared = Shared(most=1)
-    for number, one in enumerate((NO, other := replace(NO, message="Not taken: other"))):
-        shared.remember(Recorded(one, repeated=False, decision_id=number))
-    assert (shared.row(NO), shared.row(other), shared.row(None)) == (None, 1, None)
 
 
 async def test_forgetting_goes_on_in_slices(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
