@@ -143,6 +143,13 @@ class Fleet(Protocol):
         was planned. `priority`: of a task that came without a promise or a start; otherwise theirs stands.
         `exclusive`: only cards that nobody outside uses even a little."""
 
+    def step_aside(self, key: TaskKey) -> bool:
+        """The job's inputs do not come: whoever is ready may have its GPUs, until it asks for some itself.
+        False: it had stepped aside already, or holds none."""
+
+    def in_the_way(self, key: TaskKey) -> list[Hold]:
+        """Who has the GPUs that a waiting job is to get, or is to have them before it."""
+
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         """After a restart: these are in use by a run that goes on. None when one of them is gone."""
 

@@ -40,6 +40,8 @@ class Claim:
     length: float = 0.0
     #: A job's deadline: its window may move up to there. An offer's window ends where it was to end.
     latest: float = FOREVER
+    #: Its inputs do not come: no GPU is kept for it until it asks for some.
+    aside: bool = False
 
     @property
     def is_running(self) -> bool:

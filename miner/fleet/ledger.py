@@ -171,10 +171,33 @@ class Ledger:
             claim.make_firm()
         claim.kind = HoldKind.JOB
         claim.begin(now, until)
-        claim.stage = Stage.WAITING
+        claim.stage, claim.aside = Stage.WAITING, False
         claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
+
+    def step_aside(self, key: TaskKey) -> bool:
+        """Keep no GPU for a job until it asks for some. False: nothing has changed."""
+        claim = self._claims.get(key)
+        if claim is None or claim.aside or claim.stage is not Stage.PROMISED or claim.kind is HoldKind.OFFER:
+            return False
+        claim.aside = True
+        self._set(claim)
+        return True
+
+    def in_the_way(self, key: TaskKey) -> list[Hold]:
+        """Who has the GPUs that a waiting task is to get, or is to have them before it; of a task without a
+        place: who has any."""
+        mine = self._claims.get(key)
+        if mine is None or mine.is_running:
+            return []
+        wanted = set(mine.gpus) or {gpu.id for gpu in self.gpus}
+        before = mine.starts_at if mine.gpus else FOREVER
+        return [
+            hold
+            for hold in self.holds
+            if hold.key != key and hold.starts_at < before and not wanted.isdisjoint(hold.gpus)
+        ]
 
     def leave(self, key: TaskKey) -> None:
         """Wait no more, or hand back what was given in that very moment. Its place is kept until

@@ -156,6 +156,15 @@ class LocalFleet:
                 self.arrange()
             raise
 
+    def step_aside(self, key: TaskKey) -> bool:
+        changed = self.ledger.step_aside(key)
+        if changed:
+            self.arrange()
+        return changed
+
+    def in_the_way(self, key: TaskKey) -> list[Hold]:
+        return self.ledger.in_the_way(key)
+
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> Grant | None:
         if not self.ledger.adopt(key, ids, now=self._clock(), until=until):
             return None

@@ -56,10 +56,13 @@ class Pass:
         self._calendar = Calendar()
         self._now, self._rules = now, rules
         running = [claim for claim in claims if claim.is_running]
-        waiting = [claim for claim in claims if not claim.is_running]
+        waiting = [claim for claim in claims if not claim.is_running and not claim.aside]
         self._places_left = rules.max_running - len(running)
         for claim in running:
             self._calendar.add(claim.gpus, claim.starts_at, max(claim.until, now + OVERDUE_SECONDS))
+        for claim in claims:
+            if claim.aside:
+                claim.set_window((), claim.until)
         self._keep_promises([claim for claim in waiting if claim.firm])
         self._serve([claim for claim in waiting if claim.until > now])
 

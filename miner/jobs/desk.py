@@ -65,6 +65,8 @@ class Parts:
     trials: Trials | None = None
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
+    #: The numbers of the jobs that have a worker.
+    numbers: dict[TaskKey, int] = field(default_factory=dict)
 
     def engine_of(self, attempt: AttemptRow) -> Engine:
         return self.others.get(attempt.engine, self.engine)

@@ -163,6 +163,7 @@ class Jobs:
         if self.room is not None:
             self.room.used_again(row.id)
         desk = self._desks[row.id] = desk or Desk(self.parts, row)
+        self.parts.numbers[desk.key] = row.id
         self._workers[row.id] = asyncio.create_task(self._work(desk), name=f"job {row.id}")
 
     async def _work(self, desk: Desk) -> None:
@@ -173,6 +174,7 @@ class Jobs:
         finally:
             if self._workers.get(job_id) is asyncio.current_task():
                 del self._workers[job_id], self._desks[job_id]
+                self.parts.numbers.pop(desk.key, None)
         # Whoever changed the job before we left is in the books by now; who does it later finds nobody.
         row = await self._row(job_id)
         if job_id in self._workers or job_id in self._between:

@@ -19,7 +19,7 @@ from core.plan_parts import TaskSpec
 from core.planning.learned import Learned, shape_key
 from core.planning.oom import OutOfMemory
 from core.units import show_seconds
-from miner.fleet.base import Grant, HoldKind
+from miner.fleet.base import Grant, Hold, HoldKind
 from miner.fleet.layout import FOREVER
 from miner.jobs import plans
 from miner.jobs.desk import Desk
@@ -28,13 +28,15 @@ from miner.jobs.launch import run_spec, write_attempt
 from miner.jobs.loopback import free_port
 from miner.jobs.past import Past, read_past
 from miner.jobs.plans import Draft
-from miner.jobs.ports import Fetched, StepFailed
+from miner.jobs.ports import Fetched, StepFailed, Wanted
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import Task, spec_of, task_of, wanted_of
 from miner.store import work
 
 #: Of the time that a plan takes its GPUs are kept for it: steps may be slower than thought.
 _SPARE = 1.1
+#: Inputs of which nothing has come for so long may never come.
+_NO_BYTES_S = 120.0
 
 
 class Placed(NamedTuple):
@@ -68,9 +70,36 @@ async def fetch(desk: Desk, task: Task) -> Fetched:
     if desk.fetched is None:
         wanted = wanted_of(desk.row, task, desk.folder)
         desk.fetched = await desk.persist(
-            "fetch", lambda: desk.parts.inputs.fetch(wanted, desk.told), lambda: useful_until(desk)
+            "fetch", lambda: _arriving(desk, wanted), lambda: useful_until(desk)
         )
     return desk.fetched
+
+
+async def _arriving(desk: Desk, wanted: Wanted) -> Fetched:
+    """One try. A job whose inputs do not come keeps no GPU from those that have theirs."""
+    loop, known = asyncio.get_running_loop(), dict[str, int]()
+
+    def late() -> None:
+        if desk.parts.fleet.step_aside(desk.key):
+            desk.note("inputs_late", "its inputs do not come: no GPU is kept for it until they are here")
+
+    timer = loop.call_later(_NO_BYTES_S, late)
+
+    def told(what: str, done: int, total: int | None) -> None:
+        nonlocal timer
+        if done > known.get(what, 0):
+            timer.cancel()
+            timer = loop.call_later(_NO_BYTES_S, late)
+        known[what] = done
+        desk.told(what, done, total)
+
+    try:
+        return await desk.parts.inputs.fetch(wanted, told)
+    except StepFailed:
+        late()
+        raise
+    finally:
+        timer.cancel()
 
 
 def _is_there(fetched: Fetched) -> bool:
@@ -187,18 +216,38 @@ async def _acquire(desk: Desk, draft: Draft) -> Grant:
     desk.doing("gpus")
 
     async def wait() -> Grant:
-        return await desk.parts.fleet.acquire(
-            desk.key,
-            draft.counts,
-            until=desk.row.deadline_at,
-            priority=_priority(desk),
-            exclusive=exclusive,
-            lane=draft.lane,
-        )
+        naming = asyncio.create_task(_name_those_before(desk))
+        try:
+            return await desk.parts.fleet.acquire(
+                desk.key,
+                draft.counts,
+                until=desk.row.deadline_at,
+                priority=_priority(desk),
+                exclusive=exclusive,
+                lane=draft.lane,
+            )
+        finally:
+            naming.cancel()
+            desk.live.trouble = ""
 
     desk.grant = await desk.persist("gpus", wait, lambda: useful_until(desk))
     desk.show()
     return desk.grant
+
+
+async def _name_those_before(desk: Desk) -> None:
+    """Say, for as long as the job waits, who has the GPUs that it waits for."""
+    while True:
+        holds = desk.parts.fleet.in_the_way(desk.key)
+        desk.live.trouble = "waits for " + ("; ".join(_named(desk, one) for one in holds) or "free GPUs")
+        desk.show()
+        await asyncio.sleep(desk.parts.pace.poll_s)
+
+
+def _named(desk: Desk, hold: Hold) -> str:
+    number = desk.parts.numbers.get(hold.key)
+    what = f"job {number}" if number is not None else "an accepted offer"
+    return f"{what} (task {hold.key.task_id}, GPU {', '.join(hold.gpus)})"
 
 
 def _priority(desk: Desk) -> float:

@@ -12,8 +12,9 @@ import pytest
 
 from core.progress import StepEvent
 from miner.fleet.base import Placement, TaskKey
-from miner.jobs.ports import Fetched, Told, Wanted
-from miner.jobs.states import JobState
+from miner.jobs import prepare
+from miner.jobs.ports import Fetched, StepFailed, Told, Wanted
+from miner.jobs.states import EndReason, JobState
 from miner.jobs.times import Pace
 from tests.miner.jobs.house import CAP_S, ROWS, VALIDATOR, House, Trainer, opened
 
@@ -101,3 +102,50 @@ async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
         while window(house, JOB)[1] <= end:
             await asyncio.sleep(0.01)
     assert (await house.parts.book.load(1)).state is JobState.TRAINING
+
+
+@pytest.mark.parametrize("promised", [True, False])
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_job_whose_inputs_do_not_come_keeps_no_gpu_from_one_that_has_its_own(
+    house: House, monkeypatch: pytest.MonkeyPatch, silent: bool, promised: bool
+) -> None:
+    fetch, come = house.inputs.fetch, asyncio.Event()
+
+    async def fetched(wanted: Wanted, told: Told) -> Fetched:
+        if wanted.folder.parent.name == str(first) and not come.is_set():
+            if not silent:
+                raise StepFailed(EndReason.NETWORK, "no such host")
+            await come.wait()
+        return await fetch(wanted, told)
+
+    monkeypatch.setattr(house.inputs, "fetch", fetched)
+    monkeypatch.setattr(prepare, "_NO_BYTES_S", 0.01)
+    if promised:
+        promise(house, JOB, 0, 1)
+    for key in (JOB, OTHER):
+        house.fleet.start(key, until=time.time() + HOUR)
+    first = 1
+    assert await house.start(task_id="t1") == first
+    second = await house.start(task_id="t2")
+    assert (await house.over_within(second)).state is JobState.DONE
+    come.set()
+    assert (await house.over_within(first)).state is JobState.DONE
+
+
+async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(house: House) -> None:
+    async def waits(trainer: Trainer) -> None:
+        await trainer.wait_for_stop()
+
+    house.engine.scripts.append(waits)
+    first = await house.start(task_id="t1")
+    await house.until(lambda: bool(house.engine.runs))
+    second = await house.start(task_id="t2")
+
+    def trouble() -> str:
+        live = house.jobs.live(second)
+        return live.trouble if live else ""
+
+    await house.until(lambda: trouble() == f"waits for job {first} (task t1, GPU 0)")
+    await house.jobs.cancel(first)
+    assert (await house.over_within(second)).state is JobState.DONE
+    assert not trouble()
