@@ -31,18 +31,22 @@ from miner.fleet.inventory import Inventory
 from miner.fleet.local import LocalFleet
 from miner.housekeeping import Chore, Housekeeping
 from miner.identity import IdentityError
+from miner.jobs.book import JobBook
 from miner.jobs.build import LOOK_AGAIN_SECONDS, build_jobs
+from miner.jobs.live import Live
 from miner.jobs.manager import Jobs, NoJobsYet
 from miner.jobs.pulse import NOT_TRIED
-from miner.limits import Rate
+from miner.limits import Buckets, Rate
 from miner.metrics import Metrics
 from miner.nonces import NonceLedger
 from miner.offers.inbox import Inbox
 from miner.offers.judge import Judge
 from miner.offers.promises import Promises
+from miner.running import made_token
 from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.books import Books
+from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +160,14 @@ class Daemon:
             "books": await asyncio.to_thread(self.books.summary),
             "live_nonces": len(self.nonces),
         }
+
+    @property
+    def book(self) -> JobBook:
+        """What is written down of jobs, to be read."""
+        return JobBook(self.books, clock=self.clock)
+
+    def live(self, job_id: int) -> Live | None:
+        return self.jobs.live(job_id) if self.jobs else None
 
     @property
     def running_jobs(self) -> Jobs:
@@ -314,7 +326,12 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app = _fastapi("god-miner operator")
     app.state.daemon = daemon
     app.state.metrics = daemon.metrics
-    app.state.operator_token = daemon.settings.operator_token
+    try:
+        app.state.operator_token = made_token(daemon.settings)
+    except OSError as error:
+        text = f"the operator's token can't be kept in {daemon.settings.data_dir} ({error.strerror})"
+        raise StoreUnavailable(f"{text}; free disk space, or set OPERATOR_TOKEN") from None
+    app.state.operator_failures = Buckets(_failures(daemon.settings))
     app.include_router(operator.build_router())
     app.include_router(jobs_api.build_router())
     return app
@@ -370,9 +387,14 @@ def _authenticator(
         ),
         nonces=nonces,
         metagraph=metagraph,
-        failures=Rate(settings.failure_rate_per_address / 60, settings.failure_burst_per_address),
+        failures=_failures(settings),
         requests=Rate(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
     )
+
+
+def _failures(settings: Settings) -> Rate:
+    """Refused requests that one address may send."""
+    return Rate(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
 
 
 def _add_gauges(daemon: Daemon) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
 from core.errors import GodMinerError
+from miner.chain.files import write_atomically
 from miner.settings import Settings
 
 if TYPE_CHECKING:
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Where a running daemon tells other commands its ports.
 RUN_FILE = "daemon.json"
+#: The token that the daemon made for itself, where OPERATOR_TOKEN is not set.
+TOKEN_FILE = "operator-token"  # noqa: S105 - the name of a file
 _SECONDS = 5.0
 #: An operator's port that says nothing for this long, heartbeats included, is gone.
 _SILENCE_SECONDS = 60.0
@@ -30,6 +37,26 @@ class Refused(GodMinerError):
     """The daemon answered, and will not do it."""
 
     code = "refused_by_daemon"
+
+
+def made_token(settings: Settings) -> SecretStr:
+    """Return OPERATOR_TOKEN, or the token of the data folder, which the first start makes: whoever can read
+    it is the operator. `OSError`."""
+    if settings.operator_token is not None:
+        return settings.operator_token
+    path = settings.data_dir / TOKEN_FILE
+    if not (token := kept_token(settings.data_dir)):
+        token = secrets.token_hex(24)
+        write_atomically(path, token.encode() + b"\n")
+    return SecretStr(token)
+
+
+def kept_token(data_dir: Path) -> str:
+    """The data folder's token; empty where there is none that this user may read."""
+    try:
+        return (data_dir / TOKEN_FILE).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def ask(settings: Settings, path: str) -> dict[str, Any]:
@@ -82,8 +109,9 @@ def _client(settings: Settings, seconds: float) -> httpx.Client:
     import httpx
 
     base = f"http://{_host(settings)}:{_port(settings)}"
-    token = settings.operator_token
-    headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+    own = settings.operator_token
+    token = own.get_secret_value() if own else kept_token(settings.data_dir)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     # No proxy of the environment's: this is our own port, and it carries our own token.
     return httpx.Client(base_url=base, headers=headers, timeout=seconds, trust_env=False)
 

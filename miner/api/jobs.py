@@ -6,23 +6,54 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from miner.api.operator import operator_only
+from miner.api.operator import caller_of, operator_only
 from miner.jobs import shown
+from miner.jobs.book import JobBook
 from miner.jobs.live import Live
 from miner.jobs.logs import attempt_of, read_piece
 from miner.jobs.manager import Jobs
 from miner.jobs.tasks import OPERATOR, read_task_file
+from miner.settings import Settings
+from miner.settings.values import is_loopback
 from miner.store import work
 
 #: Without a line now and then a proxy, or a laptop that slept, would hold a dead stream for ever.
 HEARTBEAT_SECONDS = 15.0
 MOST_LISTED = 1000
 MOST_LOG = 1 << 20
+MOST_STREAMS = 32
+
+
+class Daemon(Protocol):
+    """What can be read of jobs, also while there is no engine."""
+
+    @property
+    def book(self) -> JobBook: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def live(self, job_id: int) -> Live | None: ...
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. A stream holds its connection for as long as its reader likes, so that a few
+    hundred would leave none for anything else: there are `MOST_STREAMS` at most."""
+
+    open_now: ClassVar[int] = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        EventStream.open_now += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            EventStream.open_now -= 1
 
 
 def jobs_of(request: Request) -> Jobs:
@@ -30,7 +61,15 @@ def jobs_of(request: Request) -> Jobs:
     return jobs
 
 
+def daemon_of(request: Request) -> Daemon:
+    daemon: Daemon = request.app.state.daemon
+    return daemon
+
+
+#: For what changes jobs, which takes an engine.
 TheJobs = Annotated[Jobs, Depends(jobs_of)]
+#: For what only reads of them.
+TheDaemon = Annotated[Daemon, Depends(daemon_of)]
 
 
 def build_router() -> APIRouter:
@@ -47,69 +86,72 @@ def build_router() -> APIRouter:
 
 
 async def list_jobs(
-    jobs: TheJobs,
+    daemon: TheDaemon,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
     open_only: Annotated[bool, Query(alias="open")] = False,
 ) -> dict[str, Any]:
     """The newest first, with what is going on in those that are worked on."""
-    rows = await jobs.parts.book.read(lambda db: work.newest_jobs(db, limit, only_open=open_only))
-    return {"jobs": [shown.line(row, jobs.live(row.id)) for row in rows]}
+    rows = await daemon.book.read(lambda db: work.newest_jobs(db, limit, only_open=open_only))
+    return {"jobs": [shown.line(row, daemon.live(row.id)) for row in rows]}
 
 
-async def show_job(job: str, jobs: TheJobs) -> dict[str, Any]:
+async def show_job(job: str, daemon: TheDaemon) -> dict[str, Any]:
     """By number, by task id, or by the beginning of one."""
 
     def query(db: sqlite3.Connection) -> dict[str, Any]:
         row = work.find_job(db, job)
-        return shown.whole(db, row, jobs.parts.data_dir, jobs.live(row.id))
+        return shown.whole(db, row, daemon.settings.data_dir, daemon.live(row.id))
 
-    return await jobs.parts.book.read(query)
+    return await daemon.book.read(query)
 
 
 async def start_job(request: Request, jobs: TheJobs) -> dict[str, Any]:
     """A one-off task of the operator's."""
-    task = read_task_file(await request.body(), "the task")
+    local = is_loopback(caller_of(request))
+    task = read_task_file(await request.body(), "the task", may_name_files=local)
     started = await jobs.take(task.start(jobs.parts.clock()), OPERATOR)
     return {"job_id": started.job_id, "task_id": task.task_id, "state": started.state}
 
 
 async def cancel_job(job: str, jobs: TheJobs) -> dict[str, Any]:
     """End it; what is published stays."""
-    return shown.line(await jobs.cancel(await _id_of(jobs, job)))
+    return shown.line(await jobs.cancel(await _id_of(jobs.parts.book, job)))
 
 
 async def retry_job(job: str, jobs: TheJobs) -> dict[str, Any]:
     """Another life for a failed or cancelled job, while there is time."""
-    return shown.line(await jobs.retry(await _id_of(jobs, job)))
+    return shown.line(await jobs.retry(await _id_of(jobs.parts.book, job)))
 
 
 async def job_log(
     job: str,
-    jobs: TheJobs,
+    daemon: TheDaemon,
     attempt: Annotated[int | None, Query(ge=1)] = None,
     start: Annotated[str, Query(alias="from", max_length=60)] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LOG)] = 65_536,
 ) -> dict[str, Any]:
     """A part of an attempt's log, the newest one's unless said otherwise; go on from `next`."""
-    job_id = await _id_of(jobs, job)
-    attempts = await jobs.parts.book.attempts(job_id)
+    attempts = await daemon.book.attempts(await _id_of(daemon.book, job))
     piece = await asyncio.to_thread(read_piece, attempt_of(attempts, attempt), start, limit)
     return piece.as_dict()
 
 
-async def events(jobs: TheJobs) -> StreamingResponse:
+async def events(jobs: TheJobs) -> EventStream:
     """Server-sent events of all jobs, from now on."""
     return _stream(jobs, None)
 
 
-async def job_events(job: str, jobs: TheJobs) -> StreamingResponse:
+async def job_events(job: str, jobs: TheJobs) -> EventStream:
     """Server-sent events of one job: how it is now, then every change."""
-    return _stream(jobs, await _id_of(jobs, job))
+    return _stream(jobs, await _id_of(jobs.parts.book, job))
 
 
-def _stream(jobs: Jobs, job_id: int | None) -> StreamingResponse:
+def _stream(jobs: Jobs, job_id: int | None) -> EventStream:
+    if EventStream.open_now >= MOST_STREAMS:
+        text = f"{MOST_STREAMS} streams of events are open already; close one"
+        raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text, {"retry-after": "5"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_told(jobs, job_id), media_type="text/event-stream", headers=headers)
+    return EventStream(_told(jobs, job_id), media_type="text/event-stream", headers=headers)
 
 
 async def _told(jobs: Jobs, job_id: int | None) -> AsyncIterator[str]:
@@ -145,5 +187,5 @@ async def _picture(jobs: Jobs, job_id: int) -> str:
     return jobs.parts.bus.now("job", job_id, live.as_dict()).as_text()
 
 
-async def _id_of(jobs: Jobs, word: str) -> int:
-    return (await jobs.parts.book.read(lambda db: work.find_job(db, word))).id
+async def _id_of(book: JobBook, word: str) -> int:
+    return (await book.read(lambda db: work.find_job(db, word))).id

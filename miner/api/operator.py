@@ -1,8 +1,9 @@
-"""The operator's own port: metrics and status. Loopback by default; beyond it only with the token."""
+"""The operator's own port: metrics and status, for whoever has the token. Loopback by default."""
 
 from __future__ import annotations
 
 import hmac
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -11,44 +12,41 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
 from miner.fleet.show import fleet_page
-
-#: Names under which a browser may reach a loopback port. Any other one in the Host header means that a web
-#: page resolved its own name to 127.0.0.1 to read this port through the operator's browser.
-_LOOPBACK_NAMES = {"127.0.0.1", "localhost", "[::1]"}
+from miner.limits import Buckets, network_of
+from miner.settings.values import is_loopback
 
 
 async def operator_only(request: Request) -> None:
-    _own_page(request)
-    token: SecretStr | None = request.app.state.operator_token
-    if token is None:
-        host = request.headers.get("host", "")
-        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
-        if name not in _LOOPBACK_NAMES:
-            raise HTTPException(
-                HTTPStatus.FORBIDDEN,
-                f"the operator port answers to localhost, not to {name[:100]!r}; "
-                "set OPERATOR_TOKEN to use another name",
-            )
-        return
+    """Let in who has the token. Without one every user of this machine, and every web page that the operator
+    opens on it, could start and cancel jobs."""
+    token: SecretStr = request.app.state.operator_token
+    failures: Buckets = request.app.state.operator_failures
+    network = network_of(caller_of(request))
     given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {token.get_secret_value()}".encode()):
-        raise HTTPException(
-            HTTPStatus.UNAUTHORIZED,
-            "send the header 'Authorization: Bearer <OPERATOR_TOKEN>'",
-            headers={"www-authenticate": "Bearer"},
-        )
-
-
-def _own_page(request: Request) -> None:
-    """A page of another origin may not change anything here through the operator's browser, which sends it to
-    loopback as readily as the operator's own."""
-    if request.method in ("GET", "HEAD"):
+    right = hmac.compare_digest(given.encode(), f"Bearer {token.get_secret_value()}".encode())
+    too_many = failures.is_empty(network)
+    # Another user of this machine has the operator's address, and must not shut the operator out.
+    if right and (not too_many or is_loopback(network)):
         return
-    origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+    if too_many:
+        wait = math.ceil(failures.seconds_until_next(network))
         raise HTTPException(
-            HTTPStatus.FORBIDDEN, f"pages of {origin[:100]!r} may not change anything on the operator port"
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "too many wrong tokens from this address",
+            headers={"retry-after": str(wait)},
         )
+    failures.take(network)
+    raise HTTPException(
+        HTTPStatus.UNAUTHORIZED,
+        "send the header 'Authorization: Bearer …' with OPERATOR_TOKEN, "
+        "or with what the file operator-token in DATA_DIR holds",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def caller_of(request: Request) -> str:
+    """The address that the request came from."""
+    return request.client.host if request.client else ""
 
 
 def build_router() -> APIRouter:

@@ -115,7 +115,9 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
     result, began = DemoResult(), time.monotonic()
     async with (
         ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
-        httpx.AsyncClient(base_url=ground.operator_url, timeout=10) as operator,
+        httpx.AsyncClient(
+            base_url=ground.operator_url, timeout=10, headers=ground.operator_headers()
+        ) as operator,
     ):
         if not await _engine_tried(operator):
             result.trouble = f"the training environment was not tried out within {PATIENCE_S:g} s"

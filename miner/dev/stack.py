@@ -22,6 +22,7 @@ from typing import Self
 
 from core.errors import GodMinerError
 from miner.dev.throwaway import Throwaway, keys_of
+from miner.running import kept_token
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
@@ -53,6 +54,10 @@ class Stack:
     @property
     def operator_url(self) -> str:
         return f"http://{LOOPBACK}:{self.operator_port}"
+
+    def operator_headers(self) -> dict[str, str]:
+        """What the operator's port asks for, of a daemon that has started once."""
+        return {"authorization": f"Bearer {kept_token(self.data_dir)}"}
 
     @property
     def log_file(self) -> Path:

@@ -93,7 +93,7 @@ class TaskFile(BaseModel):
         )
 
 
-def read_task_file(text: str | bytes, source: str) -> TaskFile:
+def read_task_file(text: str | bytes, source: str, *, may_name_files: bool = True) -> TaskFile:
     """`ConfigError` with every problem. Paths in it are looked for."""
     try:
         task = TaskFile.model_validate_json(text)
@@ -105,6 +105,9 @@ def read_task_file(text: str | bytes, source: str) -> TaskFile:
             for one in error.errors(include_url=False)
         ]
         raise ConfigError(source, problems) from None
+    if not may_name_files and (isinstance(task.data, Path) or task.model_folder is not None):
+        text = "files of this machine are taken from callers on this machine only; give a URL"
+        raise ConfigError(source, [Problem("dataset", "", text)])
     if isinstance(task.data, Path) and not task.data.is_file():
         raise ConfigError(source, [Problem("dataset", str(task.data), "there is no such file")])
     return task

@@ -214,7 +214,9 @@ class Settings(BaseSettings):
     )
     operator_token: values.Token | None = Field(
         default=None,
-        description="Bearer token of the operator port; required when OPERATOR_HOST is not loopback.",
+        description="Bearer token of the operator port. Unset: one is made at the first start, in the file "
+        "operator-token of DATA_DIR, where only the daemon's user can read it. Required when "
+        "OPERATOR_HOST is not loopback.",
         json_schema_extra=_OPERATOR,
     )
 

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from miner.dev.stack import LOOPBACK, ChildProcess
+from miner.dev.stack import LOOPBACK, ChildProcess, Stack
 from miner.running import RUN_FILE
 from miner.server import ExitCode
 from tests.integration import raw
@@ -42,9 +42,9 @@ async def exit_code(child: ChildProcess, limit_s: float = 60.0) -> int:
     return await asyncio.to_thread(child.process.wait, limit_s)
 
 
-def operator_answers(port: int) -> bool:
-    with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=30)) as connection:
-        connection.request("GET", "/status")
+def operator_answers(stack: Stack) -> bool:
+    with closing(http.client.HTTPConnection(LOOPBACK, stack.operator_port, timeout=30)) as connection:
+        connection.request("GET", "/status", headers=stack.operator_headers())
         return connection.getresponse().status == 200
 
 
@@ -60,7 +60,7 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
 
     os.kill(child.pid, number)
     await gone(port)
-    assert await asyncio.to_thread(operator_answers, validator.stack.operator_port)
+    assert await asyncio.to_thread(operator_answers, validator.stack)
     for connection, one in zip(connections, offers, strict=True):
         connection.send(one.request[-1:])
     for connection, one in zip(connections, offers, strict=True):

@@ -63,6 +63,15 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
         server.shutdown()
 
 
+def test_the_token_of_the_data_folder_is_used_where_none_is_set(settings: Settings, tmp_path: Path) -> None:
+    unset = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
+    with pytest.raises(running.Refused, match="send the token"):
+        running.ask(unset, "/jobs")
+    (tmp_path / running.TOKEN_FILE).write_text(f"{TOKEN}\n")
+    assert running.ask(unset, "/jobs") == {"path": "/jobs"}
+    assert running.made_token(unset).get_secret_value() == TOKEN
+
+
 def test_a_page_is_asked_for_with_the_token_and_no_proxy(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,9 @@ class Operator:
         self.stack, self.files, self.model = stack, files, model
 
     def ask(self, method: str, path: str, **more: Any) -> Any:
-        with httpx.Client(base_url=self.stack.operator_url, timeout=30) as client:
+        with httpx.Client(
+            base_url=self.stack.operator_url, timeout=30, headers=self.stack.operator_headers()
+        ) as client:
             return client.request(method, path, **more).raise_for_status().json()
 
     def start(self, name: str, do: dict[str, Any]) -> None:

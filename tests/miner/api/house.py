@@ -20,6 +20,7 @@ from miner.app import Daemon, build, operator_app, public_app
 from miner.dev.samples import SampleTask, sample_task
 from miner.fiber import Signer, sign_headers
 from miner.identity import Identity
+from miner.running import made_token
 from miner.settings import load_settings
 from miner.store import database
 
@@ -118,7 +119,11 @@ async def open_house(folder: Path, template: Path | None = None, **settings: str
     try:
         async with (
             httpx.AsyncClient(transport=public, base_url="http://miner") as outside,
-            httpx.AsyncClient(transport=operator, base_url="http://127.0.0.1:7998") as inside,
+            httpx.AsyncClient(
+                transport=operator,
+                base_url="http://127.0.0.1:7998",
+                headers={"authorization": f"Bearer {made_token(daemon.settings).get_secret_value()}"},
+            ) as inside,
         ):
             yield House(daemon, outside, inside)
     finally:
