@@ -69,6 +69,8 @@ def _acknowledged(started: Started) -> str:
     """Always an answer, never an error: one reply that is no JSON breaks the validator's whole round."""
     if started.end_reason is not None:
         return "Noted, but nothing can be trained for this task here in the time that is left."
+    if started.differs:
+        return "Known with another type, model or data, which it keeps; repository name and deadline updated."
     if started.repeated:
         return "Training is queued; repository name and deadline updated."
     return "Training is queued."

@@ -59,6 +59,7 @@ def ask(target: Target, call: Callable[[ValidatorClient], Awaitable[Exchange]]) 
 
 
 def example(task_name: str, seed: int, **wanted: Any) -> SampleTask:
-    """The example with this short name and seed; `wanted` overrides its fields, None changes nothing."""
-    task = sample_task(TaskType[task_name.upper()], Random(seed))  # noqa: S311 (repeatable on purpose)
+    """The example with this short name and seed, a task of its own for each type; `wanted` overrides its
+    fields, None changes nothing."""
+    task = sample_task(TaskType[task_name.upper()], Random(f"{task_name} {seed}"))  # noqa: S311 (repeatable on purpose)
     return replace(task, **{name: value for name, value in wanted.items() if value is not None})

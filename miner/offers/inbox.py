@@ -176,6 +176,8 @@ class Inbox:
 
     def _note_start(self, caller: Caller, start: Start, started: Started) -> None:
         what = "repeated" if started.repeated else "taken"
+        if started.differs:
+            what = "repeated with another type, model or data, which is not taken over"
         self._metrics.starts.labels("repeated" if started.repeated else "new").inc()
         log.info(
             "start %s: %s of %s for %s, repository %s, deadline in %.2f h",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass
+from typing import Any
 
 from core.tasks import TaskType
 from core.wire import MinerSubmission
@@ -67,6 +69,8 @@ class Started:
     state: JobState
     repeated: bool
     end_reason: EndReason | None = None
+    #: It asked for another type, model or other data than the job has, which keeps its own.
+    differs: bool = False
 
 
 def record_start(
@@ -77,7 +81,8 @@ def record_start(
     *,
     hopeless: EndReason | None = None,
 ) -> Started:
-    """Make the job, or bring a known one up to date: the newest start counts, whole.
+    """Make the job, or bring a known one up to date: repository name and deadline of the newest start count.
+    Its type, model and data count where they are the same, newly signed, or where the job had failed.
 
     `hopeless`: why the job can not be done at all. It is noted as failed at once, unless it goes on already.
     """
@@ -89,7 +94,8 @@ def record_start(
     else:
         started = _repeated_start(connection, job, start, now, hopeless)
     kind = "start_repeated" if started.repeated else "start"
-    note(connection, now, kind, start.task_id, state=started.state, repo=start.expected_repo_name)
+    more = {"differs": True} if started.differs else {}
+    note(connection, now, kind, start.task_id, state=started.state, repo=start.expected_repo_name, **more)
     if started.end_reason is not None and started.end_reason is hopeless:
         note(connection, now, "job_failed", start.task_id, reason=hopeless)
     return started
@@ -170,18 +176,37 @@ def _repeated_start(
             state, reason = revive(connection, job["id"], now), None
         else:
             reason = hopeless
+    differs = JobState(job["state"]) is not JobState.FAILED and _differs(job, start)
     changed = {
         "id": job["id"],
-        "task_type": start.task_type,
-        "model": start.model,
+        "task_type": job["task_type"] if differs else start.task_type,
+        "model": job["model"] if differs else start.model,
         "expected_repo_name": start.expected_repo_name,
         "hours": start.hours,
         "started_at": start.started_at,
         "deadline_at": start.deadline_at,
-        "request": start.request,
+        "request": job["request"] if differs else start.request,
         "state": state,
         "end_reason": reason,
         "now": now,
     }
     connection.execute(_UPDATE_JOB, changed)
-    return Started(job["id"], state, True, None if reason is None else EndReason(reason))
+    return Started(job["id"], state, True, None if reason is None else EndReason(reason), differs)
+
+
+def _differs(job: sqlite3.Row, start: Start) -> bool:
+    """Whether the start is of another type or model, or has other data, than the job was made for."""
+    known = (job["task_type"], job["model"], _data_of(job["request"]))
+    return known != (start.task_type, start.model, _data_of(start.request))
+
+
+def _data_of(request: bytes) -> list[Any]:
+    """The data of a stored request. An address is signed anew for each start: its query is left out."""
+    try:
+        found = json.loads(request)
+    except ValueError:
+        return []
+    if not isinstance(found, dict):
+        return []
+    addresses = [str(found.get(name)).partition("?")[0] for name in ("dataset", "dataset_zip")]
+    return [*addresses, found.get("dataset_type"), found.get("model_type")]

@@ -99,13 +99,15 @@ async def test_a_repeated_start_renames_and_moves_the_deadline(house: House, kin
     assert json.loads(job["request"]) == again.start()
 
 
-async def test_a_repeated_start_of_another_kind_is_wholly_the_newer_one(house: House) -> None:
-    image = replace(task(TaskType.IMAGE), task_id=task().task_id)
+async def test_a_repeated_start_of_another_kind_is_told_that_the_job_stays_what_it_is(house: House) -> None:
+    image = replace(task(TaskType.IMAGE), task_id=task().task_id, expected_repo_name="newer")
     await house.start(task())
-    await house.start(image)
+    reply = await house.start(image)
+    assert reply.status_code == 200
+    assert "which it keeps" in reply.json()["message"]
     (job,) = house.rows("SELECT * FROM jobs")
-    assert (job["task_type"], job["model"]) == ("ImageTask", image.model)
-    assert json.loads(job["request"]) == image.start()
+    assert (job["task_type"], job["expected_repo_name"]) == (task().task_type, "newer")
+    assert json.loads(job["request"]) == task().start()
 
 
 async def test_a_start_keeps_what_a_newer_validator_adds(house: House) -> None:

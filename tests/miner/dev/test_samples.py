@@ -4,6 +4,7 @@ import pytest
 
 from core.tasks import TASK_TYPE_OF, DatasetKind, TaskType
 from core.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
+from miner.dev import calls
 from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, sample_task
 
 SEEDS = range(40)
@@ -86,6 +87,11 @@ def test_the_same_seed_gives_the_same_task_and_another_seed_another() -> None:
     one, same, other = (sample_task(TaskType.GRPO, Random(seed)) for seed in (5, 5, 6))
     assert one == same
     assert one.task_id != other.task_id
+
+
+def test_examples_of_two_types_with_one_seed_are_two_tasks() -> None:
+    ids = {calls.example(kind.name.lower(), 1).task_id for kind in TaskType}
+    assert len(ids) == len(TaskType)
 
 
 def test_a_restarted_task_differs_only_in_its_repository() -> None:

@@ -212,6 +212,36 @@ async def test_a_repeated_start_replaces_name_and_deadline_and_makes_no_second_j
     assert job["lock_token"] == 2
 
 
+async def test_a_repeated_start_turns_no_job_into_another_one(books: Books) -> None:
+    def asked(kind: TaskType = TaskType.DPO, model: str = "a/b", **data: object) -> Start:
+        text = {"dataset": "https://h/rows.json?sig=1", "dataset_type": {"field_chosen": "c"}, **data}
+        return replace(start(), task_type=kind, model=model, request=json.dumps(text).encode())
+
+    first = asked()
+    await books.record_start("v1", first, now=time.time())
+    others = (
+        asked(TaskType.INSTRUCT),
+        asked(model="a/c"),
+        asked(dataset="https://h/other.json?sig=1"),
+        asked(dataset_type={"field_chosen": "d"}),
+    )
+    for number, other in enumerate(others):
+        renamed = replace(other, expected_repo_name=f"n{number}", hours=5.0)
+        assert (await books.record_start("v1", renamed, now=time.time())).differs
+        (job,) = rows(books, "SELECT * FROM jobs")
+        assert (job["task_type"], job["model"], job["request"]) == (TaskType.DPO, "a/b", first.request)
+        assert (job["expected_repo_name"], job["hours"]) == (f"n{number}", 5.0)
+    signed_anew = asked(dataset="https://h/rows.json?sig=2")
+    assert not (await books.record_start("v1", signed_anew, now=time.time())).differs
+    assert rows(books, "SELECT request FROM jobs") == [{"request": signed_anew.request}]
+    late = replace(first, started_at=time.time() - 7300)
+    await books.record_start("v1", late, now=time.time())
+    await books.fail_late(time.time())
+    again = await books.record_start("v1", asked(TaskType.INSTRUCT), now=time.time())
+    assert (again.differs, again.state) == (False, JobState.QUEUED)
+    assert rows(books, "SELECT task_type FROM jobs") == [{"task_type": TaskType.INSTRUCT}]
+
+
 async def test_two_validators_may_use_one_task_id(books: Books) -> None:
     first = await books.record_start("v1", start(repo="r1"), now=1.0)
     second = await books.record_start("v2", start(repo="r2"), now=1.0)
