@@ -86,7 +86,7 @@ class Hub:
 
     def _try(self, listing: Listing, file: Listed, part: PartFile) -> None:
         url = hf_hub_url(listing.model, file.path, revision=listing.commit, endpoint=self.endpoint)
-        with self._told(listing.model):
+        with self._told(listing.model, listed=True):
             found = get_hf_file_metadata(
                 url, token=self._token, timeout=self._timeout, endpoint=self.endpoint
             )
@@ -132,8 +132,9 @@ class Hub:
         return HfApi(self.endpoint, token=self._token)
 
     @contextmanager
-    def _told(self, model: str) -> Iterator[None]:
-        """The client's exceptions as ends of ours. Its texts stay out: they hold signed addresses."""
+    def _told(self, model: str, *, listed: bool = False) -> Iterator[None]:
+        """The client's exceptions as ends of ours. Its texts stay out: they hold signed addresses. A model
+        that the hub has just listed is not missing, whatever it says for a moment."""
         try:
             yield
         except GatedRepoError:
@@ -141,6 +142,8 @@ class Hub:
         except DisabledRepoError:
             raise StepFailed(EndReason.MODEL_MISSING, f"{model} is disabled by the hub") from None
         except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+            if listed:
+                raise StepFailed(EndReason.NETWORK, f"the hub has lost {model}, which it listed") from None
             raise self._missing(model) from None
         except EntryNotFoundError:
             raise StepFailed(EndReason.NETWORK, f"{model} changed while it was fetched") from None
@@ -164,7 +167,8 @@ class Hub:
             return StepFailed(EndReason.MODEL_GATED, f"{text}: {self._gate()}")
         if status == 429:
             return StepFailed(EndReason.RATE_LIMITED, text, asked_pause(response))
-        if status >= 500 or status in (408, 425):
+        # A hub that has no such model says so with a code of its own, for which the client has an exception.
+        if status >= 500 or status in (404, 408, 425):
             return StepFailed(EndReason.NETWORK, text, asked_pause(response))
         return StepFailed(EndReason.MODEL_MISSING, text)
 

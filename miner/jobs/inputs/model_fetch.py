@@ -22,7 +22,7 @@ from miner.jobs.states import EndReason
 #: Files fetched at once: one connection seldom gets more than 100 MB/s out of the hub's store.
 AT_ONCE = 8
 #: Without these we still have what the cache has.
-_HUB_IS_OF_NO_HELP = (EndReason.NETWORK, EndReason.RATE_LIMITED)
+_HUB_IS_OF_NO_HELP = (EndReason.NETWORK, EndReason.RATE_LIMITED, EndReason.MODEL_MISSING)
 _TELL_SECONDS = 0.3
 Tell = Callable[[int, int | None], None]
 Note = Callable[[str], None]

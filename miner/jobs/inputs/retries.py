@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 
-#: Worth another try within the same step. DATA_GONE too: stores sometimes say so of what is there.
-AGAIN = (EndReason.NETWORK, EndReason.RATE_LIMITED, EndReason.DATA_GONE)
+#: Worth another try within the same step. Stores and hubs sometimes say that something is not there that is.
+AGAIN = (EndReason.NETWORK, EndReason.RATE_LIMITED, EndReason.DATA_GONE, EndReason.MODEL_MISSING)
 #: Bytes. With less at a time a file would come for ever.
 PROGRESS = 64 * 1024
 #: A longer pause is left to the job, which lets go of what it holds meanwhile.

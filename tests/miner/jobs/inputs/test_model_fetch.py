@@ -90,6 +90,19 @@ def test_the_caches_copy_stands_in_while_the_hub_is_away(hub: Hub, cache: ModelC
     assert failure(hub, cache, "owner/other").reason is EndReason.NETWORK
 
 
+@pytest.mark.parametrize("where", ["/api/models", "/resolve/", "GET /store"])
+@pytest.mark.parametrize("headers", [{}, {"X-Error-Code": "RepoNotFound"}])
+def test_a_hub_that_does_not_find_a_model_for_a_moment_is_asked_again(
+    hub: Hub, cache: ModelCache, where: str, headers: dict[str, str]
+) -> None:
+    hub.fail(where, status=404, headers=headers, times=2)
+    there = get(hub, cache)
+    hub.fail("/api/models", status=404, headers=headers, times=None)
+    assert get(hub, cache).path == there.path
+    lasting = EndReason.MODEL_MISSING if headers else EndReason.NETWORK
+    assert failure(hub, cache, "owner/other").reason is lasting
+
+
 @pytest.mark.parametrize(
     ("wish", "reason"),
     [
