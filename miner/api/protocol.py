@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -30,6 +30,10 @@ MAX_HEADER_BYTES = 16 * 1024
 #: Requests that one connection may send ahead of their replies. Each takes two kilobytes for a stranger's
 #: twenty bytes.
 MAX_QUEUED = 32
+#: How long a connection that lies idle when the daemon stops may still send a request.
+DRAIN_SECONDS = 1.0
+#: How long what a client still sends is read away after its answer.
+LINGER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,27 @@ class _Stop(Exception):
     """Keeps the parser from what follows a refused request."""
 
 
+class _Unhurried:
+    """What uvicorn takes for the transport: it is closed as `BoundedProtocol.hang_up` says."""
+
+    __slots__ = ("_protocol", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._transport, self._protocol = transport, protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        self._protocol.hang_up(self._transport)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     limits: ClassVar[WireLimits]
     #: Open connections by network address.
@@ -74,12 +99,21 @@ class BoundedProtocol(HttpToolsProtocol):
     #: Nothing more is read; the connection ends with the replies that are due and this refusal, if any.
     _is_ending = False
     _refusal = b""
+    #: When it was opened, and whether the daemon is being stopped.
+    _since = 0.0
+    _drains = False
+    #: Our side is closed, and what still comes is read away.
+    lingers = False
+    _dropped = 0
+    _end_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = _Unhurried(transport, self)  # type: ignore[assignment]
+        self._since = self.loop.time()
         self._network = network_of(self.client[0]) if self.client else ""
         self.callers[self._network] += 1
-        if len(self.connections) > self.limits.max_connections:
+        if len(self.connections) > self.limits.max_connections and not self._make_way():
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
         elif self.callers[self._network] > self.limits.max_connections_per_address:
             # One address that opened all there are, and sent nothing, would shut every validator out.
@@ -91,6 +125,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_unread_timer()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         self.callers[self._network] -= 1
         if not self.callers[self._network]:
             del self.callers[self._network]
@@ -98,6 +134,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """In place of uvicorn's, which logs a warning for whatever a stranger sends."""
+        if self.lingers:
+            self._dropped += len(data)
+            if self._dropped > self.limits.max_body_bytes:
+                self.transport.abort()
         if self._is_ending or self.transport.is_closing():
             return
         self._bytes += len(data)
@@ -114,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may close its side and wait for its answers; False closes the other side, too."""
-        if self._phase is _Phase.BODY and not self._is_ending:
+        if self.lingers or (self._phase is _Phase.BODY and not self._is_ending):
             return False
         self._end()
         return not self.transport.is_closing()
@@ -160,6 +200,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._phase, self._body_bytes = _Phase.BODY, 0
         self._due += 1
+        if self._drains:
+            self.cycle.keep_alive = False
 
     def _has(self, header: bytes) -> bool:
         return any(name == header for name, _ in self.headers)
@@ -188,6 +230,52 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
+
+    def shutdown(self) -> None:
+        """The daemon stops. A client that has just written its next request would lose it to a reset: it is
+        answered, as the last one."""
+        self._drains = True
+        if self._due:
+            self.cycle.keep_alive = False
+        elif not self._is_ending:
+            self._unset_keepalive_if_required()
+            self._end_timer = self.loop.call_later(DRAIN_SECONDS, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if not self._due and not self._is_ending:
+            self._end()
+
+    def hang_up(self, transport: asyncio.Transport) -> None:
+        """Close the connection; while a request is still coming in, our side first. What lies unread makes a
+        reset of a close, and a reset can overtake the reply."""
+        if self.lingers or transport.is_closing():
+            return
+        if self._phase is _Phase.IDLE or not self._bytes:
+            transport.close()
+            return
+        self.lingers = True
+        self._stop_timer()
+        transport.write_eof()
+        self.flow.resume_reading()
+        self._end_timer = self.loop.call_later(LINGER_SECONDS, transport.close)
+
+    def _make_way(self) -> bool:
+        """Hang up on a connection that nothing has been asked on, of the address that has most of them, the
+        oldest first: connections that only lie there shut no validator out. False: there is none."""
+        idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and one._waits_for_client]
+        victim = max(idle, key=lambda one: (self.callers[one._network], -one._since), default=self)
+        if victim is self:
+            return False
+        if victim._phase is _Phase.IDLE:
+            victim._end()
+            return True
+        victim._bytes = 0  # its place is needed now: what it still sends is not read away
+        victim._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
+        return True
+
+    @property
+    def _waits_for_client(self) -> bool:
+        return not self._is_ending and (self._due == 0 or self._phase is _Phase.BODY)
 
     def pause_writing(self) -> None:
         super().pause_writing()

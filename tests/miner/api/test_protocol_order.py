@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from miner.api import protocol
 from miner.api.protocol import MAX_QUEUED
 from tests.miner.api.bench import LIMITS, Bench, bench
 from tests.miner.api.raw import PATIENCE, Raw, chunk, request
@@ -234,3 +236,34 @@ def test_a_server_that_stops_answers_what_it_began() -> None:
         server.let_go("/wait/last")
         assert raw.reply().json() == {"path": "/wait/last"}
         assert raw.last_reply().json() == {"path": "/now/last"}
+
+
+def test_a_request_that_was_just_written_when_the_daemon_stops_is_answered_as_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "DRAIN_SECONDS", PATIENCE)
+    with bench(keep_alive=PATIENCE) as server, Raw(server.port) as raw:
+        assert not raw.send(request("/now/1")).reply().closes
+        server.server.should_exit = True
+        assert eventually(lambda: not listens(server.port))
+        found = raw.send(request("/now/2")).last_reply()
+        assert (found.json()["path"], found.closes) == ("/now/2", True)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_refusal_is_read_by_a_client_that_goes_on_sending_its_body(
+    server: Bench, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", PATIENCE)
+    raw.send("POST /now HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 5000\r\n\r\nx")
+    found = raw.last_reply()  # our side is closed, and what comes is read
+    for _ in range(20):
+        raw.send(b"x" * 100)
+        time.sleep(0.001)
+    assert (found.status, found.closes) == (200, True)
+    raw.end()
+    assert eventually(lambda: not server.connections)
