@@ -64,9 +64,10 @@ def post_message(nonce: str, miner_hotkey: str, body: bytes) -> bytes:
 
 
 def get_messages(nonce: str, miner_hotkey: str) -> tuple[bytes, ...]:
-    """The four spellings of "no body" that a GET may have signed, likeliest first. Never good for a POST."""
+    """The four spellings of "no body" that a GET may have signed, fiber 2.4.0's first. Never good for a
+    POST."""
     return tuple(
-        f"{nonce}:{miner_hotkey}{tail}".encode() for tail in (":None", "", ":", f":{_EMPTY_BODY_HASH}")
+        f"{nonce}:{miner_hotkey}{tail}".encode() for tail in ("", ":None", ":", f":{_EMPTY_BODY_HASH}")
     )
 
 

@@ -38,7 +38,9 @@ def test_what_we_sign_verifies_for_post_and_get() -> None:
     get = fiber.sign_headers(KEY, "5Miner", None)
     signature = fiber.signature_bytes(get[fiber.SIGNATURE])
     assert signature is not None
-    assert fiber.is_signed(fiber.get_messages(get[fiber.NONCE], "5Miner")[0], signature, KEY.public_key)
+    as_fiber_signs = f"{get[fiber.NONCE]}:5Miner".encode()
+    assert fiber.get_messages(get[fiber.NONCE], "5Miner")[0] == as_fiber_signs
+    assert fiber.is_signed(as_fiber_signs, signature, KEY.public_key)
 
 
 def test_a_wallets_wrapped_signature_is_refused() -> None:
