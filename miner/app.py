@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,9 @@ class Daemon:
     alerts: Alerts
     started_at: float = 0.0
     housekeeping: Housekeeping = field(init=False)
+    #: Why this daemon can't go on, and who is told then.
+    broken: str = ""
+    on_broken: Callable[[], None] = lambda: None
     #: None until there is an engine, which is not waited for: validators are answered meanwhile.
     jobs: Jobs | None = None
     _beginning: set[asyncio.Task[None]] = field(default_factory=set)
@@ -86,6 +89,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self.housekeeping = Housekeeping(
             [
+                Chore("the database's files", self._look_at_the_store),
                 Chore("what time has ended", self._settle),
                 Chore("expired nonces", lambda: self.nonces.sweep(time.time())),
                 Chore("edited policies and profiles", self._refresh),
@@ -237,6 +241,14 @@ class Daemon:
             async with asyncio.timeout(FIRST_METAGRAPH_SECONDS):
                 while self.keeper.current is None:  # noqa: ASYNC110 - half a second at most, once
                     await asyncio.sleep(0.01)
+
+    async def _look_at_the_store(self) -> None:
+        """Without its files no write will ever succeed; a new life opens them anew."""
+        lost = await asyncio.to_thread(database.removed_files, self.books.path)
+        if lost and not self.broken:
+            self.broken = f"{', '.join(lost)} was removed while the daemon ran; it has to be started anew"
+            log.error("%s", self.broken)
+            self.on_broken()
 
     async def _settle(self) -> None:
         await self.inbox.settle(self.clock())

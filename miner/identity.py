@@ -156,6 +156,17 @@ def known_address(settings: WalletSettings) -> str | None:
     return str(address)
 
 
+def password_trouble(settings: WalletSettings) -> str | None:
+    """Why an encrypted hotkey can't be opened; None where it can, or is not encrypted. Blocks for seconds."""
+    try:
+        path = hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name)
+        if keyfile_data_is_encrypted(_read(path)):
+            open_hotkey(path, settings.wallet_password)
+    except IdentityError as error:
+        return str(error)
+    return None
+
+
 def create_throwaway(
     wallet_path: Path, wallet_name: str, hotkey_name: str = "default", *, password: SecretStr | None = None
 ) -> Identity:

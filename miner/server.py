@@ -17,6 +17,7 @@ import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -31,7 +32,7 @@ from core.errors import ConfigError, GodMinerError
 from miner import logs
 from miner.api.protocol import WireLimits, protocol
 from miner.app import Daemon, build, operator_app, public_app
-from miner.identity import IdentityError, known_address, load_identity
+from miner.identity import IdentityError, known_address, load_identity, password_trouble
 from miner.metrics import Metrics
 from miner.running import RUN_FILE
 from miner.settings import Settings
@@ -104,6 +105,8 @@ async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: 
     stop = asyncio.Event()
     with _signals(stop.set):
         await daemon.start()
+        daemon.on_broken = stop.set
+        _look_at_the_password(daemon)
         _settle_memory()
         try:
             async with asyncio.TaskGroup() as group:
@@ -120,8 +123,25 @@ async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: 
         finally:
             await daemon.stop()
             _forget(settings.data_dir)
+    if daemon.broken:
+        log.error("stopped: %s", daemon.broken)
+        return ExitCode.FAILED
     log.info("stopped")
     return ExitCode.OK
+
+
+def _look_at_the_password(daemon: Daemon) -> None:
+    """Nothing that is answered needs the hotkey open, but what is sent to the chain does: whoever starts the
+    daemon hears now that it can't be. Opening takes seconds, which a stop must not wait for."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        trouble = password_trouble(daemon.settings)
+        if trouble is not None:
+            with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
+                loop.call_soon_threadsafe(daemon.alerts, "hotkey_locked", trouble)
+
+    threading.Thread(target=look, name="hotkey", daemon=True).start()
 
 
 def _settle_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -61,6 +62,18 @@ def failures_told(path: Path) -> Iterator[None]:
         raise StoreUnavailable(
             f"{path} can't be used ({cause}); free disk space, or look who else holds the file"
         ) from error
+
+
+def removed_files(path: Path) -> list[str]:
+    """Those of the database's files that this process has open and somebody has removed: what is written to
+    them is lost, and nothing can be written besides."""
+    lost: set[str] = set()
+    names = {os.path.realpath(path) + tail for tail in ("", "-wal")}
+    for link in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found = os.readlink(link)
+            lost |= {name for name in names if found == f"{name} (deleted)"}
+    return sorted(lost)
 
 
 def connect(path: Path) -> sqlite3.Connection:

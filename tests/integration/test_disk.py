@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -188,3 +189,16 @@ async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validat
     with books(stack) as connection:
         assert_whole(connection)
         assert_kept(connection, sent)
+
+
+@pytest.mark.parametrize("tail", ["", "-wal"])
+async def test_a_database_that_is_removed_under_the_daemon_ends_it_with_the_reason(
+    validator: Validator, running: Running, tail: str
+) -> None:
+    child = running(**GENEROUS)
+    assert (await said(validator, validator.offer(validator.task()))).status == 200
+    path = validator.stack.data_dir / f"{FILE_NAME}{tail}"
+    path.unlink()
+    assert child.process is not None
+    assert await asyncio.to_thread(child.process.wait, 120) == ExitCode.FAILED
+    assert f"{path} was removed while the daemon ran" in validator.stack.log_file.read_text()

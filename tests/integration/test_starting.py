@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from miner.dev.stack import ChildProcess, Stack, daemon, free_ports, prepare
+from miner.dev.throwaway import HOTKEY, MINER
+from miner.identity import hotkey_file
 from miner.running import RUN_FILE
 from miner.server import ExitCode
 from miner.store.database import FILE_NAME, LOCK_NAME
@@ -288,3 +290,17 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
     assert running().stop() == ExitCode.OK
     with books(stack) as connection:
         assert_whole(connection)
+
+
+def test_a_hotkey_that_can_not_be_opened_is_told_at_the_start(stack: Stack, running: Running) -> None:
+    keys = stack.keys
+    path = hotkey_file(keys.wallet_path, MINER, HOTKEY)
+    path.write_bytes(b"$NACL" + b"x" * 100)
+    public = json.dumps({"ss58Address": keys.miner.ss58_address})
+    path.with_name(f"{path.name}pub.txt").write_text(public)
+    running()
+    ends = time.monotonic() + 60
+    while "hotkey_locked" not in (said := stack.log_file.read_text()):
+        assert time.monotonic() < ends, said
+        time.sleep(0.05)
+    assert "WALLET_PASSWORD" in said

@@ -28,6 +28,7 @@ from miner.identity import (
     known_address,
     load_identity,
     open_hotkey,
+    password_trouble,
 )
 
 PASSWORD = SecretStr("correct horse")
@@ -120,6 +121,16 @@ def test_a_wrong_password_is_told_apart_and_not_repeated(encrypted: tuple[Wallet
         load_identity(Wallets(at.wallet_path, wallet_password=SecretStr("incorrect horse")))
 
     assert "horse" not in str(caught.value)
+
+
+def test_what_keeps_an_encrypted_hotkey_shut_is_said_and_a_plain_one_is_not_opened(
+    encrypted: tuple[Wallets, Identity], tmp_path: Path
+) -> None:
+    at, _ = encrypted
+    assert "WALLET_PASSWORD" in (password_trouble(Wallets(at.wallet_path)) or "")
+    plain = Wallets(tmp_path)
+    create_throwaway(plain.wallet_path, plain.wallet_name)
+    assert password_trouble(plain) is None
 
 
 @pytest.mark.parametrize("password", [None, SecretStr("")])
