@@ -51,7 +51,7 @@ def listed(jobs: Sequence[Job], width: int, now: float | None = None) -> Table:
             "state": job["state"],
             "what": going_on(job),
             "score": _scores(job["result"], 3) if job["result"] else "",
-            "time": time_left(job, now),
+            "time": when(job["ended_at"], seconds=False) if job["ended_at"] else time_left(job, now),
             "task": job["task_id"][:13],
             "submission": job["submission"]["repo"] if job["submission"] else "",
         }
@@ -78,7 +78,7 @@ def going_on(job: Job) -> str:
 
 def time_left(job: Job, now: float) -> str:
     if job["ended_at"] is not None:
-        return f"ended {when(job['ended_at'], seconds=False)}"
+        return f"ended {when(job['ended_at'])}"
     left = job["deadline_at"] - now
     return f"{show_seconds(left)} left" if left > 0 else "past its deadline"
 

@@ -242,13 +242,15 @@ def _tell(rows: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         say_json(rows)
         return
+    from rich.table import Table
     from rich.text import Text
 
-    console = terminal()
-    width = max(map(len, rows))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in rows.items():
-        line = Text(name.replace("_", " ").ljust(width + 2), "dim").append(_words(value), _style(name))
-        console.print(line, soft_wrap=True)
+        table.add_row(name.replace("_", " "), Text(_words(value), _style(name)))
+    terminal().print(table)
 
 
 def _words(value: Any) -> str:

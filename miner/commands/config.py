@@ -72,6 +72,7 @@ def _for_machines(value: Any) -> Any:
 
 def _print(settings: Settings) -> None:
     """A list and not a table: in a terminal of 80 columns a table leaves ten for the meaning."""
+    from rich.padding import Padding
     from rich.text import Text
 
     from miner.settings.reference import entries, plain
@@ -87,6 +88,6 @@ def _print(settings: Settings) -> None:
         style = "" if source == "default" else "bold green"
         line = Text(f"  {entry.variable} = ").append(shown, style).append(f"  ({source})", "dim")
         console.print(line, soft_wrap=True)
-        console.print(Text(f"      {entry.meaning}", "dim"), soft_wrap=True)
+        console.print(Padding(Text(entry.meaning, "dim"), (0, 0, 0, 6)))
     for warning in settings.warnings:
         console.print(Text(f"warning: {warning}", "yellow"), soft_wrap=True)

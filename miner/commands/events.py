@@ -85,12 +85,12 @@ def _line(event: EventRow) -> Table:
     from miner.job_view import when
 
     table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(width=14)
-    table.add_column(width=6)
+    table.add_column(no_wrap=True)
     table.add_column(min_width=20, no_wrap=True)
     table.add_column(overflow="fold")
+    alert = bool(event.data.get("alert"))
     job = event.data.get("job_id")
-    text = event.text if job is None else f"job {job}{': ' if event.text else ''}{event.text}"
-    mark = "ALERT" if event.data.get("alert") else ""
-    table.add_row(when(event.at), mark, event.kind, text, style="yellow" if mark else "")
+    about = f"job {job}" if job is not None else f"task {event.task_id}" if event.task_id else ""
+    words = ": ".join(word for word in ("ALERT" if alert else "", about, event.text) if word)
+    table.add_row(when(event.at), event.kind, words, style="yellow" if alert else "")
     return table

@@ -112,8 +112,8 @@ def _print_list(found: list[StoredOffer]) -> None:
     from miner.job_view import WIDE, cells, one_line_table
 
     console = terminal()
-    names = ["id", "came", "type", "model", "hours", "answer", "score", "because of", "became"]
-    names += ["why"] if console.width >= WIDE else []
+    names = ["id", "came", "type", "model", "hours", "answer", "outcome"]
+    names += ["score", "why"] if console.width >= WIDE else []
     table = one_line_table(*names, cut=("model", "why"), right=("id", "hours"))
     for one in found:
         decision = one.decision
@@ -125,14 +125,13 @@ def _print_list(found: list[StoredOffer]) -> None:
             "hours": f"{one.offer.hours_to_complete:g}",
             "answer": "accepted" if decision.accepted else "refused",
             "score": "" if decision.score is None else f"{decision.score:.3f}",
-            "because of": decision.failed[0].rule if decision.failed else "",
-            # Of a refused one the answer says as much.
-            "became": one.known.value if decision.accepted else "",
+            # What became of it, or the rule that it failed.
+            "outcome": decision.failed[0].rule if decision.failed else one.known.value,
             "why": decision.failed[0].text if decision.failed else "",
         }
         table.add_row(*cells(*(row[name] for name in names)))
     console.print(table)
-    if any(not one.decision.accepted for one in found):
+    if console.is_terminal and any(not one.decision.accepted for one in found):
         console.print("Times are UTC. Why an offer was refused: god-miner offers explain ID", style="dim")
 
 

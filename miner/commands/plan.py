@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from miner.commands.chosen import gpus_here, profile_places
-from miner.commands.output import say_json, terminal
+from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
     from core.data import DatasetFacts
@@ -96,7 +96,7 @@ def plan(
         before = _read_plan(Path(against)) if against.endswith(".json") else planned(_load(against, directories))
         _compare(before, found, as_json)
     elif as_json:
-        typer.echo(found.to_json())
+        say(found.to_json())
     else:
         for line in target.why:
             typer.echo(line)

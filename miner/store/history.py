@@ -42,6 +42,10 @@ SELECT * FROM events WHERE id > :after AND at >= :since AND (:job IS NULL OR tas
 """
 
 
+#: What has a place of its own in an event's text, or none.
+_NAMED = frozenset({"job_id", "attempt", "reason", "detail", "alert", "model_hash"})
+
+
 @dataclass(frozen=True, slots=True)
 class EventRow:
     id: int
@@ -56,7 +60,9 @@ class EventRow:
         if "text" in self.data:
             return str(self.data["text"])
         about = f"attempt {self.data['attempt']}" if "attempt" in self.data else ""
-        return ": ".join(word for word in (about, self.data.get("reason"), self.data.get("detail")) if word)
+        told = [about, self.data.get("reason"), self.data.get("detail")]
+        told += [str(value) for key, value in self.data.items() if key not in _NAMED and value is not None]
+        return ": ".join(word for word in told if word)
 
     def as_dict(self) -> dict[str, Any]:
         more = {key: value for key, value in self.data.items() if key not in ("alert", "text")}

@@ -70,7 +70,7 @@ def test_events_are_chosen(data_dir: Path, words: tuple[str, ...], expected: lis
 def test_events_say_what_happened_to_people_and_to_programs(data_dir: Path) -> None:
     lines = run().splitlines()
     assert lines[1].split(maxsplit=3)[2:] == ["attempt_ended", "job 1: attempt 1: oom: step 3"]
-    assert lines[2].split()[2:7] == ["ALERT", "job_failed", "job", "1:", "oom,"]
+    assert lines[2].split()[2:7] == ["job_failed", "ALERT:", "job", "1:", "oom,"]
     assert "\N{REPLACEMENT CHARACTER}[2J" in lines[2]
     assert max(map(len, lines)) <= 80
     (lost,) = json.loads(run("--kind", "gpu_lost", "--json"))

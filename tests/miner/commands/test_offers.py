@@ -67,9 +67,9 @@ def test_a_narrow_terminal_has_a_line_for_each_offer(data_dir: Path, monkeypatch
             answer(connection, long, NOON, decided(long, policy("h100x4"), now=NOON))
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("list").output.splitlines()
-    assert len(lines) == 1 + 3 + 1
+    assert len(lines) == 1 + 3
     assert max(map(len, lines)) <= 80
-    for line in lines[1:4]:
+    for line in lines[1:]:
         for words in ("10-01 12:00", "Instruct", "an-owner", "12.5", "refused", "hours"):
             assert words in line, line
 
