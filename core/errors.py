@@ -8,13 +8,17 @@ decided here but in `miner/api/errors.py`, and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GodMinerError(Exception):
     """The root: anything this project raises on purpose."""
 
     code: ClassVar[str] = "error"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {"code": self.code, "message": str(self)}
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,6 @@ class ConfigError(GodMinerError):
         self.problems = problems
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         super().__init__("\n".join([f"{source}: {count}", *(f"  - {problem}" for problem in problems)]))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "problems": [vars(problem) for problem in self.problems]}

@@ -1,9 +1,10 @@
 """What `god-miner eval` scores models on: a file that names a task's rows and how they are read.
 
-    {"dataset_type": {...}, "data": "rows.json"}            # and where it matters "era", "kl_coefficient"
+    {"dataset_type": {...}, "dataset": "rows.json"}         # and where it matters "era", "kl_coefficient"
 
-`dataset_type` as validators send it; `data` is looked for beside the file. A `run.json` of an attempt is as
-good: then the attempt's own data are scored on, which the model may have been trained on.
+`dataset_type` as validators send it; `dataset` (or `data`) is looked for beside the file. The task file of
+`god-miner run --task` will do: what only a training needs of it is left aside. So will a `run.json` of an
+attempt: then the attempt's own data are scored on, which the model may have been trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from core.errors import ConfigError, Problem
 from core.evaluation import Era
 from core.facts import Record
 from core.run_files import RunSpec
-from core.tasks import TASK_TYPE_OF, DatasetType, TaskType
+from core.tasks import TASK_TYPE_OF, DatasetType, FileFormat, TaskType
 
 
 class EvalTask(Record):
@@ -42,7 +43,7 @@ class EvalTask(Record):
         try:
             if "work_dir" in found:
                 return cls._of_run(RunSpec.model_validate(found), file)
-            task = cls.model_validate(found)
+            task = cls.model_validate(_rows_of(found, file))
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=False, include_input=False)
             problems = [
@@ -58,6 +59,20 @@ class EvalTask(Record):
             raise ConfigError(str(file), [Problem("task_type", str(spec.task_type), rule)])
         coefficient = spec.kl_coefficient
         return cls(dataset_type=spec.dataset, data=spec.data_path, era=spec.era, kl_coefficient=coefficient)
+
+
+#: What a task file says to a training alone.
+_OF_TRAINING = {"model", "model_folder", "hours_to_complete", "task_id", "expected_repo_name", "file_format"}
+
+
+def _rows_of(found: dict[str, Any], file: Path) -> dict[str, Any]:
+    kept = {key: value for key, value in found.items() if key not in _OF_TRAINING}
+    if "dataset" in kept and "data" not in kept:
+        kept["data"] = kept.pop("dataset")
+        if found.get("file_format") == FileFormat.HF or str(kept["data"]).startswith(("http://", "https://")):
+            rule = "is not on this machine; `eval` scores on a file of rows"
+            raise ConfigError(str(file), [Problem("dataset", str(kept["data"]), rule)])
+    return kept
 
 
 def _read(file: Path) -> dict[str, Any]:

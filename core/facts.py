@@ -39,3 +39,11 @@ RANKED = tuple(Confidence)
 
 def weakest(found: list[Confidence]) -> Confidence:
     return max(found, key=RANKED.index, default=Confidence.GUESS)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Without what would steer a terminal or turn the reading direction: everything that somebody else has
+    written passes here before it is shown."""
+    if text.isprintable():
+        return text
+    return "".join(one if one in keep or one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -149,6 +149,9 @@ class RunResult(Record):
     base: Score | None = None
     steps: int = Field(default=0, ge=0)
     seconds: float = Field(default=0.0, ge=0)
+    #: Of the optimizer steps: the median speed, and the peak of the fullest GPU.
+    tokens_s: float | None = None
+    memory_bytes: int | None = None
     #: Of an end without memory: "train", "evaluation" or "generation".
     moment: str | None = None
 

@@ -1,4 +1,4 @@
-"""Sizes, durations and parameter counts written as words: `75GB`, `90m`, `1.5h`, `13B`.
+"""Sizes, durations, moments and parameter counts written as words: `75GB`, `90m`, `1.5h`, `13B`.
 
 A bare number is refused on purpose: "75" may be megabytes to one reader and gigabytes to the next.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -78,6 +79,11 @@ def show_seconds(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
+
+
+def rfc3339(at: float) -> str:
+    """A moment as all JSON output writes it: UTC, with its zone."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def show_params(count: float) -> str:

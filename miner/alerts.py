@@ -28,14 +28,15 @@ class Alerts:
     def of_gpu(self, kind: str, text: str, gpu: str | None = None) -> None:
         self._tell(kind, text, **({"gpu": gpu} if gpu else {}))
 
-    def _tell(self, kind: str, text: str, **more: str) -> None:
+    def _tell(self, kind: str, text: str, **more: object) -> None:
         if kind in _GOOD:
             log.info("%s: %s", kind, text)
         else:
             self._metrics.alerts.labels(kind).inc()
             log.warning("alert %s: %s", kind, text)
+            more["alert"] = True
         try:
-            self._books.note(kind, text=text, **more).add_done_callback(_forgiven)
+            self._books.note(kind, None, text=text, **more).add_done_callback(_forgiven)
         except StoreUnavailable:  # before the books are open, after they are closed, or when the disk is full
             log.debug("the alert %s is not in the books", kind)
 

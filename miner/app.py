@@ -160,6 +160,7 @@ class Daemon:
             },
             "policy": self.judge.policy.name,
             "profile": self.judge.profile.name,
+            **self.judge.problems,
             "doubted_clock_seconds": self.clock.doubted_seconds,
             "books": await asyncio.to_thread(self.books.summary),
             "live_nonces": len(self.nonces),

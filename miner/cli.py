@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
+from typer._click.exceptions import ClickException
 
-from core.errors import GodMinerError
+from core.errors import ConfigError, GodMinerError
 from miner import __version__
 from miner.commands import (
     chain,
     config,
     dev,
     doctor,
+    events,
     fleet,
     images,
     jobs,
@@ -25,6 +28,7 @@ from miner.commands import (
     train,
 )
 from miner.commands.eval import evaluate
+from miner.commands.output import say, say_error, say_json
 from miner.commands.plan import plan
 from miner.commands.publish import publish
 from miner.commands.run import run
@@ -49,6 +53,7 @@ app.add_typer(profile.app, name="profile")
 app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")
+app.command(name="events")(events.events)
 app.add_typer(offers.app, name="offers")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
@@ -69,9 +74,20 @@ def root(
 
 
 def main() -> None:
-    """The console script: an error on purpose is one line, not a traceback."""
+    """The console script: an error on purpose is one line, not a traceback, and JSON where that was asked."""
+    as_json = "--json" in sys.argv[1:]
     try:
-        app()
+        code = app(standalone_mode=False)
     except GodMinerError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(1) from None
+        say_error(error, as_json=as_json)
+        code = os.EX_CONFIG if isinstance(error, ConfigError) else 1
+    except ClickException as error:
+        if as_json:
+            say_json({"error": {"code": "usage", "message": error.format_message()}}, line=True)
+        else:
+            error.show()
+        code = error.exit_code
+    except typer.Abort:
+        say("Aborted!", err=True)
+        code = 1
+    raise SystemExit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -11,81 +10,80 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from core.units import show_bytes, show_seconds
+from miner.commands.output import say_json
+from miner.terminal import Terminal
 
 #: Where nobody watches, steps are told this often.
 QUIET_SECONDS = 10.0
-_NOTES = 6
+#: More often than the countdowns change, so that no second is left out.
+_DRAWN_PER_SECOND = 2
 
 
 class Display:
-    """Fed with events: a "job" event's data is a whole picture, a "note" event's one sentence."""
+    """Fed with events: a "job" event's data is a whole picture, a "note" event's one sentence. On a terminal
+    notes scroll by, and the picture below them is drawn anew every second: its countdowns go on while the
+    job is silent."""
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Terminal()
         self._as_json = as_json
         self._job: dict[str, Any] = {}
-        self._notes: list[str] = []
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
-        watched = self._console.is_terminal and not as_json
-        self._live = Live(console=self._console, auto_refresh=False) if watched else None
+        self.live: Live | None = None
+        if self._console.is_terminal and not as_json:
+            self.live = Live(
+                console=self._console,
+                get_renderable=self._picture,
+                refresh_per_second=_DRAWN_PER_SECOND,
+                redirect_stderr=sys.stderr.isatty(),
+            )
 
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
+        if self.live is not None:
+            self.live.start()
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self.live is not None:
+            self._job = {}  # the page of the job's end follows
+            self.live.stop()
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
         if self._as_json:
-            sys.stdout.write(json.dumps({"event": kind, **data}) + "\n")
+            say_json({"event": kind, **data}, line=True)
             sys.stdout.flush()
         elif kind == "note":
-            self._note(data["text"])
+            self._console.print(data["text"], soft_wrap=self.live is None)
         elif kind == "job":
             self._job = data
-            self._show()
+            if self.live is None:
+                self._tell()
 
-    @property
-    def job(self) -> dict[str, Any]:
-        return self._job
-
-    def _note(self, text: str) -> None:
-        if self._live is None:
-            self._console.print(text, markup=False, soft_wrap=True)
-            return
-        self._notes = [*self._notes, text][-_NOTES:]
-        self._show()
-
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.update(Group(*self._lines()), refresh=True)
-            return
+    def _tell(self) -> None:
         now, job = time.monotonic(), self._job
         said = (job["state"], job["stage"], job["attempt"], job["trouble"])
         if said != self._said or now - self._said_at >= QUIET_SECONDS:
             self._said, self._said_at = said, now
-            self._console.print(" · ".join(_words(job)), markup=False, soft_wrap=True)
+            self._console.print(" · ".join(_words(job)), soft_wrap=True)
+
+    def _picture(self) -> RenderableType:
+        return Group(*self._lines())
 
     def _lines(self) -> Iterable[RenderableType]:
-        yield from (escape(note) for note in self._notes)
         if not self._job:
             return
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in _facts(self._job):
-            table.add_row(name, value if not isinstance(value, str) else escape(value))
+            table.add_row(name, value)
         yield table
 
 

@@ -12,10 +12,10 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from core.units import rfc3339
 from miner.redact import HIDDEN, Redactor
 
 if TYPE_CHECKING:
@@ -39,17 +39,29 @@ _NEEDS_QUOTES = re.compile(r"""[\s="']|^$""")
 _DEEPEST = 6
 
 
-def configure(settings: Settings, stream: TextIO | None = None) -> None:
-    """Sends every logger to one stream (stderr) in the wanted format. Later calls replace earlier ones."""
+def configure(
+    settings: Settings, stream: TextIO | None = None, *, split: bool = False, least: int = logging.NOTSET
+) -> None:
+    """Sends every logger to one stream (stderr) in the wanted format. Later calls replace earlier ones.
+
+    `split` is the daemon's way: what is no warning goes to stdout, since pm2 shows stderr as errors. `least`:
+    nothing below that level, where a live view says the rest.
+    """
     global _redact
     _redact = Redactor(settings.secrets())
-    target = sys.stderr if stream is None else stream
-    handler = _Handler(target)
-    handler.setFormatter(_formatter(settings.log_format, target))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
-    root.addHandler(handler)
+    target = sys.stderr if stream is None else stream
+    wanted = [(target, max(least, logging.WARNING if split else logging.NOTSET))]
+    wanted += [(sys.stdout, logging.NOTSET)] if split else []
+    for place, level in wanted:
+        handler = _Handler(place)
+        handler.setLevel(level)
+        handler.setFormatter(_formatter(settings.log_format, place))
+        if place is not target:
+            handler.addFilter(lambda record: record.levelno < logging.WARNING)
+        root.addHandler(handler)
     root.setLevel(settings.log_level)
     _take_over(settings.log_level)
 
@@ -153,8 +165,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: Tr
 
 
 def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(record.created)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 from core.errors import GodMinerError
 from core.eval_task import EvalTask
-from core.facts import Record
+from core.facts import Record, printable
 from core.rewarded import normalised, standing
 from core.run_files import RunSpec
 from core.tasks import DatasetType, GrpoDataset, TaskType
@@ -238,9 +239,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_rewards=given.allow_rewards,
         )
     except GodMinerError as error:
-        sys.stderr.write(f"{error}\n")
+        if given.json:
+            sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
+        else:
+            sys.stderr.write(printable(f"{error}\n"))
         return 1
-    sys.stdout.write((report.model_dump_json(indent=2) if given.json else table(report)) + "\n")
+    shown = report.model_dump_json(indent=2) if given.json else printable(table(report))
+    sys.stdout.write(f"{shown}\n")
     return 0
 
 

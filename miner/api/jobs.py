@@ -22,6 +22,7 @@ from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.settings import Settings
 from miner.settings.values import is_loopback
 from miner.store import work
+from miner.store.work import JobRow
 
 #: Without a line now and then a proxy, or a laptop that slept, would hold a dead stream for ever.
 HEARTBEAT_SECONDS = 15.0
@@ -91,8 +92,12 @@ async def list_jobs(
     open_only: Annotated[bool, Query(alias="open")] = False,
 ) -> dict[str, Any]:
     """The newest first, with what is going on in those that are worked on."""
-    rows = await daemon.book.read(lambda db: work.newest_jobs(db, limit, only_open=open_only))
-    return {"jobs": [shown.line(row, daemon.live(row.id)) for row in rows]}
+
+    def query(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        rows = work.newest_jobs(db, limit, only_open=open_only)
+        return [shown.line(db, row, daemon.live(row.id)) for row in rows]
+
+    return {"jobs": await daemon.book.read(query)}
 
 
 async def show_job(job: str, daemon: TheDaemon) -> dict[str, Any]:
@@ -115,12 +120,12 @@ async def start_job(request: Request, jobs: TheJobs) -> dict[str, Any]:
 
 async def cancel_job(job: str, jobs: TheJobs) -> dict[str, Any]:
     """End it; what is published stays."""
-    return shown.line(await jobs.cancel(await _id_of(jobs.parts.book, job)))
+    return await _line(jobs, await jobs.cancel(await _id_of(jobs.parts.book, job)))
 
 
 async def retry_job(job: str, jobs: TheJobs) -> dict[str, Any]:
     """Another life for a failed or cancelled job, while there is time."""
-    return shown.line(await jobs.retry(await _id_of(jobs.parts.book, job)))
+    return await _line(jobs, await jobs.retry(await _id_of(jobs.parts.book, job)))
 
 
 async def job_log(
@@ -185,6 +190,10 @@ async def _picture(jobs: Jobs, job_id: int) -> str:
         row = await jobs.parts.book.load(job_id)
         live = jobs.live(job_id) or Live.of(row)
     return jobs.parts.bus.now("job", job_id, live.as_dict()).as_text()
+
+
+async def _line(jobs: Jobs, row: JobRow) -> dict[str, Any]:
+    return await jobs.parts.book.read(lambda db: shown.line(db, row))
 
 
 async def _id_of(book: JobBook, word: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from miner.commands.chosen import gpus_here
+from miner.commands.output import say_json, terminal
 
 if TYPE_CHECKING:
     from core.hardware import Hardware
@@ -94,8 +94,8 @@ def _profile(
     """One for all policies, and why. `ConfigError` for one that is made for other machinery."""
     from core.errors import ConfigError, Problem
     from core.hardware import parse_gpus
-    from miner.offers.policies.choice import Chosen, profile_in_force
     from core.profile.load import load_profile
+    from miner.offers.policies.choice import Chosen, profile_in_force
 
     first = policies[0]
     chosen = Chosen(name, "--profile") if name else profile_in_force(settings, first, hardware)
@@ -162,33 +162,29 @@ def _entry(stored: StoredOffer) -> Entry:
 
 
 def _show(runs: Sequence[Run], profile: str, as_json: bool) -> None:
-    from rich.console import Console
-
     from miner.backtest_view import as_data, pages
     from miner.offers.backtest import differences
 
     if as_json:
-        typer.echo(json.dumps([{**as_data(run), "profile": profile} for run in runs], indent=2))
+        say_json([{**as_data(run), "profile": profile} for run in runs])
         return
     changes = differences(runs[-2], runs[-1]) if len(runs) > 1 else []
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     for page in pages(runs, changes):
         console.print(page)
 
 
 def _explain(runs: Sequence[Run], which: str, stored: Sequence[StoredOffer], as_json: bool) -> None:
     """What each run made of one offer, with all that it had accepted before."""
-    from rich.console import Console
-
     from miner.decision_view import as_data, heading
     from miner.decision_view import pages as decision_pages
 
     found = [(run.summary.name, _find(run, which, stored)) for run in runs]
     if as_json:
         data = {name: as_data(entry.offered.offer, entry.decision) for name, entry in found}
-        typer.echo(json.dumps(data, indent=2))
+        say_json(data)
         return
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     console.print(heading(found[0][1].offered.offer))
     for name, entry in found:
         console.print(f"\n{name}", style="bold underline")

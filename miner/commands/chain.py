@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from core.errors import ConfigError, GodMinerError, Problem
+from miner.commands.output import say, say_error, say_json, terminal
 
 if TYPE_CHECKING:
     from miner.chain.base import Metagraph, Node, PublishResult
@@ -89,7 +89,7 @@ def publish_ip(
     try:
         address, port = _wanted_address(settings, ip, port)
         if unreachable_for_fiber(address):
-            typer.echo(f"warning: validators can't call an IPv6 address like {address}", err=True)
+            say(f"warning: validators can't call an IPv6 address like {address}", err=True)
         _confirm(f"Publish {address} port {port} on subnet {settings.netuid}?", yes, as_json)
         result = _publish(settings, address, port)
     except GodMinerError as error:
@@ -234,25 +234,23 @@ def _problem(where: str, rule: str) -> ConfigError:
 
 
 def _fail(error: GodMinerError, as_json: bool) -> NoReturn:
-    if as_json:
-        typer.echo(json.dumps({"error": {"code": error.code, "message": str(error)}}, indent=2))
-    else:
-        typer.echo(str(error), err=True)
+    say_error(error, as_json=as_json)
     raise typer.Exit(exit_code(error))
 
 
 def _tell(rows: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
-    from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    width = max(map(len, rows))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in rows.items():
-        line = Text(name.replace("_", " ").ljust(width + 2), "dim").append(_words(value), _style(name))
-        console.print(line, soft_wrap=True)
+        table.add_row(name.replace("_", " "), Text(_words(value), _style(name)))
+    terminal().print(table)
 
 
 def _words(value: Any) -> str:

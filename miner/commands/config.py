@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from core.errors import ConfigError
+from miner.commands.output import say, say_error, say_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
@@ -26,10 +26,10 @@ def show(as_json: AsJson = False) -> None:
     try:
         settings = load_settings()
     except ConfigError as error:
-        _report(error, as_json)
+        say_error(error, as_json=as_json)
         raise typer.Exit(os.EX_CONFIG) from None
     if as_json:
-        typer.echo(json.dumps(_as_json(settings), indent=2))
+        say_json(_as_json(settings))
     else:
         _print(settings)
 
@@ -39,7 +39,7 @@ def env() -> None:
     """Print .env.example: every setting with its meaning and default."""
     from miner.settings.reference import env_example
 
-    typer.echo(env_example(), nl=False)
+    say(env_example(), nl=False)
 
 
 @app.command()
@@ -47,15 +47,7 @@ def docs() -> None:
     """Print docs/settings.md."""
     from miner.settings.reference import settings_page
 
-    typer.echo(settings_page(), nl=False)
-
-
-def _report(error: ConfigError, as_json: bool) -> None:
-    if as_json:
-        problems = [vars(problem) for problem in error.problems]
-        typer.echo(json.dumps({"code": error.code, "problems": problems}, indent=2))
-    else:
-        typer.echo(str(error), err=True)
+    say(settings_page(), nl=False)
 
 
 def _as_json(settings: Settings) -> dict[str, Any]:
@@ -80,12 +72,12 @@ def _for_machines(value: Any) -> Any:
 
 def _print(settings: Settings) -> None:
     """A list and not a table: in a terminal of 80 columns a table leaves ten for the meaning."""
-    from rich.console import Console
+    from rich.padding import Padding
     from rich.text import Text
 
     from miner.settings.reference import entries, plain
 
-    console = Console(highlight=False)
+    console = terminal()
     section = ""
     for entry in entries():
         if entry.section != section:
@@ -96,6 +88,6 @@ def _print(settings: Settings) -> None:
         style = "" if source == "default" else "bold green"
         line = Text(f"  {entry.variable} = ").append(shown, style).append(f"  ({source})", "dim")
         console.print(line, soft_wrap=True)
-        console.print(Text(f"      {entry.meaning}", "dim"), soft_wrap=True)
+        console.print(Padding(Text(entry.meaning, "dim"), (0, 0, 0, 6)))
     for warning in settings.warnings:
         console.print(Text(f"warning: {warning}", "yellow"), soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from core.errors import ConfigError
+from miner.commands.output import say_json, terminal
 
 if TYPE_CHECKING:
     from miner.doctor import Finding
@@ -31,7 +31,7 @@ def doctor(
     findings = _findings()
     if as_json:
         shown = [finding.as_dict() for finding in findings]
-        typer.echo(json.dumps({"healthy": is_healthy(findings), "findings": shown}, indent=2))
+        say_json({"healthy": is_healthy(findings), "findings": shown})
     else:
         _print(findings)
     if not is_healthy(findings):
@@ -70,11 +70,10 @@ def _quiet_logs(settings: Settings) -> None:
 
 def _print(findings: list[Finding]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = terminal()
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     table.add_column("Looked at", overflow="fold")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from core.errors import ConfigError, GodMinerError
+from miner.commands.output import say_error, say_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
@@ -40,7 +40,7 @@ def show(as_json: AsJson = False) -> None:
     except GodMinerError as error:
         _fail(error, as_json)
     if as_json:
-        typer.echo(json.dumps(page, indent=2))
+        say_json(page)
     else:
         _print(page)
     usable = any(card["out"] is None for card in page["cards"])
@@ -60,21 +60,16 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
 
 
 def _fail(error: GodMinerError, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"error": {"code": error.code, "message": str(error)}}, indent=2))
-    else:
-        typer.echo(str(error), err=True)
+    say_error(error, as_json=as_json)
     raise typer.Exit(os.EX_CONFIG if isinstance(error, ConfigError) else 1)
 
 
 def _print(page: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     if not page["daemon"]:
-        console.print(page["why"], style="yellow", markup=False, soft_wrap=True)
+        console.print(page["why"], style="yellow", soft_wrap=True)
     if page["trouble"]:
-        console.print(page["trouble"], style="red", markup=False, soft_wrap=True)
+        console.print(page["trouble"], style="red", soft_wrap=True)
     console.print(_cards(page))
     if page["claims"]:
         console.print(_claims(page))

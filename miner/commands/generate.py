@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from miner.commands.output import say
+
 
 def generate(
     days: Annotated[float, typer.Option(min=0.01, max=366, help="How long a stretch.")] = 7,
@@ -35,8 +37,8 @@ def generate(
     lines = (to_line(one) for one in stream(seed, days=days, per_day=per_day, start=at))
     if write is None:
         for line in lines:
-            typer.echo(line)
+            say(line)
         return
     text = "".join(f"{line}\n" for line in lines)
     write.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {write}: {text.count(chr(10))} offers", err=True)
+    say(f"wrote {write}: {text.count(chr(10))} offers", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.errors import ConfigError, GodMinerError
+from core.errors import GodMinerError
+from miner.commands.output import say, say_json
 
 if TYPE_CHECKING:
     from miner.engines.docker.looking import Look
@@ -30,7 +30,7 @@ def list_images(which: Which = None, as_json: AsJson = False) -> None:
     """What is there, and whether it is what was built here."""
     looks = _look(_settings(), which)
     if as_json:
-        typer.echo(json.dumps([look.as_dict() for look in looks], indent=2))
+        say_json([look.as_dict() for look in looks])
     else:
         _print(looks)
 
@@ -49,13 +49,13 @@ def check(which: Which = None, as_json: AsJson = False) -> None:
         usable = problem is None
         found.append({**look.as_dict(), "usable": usable, "needed": look.short in needed, "problem": problem})
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say_json(found)
     else:
         for image in found:
             use = "" if image["needed"] else " (the policy accepts no task for it)"
-            typer.echo(f"{image['short']}: {image['name']}: {image['problem'] or image['text']}{use}")
+            say(f"{image['short']}: {image['name']}: {image['problem'] or image['text']}{use}")
             if image["fix"] and image["needed"]:
-                typer.echo(f"  → {image['fix']}")
+                say(f"  → {image['fix']}")
     if not all(image["usable"] or not image["needed"] for image in found):
         raise typer.Exit(1)
 
@@ -78,11 +78,11 @@ def prune(
             removed.append({"id": build.id, "size_bytes": build.size_bytes, "kept_because": problem})
             if not as_json:
                 done = "would be removed" if dry_run else problem or "removed"
-                typer.echo(f"{build.id.removeprefix('sha256:')[:12]} {build.size_bytes / 1e9:.1f} GB: {done}")
+                say(f"{build.id.removeprefix('sha256:')[:12]} {build.size_bytes / 1e9:.1f} GB: {done}")
     if as_json:
-        typer.echo(json.dumps(removed, indent=2))
+        say_json(removed)
     elif not removed:
-        typer.echo("There are no earlier builds.")
+        say("There are no earlier builds.")
 
 
 @app.command()
@@ -115,23 +115,19 @@ def build(
                 root=root,
                 arguments=_arguments(argument or []),
                 network=network,
-                told=lambda line: typer.echo(line, err=True),
+                told=lambda line: say(line, err=True),
             )
             pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
             if not as_json:
-                typer.echo(f"{short}: {pin.name} is {pin.id}")
+                say(f"{short}: {pin.name} is {pin.id}")
     if as_json:
-        typer.echo(json.dumps(pins, indent=2))
+        say_json(pins)
 
 
 def _settings() -> Settings:
     from miner.settings import load_settings
 
-    try:
-        return load_settings()
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(78) from None
+    return load_settings()
 
 
 def _look(settings: Settings, which: list[str] | None) -> list[Look]:
@@ -196,6 +192,6 @@ def _print(looks: list[Look]) -> None:
     for look in looks:
         size = f", {look.size_bytes / 1e9:.1f} GB" if look.size_bytes else ""
         which = f" ({look.id.removeprefix('sha256:')[:12]}{size})" if look.id else ""
-        typer.echo(f"{look.short}: {look.name}{which}: {look.text}")
+        say(f"{look.short}: {look.name}{which}: {look.text}")
         if look.fix:
-            typer.echo(f"  → {look.fix}")
+            say(f"  → {look.fix}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
@@ -29,8 +30,6 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """The newest jobs: what they do at the moment, how they ended, what is published."""
-    from rich.console import Console
-
     from miner.job_view import listed
     from miner.jobs import shown
     from miner.running import NoDaemon, ask
@@ -43,26 +42,25 @@ def list_jobs(
     except NoDaemon:
         found = _read(
             settings,
-            lambda db: [shown.line(row) for row in work.newest_jobs(db, limit, only_open=open_only)],
+            lambda db: [shown.line(db, row) for row in work.newest_jobs(db, limit, only_open=open_only)],
         )
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say_json(found)
     else:
-        Console(highlight=False).print(listed(found))
+        console = terminal()
+        console.print(listed(found, console.width))
 
 
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
     """Everything of a job: its attempts, its steps, why it ended, and what the validator sees of it."""
-    from rich.console import Console
-
     from miner.job_view import pages
 
     found = _job(_settings(), which)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
-    console = Console(highlight=False)
+    console = terminal()
     for page in pages(found):
         console.print(page)
 
@@ -83,9 +81,9 @@ def logs(
     piece = last_lines(row, lines)
     while True:
         if as_json and (piece.text or not follow):
-            typer.echo(json.dumps(piece.as_dict()))
+            say_json(piece.as_dict(), line=True)
         elif not as_json:
-            typer.echo(piece.text, nl=False)
+            typer.echo(piece.text, nl=False)  # cleaned where it was read
         if not follow:
             return
         time.sleep(_LOOK_SECONDS)
@@ -122,7 +120,10 @@ def replay(which: Which, attempt: Number = None, as_json: AsJson = False) -> Non
     settings = _settings()
     row = attempt_of(_attempts(settings, which), attempt)
     found = Replay.of(Attempt.load(row), settings)
-    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else found.script())
+    if as_json:
+        say_json(found.as_dict())
+    else:
+        say(found.script())
 
 
 def _change(which: str, what: str) -> dict[str, Any]:
@@ -135,9 +136,9 @@ def _change(which: str, what: str) -> dict[str, Any]:
 
 def _say(job: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(job, indent=2))
+        say_json(job)
     else:
-        typer.echo(f"job {job['id']} ({job['task_id']}) is {job['state']}")
+        say(f"job {job['id']} ({job['task_id']}) is {job['state']}")
 
 
 def _job(settings: Settings, which: str) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from core.errors import ConfigError
+from miner.commands.output import say, say_json
 
 if TYPE_CHECKING:
     from miner.jobs.inputs.cache import ModelCache, Snapshot
@@ -34,13 +32,13 @@ def list_models(as_json: AsJson = False) -> None:
     total = sum(row["bytes"] for row in rows)
     if as_json:
         found = {"folder": str(cache.folder), "bytes": total, "quota": int(cache.quota), "models": rows}
-        typer.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
     for row in rows:
         commit = row["commit"][:10] if row["commit"] else "unfinished"
         jobs = f"  needed by job {', '.join(map(str, row['jobs']))}" if row["jobs"] else ""
-        typer.echo(f"{_size(row['bytes']):>10}  {_ago(row['used_at']):>14}  {row['model']} {commit}{jobs}")
-    typer.echo(f"{_size(total):>10}  of {_size(cache.quota)} (MODEL_CACHE_BYTES) in {cache.folder}")
+        say(f"{_size(row['bytes']):>10}  {_ago(row['used_at']):>14}  {row['model']} {commit}{jobs}")
+    say(f"{_size(total):>10}  of {_size(cache.quota)} (MODEL_CACHE_BYTES) in {cache.folder}")
 
 
 @app.command()
@@ -62,9 +60,9 @@ def fetch(
         raise typer.BadParameter(f"{image!r} is no type of image models; there are {known}") from None
     path, facts = asyncio.run(_fetched(settings, model, kind, Redactor(settings.secrets()), as_json))
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "facts": facts.model_dump(mode="json")}, indent=2))
+        say_json({"path": str(path), "facts": facts.model_dump(mode="json")})
     else:
-        typer.echo(f"{model}: {show_params(facts.params_total)} parameters, {facts.architecture}, in {path}")
+        say(f"{model}: {show_params(facts.params_total)} parameters, {facts.architecture}, in {path}")
 
 
 @app.command()
@@ -89,14 +87,14 @@ def prune(
     gone = cache.prune(left, models or (), dry_run)
     if as_json:
         rows = [{"model": one.model, "commit": one.commit, "bytes": one.bytes} for one in gone]
-        typer.echo(json.dumps({"removed": not dry_run, "models": rows}, indent=2))
+        say_json({"removed": not dry_run, "models": rows})
         return
     for one in gone:
-        typer.echo(f"{_size(one.bytes):>10}  {one.model} {(one.commit or 'unfinished')[:10]}")
+        say(f"{_size(one.bytes):>10}  {one.model} {(one.commit or 'unfinished')[:10]}")
     what = "would be removed" if dry_run else "removed"
-    typer.echo(f"{_size(sum(one.bytes for one in gone)):>10}  {what}")
+    say(f"{_size(sum(one.bytes for one in gone)):>10}  {what}")
     for model in sorted(set(models or ()) - {one.model for one in gone}):
-        typer.echo(f"{model} is not there, or is needed right now: see `god-miner models list`", err=True)
+        say(f"{model} is not there, or is needed right now: see `god-miner models list`", err=True)
 
 
 async def _fetched(settings: Settings, model: str, kind: Any, redact: Any, quiet: bool) -> tuple[Path, Any]:
@@ -108,7 +106,7 @@ async def _fetched(settings: Settings, model: str, kind: Any, redact: Any, quiet
         nonlocal told
         if not quiet and time.monotonic() - told > 2:
             told = time.monotonic()
-            typer.echo(f"{_size(did)} of {_size(total) if total else '?'}", err=True)
+            say(f"{_size(did)} of {_size(total) if total else '?'}", err=True)
 
     done = await JobInputs(settings, redact).fetch_model(model, kind, tell)
     return done.path, done.facts
@@ -117,11 +115,7 @@ async def _fetched(settings: Settings, model: str, kind: Any, redact: Any, quiet
 def _settings() -> Settings:
     from miner.settings import load_settings
 
-    try:
-        return load_settings()
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(os.EX_CONFIG) from None
+    return load_settings()
 
 
 def _cache(settings: Settings) -> ModelCache:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
     from miner.offers.reading import StoredOffer
@@ -38,7 +39,7 @@ def list_offers(
     with reading(load_settings().data_dir) as connection:
         found = stored_offers(connection, since=start, accepted=accepted, most=most)
     if as_json:
-        typer.echo(json.dumps([_brief(one) for one in found], indent=2))
+        say_json([_brief(one) for one in found])
         return
     _print_list(found)
 
@@ -48,24 +49,24 @@ def show(which: Which, as_json: AsJson = False) -> None:
     """One offer as it came, what was answered to it, and what became of it."""
     one = _stored(which)
     if as_json:
-        typer.echo(json.dumps(_brief(one), indent=2))
+        say_json(_brief(one))
         return
     for name, value in _brief(one).items():
-        typer.echo(f"{name.replace('_', ' '):14} {'–' if value is None else value}")
+        if name.endswith("_at"):
+            value = f"{_when(value)} UTC"
+        say(f"{name.replace('_', ' '):14} {'–' if value is None else value}")
 
 
 @app.command()
 def explain(which: Which, as_json: AsJson = False) -> None:
     """Why an offer was accepted or refused: every rule, every factor, and what would have to change."""
-    from rich.console import Console
-
     from miner.decision_view import as_data, heading, pages
 
     one = _stored(which)
     if as_json:
-        typer.echo(json.dumps(as_data(one.offer, one.decision), indent=2))
+        say_json(as_data(one.offer, one.decision))
         return
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     what = f"start without an accepted offer (job {one.number})" if one.is_start else f"offer {one.number}"
     console.print(f"{what}, {_when(one.received_at)} UTC, from {one.validator}: {one.known.value}")
     console.print(f"{heading(one.offer)}\n")
@@ -86,8 +87,8 @@ def _brief(one: StoredOffer) -> dict[str, Any]:
     failed = [reason.text for reason in decision.failed]
     return {
         "id": None if one.is_start else one.number,
-        "received_at": _when(one.received_at),
-        "decided_at": _when(one.decided_at),
+        "received_at": one.received_at,
+        "decided_at": one.decided_at,
         "validator": one.validator,
         "task_id": one.offer.task_id,
         "task_type": one.offer.task_type.value,
@@ -108,26 +109,30 @@ def _brief(one: StoredOffer) -> dict[str, Any]:
 
 
 def _print_list(found: list[StoredOffer]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from miner.job_view import WIDE, cells, one_line_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "came (UTC)", "task", "model", "hours", "answer", "score", "because of", "became"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("id", "hours") else "left")
+    console = terminal()
+    names = ["id", "came", "type", "model", "hours", "answer", "outcome"]
+    names += ["score", "why"] if console.width >= WIDE else []
+    table = one_line_table(*names, cut=("model", "why"), right=("id", "hours"))
     for one in found:
         decision = one.decision
-        table.add_row(
-            str(one.number),
-            _when(one.received_at),
-            one.offer.task_type.value,
-            one.offer.model,
-            f"{one.offer.hours_to_complete:g}",
-            "accepted" if decision.accepted else "refused",
-            "" if decision.score is None else f"{decision.score:.3f}",
-            decision.failed[0].text if decision.failed else "",
-            one.known.value,
-        )
-    Console(markup=False, highlight=False).print(table)
+        row = {
+            "id": str(one.number),
+            "came": _when(one.received_at)[5:-3],
+            "type": one.offer.task_type.value.removesuffix("Task").removesuffix("Text"),
+            "model": one.offer.model,
+            "hours": f"{one.offer.hours_to_complete:g}",
+            "answer": "accepted" if decision.accepted else "refused",
+            "score": "" if decision.score is None else f"{decision.score:.3f}",
+            # What became of it, or the rule that it failed.
+            "outcome": decision.failed[0].rule if decision.failed else one.known.value,
+            "why": decision.failed[0].text if decision.failed else "",
+        }
+        table.add_row(*cells(*(row[name] for name in names)))
+    console.print(table)
+    if console.is_terminal and any(not one.decision.accepted for one in found):
+        console.print("Times are UTC. Why an offer was refused: god-miner offers explain ID", style="dim")
 
 
 def _when(at: float) -> str:

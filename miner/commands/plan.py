@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from miner.commands.chosen import gpus_here, profile_places
+from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
     from core.data import DatasetFacts
@@ -95,7 +96,7 @@ def plan(
         before = _read_plan(Path(against)) if against.endswith(".json") else planned(_load(against, directories))
         _compare(before, found, as_json)
     elif as_json:
-        typer.echo(found.to_json())
+        say(found.to_json())
     else:
         for line in target.why:
             typer.echo(line)
@@ -245,27 +246,21 @@ def _load(name: str, directories: list[Path] | None) -> LoadedProfile:
 
 
 def _show(found: TrainingPlan) -> None:
-    from rich.console import Console
-
     from miner.plan_view import pages
 
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     for page in pages(found, console.width):
         console.print(page)
 
 
 def _compare(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
-    import json
-
-    from rich.console import Console
-
     from miner.plan_compare import differences
     from miner.plan_view import comparison
 
     if as_json:
-        typer.echo(json.dumps([one._asdict() for one in differences(before, after)], indent=2))
+        say_json([one._asdict() for one in differences(before, after)])
         return
-    console = Console(markup=False, highlight=False)
+    console = terminal()
     for page in comparison(before, after):
         console.print(page)
 

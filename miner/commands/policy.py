@@ -12,6 +12,7 @@ import typer
 from miner.commands.backtest import backtest
 from miner.commands.chosen import chosen_here, policy_places, profile_places, tell_where_not_in_force
 from miner.commands.generate import generate
+from miner.commands.output import terminal
 
 if TYPE_CHECKING:
     from core.profile.explain import Finding
@@ -213,7 +214,6 @@ def _shown(value: Any) -> str:
 
 
 def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -221,7 +221,7 @@ def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None
         table.add_column(key, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(markup=False, highlight=False).print(table)
+    terminal().print(table)
 
 
 def _print_json(data: Any) -> None:

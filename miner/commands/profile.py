@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.commands.chosen import chosen_here, profile_places, tell_where_not_in_force
+from miner.commands.output import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -279,9 +280,7 @@ def _table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def _print_table(table: Table) -> None:
-    from rich.console import Console
-
-    Console(markup=False, highlight=False).print(table)
+    terminal().print(table)
 
 
 def _print_json(data: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.commands.output import say, say_json, terminal
 from miner.commands.submission import AsJson, BaseFolder, Folder, Kind, Model, task_type_of
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ def publish(
 
     settings = load_settings()
     outgoing = _outgoing(folder, _checked_name(repo), model, base, task_type, minutes)
-    publisher = HubPublisher(PublishTo.of(settings), noted=lambda _, text: typer.echo(text, err=True))
+    publisher = HubPublisher(PublishTo.of(settings), noted=lambda _, text: say(text, err=True))
     try:
         made = asyncio.run(_published(publisher, outgoing))
     finally:
         publisher.forget(outgoing.job_id)
     if as_json:
-        typer.echo(json.dumps({"repo": made.repo, "model_hash": made.model_hash}))
+        say_json({"repo": made.repo, "model_hash": made.model_hash}, line=True)
     else:
-        typer.echo(f"{made.repo}\nmodel_hash {made.model_hash}")
+        say(f"{made.repo}\nmodel_hash {made.model_hash}")
 
 
 def _checked_name(repo: str) -> str:
@@ -86,11 +86,10 @@ def _outgoing(
 
 
 async def _published(publisher: HubPublisher, outgoing: Outgoing) -> MinerSubmission:
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description:7}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
+    console = terminal(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
         known = {what: bars.add_task(what, total=None, visible=False) for what in ("check", "upload")}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.errors import ConfigError
+from miner.commands.output import say_json, terminal
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
 
 
 def run(
@@ -28,43 +31,39 @@ def run(
 ) -> None:
     """Answer validators until a signal ends it. Settings come from the environment and .env."""
     from miner import logs
-    from miner.server import ExitCode
     from miner.settings import load_settings
 
-    try:
-        settings = load_settings()
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(ExitCode.CONFIG) from None
-    logs.configure(settings)
+    settings = load_settings()
+    logs.configure(settings, split=task is None)
     if task is not None:
-        raise typer.Exit(_one(task, as_json))
+        raise typer.Exit(_one(settings, task, as_json))
     from miner.server import run as serve
 
     raise typer.Exit(serve(settings))
 
 
-def _one(file: Path, as_json: bool) -> int:
+def _one(settings: Settings, file: Path, as_json: bool) -> int:
     """0 when its model is published."""
-    from rich.console import Console
-
+    from miner import logs
     from miner.job_display import Display
     from miner.job_view import pages
     from miner.jobs import oneoff
     from miner.jobs.tasks import read_task_file
     from miner.running import NoDaemon
-    from miner.settings import load_settings
 
-    settings = load_settings()
-    task = read_task_file(file.read_bytes(), str(file))
+    task = read_task_file(file.read_bytes(), str(file), file.absolute().parent)
     with Display(as_json=as_json) as display:
+        if display.live is not None and sys.stderr.isatty():
+            # The view tells what goes on; what nobody foresaw is written above it.
+            logs.configure(settings, least=logging.ERROR)
         try:
             job = oneoff.by_daemon(settings, task, display.take)
         except NoDaemon:
             job = oneoff.here(settings, task, display.take)
     if as_json:
-        typer.echo(json.dumps({"event": "end", **job}))
+        say_json({"event": "end", **job}, line=True)
     else:
+        console = terminal()
         for page in pages(job):
-            Console(highlight=False).print(page)
+            console.print(page)
     return 0 if job["state"] == "done" else 1

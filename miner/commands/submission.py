@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
     from core.submission.judge import Judged
@@ -42,7 +43,7 @@ def check(
 
     judged = judge(folder, Base(model, base), task_type_of(task_type), as_is=as_is, keep_card=True)
     if as_json:
-        typer.echo(json.dumps(_as_dict(judged), indent=2))
+        say_json(_as_dict(judged))
     else:
         _show(judged)
     raise typer.Exit(1 if judged.faults else 0)
@@ -55,11 +56,11 @@ def hash_(folder: Folder, as_json: AsJson = False) -> None:
 
     found = hash_of(folder)
     if as_json:
-        typer.echo(json.dumps({"model_hash": found}))
+        say_json({"model_hash": found}, line=True)
     elif found is None:
-        typer.echo(f"{folder} holds nothing that counts: validators could not verify it", err=True)
+        say(f"{folder} holds nothing that counts: validators could not verify it", err=True)
     else:
-        typer.echo(found)
+        say(found)
     raise typer.Exit(0 if found else 1)
 
 
@@ -93,11 +94,10 @@ def _as_dict(judged: Judged) -> dict[str, object]:
 
 def _show(judged: Judged) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, markup=False)
+    console = terminal()
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("Published", overflow="fold")
     table.add_column("Bytes", justify="right")

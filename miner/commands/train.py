@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.commands.output import say, say_json
+
 if TYPE_CHECKING:
     from core.run_files import RunSpec
 
@@ -120,7 +122,7 @@ def sweep(
         if as_json:
             typer.echo(line, nl=False)
         elif events[-1]["event"] == "setting":
-            typer.echo(view.setting_line(events[-1]), err=True)
+            say(view.setting_line(events[-1]), err=True)
     if not as_json:
         view.show_sweep(events)
     raise typer.Exit(0 if any(event["event"] == "keep" for event in events) else 1)
@@ -201,25 +203,25 @@ def _from_nothing(python: Path, folder: Path, params: str, tokenizer: Path | Non
 
 
 def _trained(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
-    from core.progress import Event, line_of
+    from core.progress import Event
     from miner.train import follow
 
     def as_line(event: Event) -> None:
-        typer.echo(line_of(event).decode(), nl=False)
+        say_json(event.model_dump(mode="json", exclude_none=True), line=True)
 
-    code = follow.train(python, folder, run, as_line if as_json else follow.Teller(typer.echo))
+    code = follow.train(python, folder, run, as_line if as_json else follow.Teller(say))
     result = follow.result_of(run)
     if result is None:
-        typer.echo(f"the training left no result; its last words are in {folder / 'log'}", err=True)
+        say(f"the training left no result; its last words are in {folder / 'log'}", err=True)
         return code or 1
     if as_json:
-        typer.echo(json.dumps({"event": "result", **result.model_dump(mode="json")}))
+        say_json({"event": "result", **result.model_dump(mode="json")}, line=True)
         return code
-    typer.echo(f"{result.end}: {result.detail or 'done'}")
+    say(f"{result.end}: {result.detail or 'done'}")
     if result.base is not None and result.best is not None:
         change = f"{result.base.value:.4f} → {result.best.value:.4f} at step {result.best.step:,}"
-        typer.echo(f"held-out {result.best.metric}: {change}")
-    typer.echo(f"the model: {run.submission_dir}" if result.submission else f"no model; see {folder / 'log'}")
+        say(f"held-out {result.best.metric}: {change}")
+    say(f"the model: {run.submission_dir}" if result.submission else f"no model; see {folder / 'log'}")
     return code
 
 

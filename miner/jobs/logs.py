@@ -7,8 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from core.facts import printable
 from miner.engines.logs import START, Place, log_tail, read_log
 from miner.store.work import AttemptRow, NoSuchJob
+
+#: Progress bars write over their line.
+_KEEP = "\n\t\r"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def read_piece(row: AttemptRow, start: str, limit: int) -> Piece:
     """From where an earlier piece ended; "" begins at the beginning."""
     data, place = read_log(Path(row.folder), _place(start), limit)
     ended = row.ended_at is not None and len(data) < limit
-    return Piece(row.number, printable(data.decode(errors="replace")), _word(place), ended)
+    return Piece(row.number, printable(data.decode(errors="replace"), _KEEP), _word(place), ended)
 
 
 def last_lines(row: AttemptRow, lines: int) -> Piece:
@@ -48,7 +52,7 @@ def last_lines(row: AttemptRow, lines: int) -> Piece:
     kept = log_tail(folder, max(lines, 1) * 1000).splitlines(keepends=True)[-lines:] if lines else []
     size = _size(folder)
     return Piece(
-        row.number, printable("".join(kept)), _word(Place(place.inode, size)), row.ended_at is not None
+        row.number, printable("".join(kept), _KEEP), _word(Place(place.inode, size)), row.ended_at is not None
     )
 
 
@@ -66,9 +70,3 @@ def _word(place: Place) -> str:
 def _place(word: str) -> Place:
     inode, _, offset = word.partition(".")
     return Place(int(inode), int(offset)) if inode.isdecimal() and offset.isdecimal() else START
-
-
-def printable(text: str) -> str:
-    """Without what would steer a terminal: a log line may come from reward functions."""
-    kept = (one if one in "\n\t\r" or one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-    return "".join(kept)

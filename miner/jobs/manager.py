@@ -127,6 +127,7 @@ class Jobs:
                 row = await self.parts.book.move(row, JobState.CANCELLED, EndReason.CANCELLED)
             except Stale:
                 continue
+            log.info("job %d is cancelled", job_id, extra={"task_id": row.task_id, "job_id": job_id})
             await self._restart(row)
             return row
         raise NotNow(f"job {job_id} changes all the time; try again")

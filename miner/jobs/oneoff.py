@@ -22,7 +22,7 @@ from miner.jobs import shown
 from miner.jobs.build import build_jobs
 from miner.jobs.live import Bus
 from miner.jobs.manager import Jobs, NotNow
-from miner.jobs.states import OVER
+from miner.jobs.states import OVER, EndReason
 from miner.jobs.tasks import OPERATOR, TaskFile
 from miner.offers.judge import Judge
 from miner.settings import Settings
@@ -31,6 +31,9 @@ from miner.store.books import Books
 from miner.store.database import DataDirLock
 
 log = logging.getLogger(__name__)
+
+#: Alerts whose words a note of the job, its picture or the page of its end has as well.
+_SHOWN_BY_ITSELF = {"bad_submission", "attempt_lost", "job_failed", *(f"job_{end}" for end in EndReason)}
 
 #: Hears of every change: an event's kind and data.
 Told = Callable[[str, dict[str, Any]], None]
@@ -94,8 +97,9 @@ async def _pipeline(settings: Settings, told: Told) -> AsyncIterator[Jobs]:
     """What the daemon has, without the doors for validators and for the operator."""
 
     def alert(kind: str, text: str) -> None:
+        if kind not in _SHOWN_BY_ITSELF:
+            told("note", {"kind": kind, "text": text})
         log.warning("%s: %s", kind, text)
-        told("note", {"kind": kind, "text": text})
 
     books = Books(database.prepare(settings.data_dir))
     books.writer.start(asyncio.get_running_loop())

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from miner.jobs.folder import job_folder
+from core.run_files import RunResult
+from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.live import Live
+from miner.jobs.past import read_result
 from miner.jobs.states import MEANING
 from miner.jobs.tasks import shown_request
 from miner.store import work
 from miner.store.work import AttemptRow, JobRow, StepRow
 
 
-def line(row: JobRow, live: Live | None = None) -> dict[str, Any]:
+def line(db: sqlite3.Connection, row: JobRow, live: Live | None = None) -> dict[str, Any]:
     """One job in a list."""
+    return _line(row, live, work.attempts(db, row.id))
+
+
+def _line(row: JobRow, live: Live | None, attempts: Sequence[AttemptRow]) -> dict[str, Any]:
     return {
         "id": row.id,
         "task_id": row.task_id,
@@ -33,6 +40,7 @@ def line(row: JobRow, live: Live | None = None) -> dict[str, Any]:
         "deadline_at": row.deadline_at,
         "ended_at": row.ended_at,
         "starts": row.starts,
+        "result": result(attempts),
         "live": live.as_dict() if live else None,
     }
 
@@ -40,12 +48,13 @@ def line(row: JobRow, live: Live | None = None) -> dict[str, Any]:
 def whole(db: sqlite3.Connection, row: JobRow, data_dir: Path, live: Live | None = None) -> dict[str, Any]:
     """One job with all that the books know of it."""
     meaning = MEANING[row.end_reason] if row.end_reason else None
+    attempts = work.attempts(db, row.id)
     return {
-        **line(row, live),
+        **_line(row, live, attempts),
         "meaning": {"operator": meaning.operator, "validator": meaning.validator} if meaning else None,
         "folder": str(job_folder(data_dir, row.id).path),
         "request": shown_request(row.request),
-        "attempts": [attempt(one) for one in work.attempts(db, row.id)],
+        "attempts": [attempt(one) for one in attempts],
         "steps": [step(one) for one in work.steps(db, row.id)],
     }
 
@@ -63,7 +72,39 @@ def attempt(row: AttemptRow) -> dict[str, Any]:
         "end_reason": row.end_reason.value if row.end_reason else None,
         "meaning": MEANING[row.end_reason].operator if row.end_reason else None,
         "detail": row.detail,
+        "result": result([row]),
     }
+
+
+def result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
+    """What a training has come to by its own word: the best of the attempts that left a model, else the last
+    that said something."""
+    best: tuple[int, RunResult] | None = None
+    for row in attempts:
+        found = read_result(AttemptFolder(Path(row.folder)))
+        if found is not None and (best is None or _is_better(found, best[1])):
+            best = row.number, found
+    if best is None:
+        return None
+    number, told = best
+    return {
+        "attempt": number,
+        "end": told.end.value,
+        "metric": told.best.metric if told.best else None,
+        "base": told.base.value if told.base else None,
+        "best": told.best.value if told.best else None,
+        "best_step": told.best.step if told.best else None,
+        "steps": told.steps,
+        "seconds": round(told.seconds, 1),
+        "tokens_s": told.tokens_s,
+        "memory_bytes": told.memory_bytes,
+    }
+
+
+def _is_better(new: RunResult, old: RunResult) -> bool:
+    if new.submission is not old.submission:
+        return new.submission
+    return old.best is None or (new.best is not None and new.best.beats(old.best))
 
 
 def step(row: StepRow) -> dict[str, Any]:

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from core.errors import ConfigError, Problem
+from core.evaluation import Era
 from core.plan_parts import TaskSpec
 from core.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, FileFormat, ImageModelType, TaskType
 from core.wire import (
@@ -32,8 +41,18 @@ from miner.store.work import JobRow
 OPERATOR = "operator"
 
 
+_URLS = ("http://", "https://")
+
+
+def _from(given: ValidationInfo, path: Path) -> Path:
+    """A path as the task's file means it."""
+    folder: Path = (given.context or {}).get("folder", Path.cwd())
+    return (folder / path.expanduser()).absolute()
+
+
 class TaskFile(BaseModel):
-    """A one-off task of the operator's: a start request, or the same with files of this machine."""
+    """A one-off task of the operator's: a start request, or the same with files of this machine. `god-miner
+    eval` reads it too, see `core.eval_task`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -41,22 +60,37 @@ class TaskFile(BaseModel):
     hours_to_complete: Annotated[float, Field(gt=0, le=MAX_HOURS, allow_inf_nan=False)]
     task_id: TaskId = Field(default_factory=lambda: f"mine-{uuid.uuid4().hex[:12]}")
     expected_repo_name: RepoName | None = None
+    #: Before what it explains: where the dataset lies.
+    file_format: FileFormat = FileFormat.S3
     #: A URL, a file of this machine, or with file_format "hf" a dataset of the hub.
     dataset: Annotated[str, Field(min_length=1)] | None = None
     dataset_type: DatasetType | None = None
-    file_format: FileFormat = FileFormat.S3
     #: A URL or a file of this machine.
     dataset_zip: Annotated[str, Field(min_length=1)] | None = None
     model_type: ImageModelType = ImageModelType.SDXL
     #: A folder of this machine that holds the model, instead of the hub's.
     model_folder: Path | None = None
+    #: For `god-miner eval` alone, which reads the same file; a job is trained for what offers are scored on.
+    era: Era = Era.OFFERS
+    kl_coefficient: Annotated[float, Field(ge=0)] | None = None
 
     @field_validator("model_folder")
     @classmethod
-    def model_folder_is_a_folder(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_dir():
-            raise ValueError(f"{value} is no folder")
-        return value.absolute() if value is not None else None
+    def model_folder_is_a_folder(cls, value: Path | None, given: ValidationInfo) -> Path | None:
+        if value is None:
+            return None
+        value = _from(given, value)
+        if not value.is_dir():
+            raise ValueError(f"{value} is not a directory")
+        return value
+
+    @field_validator("dataset", "dataset_zip")
+    @classmethod
+    def files_are_looked_for_beside_the_task(cls, value: str | None, given: ValidationInfo) -> str | None:
+        is_hub = given.field_name == "dataset" and given.data.get("file_format") is FileFormat.HF
+        if value is None or is_hub or value.startswith(_URLS):
+            return value
+        return str(_from(given, Path(value)))
 
     @model_validator(mode="after")
     def it_is_one_kind_of_task(self) -> Self:
@@ -77,7 +111,7 @@ class TaskFile(BaseModel):
     def data(self) -> str | Path:
         """A path for whatever is no URL and no name on the hub."""
         text = self.dataset or self.dataset_zip or ""
-        if text.startswith(("http://", "https://")) or (self.dataset and self.file_format is FileFormat.HF):
+        if text.startswith(_URLS) or (self.dataset and self.file_format is FileFormat.HF):
             return text
         return Path(text).expanduser().absolute()
 
@@ -93,10 +127,13 @@ class TaskFile(BaseModel):
         )
 
 
-def read_task_file(text: str | bytes, source: str, *, may_name_files: bool = True) -> TaskFile:
-    """`ConfigError` with every problem. Paths in it are looked for."""
+def read_task_file(
+    text: str | bytes, source: str, folder: Path | None = None, *, may_name_files: bool = True
+) -> TaskFile:
+    """`ConfigError` with every problem. Paths in it are looked for: relative ones in `folder`, where the file
+    lies."""
     try:
-        task = TaskFile.model_validate_json(text)
+        task = TaskFile.model_validate_json(text, context={"folder": folder or Path.cwd()})
     except ValidationError as error:
         problems = [
             Problem(

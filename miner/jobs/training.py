@@ -157,7 +157,7 @@ class Training:
                 log.warning("job %d: %s", self.desk.row.id, str(error), extra=self.desk.log)
             self.desk.live.trouble = str(error)
             return None
-        self.desk.live.trouble = ""
+        self.desk.live.trouble = status.detail if status.phase is Phase.RUNNING else ""
         return status
 
     async def _ended(self, status: Status) -> Verdict:

@@ -136,6 +136,12 @@ class Judge:
                     text = not_in_force(word, file.stem, loaded.name, chosen)
                     self._alert(f"{word}_not_in_force", f"{file} was edited; {text}")
 
+    @property
+    def problems(self) -> dict[str, str | None]:
+        """Why an edit is not in force; None where there is nothing wrong."""
+        found = {"policy": self._live_policy.problem, "profile": self._live_profile.problem}
+        return {f"{name}_problem": str(error) if error else None for name, error in found.items()}
+
     def learn(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             self.history.add(outcome)

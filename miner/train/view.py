@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import typer
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from core.units import show_bytes
+from miner.commands.output import say
+from miner.terminal import Terminal
 
 Events = Sequence[dict[str, Any]]
 
@@ -24,7 +24,7 @@ def show_kernels(events: Events) -> None:
     _table(("kernel", "calls", "ms per step", "share"), rows)
     for one in events:
         if one["event"] == "traced":
-            typer.echo(f"trace: {one['trace']}\ntable: {one['table']}")
+            say(f"trace: {one['trace']}\ntable: {one['table']}")
 
 
 def show_sweep(events: Events) -> None:
@@ -43,7 +43,7 @@ def show_sweep(events: Events) -> None:
     _table(("setting", "tokens/s", "ms/step", "memory", "loss", "against the plan"), rows)
     for one in events:
         if one["event"] == "keep":
-            typer.echo(_kept(one))
+            say(_kept(one))
 
 
 def _kept(event: dict[str, Any]) -> str:
@@ -69,4 +69,4 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         table.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    Terminal().print(table)

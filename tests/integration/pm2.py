@@ -135,9 +135,9 @@ class Pm2:
             if pid is not None and Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
 
-    def log(self) -> str:
-        """All that the application wrote, as pm2 keeps it."""
-        return "".join(path.read_text() for path in sorted((self.home / "logs").glob(f"{NAME}-*.log")))
+    def log(self, which: str = "*") -> str:
+        """What the application wrote, as pm2 keeps it: "out", "error", or all."""
+        return "".join(path.read_text() for path in sorted((self.home / "logs").glob(f"{NAME}-{which}.log")))
 
 
 @contextmanager

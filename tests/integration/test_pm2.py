@@ -127,3 +127,6 @@ async def test_after_a_crash_it_is_started_again(pm2: Pm2) -> None:
     )
     await answering(pm2)
     assert after["restarts"] == before["restarts"] + 1
+    # pm2 shows the one in red and the other plain.
+    assert '"level": "INFO"' in pm2.log("out")
+    assert '"level": "INFO"' not in pm2.log("error")

@@ -66,6 +66,26 @@ def test_a_json_line_carries_the_context_and_the_exception() -> None:
     assert "ValueError: no room" in found["exception"]
 
 
+def test_the_daemon_says_what_is_no_warning_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(settings(log_format="json"), split=True)
+    for level in (logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger("miner").log(level, "at %d", level)
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["level"] for line in out.splitlines()] == ["INFO"]
+    assert [json.loads(line)["level"] for line in err.splitlines()] == ["WARNING", "ERROR"]
+    logs.configure(settings(log_format="console"), split=True)
+    logging.getLogger("miner").info("in words")
+    assert "INFO    miner: in words" in capsys.readouterr().out
+
+
+def test_beside_a_live_view_only_errors_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(settings(log_format="console"), least=logging.ERROR)
+    logging.getLogger("miner").warning("the view says it")
+    logging.getLogger("miner").error("nobody foresaw it")
+    out, err = capsys.readouterr()
+    assert (out, "nobody foresaw it" in err, "the view says it" in err) == ("", True, False)
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_lean_lines_say_the_same(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
     for switch in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from statistics import median
 
-from core.progress import EndEvent
+from core.progress import EndEvent, StepEvent, events_in
 from core.run_files import RunEnd, RunResult, RunSpec, Score
 from trainer.callbacks.report import Report
 from trainer.callbacks.submission import Submission
@@ -28,6 +29,7 @@ def conclude(
 ) -> RunResult:
     """Writes the result and says the end. What lies at the submission's place is looked at, not
     remembered. Nothing in here fails: the exit code is what a validator goes by."""
+    speed, memory = _measured(Path(run.progress_path))
     submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type)
     result = RunResult(
         end=end,
@@ -37,6 +39,8 @@ def conclude(
         base=base,
         steps=steps,
         seconds=max(time.time() - run.began_at, 0.0),
+        tokens_s=speed,
+        memory_bytes=memory,
         moment=moment,
     )
     path = Path(run.result_path)
@@ -50,3 +54,15 @@ def conclude(
         EndEvent(t=time.time(), end=end, submission=result.submission, text=detail[:2000])
     )
     return result
+
+
+def _measured(progress: Path) -> tuple[float | None, int | None]:
+    """Tokens per second and the peak of memory, as the steps have reported them."""
+    try:
+        with progress.open("rb") as lines:
+            found = [event for line in lines for event, _ in events_in(line) if isinstance(event, StepEvent)]
+    except OSError:
+        return None, None
+    speeds = [step.tokens_s for step in found if step.tokens_s is not None]
+    peaks = [step.memory_bytes for step in found if step.memory_bytes is not None]
+    return median(speeds) if speeds else None, max(peaks, default=None)

@@ -13,7 +13,11 @@ from miner.engines.records import read_start
 
 #: How Docker writes "never".
 _NEVER = "0001-01-01T00:00:00Z"
-_GOES_ON = frozenset({"running", "paused", "restarting"})
+_GOES_ON = {
+    "running": "",
+    "paused": "the container is paused: `docker unpause` lets it go on",
+    "restarting": "Docker starts the container again",
+}
 
 
 def never_started(inspected: Mapping[str, Any]) -> bool:
@@ -31,7 +35,7 @@ def status_of(inspected: Mapping[str, Any], run_dir: Path) -> Status:
     name = str(state.get("Status"))
     started = moment(state.get("StartedAt"))
     if name in _GOES_ON:
-        return Status(Phase.RUNNING, started_at=started, detail="" if name == "running" else name)
+        return Status(Phase.RUNNING, started_at=started, detail=_GOES_ON[name])
     problem = str(state.get("Error") or "")
     if was_cut_off(inspected, run_dir):
         return ended(run_dir, Word(detail="Docker died while it started it"))

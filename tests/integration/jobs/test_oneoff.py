@@ -143,8 +143,8 @@ def test_an_open_stream_does_not_hold_the_daemons_end_up(
     began = time.monotonic()
     assert child.stop(90) == 0
     assert time.monotonic() - began < 30  # of a grace of 60
-    code, _, err = end(watching)
+    code, out, _ = end(watching)
     assert code == 1
-    assert "goes on when it is started again" in err
+    assert "goes on when it is started again" in json.loads(out.splitlines()[-1])["error"]["message"]
     child.start()
     end(begin("jobs", "cancel", "mine"))

@@ -58,7 +58,7 @@ def test_wrong_settings_are_told_with_the_exit_code_for_it(
     assert "OPERATOR_TOKEN" in done.output
     assert "hush" not in done.output
     if "--json" in args:
-        assert [found["where"] for found in json.loads(done.output)["problems"]] == [
+        assert [found["where"] for found in json.loads(done.output)["error"]["problems"]] == [
             "NETUID",
             "OPERATOR_TOKEN",
         ]

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from core.run_files import RunEnd, RunSpec
+from core.run_files import RunEnd, RunSpec, Score
 from miner.cli import app
+from miner.job_view import pages
+from miner.jobs import shown
+from miner.terminal import Terminal
+from tests.miner.commands.pages import JOB
 from tests.miner.jobs.house import House, Trainer, opened
 
 Run = Callable[..., Result]
@@ -33,7 +39,15 @@ def run(house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 async def write_log(trainer: Trainer) -> None:
     Path(trainer.run.progress_path).with_name("log").write_text("".join(f"line {n}\n" for n in range(100)))
     trainer.save(0.5)
-    trainer.end(RunEnd.FINISHED)
+    trainer.end(
+        RunEnd.FINISHED,
+        base=Score(value=2.25, step=0),
+        best=Score(value=1.75, step=90),
+        steps=120,
+        seconds=600,
+        tokens_s=12_345.0,
+        memory_bytes=61_200_000_000,
+    )
 
 
 @pytest.fixture
@@ -59,6 +73,60 @@ async def test_a_job_is_shown_with_its_attempts_and_what_its_end_means(run: Run,
     assert "coroutine" in shown
     whole = json.loads((await asyncio.to_thread(run, "show", str(done), "--json")).output)
     assert whole["steps"][0]["name"] == "fetch"
+
+
+async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_json(
+    run: Run, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (listed,) = json.loads((await asyncio.to_thread(run, "list", "--json")).output)
+    whole = json.loads((await asyncio.to_thread(run, "show", "1", "--json")).output)
+    wanted = {
+        "attempt": 1,
+        "end": "finished",
+        "metric": "eval_loss",
+        "base": 2.25,
+        "best": 1.75,
+        "best_step": 90,
+        "steps": 120,
+        "seconds": 600.0,
+        "tokens_s": 12_345.0,
+        "memory_bytes": 61_200_000_000,
+    }
+    assert listed["result"] == whole["result"] == whole["attempts"][0]["result"] == wanted
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = (await asyncio.to_thread(run, "list")).output.splitlines()
+    assert len(shown) == 2
+    assert "2.250 → 1.750" in shown[1]
+    page = (await asyncio.to_thread(run, "show", "1")).output
+    words = " ".join(page.split())
+    assert "eval_loss 2.2500 → 1.7500, best at step 90 of attempt 1" in words
+    assert "120 steps in 10 min 00 s, 12,345 tokens/s, 61.2 GB of memory at most" in words
+    assert max(map(len, page.splitlines())) <= 80
+
+
+async def test_of_several_attempts_the_best_model_that_was_left_counts(house: House) -> None:
+    async def worse(trainer: Trainer) -> None:
+        trainer.save(0.9)
+        trainer.end(RunEnd.OOM, best=Score(value=0.9, step=5), steps=5)
+
+    async def nothing(trainer: Trainer) -> None:
+        trainer.end(RunEnd.OOM, best=Score(value=0.1, step=5), steps=1)
+
+    house.engine.scripts, house.engine.default = [worse, nothing], write_log
+    job = await house.start()
+    await house.over_within(job)
+    rows = await house.jobs.parts.book.attempts(job)
+    picked = [shown.result(rows[:count]) for count in range(len(rows) + 1)]
+    assert picked[0] is None
+    assert [one["attempt"] for one in picked[1:] if one] == [1, 1, 1]
+
+
+async def test_moments_of_json_output_are_rfc_3339_with_their_zone(run: Run, done: int) -> None:
+    found = json.loads((await asyncio.to_thread(run, "show", "1", "--json")).output)
+    moments = [found["started_at"], found["deadline_at"], found["ended_at"], found["attempts"][0]["end_by"]]
+    moments += [found["steps"][0]["began_at"], found["submitted_at"]]
+    for one in moments:
+        assert datetime.fromisoformat(one).utcoffset() == timedelta(0), one
 
 
 async def test_logs_show_the_last_lines_and_follow_to_the_end(run: Run, done: int) -> None:
@@ -99,3 +167,24 @@ async def test_what_is_not_there_is_told_in_a_line(run: Run, done: int, words: t
     refused = await asyncio.to_thread(run, *words)
     assert refused.exit_code == 1
     assert "no job" in str(refused.exception) or "no attempt 7" in str(refused.exception)
+
+
+def test_a_long_trouble_is_wrapped_and_said_once_at_80_columns() -> None:
+    trouble = "the hub says that too much was asked of it: " + "wait a little " * 12 + "and try again"
+    job = {
+        **JOB,
+        "detail": trouble,
+        "live": {"trouble": "the container is paused: `docker unpause` lets it go on " + "x " * 60 + "END"},
+        "attempts": [{**JOB["attempts"][0], "detail": trouble}],
+        "steps": [{**JOB["steps"][0], "detail": trouble}, {**JOB["steps"][0], "detail": "another trouble"}],
+    }
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=False, width=80)
+    for page in pages(job, 0.0):
+        console.print(page)
+    text = " ".join(out.getvalue().split())
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "the container is paused" in text
+    assert "END" in text
+    assert text.count("and try again") == 1
+    assert "step fetch: another trouble" in text

@@ -52,10 +52,26 @@ def test_list_shows_every_offer_with_its_answer(filled: Path) -> None:
     ]
     said = run("list").output
     assert "12 h are over the limit of 8 for instruct" in said
-    assert "2025-10-01 12:00:00" in said
+    assert "10-01 12:00" in said
+    assert read("list")[0]["received_at"] == "2025-10-01T12:00:00.000Z"
     assert [row["id"] for row in read("list", "--refused")] == [2]
     assert [row["id"] for row in read("list", "--since", "2025-10-01T12:30")] == [2]
     assert [row["id"] for row in read("list", "--most", "1")] == [2]
+
+
+def test_a_narrow_terminal_has_a_line_for_each_offer(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "an-owner-with-a-long-name/" + "A-Model-" * 8 + "7B"
+    with books(data_dir) as connection:
+        for number in range(1200, 1203):
+            long = offer(task_id=f"task-{number}", model=model, hours_to_complete=12.5)
+            answer(connection, long, NOON, decided(long, policy("h100x4"), now=NOON))
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("list").output.splitlines()
+    assert len(lines) == 1 + 3
+    assert max(map(len, lines)) <= 80
+    for line in lines[1:]:
+        for words in ("10-01 12:00", "Instruct", "an-owner", "12.5", "refused", "hours"):
+            assert words in line, line
 
 
 def test_show_is_the_offer_and_what_became_of_it(filled: Path) -> None:

@@ -121,9 +121,12 @@ class Trainer:
         self.say(CheckpointEvent(t=time.time(), step=step, path=str(place)))
         return place
 
-    def end(self, end: RunEnd = RunEnd.FINISHED, detail: str = "", moment: str | None = None) -> None:
+    def end(
+        self, end: RunEnd = RunEnd.FINISHED, detail: str = "", moment: str | None = None, **more: Any
+    ) -> None:
+        """`more`: what else the result holds."""
         has = Path(self.run.submission_dir).is_dir()
-        result = RunResult(end=end, submission=has, detail=detail, moment=moment)
+        result = RunResult(end=end, submission=has, detail=detail, moment=moment, **more)
         Path(self.run.result_path).write_text(result.model_dump_json())
         self.say(EndEvent(t=time.time(), end=end, submission=has))
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
+from core.eval_task import EvalTask
+from core.evaluation import Era
 from core.tasks import FileFormat, ImageModelType, TaskType
 from miner.jobs.folder import job_folder
 from miner.jobs.ports import StepFailed
@@ -93,6 +95,37 @@ def test_the_operator_can(tmp_path: Path) -> None:
     assert (known.data, known.model_folder) == (tmp_path / "d.json", tmp_path)
 
 
+def test_relative_paths_are_meant_from_the_tasks_file_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[]")
+    (tmp_path / "models").mkdir()
+    task = read_task_file(text_task(dataset="rows.json", model_folder="models"), "task.json", tmp_path)
+    assert (task.data, task.model_folder) == (tmp_path / "rows.json", tmp_path / "models")
+    # A daemon that is handed the task looks for the same files, wherever it runs.
+    again = read_task_file(task.model_dump_json(), "the task", Path("/"))
+    assert (again.data, again.model_folder) == (task.data, task.model_folder)
+    of_hub = read_task_file(text_task(dataset="owner/rows", file_format="hf"), "task.json", tmp_path)
+    assert of_hub.data == "owner/rows"
+
+
+def test_one_file_is_a_task_to_train_and_a_task_to_score_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[]")
+    file = tmp_path / "task.json"
+    file.write_text(
+        text_task(dataset="rows.json", task_id="t", expected_repo_name="r", era="2026", kl_coefficient=0.5)
+    )
+    trained = read_task_file(file.read_bytes(), str(file), tmp_path)
+    scored = EvalTask.read(file)
+    assert scored.data == str(trained.data)
+    assert (scored.dataset_type, scored.era, scored.kl_coefficient) == (
+        trained.dataset_type,
+        Era.TOURNAMENTS,
+        0.5,
+    )
+    file.write_text(text_task())
+    with pytest.raises(ConfigError, match="is not on this machine"):
+        EvalTask.read(file)
+
+
 def test_reward_functions_make_a_task_hostile() -> None:
     dataset = {"field_prompt": "p", "reward_functions": [{"reward_func": "def f(): ...", "reward_weight": 1}]}
     raw = json.dumps({**request(), "dataset_type": dataset}).encode()
@@ -109,7 +142,7 @@ def test_reward_functions_make_a_task_hostile() -> None:
         (text_task(dataset_type=None), "needs its `dataset_type`"),
         (text_task(dataset_type={"environment_names": ["x"]}), "tournaments only"),
         (text_task(hours_to_complete=0), "hours_to_complete"),
-        (text_task(model_folder="/no/such/folder"), "is no folder"),
+        (text_task(model_folder="/no/such/folder"), "is not a directory"),
         (text_task(dataset="/no/such/file.json"), "no such file"),
         (text_task(datset="x"), "datset"),
         (text_task(model="../../etc"), "model"),

@@ -106,6 +106,8 @@ def test_an_edit_counts_at_the_next_refresh_and_a_bad_one_keeps_the_last(tmp_pat
     bench.judge.refresh(hardware())
     assert bench.judge.decide(offer(), 0.0, idle).decision.accepted
     assert bench.alerts == ["policy_problem"]
+    assert "own.yaml" in str(bench.judge.problems["policy_problem"])
+    assert bench.judge.problems["profile_problem"] is None
     file.unlink()
     bench.judge.refresh(hardware())
     assert bench.judge.decide(offer(), 0.0, idle).decision.accepted

@@ -1,0 +1,43 @@
+"""A job as the daemon describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+JOB: dict[str, Any] = {
+    "id": 1,
+    "task_id": "6f1c2a9e-2f57-4f0e-9d36-0a4f7d1c2b3a",
+    "validator": "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
+    "task_type": "InstructTextTask",
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "hours": 1.0,
+    "state": "training",
+    "end_reason": "crashed",
+    "detail": "",
+    "meaning": None,
+    "expected_repo_name": "repo-1",
+    "submission": None,
+    "submitted_at": None,
+    "started_at": 0.0,
+    "deadline_at": 3600.0,
+    "ended_at": None,
+    "starts": 1,
+    "live": None,
+    "result": None,
+    "folder": "/var/lib/god-miner/jobs/1",
+    "attempts": [
+        {
+            "number": 1,
+            "engine": "docker",
+            "gpus": ["0", "1"],
+            "started_at": 0.0,
+            "ended_at": 60.0,
+            "end_reason": "oom",
+            "detail": "",
+            "result": None,
+        }
+    ],
+    "steps": [
+        {"name": "fetch", "attempt": None, "began_at": 0.0, "ended_at": 2.0, "outcome": "ok", "detail": ""}
+    ],
+}
