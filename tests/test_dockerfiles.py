@@ -1,6 +1,7 @@
 """The training's dockerfiles: what validators demand of them, read from their text.
 
-All are also built and started, on stand-in bases: `tests/integration/test_images.py` and `test_trainer_image.py`.
+All are also built and started, on stand-in bases: `test_images.py` and `test_trainer_image.py` in
+`tests/integration`.
 """
 
 from __future__ import annotations

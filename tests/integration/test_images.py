@@ -1,8 +1,8 @@
 """The Dockerfiles, built by a real Docker Engine on stand-in bases, without a network.
 
-The stand-ins have a Python and what the real bases have by name. Packages are those of the tests' environment,
-at the versions that the constraint files allow. The text trainer's image needs a training environment and is
-built in `test_trainer_image.py`.
+The stand-ins have a Python and what the real bases have by name. Packages are those of the tests'
+environment, at the versions that the constraint files allow. The text trainer's image needs a training
+environment and is built in `test_trainer_image.py`.
 """
 
 from __future__ import annotations
