@@ -18,7 +18,7 @@ RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --
 
 FROM ${BASE}
 # A fixed number, so that mounted directories can be given to it: chown -R 10001 data
-RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin miner \
+RUN useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin miner \
     && install -d -o miner -g miner -m 700 /data
 COPY --from=build /opt/god-miner /opt/god-miner
 ENV PATH=/opt/god-miner/bin:$PATH \

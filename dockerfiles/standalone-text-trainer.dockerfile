@@ -3,7 +3,9 @@
 # Validators pass the task's arguments straight to the entry point, mount /cache read-only, give no network, no
 # capabilities and perhaps another user: nothing is written but below /app/checkpoints and in /tmp.
 #
-# The engine's own image, with kernels that take hours to build. CUDA 13 needs a driver of 580 or newer.
+# The engine's own image, with kernels that take hours to build. Axolotl builds no others than CUDA 13 for these
+# versions. CUDA 13 wants a driver of 580; on data center GPUs it runs from 535 on with the user-space half of the
+# driver that the image brings along in /usr/local/cuda/compat. `trainer/wrapper/environment.py` sees to it.
 ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
 FROM ${BASE_IMAGE}
 

@@ -20,10 +20,10 @@ DAEMON = {"daemon": ".", "dev": ".[dev]", "bench": ".[dev,bench]"}
 TRAINING = ("demo", "training")
 #: Fetched and on disk, by what is installed and the build of torch: measured with Python 3.11, November 2026.
 SIZES = {
-    ("demo", "CPU"): "0.3 GB to fetch, 1.1 GB on disk",
-    ("demo", "CUDA"): "3 GB to fetch, 6 GB on disk",
-    ("training", "CPU"): "1 GB to fetch, 3 GB on disk",
-    ("training", "CUDA"): "4 GB to fetch, 9 GB on disk",
+    ("demo", "CPU"): "0.3 GB to fetch, 1.5 GB on disk",
+    ("demo", "CUDA"): "2.9 GB to fetch, 5.2 GB on disk",
+    ("training", "CPU"): "0.7 GB to fetch, 4 GB on disk",
+    ("training", "CUDA"): "3.1 GB to fetch, 8 GB on disk",
 }
 #: Told one by one where no terminal shows how far it is.
 LARGE_MB = 100.0
@@ -75,7 +75,7 @@ def install_training(folder: Path, what: str) -> int:
     print(f"{torch} for {'the CPU' if build == 'CPU' else 'CUDA'}: {SIZES[what, build]}", flush=True)
     if build == "CUDA" and not shutil.which("nvidia-smi"):
         print(
-            "  There is no GPU here. The build for the CPU is a tenth of it:\n"
+            "  There is no GPU here. The build for the CPU is much smaller:\n"
             f"  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make {what}",
             flush=True,
         )

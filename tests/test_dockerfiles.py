@@ -1,7 +1,7 @@
 """The training's dockerfiles: what validators demand of them, read from their text.
 
-The text one is also built and run, in `tests/integration/test_trainer_image.py`; the image engines' bases are
-tens of gigabytes that no test can have.
+All are also built and started, on stand-in bases: `test_images.py` and `test_trainer_image.py` in
+`tests/integration`.
 """
 
 from __future__ import annotations

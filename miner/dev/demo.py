@@ -128,14 +128,14 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
             if exchange.conclusion.outcome is not wanted:
                 result.trouble = f"{exchange.call}: {exchange.conclusion}"
                 return result
-            tell(exchange.call, str(exchange.conclusion))
+            tell(exchange.call, exchange.conclusion.reason or str(exchange.conclusion))
         job = await _to_its_end(operator, task.task_id, result, Narrator(tell))
         result.seconds = time.monotonic() - began
         if job is None:
             return result
         asked_for = await validator.submission(task.task_id, task.expected_repo_name)
-    tell("submission", f"the validator is told {asked_for.text}")
     _conclude(result, job, asked_for.text, Path(ground.folder) / "hub")
+    tell("submission", f"{result.submission}, {(result.model_hash or '')[:12]}…")
     return result
 
 

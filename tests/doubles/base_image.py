@@ -19,7 +19,7 @@ NAME = "ci-base:1"
 _SYSTEM = [Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]
 PYTHON = next((path for path in _SYSTEM if path.exists()), _SYSTEM[0])
 PROGRAMS = ("sh", "sleep", "cat", "ls", "id", "env", "true", "false", "kill", "df", "stat", "chmod", "rm")
-PROGRAMS += ("timeout",)
+PROGRAMS += ("timeout", "install", "useradd", "mkdir")
 #: Asked for by name at run time, by torch among others.
 LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libnss_files.so.2", "libpthread.so.0")
 LIBRARIES += ("libdl.so.2", "librt.so.1", "libutil.so.1")
@@ -82,7 +82,8 @@ def _files() -> Iterator[Path]:
         check=True,
     ).stdout.strip()
     library = Path(version)
-    programs = [path for name in PROGRAMS for path in [Path("/usr/bin") / name] if path.exists()]
+    folders = (Path("/usr/bin"), Path("/usr/sbin"))
+    programs = [path for name in PROGRAMS for path in [one / name for one in folders] if path.exists()]
     modules = sorted((library / "lib-dynload").glob("*.so"))
     yield PYTHON.resolve()
     yield from programs

@@ -7,6 +7,7 @@ none of the libraries may find that out by itself.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,10 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+
+#: The driver's user-space half that CUDA's own images bring along, for hosts with an older branch of it.
+COMPAT = Path("/usr/local/cuda/compat")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...] = ()) -> dict[str, str]:
@@ -50,10 +55,24 @@ def _offline(work: Path, more: Mapping[str, str]) -> dict[str, str]:
     for folder in {*caches.values()}:
         Path(folder).mkdir(parents=True, exist_ok=True)
     found = {**os.environ, **OFFLINE, **caches, **more}
+    if _driver_is_older():
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(COMPAT), found.get("LD_LIBRARY_PATH")]))
     # torch asks for the user's name where it makes up a cache folder; a uid without an entry has none.
     found.setdefault("USER", "trainer")
     found.setdefault("LOGNAME", found["USER"])
     return found
+
+
+def _driver_is_older() -> bool:
+    """Whether the host's driver is of an older branch than the image's CUDA asks for: CUDA 13 wants 580, many
+    hosts have 535 to 570. NVIDIA supports this on data center GPUs from 535 on; container toolkits of 1.17.4
+    and some later ones do not see to it. With a driver as new or newer, the image's half would fail."""
+    try:
+        host = re.search(r"\b(\d{3,})\.\d", DRIVER.read_text("utf-8"))
+    except OSError:
+        return False
+    brought = [int(path.name.split(".")[2]) for path in COMPAT.glob("libcuda.so.[0-9]*.*")]
+    return host is not None and bool(brought) and max(brought) > int(host[1])
 
 
 def _caches(work: Path) -> dict[str, str]:

@@ -1,0 +1,139 @@
+"""The Dockerfiles, built by a real Docker Engine on stand-in bases, without a network.
+
+The stand-ins have a Python and what the real bases have by name. Packages are those of the tests'
+environment, at the versions that the constraint files allow. The text trainer's image needs a training
+environment and is built in `test_trainer_image.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles import base_image
+from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_fixtures import own_dockerd
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300
+SITE = sysconfig.get_path("purelib")
+PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+#: Packages that are visible there count as installed, in the versions that they have; nothing is fetched.
+DAEMON_BASE = f"""
+FROM {base_image.NAME}
+ENV PATH={PYTHON.parent}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \\
+    PYTHONPATH={SITE} PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0
+"""
+
+#: sd-scripts or ai-toolkit, with an old Python of its own that has torch.
+ENGINE_BASE = f"""
+FROM {base_image.NAME}
+COPY engine /opt/engine
+RUN chmod 755 /opt/engine/bin/*
+COPY app /app
+ENV PATH=/opt/engine/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+"""
+ENGINE_PYTHON = f'#!/bin/sh\nPYTHONPATH=/opt/engine/lib exec {PYTHON} "$@"\n'
+ENGINE_FILES = {
+    "engine/bin/python": ENGINE_PYTHON,
+    "engine/bin/python3": ENGINE_PYTHON,
+    "engine/lib/torch.py": "",
+    "engine/lib/accelerate.py": "",
+    "app/sd-scripts/sdxl_train_network.py": "",
+    "app/sd-scripts/flux_train_network.py": "",
+    "app/ai-toolkit/run.py": "",
+}
+
+#: `uv venv --python VERSION FOLDER` and `uv pip install --python PYTHON …`, with what is there already.
+UV = f"""#!/bin/sh
+set -eu
+case "$1" in
+venv)
+    {PYTHON} -m venv --without-pip "$4"
+    for site in "$4"/lib/python*/site-packages; do echo {SITE} > "$site/there.pth"; done ;;
+pip) exec "$4" -m pip install --no-index $(shift 4; echo "$@") ;;
+esac
+"""
+UV_BASE = f"FROM {base_image.NAME}\nCOPY uv /uv\nRUN chmod 755 /uv\n"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Dockerd]:
+    """With the tests' environment and its interpreter in every container."""
+    import ensurepip
+
+    wheels = Path("/usr/share/python-wheels")  # where Debian keeps what ensurepip installs
+    seen = [Path(sys.prefix), Path(sys.base_prefix), Path(ensurepip.__file__).parent, wheels]
+    places = [place for place in seen if place != Path("/usr") and place.exists()]
+    with own_dockerd(mounted=places) as made:
+        yield made
+
+
+def build(engine: Dockerd, tag: str, **how: Any) -> None:
+    import docker
+
+    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
+    try:
+        client.images.build(tag=tag, network_mode="none", forcerm=True, **how)
+    except docker.errors.BuildError as error:
+        pytest.fail("".join(line.get("stream", "") for line in error.build_log)[-4000:])
+    finally:
+        client.close()
+
+
+def build_base(engine: Dockerd, tag: str, dockerfile: str, files: dict[str, str]) -> None:
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as archive:
+        for name, text in {"Dockerfile": dockerfile, **files}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    context.seek(0)
+    build(engine, tag, fileobj=context, custom_context=True)
+
+
+def run(engine: Dockerd, image: str, *arguments: str) -> tuple[int, str]:
+    import docker
+
+    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
+    try:
+        container = client.containers.create(image, list(arguments), network_mode="none", cap_drop=["ALL"])
+        container.start()
+        code = int(container.wait(timeout=LIMIT_S)["StatusCode"])
+        log = container.logs().decode("utf-8", "replace")
+        container.remove(force=True)
+        return code, log
+    finally:
+        client.close()
+
+
+def test_the_daemons_image_is_built_and_starts(engine: Dockerd) -> None:
+    build_base(engine, "daemon-base:1", DAEMON_BASE, {})
+    path = "dockerfiles/miner.dockerfile"
+    build(engine, "miner:1", path=str(ROOT), dockerfile=path, buildargs={"BASE": "daemon-base:1"})
+    code, log = run(engine, "miner:1", "config", "show")
+    assert code == 0, log[-3000:]
+    assert "DATA_DIR" in log
+
+
+@pytest.mark.parametrize("name", ["standalone-image-trainer", "standalone-image-toolkit-trainer"])
+def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str) -> None:
+    build_base(engine, "uv:1", UV_BASE, {"uv": UV})
+    build_base(engine, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
+    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+    build(
+        engine, f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
+    )
+    code, log = run(engine, f"{name}:1", "--help")
+    assert code == 0, log[-3000:]
+    assert "--expected-repo-name" in log

@@ -1,0 +1,61 @@
+"""Which build of torch is installed, and what is shown meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import install
+
+
+@pytest.mark.parametrize(
+    ("gpu", "offered", "wanted", "said"),
+    [
+        (False, True, "torch==2.13.0+cpu", "for the CPU: 0.3 GB"),
+        (False, False, "torch==2.13.0", "download.pytorch.org/whl/cpu make demo"),
+        (True, True, "torch==2.13.0,!=2.13.0+cpu", "for CUDA: 2.9 GB"),
+    ],
+    ids=["a wheel for the CPU", "plain PyPI", "a GPU"],
+)
+def test_the_build_fits_the_machine_and_its_size_is_said_first(
+    gpu: bool,
+    offered: bool,
+    wanted: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[list[str]] = []
+
+    def noted(_folder: Path, what: str, arguments: list[str]) -> int:
+        assert said in capsys.readouterr().out or what == "demo"
+        asked.append(arguments)
+        return 0
+
+    monkeypatch.setattr(install.shutil, "which", lambda _: "/usr/bin/nvidia-smi" if gpu else None)
+    monkeypatch.setattr(install, "offered", lambda *_: offered)
+    monkeypatch.setattr(install, "install", noted)
+    assert install.install_training(tmp_path, "demo") == 0
+    first, second = asked
+    assert first == ["-c", "constraints-training.txt", wanted]
+    assert "transformers" in " ".join(second)
+    assert "axolotl" not in " ".join(second)
+
+
+def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = install.Progress("demo")
+    for line in (
+        "WARNING: Location 'file:///simple/torch/' is ignored: it is neither a file nor a directory.",
+        "Collecting torch==2.13.0",
+        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)",
+        "Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (527.4 MB)",
+        "Using cached numpy-2.3.5-cp311-cp311-manylinux_2_28_x86_64.whl (16.6 MB)",
+    ):
+        progress.hear(line)
+    assert str(progress) == "demo: 2 files, 544 MB, 0:00, numpy (17 MB)"
+    shown = capsys.readouterr().out
+    assert "torch (527 MB)" in shown
+    assert "ignored" not in shown
+    assert len(shown.splitlines()) == 1
