@@ -9,6 +9,7 @@ from core.profile import ResolvedProfile, load_profile, resolve
 from core.tasks import TaskType
 from miner.offers import outline as kept
 from miner.offers.outline import Question, outline, outline_of, roughly
+from tests.doubles.each import each
 
 FOUR = Hardware(gpus=parse_gpus("4xH100"))
 ASKED = Question("a/llama-8b", None, 3.0, TaskType.INSTRUCT, None, None, 4, FOUR)
@@ -38,7 +39,7 @@ def test_the_same_question_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert outline(ASKED, resolved()) is first
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         ASKED._replace(hours=4.0),

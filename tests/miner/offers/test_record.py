@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given, settings
 
 from core.wire import MinerTaskOffer
 from miner.offers.decision import Decision, Reason, below
 from miner.offers.record import decision_from, texts_of
+from tests.doubles.each import each
 from tests.miner.offers.builders import decided, offer, policy
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
 
@@ -50,6 +50,6 @@ def test_the_texts_are_json() -> None:
     assert json.loads(texts.reasons)[0][0] == "task"
 
 
-@pytest.mark.parametrize("value", [0.5, 0.1234, -0.5, 0.0, 1e-9, 3.0])
+@each("value", [0.5, 0.1234, -0.5, 0.0, 1e-9, 3.0])
 def test_a_limit_with_few_digits_lies_just_below(value: float) -> None:
     assert value - 0.002 <= below(value) < value
