@@ -136,7 +136,7 @@ def run(which: str, training: str, folder: Path) -> int:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)
 
 
 def main(which: str, training: str = "") -> int:

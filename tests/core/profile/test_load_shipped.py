@@ -238,11 +238,11 @@ def test_steady_stays_inside_the_published_ranges() -> None:
     for one in representative():
         found = resolve(steady, one.task_type, one.model)
         t = found.targets
-        if each.task_type.is_text:
+        if one.task_type.is_text:
             assert t.learning_rate * (t.lora_alpha or 32) <= (found.limits.max_alpha_lr or 0)
-        if each.task_type in (TaskType.DPO, TaskType.GRPO):
+        if one.task_type in (TaskType.DPO, TaskType.GRPO):
             # GRPO is trained by LoRA, at ten times a full fine-tune's rate.
-            assert 1e-6 <= t.learning_rate <= (5e-5 if each.task_type is TaskType.GRPO else 2e-5)
+            assert 1e-6 <= t.learning_rate <= (5e-5 if one.task_type is TaskType.GRPO else 2e-5)
 
 
 def test_cpu_demo_asks_for_nothing_that_needs_a_gpu() -> None:
