@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # What `make training` made trains the demo as well; else it gets a small environment of its own.
 DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test lint format type walls check bench docs lock lock-check clean
+.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs lock lock-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,8 +38,21 @@ demo: $(VENV)/.installed $(DEMO)/.installed ## train and publish a small model: 
 	@$(PYTHON) scripts/install.py demo .venv-demo
 	@touch $@
 
-test: $(VENV)/.dev ## every test; those of the training stack where `make training` has run
-	@sh scripts/test.sh $(BIN) "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(wildcard $(TRAINING)/bin/python))}"
+# The training environment that there is: one that is named, the full one, or the demo's small one.
+TESTS = @$(BIN)/python scripts/run_tests.py
+WITH  = "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(firstword $(wildcard $(TRAINING)/bin/python .venv-demo/bin/python)))}"
+
+test: $(VENV)/.dev ## all that this machine can run, in minutes; the training stack's where there is one
+	$(TESTS) test $(WITH)
+
+test-fast: $(VENV)/.dev ## the tests that need no process, socket or torch: under 90 s
+	$(TESTS) fast
+
+test-all: $(VENV)/.dev ## every test but the campaigns
+	$(TESTS) all $(WITH)
+
+campaign: $(VENV)/.dev ## faults at random instants, many examples; repeat one with GOD_MINER_SEED
+	$(TESTS) campaign $(WITH)
 
 lint: $(VENV)/.dev ## ruff check and format
 	$(BIN)/ruff check .
@@ -49,7 +62,7 @@ format: $(VENV)/.dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-type: $(VENV)/.dev ## mypy --strict on core and miner
+type: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
 walls: $(VENV)/.dev ## who may import whom

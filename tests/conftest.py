@@ -1,22 +1,214 @@
-"""What all tests share."""
+"""What all tests share: the tier of each, and what a fast one must not do."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.doubles import watch
+from tests.doubles import outside, watch
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:
     from tests.doubles.engine_fixtures import docker_host  # noqa: F401
 
+ROOT = Path(__file__).parents[1]
+
+#: The tier of a file, a folder or a single test, by what its id starts with; the longest name counts. All
+#: others are fast: such a test fails if it starts a process, opens a socket or imports torch.
+TIERS: dict[str, tuple[str, ...]] = {
+    "process": (
+        "benchmarks/test_tools.py",
+        "core/recipes/test_engine_check.py",
+        "core/recipes/test_launchers.py",
+        "core/submission/test_folder.py",
+        "core/submission/test_place.py::test_a_trainer_killed_at",
+        "doubles/test_hub.py",
+        "doubles/test_watch.py",
+        "fuzz",
+        "integration",
+        "miner/api/test_express.py",
+        "miner/api/test_jobs.py",
+        "miner/api/test_protocol",
+        "miner/api/test_signed.py",
+        "miner/chain/test_factory.py::test_the_daemons_side_of_it_never_imports_the_sdk",
+        "miner/chain/test_keeper_on_chain.py",
+        "miner/chain/test_sdk",
+        "miner/commands/test_backtest.py",
+        "miner/commands/test_chain.py::test_a_chain_that_is_down_has_an_exit_code_of_its_own",
+        "miner/commands/test_chain.py::test_a_submission_of_unknown_fate_has_an_exit_code_of_its",
+        "miner/commands/test_chain.py::test_publishing_and_status_go_through_the_real_sdk",
+        "miner/commands/test_dev.py",
+        "miner/commands/test_doctor.py::test_all_real_checks_run_on_a_bare_machine_and_none_of",
+        "miner/commands/test_eval.py",
+        "miner/commands/test_jobs.py",
+        "miner/commands/test_models.py",
+        "miner/commands/test_plan.py::test_the_command_starts",
+        "miner/commands/test_submission.py::test_a_person_publishes_to_the_hub_and_keeps_the_card",
+        "miner/commands/test_submission.py::test_the_embedded_default_is_a_folder",
+        "miner/commands/test_train.py",
+        "miner/dev/test_demo.py::test_the_demo_can_be_taken_again_in_the_same_folder",
+        "miner/dev/test_demo.py::test_the_demo_holds_against_the_real_daemon",
+        "miner/dev/test_load.py",
+        "miner/dev/test_site.py",
+        "miner/dev/test_stack.py",
+        "miner/doctor/checks/test_gpus.py",
+        "miner/doctor/checks/test_hub.py",
+        "miner/doctor/test_checks.py",
+        "miner/engines/docker/test_client.py",
+        "miner/engines/process/test_interpreter.py",
+        "miner/engines/process/test_sandbox.py",
+        "miner/engines/test_choose.py",
+        "miner/engines/test_remains.py",
+        "miner/engines/test_wrapper.py",
+        "miner/fleet/test_inventory.py",
+        "miner/fleet/test_nvml.py",
+        "miner/jobs/inputs/test_child.py",
+        "miner/jobs/inputs/test_connection.py",
+        "miner/jobs/inputs/test_dataset_fetch.py",
+        "miner/jobs/inputs/test_download.py",
+        "miner/jobs/inputs/test_fetch.py",
+        "miner/jobs/inputs/test_hub.py",
+        "miner/jobs/inputs/test_locks.py",
+        "miner/jobs/inputs/test_model_fetch.py",
+        "miner/jobs/inputs/test_worker.py",
+        "miner/jobs/test_loopback.py",
+        "miner/jobs/test_worker_in_every_stage.py",
+        "miner/jobs/test_worker_mishaps.py",
+        "miner/publish/test_child.py",
+        "miner/publish/test_local.py",
+        "miner/publish/test_publisher",
+        "miner/settings/test_load.py::test_importing_the_settings",
+        "miner/store/test_database.py::test_a_file_that_is_up_to_date_needs_no_alembic",
+        "miner/test_children.py",
+        "miner/test_identity.py::test_a_damaged_encrypted_hotkey_says_how_to_restore_it",
+        "miner/test_identity.py::test_a_wrong_password_is_told_apart_and_not_repeated",
+        "miner/test_identity.py::test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on",
+        "miner/test_identity.py::test_an_unlocking_that_takes_too_long_is_given_up",
+        "miner/test_logs.py::test_no_secret_given_to_a_real_program_is_in_anything_it_prints",
+        "miner/test_running.py",
+        "miner/train/test_follow.py",
+        "scripts/test_engine_tables.py",
+        "test_dockerfiles.py::test_every_command_of_a_build_is_a_command",
+        "test_dockerfiles.py::test_the_text_image_has_what_validators_rewards_import_and_is_built",
+        "test_operations.py",
+        "trainer/callbacks/test_failures.py",
+        "trainer/callbacks/test_guard.py",
+        "trainer/callbacks/test_submission.py::test_kill_9_at_random_instants_never_leaves_half_a",
+        "trainer/test_sandbox.py",
+        "trainer/wrapper/test_image_course.py",
+        "trainer/wrapper/test_processes.py",
+    ),
+    "docker": (
+        "integration/jobs/test_docker_dies.py",
+        "integration/test_engines_docker.py",
+        "miner/commands/test_images.py",
+        "miner/doctor/checks/test_engine.py",
+    ),
+    "training": (
+        "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",
+        "core/planning/test_planner_grid.py::test_axolotl_itself",
+        "core/recipes/test_toml.py",
+        "core/submission/test_configs_library.py",
+        "core/submission/test_safetensors_library.py",
+        "integration/jobs/test_torch.py",
+        "integration/test_demo_job.py",
+        "integration/test_trainer_image.py",
+    ),
+    "campaign": (),
+}
+
+#: A test of several engines.
+DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
+
+#: What `make test` leaves to `make test-all`: each of these takes long, and most of what it would find is
+#: found by a shorter test too.
+THOROUGH: tuple[str, ...] = ()
+
+#: Importing one of these is what makes a test of the trainer's one of the training stack.
+STACK = (
+    r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors"
+    r"|tests\.trainer\.(?:tiny|native))"
+)
+NEEDS_STACK = re.compile(
+    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
+)
+TORCH = importlib.util.find_spec("torch") is not None
+
 # A shared machine makes any single example slow once in a while: that is no finding.
-settings.register_profile("here", deadline=None)
-settings.load_profile("here")
+settings.register_profile("few", deadline=None, max_examples=15, derandomize=True, database=None)
+settings.register_profile("all", deadline=None, max_examples=100)
+settings.register_profile("campaign", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("GOD_MINER_EXAMPLES", "few"))
+
+
+def needs_stack(file: Path) -> bool:
+    """Whether a file of tests imports the training stack, or the little models made with it."""
+    return NEEDS_STACK.search(file.read_text("utf-8")) is not None
+
+
+def tier_of(node: str) -> str:
+    """The tier of a test's id, or of a file's path."""
+    name = node.removeprefix("tests/")
+    found = [
+        (len(start), tier) for tier, starts in TIERS.items() for start in starts if name.startswith(start)
+    ]
+    if found:
+        tier = max(found)[1]
+        return "docker" if tier == "process" and DOCKER.search(node) else tier
+    file = ROOT / node.partition("::")[0]
+    trainers = name.startswith("trainer/") and file.is_file() and needs_stack(file)
+    return "training" if trainers else "fast"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     watch.start(config)
+    outside.watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tier = tier_of(item.nodeid)
+        item.add_marker(getattr(pytest.mark, tier))
+        item.user_properties.append(("tier", tier))
+        if item.nodeid.removeprefix("tests/").startswith(THOROUGH):
+            item.add_marker(pytest.mark.thorough)
+    # Several workers end together when the long ones come first.
+    order = {"docker": 0, "training": 1, "process": 2, "campaign": 3, "fast": 4}
+    items.sort(key=lambda item: order[dict(item.user_properties)["tier"]])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    found = yield
+    if item.get_closest_marker("fast") and outside.reached:
+        pytest.fail(
+            f"a fast test {', '.join(dict.fromkeys(outside.reached))}: see TIERS in tests/conftest.py"
+        )
+    return found
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Half a surrogate pair cannot be sent from a worker; the tests print some."""
+    report = yield
+    report.sections = [(name, _printable(text)) for name, text in report.sections]
+    if report.failed and _printable(report.longreprtext) != report.longreprtext:
+        report.longrepr = _printable(report.longreprtext)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    outside.forget()
+    return (yield)

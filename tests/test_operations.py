@@ -16,6 +16,7 @@ import pytest
 from miner.server import ExitCode
 from miner.settings import Settings, load_settings
 from miner.store import database
+from tests.doubles.each import each
 
 ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
@@ -72,7 +73,7 @@ def test_pm2_does_not_kill_before_both_servers_had_their_grace(
     assert told["kill_timeout"] == (2 * grace + 10) * 1000
 
 
-@pytest.mark.parametrize("code", list(ExitCode))
+@each("code", list(ExitCode))
 def test_every_exit_code_is_explained(code: ExitCode) -> None:
     assert re.search(rf"^\| {code.value} \|", OPERATIONS, re.MULTILINE)
 
@@ -146,7 +147,7 @@ def test_the_build_of_the_image_has_all_that_the_wheel_is_made_of() -> None:
     assert named | set(wheel["packages"]) | set(wheel["force-include"]) <= copied
 
 
-@pytest.mark.parametrize("name", [".env", ".git", ".god-miner", ".venv", "node_modules"])
+@each("name", [".env", ".git", ".god-miner", ".venv", "node_modules"])
 def test_nothing_secret_or_made_here_reaches_an_image(name: str) -> None:
     assert name in (ROOT / ".dockerignore").read_text().split()
 

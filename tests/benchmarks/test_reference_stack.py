@@ -17,6 +17,7 @@ from core.tasks import TaskType
 from miner.dev.client import Forger, ValidatorClient
 from miner.dev.reading import Outcome
 from miner.dev.samples import sample_task
+from tests.doubles.each import each
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
 POOR = Keypair.from_seed(b"p" * 32)
@@ -73,11 +74,7 @@ async def test_a_missing_header_is_422_and_a_replay_401(transport: httpx.ASGITra
 LET_THROUGH = {"Bytes-wrapped signature", "another miner's hotkey, correctly signed for it"}
 
 
-@pytest.mark.parametrize(
-    "vector",
-    [vector for vector in VECTORS["requests"] if vector["method"] == "POST"],
-    ids=lambda vector: vector.get("why") or f"{vector['path']} {vector['separators']}",
-)
+@each("vector", [vector for vector in VECTORS["requests"] if vector["method"] == "POST"])
 def test_signatures_verify_as_in_the_vectors(vector: dict) -> None:
     headers, body = vector["headers"], bytes.fromhex(vector["body_hex"])
     message = f"{headers['nonce']}:{headers['miner-hotkey']}:{hashlib.sha256(body).hexdigest()}"

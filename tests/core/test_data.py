@@ -11,6 +11,7 @@ from core.data import PERCENTS, DatasetFacts, LengthStats
 from core.data_facts import assumed_facts, facts_from_lengths, image_facts
 from core.facts import Confidence
 from core.tasks import ImageModelType, TaskType
+from tests.doubles.each import each
 
 LENGTHS = st.lists(st.integers(0, 200_000), min_size=1, max_size=300)
 
@@ -109,7 +110,7 @@ def test_more_hours_promise_more_rows_and_a_stated_count_wins() -> None:
     assert (stated.rows, stated.rows_confidence) == (123, Confidence.GIVEN)
 
 
-@pytest.mark.parametrize("kind", [None, *ImageModelType])
+@each("kind", [None, *ImageModelType])
 def test_pictures_come_ten_times_per_epoch_for_sdxl_and_once_for_all_others(
     kind: ImageModelType | None,
 ) -> None:

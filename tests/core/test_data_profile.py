@@ -9,6 +9,7 @@ import pytest
 from core.data_profile import CLIP, SAMPLE, Sample, facts_of, profile_rows
 from core.json_rows import BadRows
 from core.tasks import DatasetType, GrpoDataset, InstructDataset, RewardFunction
+from tests.doubles.each import each
 
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 GRPO = GrpoDataset(reward_functions=[RewardFunction(reward_func="def f(): ...", reward_weight=1)])
@@ -28,7 +29,7 @@ def test_rows_are_counted_with_those_that_can_be_learned_and_their_columns() -> 
     assert (facts.rows, facts.sampled_rows, facts.total.max) == (3, 3, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "dataset", "why"),
     [
         ([], DATASET, "the file has no rows"),

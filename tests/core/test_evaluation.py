@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core.evaluation import Era, rules_of, sequence_limit
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("window", "limit"),
     [(None, 4096), (131_072, 4096), (8192, 4096), (8191, 4096), (4096, 2048), (513, 257), (1, 1)],
 )

@@ -19,9 +19,10 @@ from core.hardware import (
     from_nvml,
     parse_gpus,
 )
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("nvml", "kind"),
     [
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
@@ -47,7 +48,7 @@ def test_cards_are_known_by_the_names_that_nvml_gives_them(nvml: str, kind: str)
     assert found.name == kind
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@each("name", list(KINDS))
 def test_every_kind_is_found_by_its_own_name(name: str) -> None:
     assert parse_gpus(f"4x{name}") == GpuSet(kind=KINDS[name], count=4)
 
@@ -64,7 +65,7 @@ def test_one_card_and_none() -> None:
     assert parse_gpus("2xcpu").kind == CPU
 
 
-@pytest.mark.parametrize("text", ["", "4x", "x", "4xGTX1080", "0xH100", "9999xH100", "4"])
+@each("text", ["", "4x", "x", "4xGTX1080", "0xH100", "9999xH100", "4"])
 def test_what_names_no_card_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(UnknownGpu, match=r"4xH100"):
         parse_gpus(text)

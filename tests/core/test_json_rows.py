@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.json_rows import BadRows, Form, JsonRows
+from tests.doubles.each import each
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -70,7 +71,7 @@ def test_nearly_json_is_taken_exactly_where_the_standard_library_takes_it(text: 
         assert read(text.encode(), window) == [row for row in whole if isinstance(row, dict)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "why"),
     [
         (b"", "is empty"),

@@ -11,6 +11,7 @@ from core.model_facts import TYPICAL_PARAMS, facts_from_config, facts_from_name,
 from core.models import Family, ModelFacts
 from core.shapes import shape_params
 from core.tasks import ImageModelType
+from tests.doubles.each import each
 
 QWEN_7B: dict[str, Any] = {
     "model_type": "qwen2",
@@ -106,7 +107,7 @@ def test_a_count_that_contradicts_the_config_is_not_believed(lie: int) -> None:
     assert facts_from_config(QWEN_7B, "m", lie).params_total == pytest.approx(7.6e9, rel=0.01)
 
 
-@pytest.mark.parametrize(
+@each(
     "broken",
     [
         {},

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +11,10 @@ from core.model_names import (
 )
 from core.models import Family
 from core.tasks import ImageModelType
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "family"),
     [
         ("unsloth/Meta-Llama-3.1-8B-Instruct", Family.LLAMA),
@@ -36,14 +36,14 @@ def test_families_are_read_from_the_repository_s_name_before_its_owner_s(name: s
     assert family_from_name(name) is family
 
 
-@pytest.mark.parametrize("family", list(Family))
+@each("family", list(Family))
 def test_a_family_is_known_by_its_own_word(family: Family) -> None:
     images = {Family.SDXL, Family.FLUX, Family.Z_IMAGE, Family.IDEOGRAM, Family.KREA, Family.UNKNOWN}
     if family not in images | {Family.QWEN_IMAGE}:
         assert family_from_name(family.value) is family
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "params"),
     [
         ("Qwen/Qwen1.5-7B", 7e9),
@@ -72,12 +72,12 @@ def test_sizes_are_read_from_names(name: str, params: float) -> None:
     assert params_from_name(name) == round(params)
 
 
-@pytest.mark.parametrize("name", ["a/model", "a/v0.1", "a/4bit", "a/x-0b", "a/9999b", "a/a3b", ""])
+@each("name", ["a/model", "a/v0.1", "a/4bit", "a/x-0b", "a/9999b", "a/a3b", ""])
 def test_a_name_without_a_believable_size_says_nothing(name: str) -> None:
     assert params_from_name(name) is None
 
 
-@pytest.mark.parametrize("count", [None, 0, 1, 999_999, 10**15, -5])
+@each("count", [None, 0, 1, 999_999, 10**15, -5])
 def test_counts_that_no_model_has_are_not_used(count: int | None) -> None:
     assert usable_count(count) is None
 

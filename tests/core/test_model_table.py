@@ -6,12 +6,13 @@ from core.model_facts import facts_from_row
 from core.model_table import IMAGE_ROWS, ROWS, Row
 from core.shapes import adapter_params_per_rank, linear_shapes, shape_params
 from core.tasks import ImageModelType
+from tests.doubles.each import each
 
 #: OPT 350M projects its embeddings from 512 to 1024, alone of all.
 ODD = {"opt-331200000"}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.family}-{row.params}")
+@each("row", ROWS)
 def test_each_row_s_shape_adds_up_to_its_parameters(row: Row) -> None:
     facts = facts_from_row(row, "any", row.family, row.params)
     allowed = 0.07 if f"{row.family}-{row.params}" in ODD else 0.015

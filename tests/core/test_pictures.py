@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.pictures import Kind, Picture, picture_of
 from tests.core.pictures import bmp, jpeg, png, webp
+from tests.doubles.each import each
 
 MADE = {
     "png": (png(), Kind.PNG),
@@ -22,12 +22,12 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize(("data", "kind"), MADE.values(), ids=MADE)
+@each(("data", "kind"), MADE.values())
 def test_kind_and_size_stand_in_the_header(data: bytes, kind: Kind) -> None:
     assert picture_of(io.BytesIO(data)) == Picture(kind, 128, 96)
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",

@@ -21,6 +21,7 @@ from core.choices import Method, Parallelism
 from core.plan import TrainingPlan
 from core.plan_parts import BatchPlan, EmaPlan, FsdpPlan, LaunchPlan, OptimizerPlan, Reason
 from tests.core.builders import plan
+from tests.doubles.each import each
 
 
 def test_a_plan_read_back_is_the_same_plan() -> None:
@@ -71,9 +72,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     assert len(plan().digest) == 64
 
 
-@pytest.mark.parametrize(
-    "text", ["", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 1, "task": {}}']
-)
+@each("text", ["", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 1, "task": {}}'])
 def test_what_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         TrainingPlan.from_json(text)
@@ -86,7 +85,7 @@ def test_a_key_that_a_plan_does_not_know_is_refused() -> None:
         TrainingPlan.from_json(json.dumps(content))
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"method": Method.FULL},

@@ -9,13 +9,14 @@ from pydantic import ValidationError
 
 from core.rewarded import Rewarded, gains, normalised, standing
 from core.run_files import Score
+from tests.doubles.each import each
 
 
 def rewarded(*means: float, base: tuple[float, ...] = (1.0,), kl: float = 0.0) -> Rewarded:
     return Rewarded(means=means, base=base, weights=(1.0 / len(means),) * len(means), kl=kl)
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "expected"),
     [
         ([[2.0], [4.0], [1.0]], [[0.5], [1.0], [0.25]]),

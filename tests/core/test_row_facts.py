@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from core.facts import Confidence
 from core.row_facts import BYTES_PER_TOKEN, facts_from_rows, text_tokens
 from core.tasks import TaskType
+from tests.doubles.each import each
 
 WORDS = "x" * 360
 
 
-@pytest.mark.parametrize(
+@each(
     ("task", "row", "prompt", "answer"),
     [
         (TaskType.INSTRUCT, {"instruct": WORDS, "input": WORDS, "output": WORDS}, 200, 100),

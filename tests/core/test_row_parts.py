@@ -18,6 +18,7 @@ from core.tasks import (
     RewardFunction,
     TaskType,
 )
+from tests.doubles.each import each
 
 INSTRUCT = InstructDataset(field_instruction="q", field_input="i", field_output="a")
 CHAT = ChatDataset(chat_user_reference="human", chat_assistant_reference="gpt")
@@ -27,7 +28,7 @@ GRPO = GrpoDataset(
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("dataset", "row", "parts", "learnable"),
     [
         (INSTRUCT, {"q": "x", "i": "y", "a": "z"}, Parts(("x", "y"), ("z",)), True),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from core.run_files import EXIT_OF, ExitCode, RunEnd, RunResult, RunSpec, Score
 from core.tasks import InstructDataset, TaskType
+from tests.doubles.each import each
 
 
 def test_a_run_reads_back_as_it_was_written() -> None:
@@ -28,7 +27,7 @@ def test_a_run_reads_back_as_it_was_written() -> None:
     assert RunSpec.from_json(run.to_json()) == run
 
 
-@pytest.mark.parametrize("end", RunEnd)
+@each("end", RunEnd)
 def test_the_exit_is_zero_exactly_with_a_submission(end: RunEnd) -> None:
     assert RunResult(end=end, submission=True).exit_code is ExitCode.OK
     assert RunResult(end=end, submission=False).exit_code is EXIT_OF.get(end, ExitCode.CRASHED) != ExitCode.OK

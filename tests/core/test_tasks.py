@@ -2,6 +2,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from core.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, GrpoDataset, dataset_kind
+from tests.doubles.each import each
 
 #: As validators send them: every key, nulls included.
 SENT = {
@@ -43,12 +44,12 @@ SENT = {
 ADAPTER: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
 
 
-@pytest.mark.parametrize("kind", list(DatasetKind))
+@each("kind", list(DatasetKind))
 def test_every_dataset_type_is_told_by_its_keys(kind: DatasetKind) -> None:
     assert ADAPTER.validate_python(SENT[kind]).kind is kind
 
 
-@pytest.mark.parametrize("kind", list(DatasetKind))
+@each("kind", list(DatasetKind))
 def test_all_keys_null_still_tell_the_type(kind: DatasetKind) -> None:
     assert dataset_kind(dict.fromkeys(SENT[kind])) is kind
 

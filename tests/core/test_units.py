@@ -14,9 +14,10 @@ from core.units import (
     show_params,
     show_seconds,
 )
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "count"),
     [("75GB", 75_000_000_000), ("75GiB", 75 * 2**30), ("512 MiB", 512 * 2**20), ("0.5kB", 500), ("7b", 7)],
 )
@@ -24,9 +25,7 @@ def test_sizes_are_decimal_unless_they_say_otherwise(words: str, count: int) -> 
     assert parse_bytes(words) == count
 
 
-@pytest.mark.parametrize(
-    ("words", "seconds"), [("90m", 5400), ("1.5h", 5400), ("1h30m", 5400), ("20s", 20), ("1d 2h", 93_600)]
-)
+@each(("words", "seconds"), [("90m", 5400), ("1.5h", 5400), ("1h30m", 5400), ("20s", 20), ("1d 2h", 93_600)])
 def test_durations_may_have_several_parts(words: str, seconds: float) -> None:
     assert parse_seconds(words) == seconds
 
@@ -36,7 +35,7 @@ def test_parameter_counts_are_in_letters(words: str, count: int) -> None:
     assert parse_params(words) == count
 
 
-@pytest.mark.parametrize("value", [75, 75.0, "75", "GB", "75 75GB", "75GBx", True, None, [], "-5GB", "1h30m"])
+@each("value", [75, 75.0, "75", "GB", "75 75GB", "75GBx", True, None, [], "-5GB", "1h30m"])
 def test_a_size_without_one_clear_unit_is_refused_with_an_example(value: object) -> None:
     with pytest.raises(ValueError, match="75GB"):
         parse_bytes(value)

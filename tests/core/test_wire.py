@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from core.tasks import ImageModelType, TaskType
 from core.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
+from tests.doubles.each import each
 
 OFFER = {
     "ds_size": 100000,
@@ -38,12 +39,12 @@ def test_an_offer_as_validators_send_it_is_read_whole() -> None:
     assert offer.model_params_count == 8030261248
 
 
-@pytest.mark.parametrize("hours", [4, 4.0, 0, 0.75, 10_000])
+@each("hours", [4, 4.0, 0, 0.75, 10_000])
 def test_hours_may_be_whole_or_not(hours: float) -> None:
     assert MinerTaskOffer.model_validate({**OFFER, "hours_to_complete": hours}).hours_to_complete == hours
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("hours_to_complete", float("nan")),
@@ -95,7 +96,7 @@ def test_fields_of_a_newer_validator_are_let_through() -> None:
     assert TrainRequestText.model_validate({**START, "use_kl": True}).task_id == START["task_id"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("expected_repo_name", "../x"),
@@ -121,7 +122,7 @@ def test_a_wrong_start_names_its_field(field: str, value: object) -> None:
     assert {name.split(".")[0] for name in fields_of(error)} == {field}
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     ["file:///etc/passwd", "ftp://h/x", "/etc/passwd", "http://", "http://[::1", "https://h/a b", "s3://b/k"],
 )

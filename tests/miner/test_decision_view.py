@@ -3,11 +3,11 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from miner.decision_view import as_data, heading, pages
 from miner.offers.decision import Decision
+from tests.doubles.each import each
 from tests.miner.offers.builders import decided, fleet, hold, offer, picture_offer, policy
 
 
@@ -19,8 +19,8 @@ def page(asked: Any, found: Decision) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("gpus", ["4xH100", "1xL4"])
-@pytest.mark.parametrize("asked", [offer(), picture_offer(), offer(hours_to_complete=0.0)])
+@each("gpus", ["4xH100", "1xL4"])
+@each("asked", [offer(), picture_offer(), offer(hours_to_complete=0.0)])
 def test_whatever_was_decided_can_be_shown(gpus: str, asked: Any) -> None:
     found = decided(asked, policy("conservative"), fleet(gpus))
     said = page(asked, found)

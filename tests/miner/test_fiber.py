@@ -1,18 +1,18 @@
 import json
 from pathlib import Path
 
-import pytest
 from bittensor_core import Keypair
 from hypothesis import given
 from hypothesis import strategies as st
 
 from miner import fiber
+from tests.doubles.each import each
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "fiber_vectors.json").read_text())
 KEY = Keypair.create_from_seed(b"\x11" * 32)
 
 
-@pytest.mark.parametrize("vector", VECTORS["requests"], ids=lambda v: v["headers"]["nonce"][-2:])
+@each("vector", VECTORS["requests"])
 def test_reference_vectors_verify_or_not_as_they_say(vector: dict) -> None:
     headers = vector["headers"]
     key = fiber.public_key(headers[fiber.VALIDATOR_HOTKEY])
@@ -55,7 +55,7 @@ def test_one_key_has_one_identity_whatever_the_address_prefix() -> None:
     assert fiber.public_key(other) == fiber.public_key(KEY.ss58_address) == KEY.public_key
 
 
-@pytest.mark.parametrize(
+@each(
     "nonce",
     [
         "",

@@ -4,11 +4,11 @@ import base64
 import json
 from urllib.parse import quote, quote_plus
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from miner.redact import _MARKS, _SHAPES, HIDDEN, Redactor
+from tests.doubles.each import each
 
 SECRETS = [
     "plainsecret",
@@ -41,8 +41,8 @@ def spellings(secret: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("spelling", list(spellings("x")))
+@each("secret", SECRETS)
+@each("spelling", list(spellings("x")))
 def test_a_secret_is_hidden_in_every_spelling(secret: str, spelling: str) -> None:
     text = f"before {spellings(secret)[spelling]} after"
     hidden = Redactor([secret])(text)
@@ -91,7 +91,7 @@ def test_a_secret_inside_a_longer_one_does_not_leave_the_rest_standing() -> None
     assert Redactor(["abcd", "abcdefgh"])("x abcdefgh y") == f"x {HIDDEN} y"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "leak"),
     [
         ("token hf_AbCdEfGhIjKlMnOpQrSt is bad", "AbCdEfGhIj"),
@@ -114,7 +114,7 @@ def test_what_looks_like_a_secret_is_hidden_even_if_nobody_named_it(text: str, l
     assert HIDDEN in hidden
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "offer 7f3c accepted: 8.0 h of instruct",

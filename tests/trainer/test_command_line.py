@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from core.evaluation import Era
 from core.run_files import RunSpec
 from core.tasks import ImageModelType, InstructDataset, TaskType
+from tests.doubles.each import each
 from trainer import command_line
 from trainer.command_line import UsageError, hours, image_run, process_start, text_run
 
@@ -82,7 +83,7 @@ def test_a_short_task_leaves_a_tenth() -> None:
     assert run.deadline_at - run.end_by == pytest.approx(36)
 
 
-@pytest.mark.parametrize("said", ["0", "0.0", "-1", "nan", "inf", "soon"])
+@each("said", ["0", "0.0", "-1", "nan", "inf", "soon"])
 def test_hours_that_are_no_number_to_plan_with_are_taken_for_the_least_there_is(said: str) -> None:
     """Validators cut three quarters of an hour down to zero before they pass it on."""
     assert hours(said) == 0.7
@@ -106,7 +107,7 @@ def test_a_kl_term_is_said_in_the_environment(
     assert text_run(TEXT).kl_coefficient == found
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "value", "said"),
     [
         ("--task-id", None, "--task-id"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from core.evaluation import Era
 from core.tasks import GrpoDataset, RewardFunction
+from tests.doubles.each import each
 from trainer.errors import BadReward
 from trainer.rewards import MODULE, TABLE, read_reward, write_rewards
 
@@ -35,7 +36,7 @@ def score(completions):
 GOOD = "def reward(completions, **kwargs):\n    return [float(len(one)) for one in completions]\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "function"),
     [
         (GOOD, "reward"),
@@ -64,7 +65,7 @@ def test_a_signature_says_what_may_be_handed_over() -> None:
     assert not read_reward("def f(completions): ...").anything
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "problem"),
     [
         ("def f(completions:\n  return", "is no Python"),

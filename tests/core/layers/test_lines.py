@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from core.errors import ConfigError
 from core.layers.lines import MAX_BYTES, Path, parse
+from tests.doubles.each import each
 
 
 @pytest.fixture(params=["as built", "pure Python"])
@@ -28,7 +29,7 @@ def test_every_key_and_item_has_its_line() -> None:
     assert found.where(()) == "p.yaml"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("8e-4", 0.0008),

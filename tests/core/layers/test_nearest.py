@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from pydantic import Field
 
 from core.facts import Record
 from core.layers.nearest import Keys
+from tests.doubles.each import each
 
 
 class Leaf(Record):
@@ -21,7 +21,7 @@ class Tree(Record):
 KEYS = Keys(Tree, {"color": "colour", "mass": "weight"}, [(), ("leaf",)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "said"),
     [
         (("leaf", "wieght"), "no such key; nearest is weight"),

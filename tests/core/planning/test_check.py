@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from core.planning.check import plan_check
 from core.profile import load_profile
 from core.profile.explain import Finding, Level, check
+from tests.doubles.each import each
 
 SHIPPED = ("base", "cpu-demo", "cpu-native", "h100-fast", "h100x4", "h100x4-strategy", "h100x8", "steady")
 
@@ -18,7 +17,7 @@ def _errors(name: str, *folders: Path) -> list[Finding]:
     return [one for one in found if one.level is Level.ERROR]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@each("name", SHIPPED)
 def test_every_shipped_profile_plans_and_renders_for_every_representative_task(name: str) -> None:
     assert _errors(name) == []
 

@@ -17,6 +17,7 @@ from core.profile import Lane, load_profile, resolve
 from core.profile.targets import GpuStep
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import resolved
+from tests.doubles.each import each
 
 
 def _wish(model: str = "x-8b", task: TaskType = TaskType.INSTRUCT, **given: Any) -> Wish:
@@ -61,7 +62,7 @@ def test_by_size_is_written_by_the_operator() -> None:
     assert "above 5B" in choice.why
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "task", "kl", "count"),
     [
         ("x-4b", TaskType.INSTRUCT, False, 1),

@@ -16,12 +16,13 @@ from core.planning.shape import shape_of
 from core.planning.states import CONTEXT_BYTES
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import GIB, a_setup, active_gib
+from tests.doubles.each import each
 
 LLAMA_3B, LLAMA_70B = "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-70B"
 FULL: dict[str, Any] = {"method": Method.FULL, "rank": 0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("setup", "measured"),
     [
         (a_setup(LLAMA_3B, **FULL, micro=2, length=4096, checkpointing=False), 60.0),
@@ -30,7 +31,6 @@ FULL: dict[str, Any] = {"method": Method.FULL, "rank": 0}
         (a_setup(LLAMA_3B, rank=8, micro=2, length=4096, loss=Loss.FUSED), 8.5),
         (a_setup(rank=8, micro=2, length=2048, loss=Loss.FUSED), 16.2),
     ],
-    ids=["3B full", "3B full, checkpointed", "3B full, chunked", "3B LoRA", "8B LoRA"],
 )
 def test_torchtunes_published_peaks_are_met_within_ten_percent(setup: Setup, measured: float) -> None:
     assert active_gib(setup) == pytest.approx(measured, rel=0.10)
@@ -58,7 +58,7 @@ FAKE_8B: dict[int, tuple[tuple[float, float, float] | None, ...]] = {
 WAYS = ((Loss.FULL, True), (Loss.FUSED, True), (Loss.FULL, False), (Loss.FUSED, False))
 
 
-@pytest.mark.parametrize("tokens", FAKE_8B)
+@each("tokens", FAKE_8B)
 def test_every_cell_of_the_8b_sweep_is_met_within_five_percent(tokens: int) -> None:
     for (loss, checkpointing), cells in zip(WAYS, FAKE_8B[tokens], strict=True):
         for rank, measured in zip((16, 128, 512), cells or (), strict=False):
@@ -72,7 +72,7 @@ def test_every_cell_of_the_8b_sweep_is_met_within_five_percent(tokens: int) -> N
             assert active_gib(setup) == pytest.approx(measured, rel=0.05), (loss, checkpointing, rank)
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpus", "tokens", "loss", "rank", "measured"),
     [
         (8, 2048, Loss.FULL, 16, 27.8),
@@ -123,7 +123,7 @@ def _pictures(**changes: Any) -> Setup:
     return a_setup(model, task=TaskType.IMAGE, engine=Engine.KOHYA, picture=picture, **changes)
 
 
-@pytest.mark.parametrize("setup", _variants(), ids=range(10))
+@each("setup", _variants())
 def test_more_of_anything_never_takes_less_memory(setup: Setup) -> None:
     peak = peak_bytes(setup)
     assert peak_bytes(replace(setup, micro=setup.micro * 2)) >= peak
@@ -140,7 +140,7 @@ def bytes_of(setup: Setup) -> dict[str, dict[str, float]]:
     return {one.phase: {term.name: term.bytes for term in one.terms} for one in moments(setup)}
 
 
-@pytest.mark.parametrize("setup", _variants(), ids=range(10))
+@each("setup", _variants())
 def test_the_breakdown_the_peak_and_the_search_say_the_same(setup: Setup) -> None:
     found = memory_of(setup, 80 * 10**9)
     assert found.total_bytes == pytest.approx(peak_bytes(setup), rel=1e-6)

@@ -14,6 +14,7 @@ from core.planning.planner import plan
 from core.profile import load_profile
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import host, resolved
+from tests.doubles.each import each
 
 
 def _plan(task: TaskType = TaskType.INSTRUCT, gpus: str = "1xH100", **targets: object) -> TrainingPlan:
@@ -165,7 +166,7 @@ def test_too_late_is_said_and_not_planned() -> None:
     assert late.steps.total == 0
 
 
-@pytest.mark.parametrize("task", list(TaskType))
+@each("task", list(TaskType))
 def test_every_rung_is_a_plan_like_any_other(task: TaskType) -> None:
     for one in _ladder(_plan(task), available=4, elapsed_s=300):
         assert TrainingPlan.from_json(one.to_json()) == one

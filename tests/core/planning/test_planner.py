@@ -22,6 +22,7 @@ from core.planning.setup import setup_of, vary
 from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
 from core.tasks import ImageModelType, TaskType
 from tests.core.planning.setups import host, resolved
+from tests.doubles.each import each
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -324,7 +325,7 @@ def test_the_references_pass_comes_first_only_where_that_saves_time() -> None:
     assert not few.dpo.precompute_reference
 
 
-@pytest.mark.parametrize("kind", list(ImageModelType))
+@each("kind", list(ImageModelType))
 def test_every_image_type_is_planned_for_its_engine(kind: ImageModelType) -> None:
     found = _plan(load_profile("steady"), TaskType.IMAGE, "x", hours=1, rows=30, image_type=kind)
     assert found.verdict.feasible
@@ -458,7 +459,7 @@ def test_an_offers_summary_is_that_of_the_whole_plan() -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "code"),
     [
         ({"name": "who/knows"}, Refusal.UNKNOWN_SIZE),
@@ -498,7 +499,7 @@ def test_a_single_usable_row_is_trained_on() -> None:
     assert _plan(resolved(), rows=1).verdict.feasible
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "code"),
     [
         ({"gpu_memory": 10**9}, Refusal.IMPOSSIBLE_LIMIT),

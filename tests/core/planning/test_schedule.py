@@ -14,6 +14,7 @@ from core.planning.sequences import Sequences, how_of, text_sequences
 from core.profile import Limits, Targets
 from core.tasks import TaskType
 from tests.core.planning.setups import a_setup
+from tests.doubles.each import each
 
 SETUP = a_setup(micro=8, accumulation=4, length=1024)
 
@@ -126,7 +127,7 @@ def test_more_time_never_means_fewer_steps_and_none_overruns(
         assert schedule.save_every % schedule.eval_every == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("task", "rows", "expected"),
     [
         (TaskType.INSTRUCT, 10_000, 200),

@@ -14,12 +14,13 @@ from core.planning.setup import Setup
 from core.planning.speed import Work, evaluation_seconds, step_time
 from core.tasks import TaskType
 from tests.core.planning.setups import a_setup
+from tests.doubles.each import each
 
 N = 8_030_261_248
 FULL: dict[str, Any] = {"method": Method.FULL, "rank": 0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("setup", "counted"),
     [
         (a_setup(**FULL, checkpointing=False), 5.84),
@@ -29,7 +30,6 @@ FULL: dict[str, Any] = {"method": Method.FULL, "rank": 0}
         (a_setup(rank=128), 6.11),
         (a_setup(rank=512), 7.10),
     ],
-    ids=["full", "full, checkpointed", "LoRA", "LoRA, checkpointed", "r128", "r512"],
 )
 def test_operations_per_token_are_those_that_were_counted(setup: Setup, counted: float) -> None:
     """Over all GEMMs of Llama 3.1 8B at 2048 tokens, attention's own products left out of the count."""

@@ -12,8 +12,7 @@ from core.layers.lines import parse
 from core.profile.docs import json_schema, markdown
 from core.profile.schema import EngineConfigs, Profile, Section, When
 from core.profile.targets import ContainerTargets, Lane, Limits, Scale, Targets
-
-jsonschema_rs = pytest.importorskip("jsonschema_rs")
+from tests.doubles.each import each
 
 PAGE = Path(__file__).parents[3] / "docs" / "profiles.md"
 
@@ -22,9 +21,7 @@ def test_the_page_in_docs_is_the_one_that_the_schema_yields() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "run: python -m core.profile.docs docs/profiles.md"
 
 
-@pytest.mark.parametrize(
-    "part", [Profile, Section, When, Targets, Limits, ContainerTargets, Scale, Lane, EngineConfigs]
-)
+@each("part", [Profile, Section, When, Targets, Limits, ContainerTargets, Scale, Lane, EngineConfigs])
 def test_every_key_is_documented_where_it_is_declared(part: Any) -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, field in part.model_fields.items():
@@ -34,6 +31,8 @@ def test_every_key_is_documented_where_it_is_declared(part: Any) -> None:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
+    import jsonschema_rs
+
     return jsonschema_rs.validator_for(json_schema())
 
 

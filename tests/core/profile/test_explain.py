@@ -26,6 +26,7 @@ from core.profile.explain import (
 from core.profile.targets import Targets
 from core.tasks import ImageModelType, TaskType
 from tests.core.profile.test_resolve import from_text, resolved
+from tests.doubles.each import each
 
 LLAMA = subject(TaskType.INSTRUCT, "meta-llama/Llama-3.1-8B")
 
@@ -34,7 +35,7 @@ def said(name: str, path: str, about: list[Subject] | None = None) -> dict[Effec
     return {each.effect: each.text for each in explain(load_profile(name), about) if each.path == path}
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "effect", "word"),
     [
         ("limits.gpu_memory", Effect.RENAMED, "max_memory_MB"),
@@ -98,7 +99,7 @@ def test_remarks_name_the_line_and_the_subjects() -> None:
     assert all("image" in words for words in remark.subjects)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wanted", "task", "image", "engine"),
     [
         (None, TaskType.DPO, None, Engine.AXOLOTL),
@@ -185,7 +186,7 @@ def test_check_of_all_shipped_profiles_takes_seconds() -> None:
     assert time.process_time() - start < 20
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value", "words"),
     [
         ("limits.gpu_memory", 75 * 10**9, "75.0 GB"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError, Problem
 from core.profile.load import load_profile, parse_profile, profile_files
 from core.profile.nearest import keys_at
+from tests.doubles.each import each
 
 #: A key of each part of a profile, and a slip of the finger in it.
 TYPOS: tuple[tuple[str, str, str], ...] = (
@@ -36,9 +37,7 @@ TYPOS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    ("part", "text", "meant"), TYPOS, ids=[f"{part}-{meant}" for part, _, meant in TYPOS]
-)
+@each(("part", "text", "meant"), TYPOS)
 def test_a_typo_in_any_part_names_the_file_the_line_the_key_and_the_nearest_key(
     part: str, text: str, meant: str
 ) -> None:
@@ -70,7 +69,7 @@ def test_typos_were_tried_in_every_part_that_has_keys() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "advice"),
     [
         ("targets: {network_dim: 4}", "here it is called lora_r"),
@@ -87,7 +86,7 @@ def test_other_tools_names_and_misplaced_keys_are_led_home(text: str, advice: st
     assert advice in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("targets: {lora_r: true}", "targets.lora_r has value true"),
@@ -185,7 +184,7 @@ def test_a_missing_parent_is_told_with_the_names_there_are(tmp_path: Path) -> No
     assert "steady" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["nope", "no/such.yaml", "", "..", "a\x00b"])
+@each("name", ["nope", "no/such.yaml", "", "..", "a\x00b"])
 def test_a_missing_profile_is_told_with_the_names_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match="no such profile; known by name: base, "):
         load_profile(name)

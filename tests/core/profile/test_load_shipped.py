@@ -25,6 +25,7 @@ from core.profile.explain import Level, check, representative
 from core.profile.targets import Lane
 from core.tasks import ImageModelType, TaskType
 from tests.core.profile.test_resolve import model, picture
+from tests.doubles.each import each
 
 FILES = sorted((config_dir() / "profiles").iterdir())
 #: Counted, not globbed: a file that is forgotten here or there is noticed.
@@ -39,14 +40,14 @@ def of_image(name: str, kind: ImageModelType) -> ResolvedProfile:
     return resolve(load_profile(name), TaskType.IMAGE, picture(kind))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(config_dir())))
+@each("file", FILES)
 def test_every_shipped_file_is_read_and_resolves_for_every_task(file: Path) -> None:
     profile = load_profile(str(file))
     assert profile.description
     if profile.hardware:
         parse_gpus(profile.hardware)
-    for each in representative():
-        found = resolve(profile, each.task_type, each.model)
+    for one in representative():
+        found = resolve(profile, one.task_type, one.model)
         assert found.name == file.stem
     assert not [finding for finding in check(profile) if finding.level is Level.ERROR]
 
@@ -60,7 +61,7 @@ def test_all_of_them_were_tried() -> None:
 NUMBER = re.compile(r"[:{,]\s*\[?-?\d")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_number_is_traced_to_its_source_in_a_comment_on_its_line(name: str) -> None:
     lines = (config_dir() / "profiles" / f"{name}.yaml").read_text().splitlines()
     exempt = ("description", "hardware", "when", '- "', "#")
@@ -159,11 +160,11 @@ def test_h100x8_has_its_strategy_s_four_bands(
     assert (t.micro_batch_size, t.gradient_accumulation_steps) == (batch, accumulation)
 
 
-@pytest.mark.parametrize(
+@each(
     ("task", "rank", "rate"),
     [(TaskType.INSTRUCT, 1.4, 1.2), (TaskType.GRPO, 1.6, 0.85), (TaskType.DPO, 1.0, 1.0)],
 )
-@pytest.mark.parametrize("params", [3e9, 8e9, 32e9, 70.6e9])
+@each("params", [3e9, 8e9, 32e9, 70.6e9])
 def test_h100x8_has_its_strategy_s_task_multipliers(
     task: TaskType, rank: float, rate: float, params: float
 ) -> None:
@@ -224,9 +225,7 @@ def test_h100_fast_is_its_summary_and_guide() -> None:
     assert (small.micro_batch_size, small.gradient_accumulation_steps) == (32, 2)
 
 
-@pytest.mark.parametrize(
-    ("params", "rate"), [(1.2e9, 1e-4), (3.1e9, 7.5e-5), (4.5e9, 7e-5), (8e9, 3.5e-5), (14.8e9, 3e-4)]
-)
+@each(("params", "rate"), [(1.2e9, 1e-4), (3.1e9, 7.5e-5), (4.5e9, 7e-5), (8e9, 3.5e-5), (14.8e9, 3e-4)])
 def test_steady_has_the_winner_s_rates_by_size(params: float, rate: float) -> None:
     t = of("steady", params=params).targets
     assert t.learning_rate == rate
@@ -236,14 +235,14 @@ def test_steady_has_the_winner_s_rates_by_size(params: float, rate: float) -> No
 
 def test_steady_stays_inside_the_published_ranges() -> None:
     steady = load_profile("steady")
-    for each in representative():
-        found = resolve(steady, each.task_type, each.model)
+    for one in representative():
+        found = resolve(steady, one.task_type, one.model)
         t = found.targets
-        if each.task_type.is_text:
+        if one.task_type.is_text:
             assert t.learning_rate * (t.lora_alpha or 32) <= (found.limits.max_alpha_lr or 0)
-        if each.task_type in (TaskType.DPO, TaskType.GRPO):
+        if one.task_type in (TaskType.DPO, TaskType.GRPO):
             # GRPO is trained by LoRA, at ten times a full fine-tune's rate.
-            assert 1e-6 <= t.learning_rate <= (5e-5 if each.task_type is TaskType.GRPO else 2e-5)
+            assert 1e-6 <= t.learning_rate <= (5e-5 if one.task_type is TaskType.GRPO else 2e-5)
 
 
 def test_cpu_demo_asks_for_nothing_that_needs_a_gpu() -> None:
@@ -254,8 +253,8 @@ def test_cpu_demo_asks_for_nothing_that_needs_a_gpu() -> None:
     assert parse_gpus(load_profile("cpu-demo").hardware or "").is_cpu
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", list(ImageModelType))
+@each("name", NAMES)
+@each("kind", list(ImageModelType))
 def test_settings_for_text_never_reach_images(name: str, kind: ImageModelType) -> None:
     t = of_image(name, kind).targets
     assert t.method is Method.LORA

@@ -13,6 +13,7 @@ from core.recipes.render import render
 from core.recipes.run import ImageFiles, RecipeError, Rendered
 from core.tasks import ImageModelType, TaskType
 from tests.core.recipes.cases import image_inputs, image_plan
+from tests.doubles.each import each
 
 Z_IMAGE = ImageModelType.Z_IMAGE
 KINDS = {
@@ -38,7 +39,7 @@ def noted(made: Rendered, key: str) -> bool:
     return any(note.startswith(key) for note in made.notes)
 
 
-@pytest.mark.parametrize(("kind", "arch"), KINDS.items())
+@each(("kind", "arch"), KINDS.items())
 def test_every_family_has_its_architecture_and_a_result_that_validators_find(
     kind: ImageModelType, arch: str
 ) -> None:
@@ -49,7 +50,7 @@ def test_every_family_has_its_architecture_and_a_result_that_validators_find(
     assert process(made)["model"]["arch"] == arch
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_plans_numbers_are_the_configs(kind: ImageModelType) -> None:
     settings = process(rendered(kind))
     assert (settings["network"]["linear"], settings["network"]["linear_alpha"]) == (32, 16.0)
@@ -99,7 +100,7 @@ def test_the_moving_average_is_the_toolkits_own() -> None:
     assert noted(made, "ema_every 5")
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@each("schedule", list(Schedule))
 def test_every_schedule_is_one_that_the_toolkit_passes_on_intact(schedule: Schedule) -> None:
     optimizer = OptimizerPlan(
         name=Optimizer.ADAMW_TORCH, learning_rate=1e-4, schedule=schedule, cycles=3, min_lr_ratio=0.1

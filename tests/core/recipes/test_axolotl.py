@@ -35,6 +35,7 @@ from core.recipes.render import render
 from core.recipes.run import RecipeError
 from core.tasks import TaskType
 from tests.core.recipes.cases import TEXT_TASKS, inputs, text_plan
+from tests.doubles.each import each
 
 SUPERVISED = (TaskType.INSTRUCT, TaskType.CHAT)
 
@@ -158,7 +159,7 @@ def test_an_optimizer_that_does_not_shard_is_replaced_with_a_note() -> None:
     assert config_of(text_plan(TaskType.INSTRUCT, optimizer=optimizer))["optimizer"] == "adamw_bnb_8bit"
 
 
-@pytest.mark.parametrize(
+@each(
     ("schedule", "settings", "keys"),
     [
         (Schedule.COSINE_WITH_RESTARTS, {"cycles": 5}, {"lr_scheduler_kwargs": {"num_cycles": 5}}),
@@ -364,8 +365,8 @@ def test_the_difference_to_the_template_can_be_shown() -> None:
     assert kept == list(rendered.base)
 
 
-@pytest.mark.parametrize("task", TEXT_TASKS)
-@pytest.mark.parametrize("token", ["</s>", "<|end_of_text|>", "<|endoftext|>"])
+@each("task", TEXT_TASKS)
+@each("token", ["</s>", "<|end_of_text|>", "<|endoftext|>"])
 def test_a_model_without_a_pad_token_is_given_one_and_it_is_no_secret(task: TaskType, token: str) -> None:
     """Half of all base models have none (Llama 3, Mistral); taken for a secret it ended their runs."""
     config = config_of(text_plan(task), pad_token=token)

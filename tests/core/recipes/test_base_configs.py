@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from core.choices import Engine
 from core.recipes.base import base, overlay, templates
 from core.recipes.schema import check, table
+from tests.doubles.each import each
 
 FILES = sorted(path.name for path in templates().iterdir())
 
@@ -22,7 +21,7 @@ def engine_of(name: str) -> tuple[Engine, str]:
     return Engine.AI_TOOLKIT, table(Engine.AI_TOOLKIT).facts["root"]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "native.yaml"])  # test_native.py's
+@each("name", [name for name in FILES if name != "native.yaml"])  # test_native.py's
 def test_the_engine_knows_every_key(name: str) -> None:
     engine, root = engine_of(name)
     config = base(name)
@@ -30,7 +29,7 @@ def test_the_engine_knows_every_key(name: str) -> None:
     assert check(table(engine), root, config) == []
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_every_template_says_why_it_holds_what_it_holds(name: str) -> None:
     text = (templates() / name).read_text("utf-8")
     assert text.startswith("#")
@@ -43,7 +42,7 @@ def test_a_template_is_a_fresh_copy_every_time() -> None:
     assert "steps" not in base("ai_toolkit_krea2.yaml")["config"]["process"][0]["train"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("below", "above", "merged"),
     [
         ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),

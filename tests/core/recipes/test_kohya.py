@@ -22,6 +22,7 @@ from core.recipes.render import render
 from core.recipes.run import ImageFiles, RecipeError, Rendered
 from core.tasks import ImageModelType
 from tests.core.recipes.cases import image_inputs, image_plan
+from tests.doubles.each import each
 
 SDXL, FLUX = ImageModelType.SDXL, ImageModelType.FLUX
 BOTH = (SDXL, FLUX)
@@ -142,7 +143,7 @@ def test_adafactor_keeps_the_rate_it_is_given() -> None:
     assert "relative_step=False" in rendered(FLUX, optimizer=optimizer).config["optimizer_args"]
 
 
-@pytest.mark.parametrize("name", [one for one in Optimizer if one is not Optimizer.MUON])
+@each("name", [one for one in Optimizer if one is not Optimizer.MUON])
 def test_every_optimizer_is_one_that_sd_scripts_builds(name: Optimizer) -> None:
     optimizer = OptimizerPlan(name=name, learning_rate=1e-4, schedule=Schedule.LINEAR, weight_decay=0.01)
     assert "weight_decay=0.01" in rendered(SDXL, optimizer=optimizer).config["optimizer_args"]
@@ -154,7 +155,7 @@ def test_an_optimizer_that_it_does_not_build_is_refused() -> None:
         rendered(SDXL, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
+@each("schedule", list(Schedule))
 def test_every_schedule_is_one_that_sd_scripts_builds(schedule: Schedule) -> None:
     optimizer = OptimizerPlan(
         name=Optimizer.ADAMW_TORCH,

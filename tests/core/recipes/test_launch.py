@@ -11,6 +11,7 @@ from core.recipes.launch import accelerate, command, count_cpus, environment
 from core.recipes.render import render
 from core.tasks import ImageModelType, TaskType
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
+from tests.doubles.each import each
 
 
 def test_several_gpus_are_launched_as_one_group_on_the_jobs_own_port() -> None:
@@ -69,7 +70,7 @@ def test_the_profiles_variables_win() -> None:
     assert (env["NCCL_NTHREADS"], env["OMP_NUM_THREADS"]) == ("8", "3")
 
 
-@pytest.mark.parametrize(
+@each(
     ("cpus", "gpus", "threads"),
     [("0-63", 4, "16"), ("0-63", 8, "8"), ("0-3", 8, "1"), ("0,2,4-7", 2, "3"), (None, 4, "4")],
 )

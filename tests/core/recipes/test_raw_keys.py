@@ -17,9 +17,10 @@ from core.recipes.raw_keys import (
     translated_kohya,
 )
 from core.recipes.schema import table
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "config"),
     [
         ({"flash_attention": True}, {"attn_implementation": "flash_attention_2"}),

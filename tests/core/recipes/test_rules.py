@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
-
 from core.choices import Engine, Parallelism
 from core.recipes.base import overlay
 from core.recipes.render import render
 from core.recipes.validate import validate
 from core.tasks import ImageModelType, TaskType
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
+from tests.doubles.each import each
 
 
 def problems(engine: Engine, config: dict[str, Any], gpus: int = 4, flux: bool = False) -> list[str]:
@@ -25,7 +24,7 @@ GRPO = dict(render(text_plan(TaskType.GRPO), inputs(TaskType.GRPO)).config)
 FSDP = dict(render(text_plan(TaskType.INSTRUCT, parallelism=Parallelism.FSDP), inputs()).config)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"optimizer": "junk_opt"}, "optimizer has value"),
@@ -86,7 +85,7 @@ def test_a_template_that_falls_back_on_the_tokenizers_is_known() -> None:
     assert problems(Engine.AXOLOTL, config) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "gpus", "said"),
     [
         ({}, 1, "shards over several GPUs"),
@@ -103,7 +102,7 @@ def test_sharding(change: dict[str, Any], gpus: int, said: str) -> None:
     assert any(said in text for text in found), found
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"load_best_model_at_end": True}, "Axolotl ignores it with rl: dpo"),
@@ -121,7 +120,7 @@ def test_preference_training(change: dict[str, Any], said: str) -> None:
     assert any(said in text for text in found), found
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "gpus", "said"),
     [
         ({"trl": {"max_completion_length": None}}, 4, "stop at 20 tokens"),
@@ -144,7 +143,7 @@ SDXL = dict(render(image_plan(ImageModelType.SDXL), image_inputs(ImageModelType.
 FLUX = dict(render(image_plan(ImageModelType.FLUX), image_inputs(ImageModelType.FLUX)).config)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "gpus", "said"),
     [
         ({"epoch": 60}, 1, "max_train_epochs"),
@@ -185,7 +184,7 @@ def test_sdxl_with_sd_scripts(change: dict[str, Any], gpus: int, said: str) -> N
     assert any(said in text for text in found), found
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"t5xxl": None}, "opens it before anything else"),
@@ -207,7 +206,7 @@ def test_flux_with_sd_scripts(change: dict[str, Any], said: str) -> None:
 KREA = render(image_plan(ImageModelType.KREA2), image_inputs(ImageModelType.KREA2)).config
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"train": {"steps": "4000"}}, "takes a whole number"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.choices import Engine
 from core.recipes.schema import Table, check, nearest, shown, table
+from tests.doubles.each import each
 
 TABLE = Table(
     Engine.AXOLOTL,
@@ -50,7 +51,7 @@ def test_right_keys_and_types_are_no_problem(config: dict[str, Any]) -> None:
     assert wheres(config) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "where"),
     [
         ({"count": "3"}, "count"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from core.submission.card import card, fault_of, licence_of
 from core.submission.selection import SubmissionKind
+from tests.doubles.each import each
 
 
 def front(content: bytes) -> dict[str, object]:
@@ -30,7 +31,7 @@ def test_a_name_that_the_hub_could_not_have_stays_out_of_the_front_matter() -> N
     assert "base_model" not in front(made)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "told"),
     [
         ("---\nbase_model: /cache/models/x\n---\n", "the hub's name of the base model"),

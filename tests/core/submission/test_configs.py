@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from core.submission.configs import COMPARED, differences, restored, vocabulary
 from core.submission.faults import FaultKind
 from tests.core.submission.folders import BASE_CONFIG, SAVED_CONFIG
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize("field", [name for name in COMPARED if name in BASE_CONFIG])
+@each("field", [name for name in COMPARED if name in BASE_CONFIG])
 def test_every_field_that_evaluators_compare_must_be_the_bases(field: str) -> None:
     for changed in ({**SAVED_CONFIG, field: "other"}, {k: v for k, v in SAVED_CONFIG.items() if k != field}):
         (found,) = differences(changed, BASE_CONFIG)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.submission.numbers import finite_test
+from tests.doubles.each import each
 
 FORMATS = {"F16": "<e", "F32": "<f", "F64": "<d"}
 
@@ -51,6 +52,6 @@ def test_eight_bits_are_told_by_their_formats_own_rules() -> None:
     assert bad("F8_E4M3FNUZ") == bad("F8_E5M2FNUZ") == {0x80}
 
 
-@pytest.mark.parametrize("dtype", ["I8", "U8", "I64", "BOOL", "F4"])
+@each("dtype", ["I8", "U8", "I64", "BOOL", "F4"])
 def test_whole_numbers_are_always_finite(dtype: str) -> None:
     assert finite_test(dtype) is None

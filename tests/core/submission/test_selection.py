@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from core.submission.faults import FaultKind
 from core.submission.selection import SubmissionKind, kind_of, select
 from core.tasks import TaskType
+from tests.doubles.each import each
 
 AXOLOTL = {
     "adapter_config.json",
@@ -50,7 +49,7 @@ def test_all_parts_of_a_model_are_taken_and_nothing_that_looks_alike() -> None:
     assert set(select(names, SubmissionKind.FULL).files) == names - others
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "best"),
     [
         ({"last.safetensors"}, "last.safetensors"),
@@ -65,7 +64,7 @@ def test_an_image_model_is_published_where_evaluators_look(names: set[str], best
     assert chosen.files == {"checkpoint/last.safetensors": best}
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "task_type", "kind"),
     [
         ({"adapter_config.json", "model.safetensors"}, None, SubmissionKind.ADAPTER),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from miner.chain.axon import checked_address, settled, unreachable_for_fiber
 from miner.chain.base import PublishOutcome
 from miner.chain.errors import AxonAddressError
+from tests.doubles.each import each
 from tests.miner.chain.test_base import graph, key, node
 
 
@@ -16,7 +17,7 @@ def test_a_public_address_is_taken_as_it_is() -> None:
     assert checked_address("8.8.4.4", 7999, allow_private=False) == "8.8.4.4"
 
 
-@pytest.mark.parametrize(
+@each(
     ("ip", "word"),
     [
         ("127.0.0.1", "loopback"),
@@ -38,9 +39,7 @@ def test_an_address_that_validators_can_not_reach_is_refused_unless_allowed(ip: 
     assert checked_address(ip, 7999, allow_private=True)
 
 
-@pytest.mark.parametrize(
-    "ip", ["0.0.0.0", "::", "224.0.0.1", "miner.example.org", "8.8.4", "8.8.4.4:7999", ""]
-)
+@each("ip", ["0.0.0.0", "::", "224.0.0.1", "miner.example.org", "8.8.4", "8.8.4.4:7999", ""])
 def test_what_is_no_address_of_a_machine_is_never_published(ip: str) -> None:
     with pytest.raises(AxonAddressError):
         checked_address(ip, 7999, allow_private=True)

@@ -23,6 +23,7 @@ from miner.fiber import (
     post_message,
     signature_bytes,
 )
+from tests.doubles.each import each
 from tests.miner.dev.serving import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -86,7 +87,7 @@ def test_nodes_writes_the_file_and_prints_what_a_miner_needs(elsewhere: Path) ->
     assert settings["CHAIN"] == "file"
 
 
-@pytest.mark.parametrize(
+@each(
     ("task_type", "offer_path", "start_path"),
     [
         ("instruct", "/task_offer/", "/start_training/"),

@@ -4,10 +4,11 @@ import pytest
 
 from core.errors import ConfigError
 from miner.commands.moments import moment
+from tests.doubles.each import each
 from tests.miner.offers.builders import NOON
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("2d", NOON - 2 * 86_400),

@@ -18,6 +18,7 @@ from core.errors import ConfigError
 from core.hardware import UnknownGpu
 from core.plan import TrainingPlan
 from miner.commands.plan import plan
+from tests.doubles.each import each
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(plan)
@@ -108,7 +109,7 @@ def test_a_refusal_says_why_and_exits_with_one(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "said"),
     [
         (("--model", "who/knows", "--task-type", "instruct", "--hours", "3"), "unknown_size"),
@@ -124,7 +125,7 @@ def test_bad_numbers_are_refusals_and_no_tracebacks(arguments: tuple[str, ...], 
     assert said in found.output
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "error", "said"),
     [
         ((*LLAMA, "--task-type", "essay", "--hours", "3"), ConfigError, "instruct, chat"),

@@ -14,6 +14,7 @@ from miner import fiber
 from miner.dev.client import OFFER_LIMIT_S, OTHER_LIMIT_S, BadAddress, Forger, ValidatorClient
 from miner.dev.reading import Outcome
 from miner.dev.samples import sample_task
+from tests.doubles.each import each
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
 MINER = Keypair.from_seed(b"m" * 32)
@@ -187,9 +188,7 @@ async def test_an_exchange_shows_a_long_or_binary_reply_cut_and_escaped() -> Non
     assert shown["outcome"] == "not accepted"
 
 
-@pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:7999", "ftp://miner", "http://", "http://miner:99999", "http://[::1"]
-)
+@each("url", ["", "127.0.0.1:7999", "ftp://miner", "http://", "http://miner:99999", "http://[::1"])
 def test_an_address_that_is_none_is_refused_by_name(url: str) -> None:
     with pytest.raises(BadAddress, match="is not the address of a miner"):
         ValidatorClient(url, VALIDATOR, MINER.ss58_address)

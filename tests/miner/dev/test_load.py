@@ -10,6 +10,7 @@ from miner.dev import load
 from miner.dev.load import LoadPlan, LoadRefused, LoadReport, loopback_address, run_load
 from miner.dev.presign import LoadKind
 from miner.dev.stack import free_ports
+from tests.doubles.each import each
 from tests.miner.dev.serving import Handler, serving
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
@@ -173,7 +174,7 @@ def test_loopback_in_any_spelling_may_be_loaded(url: str, expected: int) -> None
     assert port == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "http://10.0.0.1:7999",
@@ -198,7 +199,7 @@ def test_nothing_but_loopback_may_be_loaded(url: str) -> None:
         LoadPlan(url)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"requests": 0},
@@ -209,7 +210,6 @@ def test_nothing_but_loopback_may_be_loaded(url: str) -> None:
         {"seconds": math.nan},
         {"timeout_s": 0},
     ],
-    ids=str,
 )
 def test_a_run_is_bounded_in_count_width_and_time(wrong: dict[str, float]) -> None:
     with pytest.raises(LoadRefused, match="out of bounds"):

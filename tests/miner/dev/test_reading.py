@@ -14,6 +14,7 @@ from miner.dev.reading import (
     read_submission,
     read_training_repo,
 )
+from tests.doubles.each import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 READERS = (read_offer, read_start, read_submission, read_training_repo, read_health)
@@ -23,7 +24,7 @@ def answered(value: Any, status: int = 200) -> Reply:
     return Reply(status, json.dumps(value).encode())
 
 
-@pytest.mark.parametrize("yes", [True, 1, "true", "yes", "on", "1"])
+@each("yes", [True, 1, "true", "yes", "on", "1"])
 def test_a_yes_in_any_spelling_that_pydantic_knows_is_a_yes(yes: object) -> None:
     assert read_offer(answered({"message": "ok", "accepted": yes})).outcome is Outcome.ACCEPTED
 
@@ -33,7 +34,7 @@ def test_a_yes_that_is_no_boolean_is_pointed_out() -> None:
     assert read_offer(answered({"message": "ok", "accepted": True})).reason == "ok"
 
 
-@pytest.mark.parametrize(
+@each(
     "reply",
     [
         None,
@@ -55,7 +56,6 @@ def test_a_yes_that_is_no_boolean_is_pointed_out() -> None:
         answered({"message": ["ok"], "accepted": True}),
         answered({"message": "no", "accepted": False}),
     ],
-    ids=lambda reply: "none" if reply is None else f"{reply.status} {reply.body[:40]!r}",
 )
 def test_everything_else_is_a_no(reply: Reply | None) -> None:
     assert read_offer(reply).outcome is Outcome.NOT_ACCEPTED
@@ -77,12 +77,12 @@ def test_a_failed_start_is_ignored_and_the_miner_stays_assigned(reply: Reply | N
     assert "still assigned" in read.reason
 
 
-@pytest.mark.parametrize("body", [b"", b"ok", b"<html>", b"{", b"\xff"])
+@each("body", [b"", b"ok", b"<html>", b"{", b"\xff"])
 def test_a_start_answered_200_without_json_makes_the_validator_start_everybody_again(body: bytes) -> None:
     assert read_start(Reply(200, body)).outcome is Outcome.STARTS_RESENT
 
 
-@pytest.mark.parametrize("value", [{}, {"message": "ok", "task_id": "t"}, [], None, 1])
+@each("value", [{}, {"message": "ok", "task_id": "t"}, [], None, 1])
 def test_a_start_answered_with_any_json_is_noted(value: object) -> None:
     assert read_start(answered(value)).outcome is Outcome.START_NOTED
 
@@ -99,9 +99,7 @@ def test_a_bare_json_string_is_still_read_as_a_repository() -> None:
     assert read_submission(answered("me/model-1"), "model-1").outcome is Outcome.SUBMISSION
 
 
-@pytest.mark.parametrize(
-    "reply", [None, answered({"error": "x"}, 404), answered(None), answered("None"), Reply(200, b"me/m")]
-)
+@each("reply", [None, answered({"error": "x"}, 404), answered(None), answered("None"), Reply(200, b"me/m")])
 def test_no_reply_null_or_no_json_is_no_submission(reply: Reply | None) -> None:
     assert read_submission(reply, "model-1").outcome is Outcome.NO_SUBMISSION
 
@@ -134,7 +132,7 @@ def test_a_training_repository_needs_a_url_and_a_full_commit() -> None:
     assert read_training_repo(answered(both_eras)).outcome is Outcome.ENTERED
 
 
-@pytest.mark.parametrize(
+@each(
     "reply",
     [
         None,

@@ -6,6 +6,7 @@ from core.tasks import TASK_TYPE_OF, DatasetKind, TaskType
 from core.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 from miner.dev import calls
 from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, sample_task
+from tests.doubles.each import each
 
 SEEDS = range(40)
 
@@ -43,8 +44,8 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("task_type", list(TaskType))
-@pytest.mark.parametrize("seed", SEEDS)
+@each("task_type", list(TaskType))
+@each("seed", SEEDS)
 def test_examples_are_what_the_wire_models_take(task_type: TaskType, seed: int) -> None:
     task = sample_task(task_type, Random(seed))
     offer = MinerTaskOffer.model_validate(task.offer())
@@ -103,7 +104,7 @@ def test_a_restarted_task_differs_only_in_its_repository() -> None:
     assert before == after
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_values_stay_within_what_validators_send(seed: int) -> None:
     text, image, grpo = (
         sample_task(kind, Random(seed)) for kind in (TaskType.INSTRUCT, TaskType.IMAGE, TaskType.GRPO)

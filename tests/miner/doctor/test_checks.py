@@ -16,6 +16,7 @@ from miner.doctor.checks import clock, data_dir, environment, host, pm2, ports, 
 from miner.identity import create_throwaway
 from miner.settings import Settings, load_settings
 from miner.store import database
+from tests.doubles.each import each
 
 
 def settings(tmp_path: Path, **more: object) -> Settings:
@@ -55,7 +56,7 @@ def test_a_slip_in_the_setting_file_is_a_finding(tmp_path: Path) -> None:
 # host
 
 
-@pytest.mark.parametrize(
+@each(
     ("soft", "hard", "status", "way_out"),
     [
         (4096, 4096, Status.OK, ""),
@@ -104,7 +105,7 @@ def test_room_on_the_disk_is_judged(gib: float, status: Status) -> None:
     assert data_dir.room(int(gib * data_dir.GIB), Path("/x")).status is status
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "status"),
     [
         ("ext4", Status.OK),
@@ -128,7 +129,7 @@ MOUNTS = """\
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "kind"),
     [
         ("/home/x", "ext4"),
@@ -220,7 +221,7 @@ def test_a_file_that_is_no_key_is_a_failure_and_not_shown(tmp_path: Path) -> Non
 # clock
 
 
-@pytest.mark.parametrize(
+@each(
     ("offset", "status", "words"),
     [
         (0.4, Status.OK, "within 1 s"),

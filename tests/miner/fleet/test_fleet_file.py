@@ -15,6 +15,7 @@ from core.hardware import Link, parse_gpus
 from miner.fleet.fixed import FixedSource
 from miner.fleet.fleet_file import FLEET, FileSource, FleetTerms, Host, follow
 from miner.fleet.looks import Look
+from tests.doubles.each import each
 
 DOCS = Path(__file__).parents[3] / "docs" / "fleet.md"
 
@@ -131,6 +132,6 @@ def test_any_text_is_terms_or_told(text: str) -> None:
         assert isinstance(FLEET.parse(text, "fleet.yaml"), FleetTerms)
 
 
-@pytest.mark.parametrize("name", [*(set(FleetTerms.model_fields) - {"extends"}), *Host.model_fields])
+@each("name", [*sorted(set(FleetTerms.model_fields) - {"extends"}), *Host.model_fields])
 def test_every_key_is_documented(name: str) -> None:
     assert f"`{name}`" in DOCS.read_text()

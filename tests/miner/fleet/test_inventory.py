@@ -15,6 +15,7 @@ from miner.fleet.inventory import AutoSource, Inventory
 from miner.fleet.local import LocalFleet
 from miner.fleet.looks import CannotLook, Look, NoDriver, Seen
 from miner.fleet.nvml import NvmlSource
+from tests.doubles.each import each
 from tests.doubles.nvml import LOST, NvmlHost, uuid
 from tests.miner.fleet.setups import H100
 
@@ -183,7 +184,7 @@ async def test_a_driver_that_goes_away_is_trouble_and_no_pretend_card() -> None:
     assert otherwise.looks == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpus", "ids", "links"),
     [
         ("2xH100", ["0", "1"], [{"1"}, {"0"}]),

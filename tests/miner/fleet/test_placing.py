@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.profile import Lane
 from miner.fleet.base import FleetSnapshot, Hold, HoldKind, Placement
 from miner.fleet.calendar import OVERDUE_SECONDS
+from tests.doubles.each import each
 from tests.miner.fleet.setups import HOUR, cards, fleet, hold, place
 
 
@@ -71,7 +71,7 @@ def test_cards_that_are_out_are_not_given() -> None:
     assert _place(fleet(cards(2, out=[0, 1])), 1) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("taken", "count", "given"),
     [
         ([], 1, [0]),

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pytest
-
 from core.run_files import RunEnd
 from miner.engines.base import Why
 from miner.jobs.retry import MOST_RUNGS, Next, Situation, after_attempt
 from miner.jobs.states import MEANING, OF_ENGINE, OF_RUN, EndReason, Retry
 from miner.jobs.times import Pace
+from tests.doubles.each import each
 
 PACE = Pace(max_attempts=3, attempt_needs_s=300)
 
@@ -25,15 +24,13 @@ def test_what_was_trained_is_published() -> None:
     assert after(EndReason.TRAINED, has_model=True) is Next.PUBLISH
 
 
-@pytest.mark.parametrize(
-    "reason", [one for one in EndReason if MEANING[one].retry is Retry.NO and one is not EndReason.TRAINED]
-)
+@each("reason", [one for one in EndReason if MEANING[one].retry is Retry.NO and one is not EndReason.TRAINED])
 def test_what_another_try_can_not_mend_ends_with_what_there_is(reason: EndReason) -> None:
     assert after(reason) is Next.GIVE_UP
     assert after(reason, has_model=True) is Next.PUBLISH
 
 
-@pytest.mark.parametrize("reason", [one for one in EndReason if MEANING[one].retry is Retry.ONCE])
+@each("reason", [one for one in EndReason if MEANING[one].retry is Retry.ONCE])
 def test_some_reasons_get_one_more_try(reason: EndReason) -> None:
     assert after(reason) is Next.AGAIN
     assert after(reason, reason) is Next.GIVE_UP

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from miner.jobs.states import MEANING, OVER, EndReason, JobState
+from tests.doubles.each import each
 
 PAGE = (Path(__file__).parents[3] / "docs/jobs.md").read_text()
 
 
-@pytest.mark.parametrize("reason", EndReason)
+@each("reason", EndReason)
 def test_every_end_reason_is_described_as_the_operator_is_told(reason: EndReason) -> None:
     (line,) = [one for one in PAGE.splitlines() if one.startswith(f"| `{reason}` |")]
     assert line.endswith(f"| {MEANING[reason].operator} |")

@@ -18,6 +18,7 @@ from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.tasks import OPERATOR, read_task_file, repo_name, shown_request, spec_of, task_of, wanted_of
 from miner.store.work import JobRow
+from tests.doubles.each import each
 from tests.miner.jobs.house import DATASET, VALIDATOR, request
 
 
@@ -132,7 +133,7 @@ def test_reward_functions_make_a_task_hostile() -> None:
     assert task_of(row(raw, task_type=TaskType.GRPO)).is_hostile
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "problem"),
     [
         ("{", "Invalid JSON"),

@@ -8,6 +8,7 @@ from miner.engines.base import Phase, Status, Why
 from miner.jobs.states import EndReason
 from miner.jobs.verdict import Verdict, verdict
 from miner.watch.progress import Course
+from tests.doubles.each import each
 
 
 def ended(
@@ -57,7 +58,7 @@ def test_a_stop_that_we_did_not_ask_for_came_from_outside() -> None:
     assert ended(Why.STOPPED, 137).reason is EndReason.KILLED
 
 
-@pytest.mark.parametrize(
+@each(
     ("why", "code", "reason"),
     [
         (Why.FAILED, 1, EndReason.CRASHED),

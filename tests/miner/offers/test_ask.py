@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from core.models import Family
 from core.tasks import ImageModelType
 from miner.offers.ask import size_of, understand
+from tests.doubles.each import each
 from tests.miner.offers.builders import offer, picture_offer
 
 
@@ -14,7 +13,7 @@ def test_a_text_offer_is_called_by_its_type_and_sized_by_its_count() -> None:
     assert ask.model.family is Family.LLAMA
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "count", "taken_for", "doubt"),
     [
         ("someone/tiny-1b", 70_000_000_000, 70_000_000_000, True),
@@ -36,7 +35,7 @@ def test_of_two_sizes_that_contradict_each_other_the_larger_is_planned_for(
     assert ask.planned_params == (taken_for if doubt else count)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "count", "billions"),
     [
         ("a/llama-8b", 8_030_261_248, 8),
@@ -52,7 +51,7 @@ def test_billions_are_counted_as_validators_count_them(name: str, count: int | N
     assert understand(offer(model=name, model_params_count=count)).billions == billions
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kinds"),
     [
         ("rayonlabs/FLUX.1-dev", ("flux", "image")),

@@ -17,6 +17,7 @@ from miner.fleet.base import Ability
 from miner.offers.decide import decide
 from miner.offers.decision import Decision
 from miner.offers.history import History
+from tests.doubles.each import each
 from tests.miner.offers.builders import (
     HOUR,
     NOON,
@@ -61,7 +62,7 @@ def test_an_ordinary_offer_is_accepted_with_everything_that_led_to_it() -> None:
     assert found.priority > 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "rule", "said"),
     [
         (offer(model="a/llama-8b", model_params_count=None), None, ""),
@@ -81,7 +82,6 @@ def test_an_ordinary_offer_is_accepted_with_everything_that_led_to_it() -> None:
         (picture_offer(model="x"), None, ""),
         (offer(model="a" * 193, model_params_count=None), "plan", "nothing tells how large"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 def test_an_odd_offer_gets_a_reasoned_decision(asked: Any, rule: str | None, said: str) -> None:
     found = decided(asked, policy("h100x4"))
@@ -199,7 +199,7 @@ def test_the_image_type_of_a_start_is_what_is_planned() -> None:
     assert found.factors["family"].text.startswith("qwen-image")
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "on_top", "told"),
     [
         (offer(), {"rules.tasks": ["dpo"]}, "this task type is not trained here"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError
 from miner.offers.offered import MAX_LINE, Known, Offered, from_lines, to_line
 from miner.offers.stream import stream
+from tests.doubles.each import each
 from tests.miner.offers.builders import NOON, offer
 
 
@@ -27,7 +28,7 @@ def test_a_raw_offer_with_a_date_is_enough_and_order_does_not_matter() -> None:
     assert [one.at for one in found] == [NOON, NOON + 12 * 3600]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "said"),
     [
         ("{}", "received_at: Field required"),

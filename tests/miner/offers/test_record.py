@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given, settings
 
 from core.wire import MinerTaskOffer
@@ -11,6 +10,7 @@ from miner.fleet.base import Placement
 from miner.offers import record
 from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason, below
 from miner.offers.record import decision_from, texts_of
+from tests.doubles.each import each
 from tests.miner.offers.builders import decided, offer, policy
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
 
@@ -78,6 +78,6 @@ def test_a_row_without_what_it_needs_is_refused_by_name() -> None:
         record.read_part(Reason, {"rule": "hours"})
 
 
-@pytest.mark.parametrize("value", [0.5, 0.1234, -0.5, 0.0, 1e-9, 3.0])
+@each("value", [0.5, 0.1234, -0.5, 0.0, 1e-9, 3.0])
 def test_a_limit_with_few_digits_lies_just_below(value: float) -> None:
     assert value - 0.002 <= below(value) < value

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from core.tasks import TaskType
 from core.wire import MinerTaskOffer
 from miner.offers.history import History
+from tests.doubles.each import each
 from tests.miner.offers.builders import (
     decided,
     fleet,
@@ -20,7 +19,7 @@ from tests.miner.offers.builders import (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("rule", "on_top", "bad", "good", "way"),
     [
         ("task", {"rules.tasks": ["dpo", "chat"]}, offer(), offer(task_type=TaskType.DPO), "rules.tasks"),
@@ -94,7 +93,7 @@ def test_jobs_and_held_offers_count_against_the_limit_once_per_task() -> None:
     assert not decided(by=policy(rules__max_jobs=0)).accepted
 
 
-@pytest.mark.parametrize(
+@each(
     ("stretch", "refused"),
     [
         ("13:00-13:30", True),

@@ -8,10 +8,11 @@ import pytest
 from core.tasks import TaskType
 from miner.offers.decision import ExpectedValue
 from miner.offers.scoring import work_score
+from tests.doubles.each import each
 from tests.miner.offers.builders import decided, offer, picture_offer, policy
 
 
-@pytest.mark.parametrize(
+@each(
     ("hours", "billions", "score"), [(4, 9, 12), (0, 40, 1), (1, 1, 2), (0.01, 1, 1), (10_000, 40, 1264.91)]
 )
 def test_the_work_score_is_the_validators_own(hours: float, billions: int, score: float) -> None:
@@ -33,7 +34,7 @@ def test_the_score_of_the_strategy_for_eight_is_its_formula() -> None:
     assert found.threshold == 0.45
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "low", "high"),
     [
         ("task", {"task_type": TaskType.CHAT}, {"task_type": TaskType.DPO}),

@@ -10,6 +10,7 @@ from core.submission.faults import BadSubmission
 from miner.publish.failures import failure_of
 from miner.publish.publisher import PASSING, REASON
 from miner.publish.words import HubTrouble, Trouble
+from tests.doubles.each import each
 
 
 def answered(status: int, **headers: str) -> HfHubHTTPError:
@@ -17,7 +18,7 @@ def answered(status: int, **headers: str) -> HfHubHTTPError:
     return HfHubHTTPError("no", response=httpx2.Response(status, headers=headers, request=request))
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "trouble"),
     [
         (400, Trouble.REFUSED),
@@ -53,7 +54,7 @@ def test_a_retry_after_that_is_no_number_is_passed_over(given: str) -> None:
     assert failure_of(answered(429, **{"Retry-After": given})).retry_after is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "trouble"),
     [
         (httpx2.ConnectError("refused"), Trouble.NETWORK),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError, Problem
 from core.tasks import TaskType
 from miner.settings import SECRET_FIELDS, ChainKind, Settings, load_settings
+from tests.doubles.each import each
 
 ALICE = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 BOB = "5FHneW46xGXgs5mUiveU4sbTyGBzmstUspZC92UhjJM694ty"
@@ -117,7 +118,7 @@ def test_a_rule_between_settings_is_not_blamed_where_one_of_them_is_wrong_itself
     assert set(problems(MAX_CONNECTIONS="many", MAX_CONCURRENT_REQUESTS="5000")) == {"MAX_CONNECTIONS"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("env", "wrong"),
     [
         ({"OPERATOR_PORT": "7999"}, "OPERATOR_PORT"),
@@ -162,7 +163,7 @@ def test_a_wrong_value_is_refused_and_named(env: dict[str, str], wrong: str) -> 
     assert "None" not in found[wrong].rule
 
 
-@pytest.mark.parametrize(
+@each(
     ("env", "name", "value"),
     [
         ({"MAX_BODY_BYTES": "4MB"}, "max_body_bytes", 4_000_000),

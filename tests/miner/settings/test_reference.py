@@ -4,11 +4,11 @@ import io
 import re
 from pathlib import Path
 
-import pytest
 from dotenv import dotenv_values
 
 from miner.settings import Settings, load_settings
 from miner.settings.reference import entries, env_example, settings_page
+from tests.doubles.each import each
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ def test_the_committed_page_is_what_the_declarations_say() -> None:
     assert written == settings_page(), "run: god-miner config docs > docs/settings.md"
 
 
-@pytest.mark.parametrize("name", list(Settings.model_fields))
+@each("name", list(Settings.model_fields))
 def test_every_setting_says_what_it_means_and_stands_in_both_documents(name: str) -> None:
     (entry,) = [entry for entry in entries() if entry.name == name]
     assert entry.section

@@ -14,6 +14,7 @@ import pytest
 from core.progress import CheckpointEvent, EvalEvent, Event, NoteEvent, OomEvent, StageEvent, StepEvent
 from core.run_files import Score
 from miner.train import follow
+from tests.doubles.each import each
 from tests.miner.train.test_runs import make_run, wishes
 
 #: Stands in for the training environment's python: says a little and ends as it is asked.
@@ -96,7 +97,7 @@ def test_steps_are_told_now_and_then_and_the_last_one_always() -> None:
     assert [line.split()[1] for line in said] == ["1/5", "4/5", "5/5"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "wanted"),
     [
         (StepEvent(t=0, step=1, loss=None), "step 1  loss no number"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.each import each
 from tests.trainer.callbacks.simulated import START, Time, plan_of
 from trainer.callbacks.clock import ENOUGH_STEPS, EVAL_SHARE, SPARE_S, Clock
 
@@ -83,7 +84,7 @@ def test_a_training_of_moments_is_evaluated_as_often_as_asked_while_there_is_tim
     assert 8 <= one.total // one.eval_every <= 12
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "wanted", "step_s", "eval_s", "submit_s"),
     [
         (900, 40, 8, 120, 20),

@@ -15,6 +15,7 @@ import pytest
 from core.progress import OomEvent, events_in
 from core.run_files import ExitCode, RunEnd, RunSpec
 from core.tasks import TaskType
+from tests.doubles.each import each
 from trainer.callbacks.failures import NotANumber, failure_of
 from trainer.errors import BadData
 from trainer.sheet import Failure, Prepared, Sheet, read_record
@@ -26,7 +27,7 @@ class OutOfMemoryError(RuntimeError):
     """torch's own has this name; it is a RuntimeError too."""
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "end"),
     [
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), RunEnd.OOM),

@@ -13,6 +13,7 @@ import pytest
 from core.plan_parts import LrSearchPlan
 from core.progress import NoteEvent, SubmissionEvent
 from core.rewarded import Rewarded
+from tests.doubles.each import each
 from tests.trainer.callbacks.simulated import Simulation, Time, plan_of
 from trainer.callbacks.ranks import OneRank
 from trainer.callbacks.search import FEWEST_STEPS, MOST_STEPS, Probe, Search, choose, shape
@@ -115,7 +116,7 @@ def test_every_candidate_sees_the_same_batches_and_the_model_is_left_as_it_was()
     assert (slope.weight, slope.ended) == (0.0, True)
 
 
-@pytest.mark.parametrize("seconds", [3.0, 8.0, 20.0, 100.0, 1000.0])
+@each("seconds", [3.0, 8.0, 20.0, 100.0, 1000.0])
 def test_it_is_over_in_the_time_that_it_was_given(seconds: float) -> None:
     slope = Slope(rate=0.01)
     began = slope.time()
@@ -139,7 +140,7 @@ def test_a_broken_score_is_a_diverged_candidate() -> None:
     assert found.probes[1].score is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("probes", "chosen"),
     [
         ([(1, 5.0), (3, 4.0), (10, 4.01)], 10),  # nearly as good, and moves further

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.tasks import ChatDataset
+from tests.doubles.each import each
 from tests.trainer.words import WordTokenizer
 from trainer.errors import BadData, BadModel
 from trainer.inputs.chat import Conversations, Span, Turn, chat_rows, content_spans, labels
@@ -53,7 +54,7 @@ def test_a_role_called_assistant_is_learned_whatever_the_task_calls_it() -> None
     assert taught(said(("human", "a"), ("assistant", "b"))) == "b<end>"
 
 
-@pytest.mark.parametrize(
+@each(
     "row",
     [
         said(("human", "no answer")),

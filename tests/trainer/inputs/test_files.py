@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.doubles.each import each
 from trainer.errors import BadData
 from trainer.inputs.files import columns_of, need, read_rows, text_of
 
@@ -87,7 +88,7 @@ def test_a_column_that_the_task_does_not_name_is_named_by_its_key() -> None:
         need(frozenset({"a"}), {"field_output": None})
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [(None, ""), (3, "3"), (1.5, "1.5"), (True, "True"), ("nul\0", "nul\0"), ("😀", "😀"), ("\ud83d!", "�!")],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from core.run_files import RunSpec
 from core.tasks import ImageModelType, TaskType
+from tests.doubles.each import each
 from trainer.errors import BadData
 from trainer.inputs.images import folder_name, prepare_images
 
@@ -97,7 +98,7 @@ def test_what_is_no_zip_is_bad_data(tmp_path: Path) -> None:
         prepare_images(spec, tmp_path / "w")
 
 
-@pytest.mark.parametrize(
+@each(
     ("trigger", "name"),
     [
         (None, "3_lora style"),

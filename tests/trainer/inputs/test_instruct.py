@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.tasks import InstructDataset
+from tests.doubles.each import each
 from tests.trainer.words import BEGIN, END, WordTokenizer
 from trainer.errors import BadData
 from trainer.inputs.instruct import InstructText, fill, instruct_rows, learned, pieces
@@ -30,7 +31,7 @@ def test_prompt_and_answer_are_encoded_apart_with_nothing_between_and_the_end_af
     assert list(row.ids).count(BEGIN) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("dataset", "row", "prompt"),
     [
         (PLAIN, {"q": "Q", "c": "C"}, "Q C"),
@@ -77,7 +78,7 @@ def test_a_system_column_of_some_rows_takes_the_place_of_the_prompt_in_all() -> 
     assert [text.prompt(row) for row in ({"q": "Q", "s": "S"}, {"q": "Q"})] == ["SQ", "Q"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "filled"),
     [
         ("{instruction} {input}", "I C"),

@@ -10,6 +10,7 @@ from core.budget import Phase
 from core.plan import TrainingPlan
 from core.run_files import RunEnd
 from tests.core.builders import plan
+from tests.doubles.each import each
 from trainer.wrapper.remedy import MOST_OOM, Failed, Remedy, remedy_for
 
 
@@ -53,9 +54,7 @@ def test_a_crash_is_tried_once_more_from_the_last_checkpoint(end: RunEnd) -> Non
     assert remedy_for(planned(), failed(end), [remedy]) is None
 
 
-@pytest.mark.parametrize(
-    "end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.DISK_FULL, RunEnd.STOPPED]
-)
+@each("end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.DISK_FULL, RunEnd.STOPPED])
 def test_nothing_helps_against_bad_input(end: RunEnd) -> None:
     assert remedy_for(planned(), failed(end), []) is None
 

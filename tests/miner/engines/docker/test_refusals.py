@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from miner.engines.base import NoSpace, Rejected, Unreachable
 from miner.engines.docker.client import Refused
 from miner.engines.docker.refusals import is_left_over, meaning
+from tests.doubles.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "text", "way_out"),
     [
         (404, "No such image: god-miner/text-trainer:latest", "images build"),
@@ -40,7 +39,7 @@ def test_a_full_disk_of_dockers_is_told_as_one() -> None:
     assert "god-miner images prune" in str(found)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "connection error: dial unix /run/containerd/containerd.sock: connect: connection refused",

@@ -10,6 +10,7 @@ import pytest
 
 from miner.engines.base import START_FILE, Phase, Why
 from miner.engines.docker.state import moment, never_started, status_of, was_cut_off
+from tests.doubles.each import each
 
 NEVER = "0001-01-01T00:00:00Z"
 AT = "2026-01-02T03:04:05.123456789Z"
@@ -71,7 +72,7 @@ def test_an_answer_that_lacks_everything_is_no_trouble(tmp_path: Path) -> None:
     assert status_of({}, tmp_path).phase is Phase.ENDED
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         (AT, 1767323045.123456),

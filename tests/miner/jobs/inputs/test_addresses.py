@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from miner.jobs.inputs.addresses import Guard
+from tests.doubles.each import each
 
 PRIVATE = [
     ("127.0.0.1", "loopback"),
@@ -54,12 +54,12 @@ PRIVATE = [
 ]
 
 
-@pytest.mark.parametrize(("address", "why"), PRIVATE)
+@each(("address", "why"), PRIVATE)
 def test_what_is_not_the_internet_is_refused_with_the_reason(address: str, why: str) -> None:
     assert why in (Guard().refusal(address) or "")
 
 
-@pytest.mark.parametrize(
+@each(
     "address",
     ["8.8.8.8", "52.216.1.1", "2600:1f18::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::"],
 )

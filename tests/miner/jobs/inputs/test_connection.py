@@ -17,6 +17,7 @@ from miner.jobs.inputs.addresses import Guard
 from miner.jobs.inputs.connection import Opener, resolve, split
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
+from tests.doubles.each import each
 from tests.doubles.files import SIGNATURE, FileStore
 
 LOOPBACK = Guard((ip_network("127.0.0.0/8"),))
@@ -72,9 +73,7 @@ def test_a_name_with_one_bad_address_is_refused_before_anything_is_sent(
     assert store.requests == []
 
 
-@pytest.mark.parametrize(
-    "host", ["127.1", "2130706433", "0x7f000001", "localhost", "[::1]", "[::ffff:7f00:1]"]
-)
+@each("host", ["127.1", "2130706433", "0x7f000001", "localhost", "[::1]", "[::ffff:7f00:1]"])
 def test_odd_spellings_of_loopback_are_seen_through(host: str) -> None:
     assert failure(Opener(Guard()), f"http://{host}:9/").reason in (EndReason.URL_REFUSED, EndReason.NETWORK)
     with contextlib.suppress(OSError):
@@ -96,7 +95,7 @@ def test_redirects_are_followed_and_each_is_checked(store: FileStore) -> None:
     assert failure(Opener(LOOPBACK), store.add("d", b"")).reason is EndReason.URL_REFUSED
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "ftp://example.com/x",

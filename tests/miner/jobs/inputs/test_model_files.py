@@ -19,6 +19,7 @@ from miner.jobs.inputs.model_files import (
 )
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
+from tests.doubles.each import each
 
 SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -73,7 +74,7 @@ def test_shards_are_those_of_the_index() -> None:
     assert found.bytes == 10 * len(found.files)
 
 
-@pytest.mark.parametrize(
+@each(
     "given_index",
     [
         b"",
@@ -91,7 +92,7 @@ def test_an_index_that_leads_nowhere_is_a_bad_model(given_index: bytes) -> None:
     assert "model.safetensors.index.json" in bad(listed(*SMALL, "model.safetensors"), given_index)
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "why"),
     [
         (("tokenizer.json", "model.safetensors"), "no config.json"),
@@ -145,9 +146,7 @@ def test_an_image_repository_with_one_file_is_that_file() -> None:
         image_model(listed("model.ckpt"), ImageModelType.SDXL)
 
 
-@pytest.mark.parametrize(
-    "path", ["../x", "a/../b", "/abs", "a//b", "a\\b", "a\0b", ".", "..", "a/.", "x" * 501, "", "a/"]
-)
+@each("path", ["../x", "a/../b", "/abs", "a//b", "a\\b", "a\0b", ".", "..", "a/.", "x" * 501, "", "a/"])
 def test_names_that_climb_out_are_never_fetched(path: str) -> None:
     assert not is_safe(path)
     assert path not in chosen(

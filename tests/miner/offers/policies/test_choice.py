@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
-
 from core.hardware import CPU, GpuSet, Hardware, parse_gpus
 from miner.offers.policies.choice import in_force, on_top
 from miner.offers.policies.load import load_policy
 from miner.settings import Settings, load_settings
+from tests.doubles.each import each
 
 
 def settings(**env: str) -> Settings:
@@ -18,7 +17,7 @@ def host(gpus: str | None) -> Hardware | None:
     return Hardware(gpus=GpuSet(kind=CPU, count=1) if gpus == "cpu" else parse_gpus(gpus))
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpus", "policy", "profile"),
     [
         ("8xH100", "h100x8", "h100x8"),

@@ -11,8 +11,7 @@ from core.configs import config_dir
 from core.layers.lines import parse
 from miner.offers.policies.docs import json_schema, markdown
 from miner.offers.policies.schema import Experience, Fitting, Policy, Rules, Scoring, Success, Value, Weights
-
-jsonschema_rs = pytest.importorskip("jsonschema_rs")
+from tests.doubles.each import each
 
 PAGE = Path(__file__).parents[4] / "docs" / "policies.md"
 
@@ -22,9 +21,7 @@ def test_the_page_in_docs_is_the_one_that_the_schema_yields() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), told
 
 
-@pytest.mark.parametrize(
-    "part", [Policy, Rules, Experience, Fitting, Scoring, Weights, Success, Value], ids=lambda it: it.__name__
-)
+@each("part", [Policy, Rules, Experience, Fitting, Scoring, Weights, Success, Value])
 def test_every_key_is_documented_where_it_is_declared(part: Any) -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, field in part.model_fields.items():
@@ -34,6 +31,8 @@ def test_every_key_is_documented_where_it_is_declared(part: Any) -> None:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
+    import jsonschema_rs
+
     return jsonschema_rs.validator_for(json_schema())
 
 

@@ -19,6 +19,7 @@ from miner.offers.policies.load import (
     policy_files,
     read_settings,
 )
+from tests.doubles.each import each
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -31,7 +32,7 @@ def load(folder: Path, text: str, **more: str) -> LoadedPolicy:
     return load_policy("mine", [write(folder, mine=text, **more)])
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "meant"),
     [
         ("ruls: {}", 2, "nearest is rules"),
@@ -53,7 +54,7 @@ def test_a_stray_key_is_told_with_its_line_and_what_was_meant(text: str, line: i
     assert meant in problem.rule
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("rules: {hours: {poetry: 3}}", "a kind of task is one of instruct"),
@@ -156,7 +157,7 @@ def test_what_is_set_on_top_wins_and_is_shown_as_such() -> None:
     assert (twice.terms.rules.max_jobs, twice.terms.rules.hours["instruct"].hours) == (3, 12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "found"),
     [
         ("hours.dpo=12", {"rules.hours.dpo": 12}),
@@ -171,7 +172,7 @@ def test_a_setting_may_leave_out_the_part_it_belongs_to(text: str, found: dict[s
     assert read_settings([text]) == found
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("hours", "KEY=VALUE"),

@@ -16,6 +16,7 @@ from miner.offers.history import History
 from miner.offers.policies.check import findings
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.schema import Policy
+from tests.doubles.each import each
 from tests.miner.offers.builders import NOON, fleet, offer
 
 FILES = sorted((config_dir() / "policies").glob("*.yaml"))
@@ -25,7 +26,7 @@ def terms(name: str) -> Policy:
     return load_policy(name).terms
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"policies/{file.name}")
+@each("file", FILES)
 def test_every_shipped_policy_is_read_described_and_goes_with_a_profile_that_is_there(file: Path) -> None:
     policy = load_policy(str(file))
     assert policy.description
@@ -62,7 +63,7 @@ def test_h100x4_is_the_strategy_for_four() -> None:
 
 
 def test_h100x4_takes_models_of_70b_first_and_never_holds_the_gpus_back_from_them() -> None:
-    """The strategy: "70B+ Models: High priority". What is refused has no plan, or costs more than it brings."""
+    """The strategy: "70B+ Models: High priority". What is refused has no plan, or costs too much."""
     policy, refused, asked = load_policy("h100x4"), [], 0
     for name, params in (("Llama-3.1-70B", 70_600_000_000), ("Qwen2.5-72B", 72_700_000_000)):
         for task in (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO):

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from core.tasks import TaskType
 from miner.offers.policies.words import Blackout, Hours, HoursLimit, Kind, Stretch, Task
+from tests.doubles.each import each
 
 HOURS, BLACKOUT = TypeAdapter(Hours), TypeAdapter(Blackout)
 KIND, TASK = TypeAdapter(Kind), TypeAdapter(Task)
@@ -28,7 +29,7 @@ def test_hours_are_a_limit_that_holds_or_one_to_stay_below(
     assert not limit.allows(refused)
 
 
-@pytest.mark.parametrize("written", ["8h", ">3", "", True, None, -1, 0, 1e9, [8], "<-2"])
+@each("written", ["8h", ">3", "", True, None, -1, 0, 1e9, [8], "<-2"])
 def test_what_is_no_number_of_hours_is_refused(written: Any) -> None:
     with pytest.raises(ValidationError):
         HOURS.validate_python(written)
@@ -40,7 +41,7 @@ def test_a_task_may_be_written_as_validators_write_it(written: str) -> None:
     assert TASK.validate_python(written) is TaskType.INSTRUCT
 
 
-@pytest.mark.parametrize("written", ["sd", "sdxl", "flux", "z-image", "image"])
+@each("written", ["sd", "sdxl", "flux", "z-image", "image"])
 def test_image_models_are_kinds_but_no_tasks(written: str) -> None:
     assert KIND.validate_python(written) == written
     if written != "image":
@@ -52,7 +53,7 @@ def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "start", "end", "touched"),
     [
         ("22:00-06:00", "2025-10-01T21:00", "2025-10-01T21:59", False),
@@ -74,7 +75,7 @@ def test_a_stretch_of_the_week_is_touched_or_not(written: str, start: str, end: 
     assert str(stretch) == written
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     ["22-06", "25:00-26:00", "10:00-10:00", "Foo 10:00-11:00", "Mon-Xyz 10:00-11:00", "10:75-11:00", 5],
 )

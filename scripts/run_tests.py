@@ -1,0 +1,150 @@
+"""Runs the tests: PYTHON scripts/run_tests.py fast|test|all|campaign [TRAINING_PYTHON].
+
+PYTHON is the daemon's, TRAINING_PYTHON the training environment's. The two suites share no process and run
+side by side. A table by part comes last, and after it one line with the totals.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+#: What each command selects, of the tiers in tests/conftest.py.
+SELECTED = {
+    "fast": "fast",
+    "test": "not campaign and not thorough",
+    "all": "not campaign",
+    "campaign": "campaign or hypothesis",
+}
+EXAMPLES = {"fast": "few", "test": "few", "all": "all", "campaign": "campaign"}
+PARTS = ("fast", "process", "docker", "training", "campaign", "collection")
+NO_TRAINING = "no training environment: make training"
+NO_TESTS = 5  # pytest's code
+REASONS_SHOWN = 12
+
+
+class Case(NamedTuple):
+    part: str
+    outcome: str
+    reason: str
+    seconds: float
+
+
+def workers() -> int:
+    return int(os.environ.get("GOD_MINER_TEST_WORKERS") or min(8, max(2, len(os.sched_getaffinity(0)))))
+
+
+def daemon_command(which: str, training: str, report: Path, seed: int) -> list[str]:
+    selected = SELECTED[which] if training or which == "fast" else f"({SELECTED[which]}) and not training"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}"]
+    command += ["-n", str(workers()), "--dist", "loadfile", "--no-loadscope-reorder"]
+    return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
+
+
+def training_command(which: str, training: str, report: Path, seed: int) -> list[str]:
+    """At the lowest priority: the daemon's tests watch clocks, these only compute."""
+    folder = Path(sys.prefix) / "training-tests"
+    command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q"]
+    # All that is pure runs with the daemon's packages already.
+    selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
+    command += ["-m", selected, f"--junitxml={report}", "tests/trainer"]
+    return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
+
+
+def cases(report: Path) -> Iterator[Case]:
+    if not report.exists():
+        return
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 # written by pytest, a moment ago
+        kinds = {child.tag: child.get("message") or "" for child in case}
+        tiers = [one.get("value") for one in case.iter("property") if one.get("name") == "tier"]
+        outcome = (
+            "failed" if {"failure", "error"} & set(kinds) else "skipped" if "skipped" in kinds else "passed"
+        )
+        yield Case(
+            tiers[0] if tiers and tiers[0] else "collection",
+            outcome,
+            kinds.get("skipped", "").removeprefix("Skipped: "),
+            float(case.get("time") or 0),
+        )
+
+
+def table(found: list[Case], left_out: dict[str, str]) -> Iterator[str]:
+    yield f"{'part':12}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"
+    for part in PARTS:
+        mine = [case for case in found if case.part == part]
+        counts = Counter(case.outcome for case in mine)
+        if part in left_out and not mine:
+            yield f"{part:12}  left out: {left_out[part]}"
+        elif mine:
+            numbers = f"{counts['passed']:8}{counts['failed']:8}{counts['skipped']:9}"
+            yield f"{part:12}{numbers}{sum(case.seconds for case in mine):9.0f}"
+    reasons = Counter(
+        case.reason.splitlines()[0][:66] for case in found if case.outcome == "skipped" and case.reason
+    )
+    if reasons:
+        yield "skipped, and why:"
+        yield from (f"{count:8}  {reason}" for reason, count in reasons.most_common(REASONS_SHOWN))
+
+
+def run(which: str, training: str, folder: Path) -> int:
+    seed = int(os.environ.get("GOD_MINER_SEED") or random.randrange(2**31))  # noqa: S311
+    environment = {**os.environ, "GOD_MINER_EXAMPLES": EXAMPLES[which]}
+    if which == "campaign":
+        environment |= {"GOD_MINER_SEED": str(seed)}
+        say(f"campaign with GOD_MINER_SEED={seed}")
+    if training:
+        environment["GOD_MINER_TRAINING_PYTHON"] = training
+    with_training = bool(training) and which != "fast"
+    reports, log = [folder / "daemon.xml", folder / "training.xml"], folder / "training.log"
+    beside = None
+    if with_training:
+        with log.open("wb") as file:
+            command = training_command(which, training, reports[1], seed)
+            beside = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+    try:
+        codes = [
+            subprocess.run(
+                daemon_command(which, training, reports[0], seed), cwd=ROOT, env=environment
+            ).returncode
+        ]
+        if beside is not None:
+            say("== the tests in the training environment")
+            codes.append(beside.wait())
+            say(log.read_text(errors="replace"))
+    finally:
+        if beside is not None and beside.poll() is None:
+            beside.terminate()
+    found = [case for report in reports for case in cases(report)]
+    say("\n".join(table(found, {} if with_training or which == "fast" else {"training": NO_TRAINING})))
+    counts = Counter(case.outcome for case in found)
+    ended = [code for code in codes if code not in (0, 1, NO_TESTS)]
+    if ended:
+        say(f"pytest ended with {', '.join(map(str, ended))}: see above")
+    say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return int(
+        bool(any(code not in (0, NO_TESTS) for code in codes) or counts["failed"] or not counts["passed"])
+    )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(which: str, training: str = "") -> int:
+    if not training and which != "fast" and os.environ.get("CI") == "true":
+        sys.exit("no training environment: run make training, or set GOD_MINER_TRAINING_PYTHON")
+    with tempfile.TemporaryDirectory() as folder:
+        return run(which, training, Path(folder))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:3]))
