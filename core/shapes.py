@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from core.models import ModelFacts, MoeFacts
 
+#: How the names of routed experts' matrices begin here.
+EXPERT = "expert_"
+
 
 class LinearShape(NamedTuple):
     """A kind of linear layer: `copies` matrices of d_in × d_out in the whole model."""
@@ -42,7 +45,7 @@ def _shapes(
     if moe is not None:
         experts, width, shared, _ = moe
         found += _mlp("shared_", hidden, width * shared, layers - dense, gated)
-        found += _mlp("expert_", hidden, width, (layers - dense) * experts, gated, routed=True)
+        found += _mlp(EXPERT, hidden, width, (layers - dense) * experts, gated, routed=True)
         found.append(LinearShape("router", hidden, experts, layers - dense, routed=True))
     return tuple(shape for shape in found if shape.copies and shape.d_in and shape.d_out)
 

@@ -14,8 +14,9 @@ from core.planning.memory import memory_of, peak_bytes
 from core.planning.setup import Setup, vary
 from core.planning.start import MOST_VAE_BATCH, shards_by_wish
 from core.planning.wishes import Wish
+from core.shapes import EXPERT, linear_shapes
 from core.tasks import TaskType
-from core.units import show_bytes, show_seconds
+from core.units import show_bytes, show_params, show_seconds
 
 
 def concessions(wish: Wish, fit: Fit, budget: int) -> Iterator[Concession]:
@@ -101,6 +102,27 @@ def _quality(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
     if not setup.full and setup.rank < wish.rank:
         higher = vary(setup, rank=wish.rank)
         yield _gave("lora_r", wish.rank, setup.rank, over(higher, budget, TRAINED))
+    if not setup.full:
+        yield from _experts(wish)
+
+
+def _experts(wish: Wish) -> Iterator[Concession]:
+    """transformers 5 keeps a layer's experts in single tensors. peft could adapt these as parameters, but the
+    evaluation of offers has them apart and would load such an adapter as none."""
+    asked = wish.targets.lora_target_modules
+    shapes = linear_shapes(wish.model)
+    missed = [
+        one
+        for one in shapes
+        if one.name.startswith(EXPERT) and (not asked or one.name.removeprefix(EXPERT) in asked)
+    ]
+    if not missed:
+        return
+    carrying = [one.name for one in shapes if not one.routed and (not asked or one.name in asked)]
+    experts, total = show_params(sum(one.params for one in missed)), show_params(wish.model.params_total)
+    reason = f"{experts} of {total} are experts in single tensors, out of LoRA's reach"
+    wanted = ", ".join(asked) if asked else "every linear layer"
+    yield _gave("lora_target_modules", wanted, ", ".join(carrying) or "none", reason)
 
 
 def _least(setup: Setup) -> Setup:

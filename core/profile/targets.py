@@ -86,7 +86,8 @@ class Targets(Record):
     )
     lora_dropout: float = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
     lora_target_modules: list[str] | None = Field(
-        default=None, description="Layers that carry an adapter. Unset: every linear layer."
+        default=None,
+        description="Layers that carry an adapter. Unset: every linear layer, but no routed experts.",
     )
     rslora: bool = Field(default=False, description="Scale by alpha/√r instead of alpha/r.")
     dora: bool = Field(default=False, description="Weight-decomposed LoRA.")

@@ -90,6 +90,25 @@ def test_a_model_gets_an_attention_kernel_that_it_has() -> None:
             assert (_gave(found, "sample_packing") is None) is found.sequence.packing
 
 
+def test_experts_that_an_adapter_does_not_reach_are_told_with_their_parameters() -> None:
+    attention, mixtral = "q_proj, k_proj, v_proj, o_proj", "mistralai/Mixtral-8x7B-v0.1"
+    for model, asked, told in (
+        (mixtral, None, ("every linear layer", attention, "45.1B of 46.7B")),
+        ("Qwen/Qwen3-30B-A3B", None, ("every linear layer", attention, "29B of 30.5B")),
+        (mixtral, ["q_proj", "up_proj"], ("q_proj, up_proj", "q_proj", "15B of 46.7B")),
+        (mixtral, ["q_proj", "v_proj"], None),
+        (LLAMA, None, None),
+    ):
+        found = _plan(resolved(lora_target_modules=asked, method=Method.LORA), model=model)
+        gave = _gave(found, "lora_target_modules")
+        assert (gave is None) is (told is None)
+        if gave is not None and told is not None:
+            assert (gave.wanted, gave.got) == told[:2]
+            assert gave.reason.startswith(told[2])
+    full = _plan(resolved(method=Method.FULL), model="Qwen/Qwen3-30B-A3B", gpus="8xH100")
+    assert full.method is not Method.FULL or _gave(full, "lora_target_modules") is None
+
+
 def test_the_seed_000_profile_trains_its_rank_on_four_sharded_cards_without_checkpointing() -> None:
     found = _plan(load_profile("h100x4"))
     assert found.verdict.feasible
