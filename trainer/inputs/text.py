@@ -114,7 +114,7 @@ def _labelled(
 ) -> TextTask:
     """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
-    known = _known(spec, tokenizer)
+    known = _known(spec)
     while True:
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
@@ -141,12 +141,10 @@ def _labelled(
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
 
 
-def _known(spec: RunSpec, tokenizer: Tokenizer) -> Callable[[Ids], bool]:
+def _known(spec: RunSpec) -> Callable[[Ids], bool]:
     """Whether the model has a row for each of the tokens: one row of data beyond them would end the
     training."""
     rows = model_rows(spec.model_path)
-    if len(tokenizer) <= rows:
-        return lambda ids: True
     return lambda ids: max(ids, default=0) < rows
 
 
@@ -170,7 +168,7 @@ def _pairs(
     spec: RunSpec, dataset: DpoDataset, records: list[Record], tokenizer: Tokenizer, window: int | None
 ) -> TextTask:
     rules = rules_of(spec.era)
-    limit, known = rules.dpo_limit(window), _known(spec, tokenizer)
+    limit, known = rules.dpo_limit(window), _known(spec)
     kept, sources = list[PairRow](), list[Record]()
     prints, dropped = array("Q"), Counter[str]()
     for record, whole in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
@@ -195,7 +193,7 @@ def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[in
     if not isinstance(task.spec.dataset, DpoDataset) or not held:
         return []
     (era,) = set(Era) - {task.spec.era}
-    rules, known = rules_of(era), _known(task.spec, task.tokenizer)
+    rules, known = rules_of(era), _known(task.spec)
     limit = rules.dpo_limit(model_window(task.spec.model_path))
     records = [task.records[place] for place in places]
     found: list[Row] = []
@@ -209,7 +207,7 @@ def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[in
 def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokenizer: Tokenizer) -> TextTask:
     kept: list[PromptRow] = []
     prints, dropped = array("Q"), Counter[str]()
-    known, sizes, rows = _known(spec, tokenizer), list[int](), list(prompt_rows(dataset, records))
+    known, sizes, rows = _known(spec), list[int](), list(prompt_rows(dataset, records))
     encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
     for record, row, ids in zip(records, rows, encoded, strict=True):
         if not row.prompt.strip() or not known(ids):
