@@ -1,9 +1,9 @@
 """Signed offers at 50 concurrent: the daemon and a stand-in for the reference stack, in turns.
 
-Three streams: the same few tasks again and again; 240 shapes under names never seen; and offers of which name,
-size, hours, rows and type are all new, so that nothing of an earlier answer helps. Both servers run all the
-time and are asked one after the other, round after round, so that a machine that grows busier or warmer does
-so for both of them.
+Three streams: the same few tasks again and again; 240 shapes under names never seen; and offers of which
+name, size, hours, rows and type are all new, so that nothing of an earlier answer helps. Both servers run all
+the time and are asked one after the other, round after round, so that a machine that grows busier or warmer
+does so for both of them.
 """
 
 from __future__ import annotations

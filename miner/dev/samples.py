@@ -121,8 +121,8 @@ def sample_task(task_type: TaskType, random: Random) -> SampleTask:
 
 
 def unknown_task(random: Random, shapes: int | None = None) -> SampleTask:
-    """A task on a model that nobody has heard of: with a size, hours, rows and a type of its own, or as one of
-    so many shapes."""
+    """A task on a model that nobody has heard of: of a size, hours, rows and a type of its own, or one of so
+    many shapes."""
     shape = Random(random.randrange(shapes)) if shapes else random  # noqa: S311
     task_type = shape.choice(tuple(TaskType))
     params = round(10 ** shape.uniform(8.5, 10.9))
