@@ -29,6 +29,15 @@ def rss_mb(pid: int) -> float:
     return sum(_rss_kb(one) for one in _family(pid)) / 1024
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that a process and its children have used."""
+    ticks = 0
+    for one in _family(pid):
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def size_kb(folder: Path, pattern: str = "**/*") -> float:
     """What the files of a folder take on disk."""
     return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file()) / 1024

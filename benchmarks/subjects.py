@@ -51,11 +51,6 @@ def bare_server(on: stack.Stack) -> stack.ChildProcess:
     return _module("benchmarks.bare_server", on)
 
 
-def floor_server(on: stack.Stack) -> stack.ChildProcess:
-    """Checks the signature, writes a row, answers."""
-    return _module("benchmarks.floor_server", on, str(on.folder / "floor.sqlite"))
-
-
 def _module(name: str, on: stack.Stack, *arguments: str) -> stack.ChildProcess:
     (port,) = stack.free_ports(1)
     command = [sys.executable, "-m", name, str(port), *arguments]

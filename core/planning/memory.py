@@ -74,8 +74,8 @@ def peak_bytes(setup: Setup) -> float:
 
 
 def fits(setup: Setup, budget: float) -> bool:
-    """For the search: the first moment that is over ends it."""
-    return all(_total(one) <= budget for one in moments(setup))
+    """For the search: what is held all the time, or the first moment that is over, ends it."""
+    return _held(setup).total <= budget and all(_total(one) <= budget for one in moments(setup))
 
 
 def evaluation_fits(setup: Setup, budget: float) -> bool:

@@ -21,6 +21,8 @@ TaskName = Literal["instruct", "chat", "dpo", "grpo", "image"]
 RepoType = Literal["text", "image", "environment"]
 LoadName = Literal[
     "offer",
+    "shaped-offer",
+    "new-offer",
     "image-offer",
     "start",
     "submission",

@@ -18,7 +18,7 @@ from typing import Any
 from bittensor_core import Keypair
 
 from core.tasks import TaskType
-from miner.dev.samples import SampleTask, sample_task
+from miner.dev.samples import SampleTask, sample_task, unknown_task
 from miner.fiber import (
     MINER_HOTKEY,
     NONCE,
@@ -33,6 +33,9 @@ from miner.fiber import (
 
 class LoadKind(StrEnum):
     OFFER = "offer"
+    #: Under names never seen: of 240 shapes, or every one of a shape of its own.
+    SHAPED_OFFER = "shaped-offer"
+    NEW_OFFER = "new-offer"
     IMAGE_OFFER = "image-offer"
     START = "start"
     SUBMISSION = "submission"
@@ -52,11 +55,14 @@ GARBAGE_KINDS = (
     LoadKind.UNKNOWN_HOTKEY,
     LoadKind.MISSING_HEADER,
 )
+SHAPES = 240
 _REFUSALS = frozenset({400, 401, 403, 422, 429})
 
 #: The statuses that are no error, per kind. A submission that nobody has made is a 404.
 EXPECTED: dict[LoadKind, frozenset[int]] = {
     LoadKind.OFFER: frozenset({200}),
+    LoadKind.SHAPED_OFFER: frozenset({200}),
+    LoadKind.NEW_OFFER: frozenset({200}),
     LoadKind.IMAGE_OFFER: frozenset({200}),
     LoadKind.START: frozenset({200}),
     LoadKind.SUBMISSION: frozenset({200, 404}),
@@ -76,8 +82,10 @@ class Presigner:
         self._stranger = Keypair.from_seed(secrets.token_bytes(32))
         self._text_types = cycle([kind for kind in TaskType if kind.is_text])
         self._makers: dict[LoadKind, Callable[[], bytes]] = {
-            LoadKind.OFFER: lambda: self._signed_offer(next(self._text_types)),
-            LoadKind.IMAGE_OFFER: lambda: self._signed_offer(TaskType.IMAGE),
+            LoadKind.OFFER: lambda: self._signed_offer(sample_task(next(self._text_types), self.random)),
+            LoadKind.SHAPED_OFFER: lambda: self._signed_offer(unknown_task(self.random, SHAPES)),
+            LoadKind.NEW_OFFER: lambda: self._signed_offer(unknown_task(self.random)),
+            LoadKind.IMAGE_OFFER: lambda: self._signed_offer(sample_task(TaskType.IMAGE, self.random)),
             LoadKind.START: self._signed_start,
             LoadKind.SUBMISSION: self._signed_submission,
             LoadKind.HEALTH: lambda: self._request("GET", "/healthz", {}),
@@ -92,8 +100,7 @@ class Presigner:
         kinds: Iterator[LoadKind] = cycle(GARBAGE_KINDS if kind is LoadKind.GARBAGE else (kind,))
         return [self._makers[next(kinds)]() for _ in range(count)]
 
-    def _signed_offer(self, task_type: TaskType) -> bytes:
-        task = sample_task(task_type, self.random)
+    def _signed_offer(self, task: SampleTask) -> bytes:
         body = _encode(task.offer())
         return self._request(
             "POST", task.offer_path, sign_headers(self.signer, self.miner_hotkey, body), body

@@ -120,6 +120,26 @@ def sample_task(task_type: TaskType, random: Random) -> SampleTask:
     return _image_task(random) if task_type is TaskType.IMAGE else _text_task(task_type, random)
 
 
+def unknown_task(random: Random, shapes: int | None = None) -> SampleTask:
+    """A task on a model that nobody has heard of: of a size, hours, rows and a type of its own, or one of so
+    many shapes."""
+    shape = Random(random.randrange(shapes)) if shapes else random  # noqa: S311
+    task_type = shape.choice(tuple(TaskType))
+    params = round(10 ** shape.uniform(8.5, 10.9))
+    family = shape.choice(("Qwen2.5", "Llama-3.1", "Mistral", "gemma-2", "phi-3", "other"))
+    if task_type is TaskType.IMAGE:
+        family = shape.choice(("FLUX.1", "xl"))
+    owner, name = random.getrandbits(32), random.getrandbits(32)
+    return replace(
+        sample_task(task_type, shape),
+        task_id=_uuid(random),
+        model=f"u{owner:08x}/{family}-{params / 1e9:.1f}B-{name:08x}",
+        params=None if task_type is TaskType.IMAGE else params,
+        hours=round(shape.uniform(1, 10), 2),
+        ds_size=(shape if task_type is TaskType.IMAGE else random).randint(10, 60),
+    )
+
+
 def _text_task(task_type: TaskType, random: Random) -> SampleTask:
     low, high = GRPO_PARAMS if task_type is TaskType.GRPO else (0, 10**18)
     model, params = random.choice([known for known in TEXT_MODELS if low <= known[1] <= high])

@@ -20,7 +20,7 @@ from miner.fleet.base import TaskKey
 from miner.jobs.states import EndReason
 from miner.offers.decision import Decision
 from miner.offers.history import Outcome
-from miner.store import database, history, jobs, offers, outcomes, schema
+from miner.store import database, history, jobs, offers, outcomes
 from miner.store.jobs import Start, Started
 from miner.store.offers import Place, Recorded, Taken
 from miner.store.sql import insert_into, note
@@ -28,7 +28,7 @@ from miner.store.writer import Work, Writer
 
 T = TypeVar("T")
 
-_INSERT_NONCE = insert_into(schema.Nonce)
+_INSERT_NONCE = insert_into("nonces", ("signer", "nonce", "expires_at"))
 #: Half a million expired nonces, as after a busy hour and a restart, would hold the event loop for a second.
 NONCES_DROPPED_AT_ONCE = 5000
 _DROP_NONCES = (

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError
-
 from core.errors import GodMinerError
 from miner.store.writer import StoreUnavailable
 
@@ -53,14 +51,13 @@ def failures_told(path: Path) -> Iterator[None]:
     """What a disk can do to us, in words for the operator. All but damage may be over at the next start."""
     try:
         yield
-    except (OSError, sqlite3.Error, DBAPIError) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    except (OSError, sqlite3.Error) as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(
-                f"{path} is not a readable database ({cause}); restore a backup or move the file away"
+                f"{path} is not a readable database ({error}); restore a backup or move the file away"
             ) from error
         raise StoreUnavailable(
-            f"{path} can't be used ({cause}); free disk space, or look who else holds the file"
+            f"{path} can't be used ({error}); free disk space, or look who else holds the file"
         ) from error
 
 
@@ -168,11 +165,15 @@ def migrate(path: Path, revision: str = "head") -> None:
     """Run the migrations on a file. Imports Alembic, so only called when there is something to do."""
     from alembic import command
     from alembic.config import Config
+    from sqlalchemy.exc import DBAPIError
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("sqlalchemy.url", f"sqlite:///{path}".replace("%", "%%"))
-    command.upgrade(config, revision)
+    try:
+        command.upgrade(config, revision)
+    except DBAPIError as error:
+        raise error.orig or error from error
 
 
 def _migrate_beside(path: Path, *, fresh: bool) -> None:

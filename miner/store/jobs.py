@@ -11,11 +11,8 @@ from core.tasks import TaskType
 from core.wire import MinerSubmission
 from miner.fleet.base import TaskKey
 from miner.jobs.states import OPEN, EndReason, JobState
-from miner.store import schema
-from miner.store.sql import insert_into, note
+from miner.store.sql import insert, note
 
-_INSERT_JOB = insert_into(schema.Job, "id")
-_JOB_COLUMNS = [column.name for column in schema.Job.__table__.columns if column.name != "id"]
 IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
 
 _UPDATE_JOB = """
@@ -137,7 +134,9 @@ def _new_job(
     connection: sqlite3.Connection, validator: str, start: Start, now: float, hopeless: EndReason | None
 ) -> Started:
     state = JobState.QUEUED if hopeless is None else JobState.FAILED
-    row = schema.Job(
+    job_id = insert(
+        connection,
+        "jobs",
         task_id=start.task_id,
         validator=validator,
         task_type=start.task_type,
@@ -156,9 +155,7 @@ def _new_job(
         lock_token=1,
         updated_at=now,
     )
-    cursor = connection.execute(_INSERT_JOB, [getattr(row, name) for name in _JOB_COLUMNS])
-    assert cursor.lastrowid is not None
-    return Started(cursor.lastrowid, state, repeated=False, end_reason=hopeless)
+    return Started(job_id, state, repeated=False, end_reason=hopeless)
 
 
 def _repeated_start(

@@ -13,14 +13,55 @@ from miner.fleet.base import Hold, HoldKind, TaskKey
 from miner.jobs.states import ReservationState
 from miner.offers.decision import Decision
 from miner.offers.record import decision_from, texts_of
-from miner.store import schema
 from miner.store.jobs import IS_OPEN
 from miner.store.sql import insert_into
 from miner.store.writer import StoreUnavailable
 
-_INSERT_OFFER = insert_into(schema.Offer, "id", or_ignore=True)
-_INSERT_DECISION = insert_into(schema.Decision, "id")
-_UPSERT_RESERVATION = insert_into(schema.Reservation) + (
+#: In the order of `_offer_row`, of `_decision_row` and of `save_place`.
+_OFFER = (
+    "validator",
+    "task_id",
+    "task_type",
+    "model",
+    "params",
+    "hours",
+    "ds_size",
+    "received_at",
+    "last_seen_at",
+    "times_seen",
+    "raw",
+    "decision_id",
+)
+_DECISION = (
+    "offer_id",
+    "job_id",
+    "accepted",
+    "message",
+    "score",
+    "factors",
+    "reasons",
+    "details",
+    "policy",
+    "policy_hash",
+    "profile_hash",
+    "decided_at",
+)
+_RESERVATION = (
+    "validator",
+    "task_id",
+    "offer_id",
+    "state",
+    "gpus",
+    "starts_at",
+    "ends_at",
+    "priority",
+    "firm",
+    "held_at",
+    "lapses_at",
+)
+_INSERT_OFFER = insert_into("offers", _OFFER, or_ignore=True)
+_INSERT_DECISION = insert_into("decisions", _DECISION)
+_UPSERT_RESERVATION = insert_into("reservations", _RESERVATION) + (
     " ON CONFLICT (validator, task_id) DO UPDATE SET offer_id = coalesce(excluded.offer_id, offer_id), "
     "state = excluded.state, gpus = excluded.gpus, starts_at = excluded.starts_at, "
     "ends_at = excluded.ends_at, priority = excluded.priority, firm = excluded.firm, "
@@ -180,7 +221,7 @@ def _stands(standing: sqlite3.Row, now: float, is_kept: bool, refusal_stands_for
 def _offer_row(
     validator: str, offer: MinerTaskOffer, raw: bytes, now: float, decision_id: int | None
 ) -> tuple[Any, ...]:
-    """In the order of the table's columns."""
+    """In the order of `_OFFER`."""
     return (
         validator,
         offer.task_id,
@@ -200,7 +241,7 @@ def _offer_row(
 def _decision_row(
     decision: Decision, now: float, *, offer_id: int | None = None, job_id: int | None = None
 ) -> tuple[Any, ...]:
-    """In the order of the table's columns."""
+    """In the order of `_DECISION`."""
     texts = texts_of(decision)
     return (
         offer_id,

@@ -15,12 +15,9 @@ from core.errors import GodMinerError
 from core.tasks import TaskType
 from core.wire import MinerSubmission
 from miner.jobs.states import OVER, EndReason, JobState
-from miner.store import schema
 from miner.store.jobs import IS_OPEN
-from miner.store.sql import insert_into, note
+from miner.store.sql import insert, note
 
-_INSERT_ATTEMPT = insert_into(schema.Attempt, "id")
-_INSERT_STEP = insert_into(schema.Step, "id")
 _RENAMED = (
     "state = 'done' AND expected_repo_name IS NOT NULL AND submission_repo IS NOT NULL "
     "AND deadline_at > ? AND substr(submission_repo, -length(expected_repo_name) - 1) "
@@ -237,7 +234,9 @@ def begin_attempt(
 ) -> JobRow:
     """The attempt and the state in one: a job in training always has one to look at."""
     moved = move(connection, job_id, token, JobState.TRAINING, now)
-    row = schema.Attempt(
+    insert(
+        connection,
+        "attempts",
         job_id=job_id,
         number=number,
         engine=engine,
@@ -248,8 +247,6 @@ def begin_attempt(
         end_by=end_by,
         detail="",
     )
-    columns = [column.name for column in schema.Attempt.__table__.columns if column.name != "id"]
-    connection.execute(_INSERT_ATTEMPT, [getattr(row, name) for name in columns])
     return moved
 
 
@@ -293,9 +290,7 @@ def begin_step(
         "WHERE job_id = ? AND name = ? AND ended_at IS NULL",
         (now, job_id, name),
     )
-    cursor = connection.execute(_INSERT_STEP, (job_id, attempt, name, now, None, None, ""))
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
+    return insert(connection, "steps", job_id=job_id, attempt=attempt, name=name, began_at=now, detail="")
 
 
 def end_step(connection: sqlite3.Connection, step_id: int, outcome: str, detail: str, now: float) -> None:

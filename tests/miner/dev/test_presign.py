@@ -8,7 +8,7 @@ from bittensor_core import Keypair
 from core.tasks import TaskType
 from core.wire import MinerTaskOffer, TrainRequestText
 from miner import fiber
-from miner.dev.presign import EXPECTED, GARBAGE_KINDS, LoadKind, Presigner
+from miner.dev.presign import EXPECTED, GARBAGE_KINDS, SHAPES, LoadKind, Presigner
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
 MINER = Keypair.from_seed(b"m" * 32)
@@ -112,6 +112,14 @@ def test_every_kind_can_be_made_and_says_which_statuses_are_right() -> None:
         assert made(kind, 1)
         assert EXPECTED[kind]
     assert made(LoadKind.HEALTH)[0].path == "/healthz"
+
+
+def test_unheard_of_offers_have_names_of_their_own_and_as_many_shapes_as_are_meant() -> None:
+    for kind, most in ((LoadKind.SHAPED_OFFER, SHAPES), (LoadKind.NEW_OFFER, 600)):
+        offers = [MinerTaskOffer.model_validate_json(request.body) for request in made(kind, 600)]
+        assert len({one.model for one in offers}) == len(offers)
+        shapes = {(one.task_type, one.hours_to_complete, one.model_params_count) for one in offers}
+        assert most * 0.8 < len(shapes) <= most
 
 
 def test_the_same_seed_asks_about_the_same_tasks_with_fresh_nonces() -> None:

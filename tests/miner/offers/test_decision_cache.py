@@ -11,7 +11,7 @@ from core.wire import MinerTaskOffer
 from miner.fleet.base import Ability, FleetSnapshot, TaskKey
 from miner.offers import decision_cache
 from miner.offers.ask import understand
-from miner.offers.decide import decide
+from miner.offers.decide import decide, decide_ask
 from miner.offers.decision import Decision
 from miner.offers.decision_cache import HOLDS_FOR_S, DecisionCache
 from miner.offers.history import History
@@ -32,11 +32,10 @@ class Asked:
             "policy": policy(),
             "profile": profile(),
         }
-        real = decision_cache.decide_ask
 
         def counted(*values: Any) -> Decision:
             self.made += 1
-            return real(*values)
+            return decide_ask(*values)
 
         monkeypatch.setattr(decision_cache, "decide_ask", counted)
 

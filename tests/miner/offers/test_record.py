@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given, settings
 
 from core.wire import MinerTaskOffer
