@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from core.files import remove_tree
 from core.hardware import Hardware
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
@@ -23,7 +24,7 @@ from miner.fleet.base import Grant, Hold, HoldKind
 from miner.fleet.layout import FOREVER
 from miner.jobs import plans
 from miner.jobs.desk import Desk
-from miner.jobs.folder import AttemptFolder, remove
+from miner.jobs.folder import AttemptFolder
 from miner.jobs.launch import run_spec, write_attempt
 from miner.jobs.loopback import free_port
 from miner.jobs.past import Past, read_past
@@ -271,7 +272,7 @@ async def _set_up(desk: Desk, task: Task, fetched: Fetched, past: Past, placed: 
     run = run_spec(desk.row, task, fetched, folder, plan, times, now, resume)
 
     def written() -> None:
-        remove(folder.path)  # of a life that ended before the attempt was in the books
+        remove_tree(folder.path)  # of a life that ended before the attempt was in the books
         tidy(desk, number, resume)
         write_attempt(folder, run, plan)
         desk.folder.point_latest(number)
@@ -323,4 +324,4 @@ def tidy(desk: Desk, number: int, keep: Path | None) -> None:
     for earlier in range(1, number):
         place = desk.folder.attempt(earlier).work
         if keep is None or not keep.is_relative_to(place):
-            remove(place)
+            remove_tree(place)
