@@ -17,7 +17,7 @@ from core.files import remove_tree
 from core.hardware import Hardware
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
-from core.planning.learned import Learned, shape_key
+from core.planning.learned import Learned
 from core.planning.oom import OutOfMemory
 from core.units import show_seconds
 from miner.fleet.base import Grant, Hold, HoldKind
@@ -179,8 +179,9 @@ async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware:
 def _lessons(desk: Desk) -> plans.Lessons:
     """For a thread."""
 
-    def lessons(shape: str) -> Learned | None:
-        text = desk.parts.book.read_now(lambda db: work.lesson(db, shape))
+    def lessons(plan: TrainingPlan) -> Learned | None:
+        key = plans.lesson_key(desk.row.validator, plan)
+        text = desk.parts.book.read_now(lambda db: work.lesson(db, key))
         return Learned.model_validate_json(text) if text else None
 
     return lessons
@@ -202,10 +203,17 @@ def _failure(desk: Desk, past: Past, hardware: Hardware) -> OutOfMemory:
 
 async def _learn(desk: Desk, plan: TrainingPlan) -> None:
     """The larger plan did not fit: the next one of this shape need not find that out again."""
-    shape = shape_key(plan)
-    lesson = plans.lesson_of(plan, await desk.parts.book.learned(shape), None)
+    await keep_lesson(desk, plan, None)
+
+
+async def keep_lesson(desk: Desk, plan: TrainingPlan, measured_step_s: float | None) -> None:
+    """A run with a stranger's code on board teaches nothing: what it says may be that code's word."""
+    if task_of(desk.row).is_hostile:
+        return
+    key = plans.lesson_key(desk.row.validator, plan)
+    lesson = plans.lesson_of(plan, await desk.parts.book.learned(key), measured_step_s)
     if lesson is not None:
-        await desk.parts.book.keep_lesson(shape, lesson)
+        await desk.parts.book.keep_lesson(key, lesson)
 
 
 async def _acquire(desk: Desk, draft: Draft) -> Grant:
