@@ -80,22 +80,29 @@ class Worker:
         """Where the engine has a way to start it as another user that way is taken."""
         path = os.environ.get(SOCKET_VARIABLE)
         if path:
-            self._talk = socket.socket(socket.AF_UNIX)
-            self._talk.connect(path)
-        else:
-            self._talk, theirs = socket.socketpair()
-            with theirs:
-                self._keeper = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _KEEPER.format(root=str(ROOT))],
-                    env=_environment(),
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        hello = json.loads(_exchange(self._talk, b"", until))
+            try:
+                self._talk = socket.socket(socket.AF_UNIX)
+                self._talk.connect(path)
+                return self._greeted(self._talk, until)
+            except (OSError, ValueError, NoReply) as error:
+                log.warning("reward code is not started as another user: %s", error)
+                self.end()
+        self._talk, theirs = socket.socketpair()
+        with theirs:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-c", _KEEPER.format(root=str(ROOT))],
+                env=_environment(),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self._greeted(self._talk, until)
+
+    def _greeted(self, talk: socket.socket, until: float) -> socket.socket:
+        hello = json.loads(_exchange(talk, b"", until))
         self.isolation, self.exposed = str(hello["isolation"]), tuple(map(str, hello["exposed"]))
-        return self._talk
+        return talk
 
     def end(self) -> int | None:
         """The exit code, 128 and the signal's number for a signal; None where nobody knows it."""

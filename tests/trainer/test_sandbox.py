@@ -337,6 +337,14 @@ def test_a_completion_that_a_function_cannot_take_costs_only_its_own_reward(tmp_
     assert "ZeroDivisionError" in notes(tmp_path)[0]
 
 
+def test_without_whoever_starts_it_as_another_user_it_is_started_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sandbox.SOCKET_VARIABLE, str(tmp_path / "nobody listens"))
+    with rewards(tmp_path, GOOD) as made:
+        assert made.call(0, ["ab"]) == [2.0]
+
+
 def test_large_questions_and_answers_pass(tmp_path: Path) -> None:
     with rewards(tmp_path, GOOD) as made:
         assert made.call(0, ["x" * 50_000] * 60) == [50_000.0] * 60
