@@ -86,6 +86,7 @@ class RunEnd(StrEnum):
     BAD_REWARD = "bad_reward"
     DISK_FULL = "disk_full"
     HUNG = "hung"
+    KILLED = "killed"  # by a signal from outside, and not for memory
     INFEASIBLE = "infeasible"  # the plan, or no time left to begin
     CRASHED = "crashed"
 
@@ -105,6 +106,7 @@ class ExitCode(IntEnum):
     DISK_FULL = 32
     HUNG = 33
     STOPPED = 34
+    KILLED = 35
 
 
 EXIT_OF: dict[RunEnd, ExitCode] = {
@@ -117,6 +119,7 @@ EXIT_OF: dict[RunEnd, ExitCode] = {
     RunEnd.HUNG: ExitCode.HUNG,
     RunEnd.INFEASIBLE: ExitCode.INFEASIBLE,
     RunEnd.STOPPED: ExitCode.STOPPED,
+    RunEnd.KILLED: ExitCode.KILLED,
 }
 
 

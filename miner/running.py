@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from core.errors import GodMinerError
-from miner.chain.files import write_atomically
+from core.files import write_atomically
 from miner.settings import Settings
 
 if TYPE_CHECKING:

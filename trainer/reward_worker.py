@@ -1,8 +1,8 @@
-"""The process that reward code runs in: PYTHON -I reward_worker.py, told what to call line by line.
+"""The process that reward code runs in, told what to call line by line.
 
-Started by `trainer.sandbox` with a clean environment, in a folder and a session of its own; it holds no token
-and no model, imports nothing of this project, and may be killed at any moment. It answers every line with
-one: `{"rewards": [...]}` or `{"problem": "..."}`.
+Started by `trainer.reward_keeper` in a folder and a session of its own, and isolated (`trainer.isolation`)
+before it reads its first line; it holds no token and no model, and may be killed at any moment. It answers
+every line with one: `{"rewards": [...]}`, `{"problem": "..."}`, or both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import resource
 import signal
-import sys
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +20,16 @@ MEMORY = 16 << 30
 FILE = 64 << 20
 OPEN_FILES = 256
 LONGEST_PROBLEM = 500
+#: Processes and threads of a user of its own.
+PROCESSES = 1024
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG
 
 Asked = dict[str, Any]
 
 
-def limit() -> None:
-    """What a reward may use; and when the training is killed, this process goes with it."""
+def limit(*, own_user: bool) -> None:
+    """What a reward may use; and when its keeper is killed, this process goes with it. The limit on processes
+    counts all those of a user, so it is set only where that user has no others."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
     for kind, most in (
@@ -35,11 +37,14 @@ def limit() -> None:
         (resource.RLIMIT_FSIZE, FILE),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
+        *([(resource.RLIMIT_NPROC, PROCESSES)] if own_user else []),
     ):
         with contextlib.suppress(OSError, ValueError):
             hard = resource.getrlimit(kind)[1]
             allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (allowed, allowed))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # when memory runs out, this goes before the training
 
 
 def loaded(source: str, function: str) -> Callable[..., Any]:
@@ -84,29 +89,52 @@ def answer(asked: Asked, functions: dict[int, Callable[..., Any]]) -> Asked:
         place = asked["place"]
         if place not in functions:
             functions[place] = loaded(asked["source"], asked["function"])
-        result = called(functions[place], asked["completions"], asked["columns"])
-        return {"rewards": numbers(result, len(asked["completions"]))}
+        return _rewards(functions[place], asked["completions"], asked["columns"])
     except ModuleNotFoundError as error:
         lacking = f"imports {error.name}, which is not installed where this training runs"
         return {"problem": f"{lacking} (images: build argument REWARD_PACKAGES)"[:LONGEST_PROBLEM]}
     except BaseException as error:  # noqa: BLE001 - reward code raises what it likes, SystemExit included
-        return {"problem": f"{type(error).__name__}: {error}"[:LONGEST_PROBLEM]}
+        return {"problem": _shown(error)}
 
 
-def main() -> None:
-    limit()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what a reward prints is neither a reply nor worth a log
-        os.dup2(nowhere, stream)
+def _rewards(function: Callable[..., Any], completions: list[str], columns: Asked) -> Asked:
+    """One completion that a function cannot take costs its own reward, not those of all: where a call raises,
+    each completion is tried alone, and the reason of the first that fails is told."""
+    count = len(completions)
+    try:
+        result = called(function, completions, columns)
+    except ModuleNotFoundError:
+        raise
+    except Exception as first:
+        found = [_alone(function, completions, columns, row) for row in range(count if count > 1 else 0)]
+        if all(one is None for one in found):
+            raise
+        problem = (
+            f"no reward for {found.count(None)} of {count} completions, each called alone: {_shown(first)}"
+        )
+        return {"rewards": found, "problem": problem[:LONGEST_PROBLEM]}
+    return {"rewards": numbers(result, count)}
+
+
+def _alone(function: Callable[..., Any], completions: list[str], columns: Asked, row: int) -> float | None:
+    count = len(completions)
+    own = {name: value[row : row + 1] if len(value) == count else value for name, value in columns.items()}
+    try:
+        return numbers(called(function, completions[row : row + 1], own), 1)[0]
+    except Exception:  # noqa: BLE001 - whatever it is, this completion has no reward
+        return None
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST_PROBLEM]
+
+
+def serve(conversation: socket.socket, hello: Asked) -> None:
+    """Say what holds this process, then answer every line with one."""
     functions: dict[int, Callable[..., Any]] = {}
-    with open(os.dup(0), encoding="utf-8") as questions:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for line in questions:
-            replies.write(json.dumps(answer(json.loads(line), functions)) + "\n")
-            replies.flush()
-
-
-if __name__ == "__main__":
-    sys.path[:] = [place for place in sys.path if place]
-    main()
+    with conversation, conversation.makefile("rw", encoding="utf-8", errors="replace") as lines:
+        lines.write(json.dumps(hello) + "\n")
+        lines.flush()
+        for line in lines:
+            lines.write(json.dumps(answer(json.loads(line), functions)) + "\n")
+            lines.flush()

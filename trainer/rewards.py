@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.evaluation import Era
+from core.files import write_atomically
 from core.recipes.datasets import GRPO_EXTRA, reward_name, reward_weights
 from core.tasks import MAX_REWARD_SOURCE, GrpoDataset
 from trainer.errors import BadReward
@@ -143,6 +144,4 @@ def leave_out(folder: Path, problems: Mapping[int, str]) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8", errors="replace")
-    beside.rename(file)
+    write_atomically(file, text.encode("utf-8", "replace"), mode=0o644)

@@ -14,8 +14,7 @@ import logging
 import math
 import os
 import selectors
-import shutil
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,25 +24,23 @@ from pathlib import Path
 from typing import Any
 
 from core.progress import NoteEvent, line_of
+from trainer.reward_keeper import LONGEST_REPLY, PASSED
 
 log = logging.getLogger(__name__)
 
-WORKER = Path(__file__).with_name("reward_worker.py")
 #: Seconds for a call: the first of a function loads what it imports.
 FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.05
 #: Times in a row after which a function that never comes back is not called again.
 PATIENCE = 3
-LONGEST_REPLY = 16 << 20
 #: Reasons that are told at most: a message may be another one at every call.
 MOST_TOLD = 50
-#: All that a reward's process is told of ours. No GPU: the training's memory is planned to the last gigabyte.
-PASSED = ("PATH", "LANG", "LC_ALL", "HF_HOME", "TORCH_HOME", "NLTK_DATA", "SYSTEMROOT")
-FIXED = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+#: Kept by the keeper before it is ended without it.
+END_S = 15.0
+#: What the keeper starts with; nobody else's modules are in its way.
+_KEEPER = "import sys; sys.path.insert(0, {root!r}); from trainer.reward_keeper import main; main()"
+ROOT = Path(__file__).resolve().parents[1]
+#: Where an engine that may do so starts the keeper as root, outside of the trainer's own processes.
+SOCKET_VARIABLE = "GOD_MINER_REWARDS"
 
 
 class NoReply(Exception):
@@ -55,86 +52,118 @@ LATE = "it did not come back in time"
 
 
 class Worker:
-    """One child process; it is started when it is first needed."""
+    """One child process, by way of its keeper; it is started when it is first needed."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder = ""
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._talk: socket.socket | None = None
+        #: What holds it, in its own words before it reads anything; and what it could reach all the same.
+        self.isolation = ""
+        self.exposed: tuple[str, ...] = ()
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Its reply. `NoReply`, with the process ended, when there is none."""
+        until = time.monotonic() + seconds
         try:
-            process = self._process if self._process is not None else self._start()
-            line = self._exchange(process, json.dumps(question).encode() + b"\n", time.monotonic() + seconds)
+            talk = self._talk if self._talk is not None else self._start(until)
+            line = _exchange(talk, json.dumps(question).encode() + b"\n", until)
             reply = json.loads(line)
             if not isinstance(reply, dict):
                 raise NoReply("it replied with something else than a reply")
         except (OSError, ValueError, RecursionError, NoReply) as error:
             code = self.end()
             reason = str(error) if isinstance(error, NoReply) else "its process ended"
-            raise NoReply(f"{reason} (exit {code})" if code is not None and code >= 0 else reason) from error
+            raise NoReply(f"{reason} (exit {code})" if code else reason) from error
         return reply
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._folder = tempfile.mkdtemp(prefix="reward-")
-        passed = {name: os.environ[name] for name in PASSED if name in os.environ}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(WORKER)],
-            cwd=self._folder,
-            env={**passed, **FIXED, "HOME": self._folder, "TMPDIR": self._folder},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        return self._process
+    def _start(self, until: float) -> socket.socket:
+        """Where the engine has a way to start it as another user that way is taken."""
+        path = os.environ.get(SOCKET_VARIABLE)
+        if path:
+            try:
+                self._talk = socket.socket(socket.AF_UNIX)
+                self._talk.connect(path)
+                return self._greeted(self._talk, until)
+            except (OSError, ValueError, NoReply) as error:
+                log.warning("reward code is not started as another user: %s", error)
+                self.end()
+        self._talk, theirs = socket.socketpair()
+        with theirs:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-c", _KEEPER.format(root=str(ROOT))],
+                env=_environment(),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self._greeted(self._talk, until)
 
-    def _exchange(self, process: subprocess.Popen[bytes], question: bytes, until: float) -> bytes:
-        """Both directions at once: a child that reads nothing must not keep us writing for ever."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        os.set_blocking(process.stdout.fileno(), False)
-        reply, rest = bytearray(), memoryview(question)
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(process.stdout, selectors.EVENT_READ)
-            waiting.register(process.stdin, selectors.EVENT_WRITE)
-            while not reply.endswith(b"\n"):
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise NoReply(LATE)
-                for key, _ in waiting.select(left):
-                    if key.fileobj is process.stdin:
-                        rest = rest[os.write(key.fd, rest[: 1 << 16]) :]
-                        if not rest:
-                            waiting.unregister(process.stdin)
-                        continue
-                    read = os.read(key.fd, 1 << 16)
+    def _greeted(self, talk: socket.socket, until: float) -> socket.socket:
+        hello = json.loads(_exchange(talk, b"", until))
+        self.isolation, self.exposed = str(hello["isolation"]), tuple(map(str, hello["exposed"]))
+        return talk
+
+    def end(self) -> int | None:
+        """The exit code, 128 and the signal's number for a signal; None where nobody knows it."""
+        talk, self._talk = self._talk, None
+        keeper, self._keeper = self._keeper, None
+        if talk is not None:
+            talk.close()
+        if keeper is None:
+            return None
+        try:
+            return keeper.wait(END_S)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            return keeper.wait()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.end()
+
+
+def _environment() -> dict[str, str]:
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    return {**passed, "TMPDIR": tempfile.gettempdir()}
+
+
+def _exchange(talk: socket.socket, question: bytes, until: float) -> bytes:
+    """Both directions at once: a child that reads nothing must not keep us writing for ever."""
+    talk.setblocking(False)
+    reply, rest = bytearray(), memoryview(question)
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(talk, selectors.EVENT_READ)
+        while not reply.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0:
+                raise NoReply(LATE)
+            waiting.modify(talk, selectors.EVENT_READ | (selectors.EVENT_WRITE if rest else 0))
+            for _, events in waiting.select(left):
+                if events & selectors.EVENT_WRITE:
+                    rest = rest[talk.send(rest[: 1 << 16]) :]
+                if events & selectors.EVENT_READ:
+                    read = talk.recv(1 << 16)
                     if not read:
                         raise NoReply("its process ended")
                     reply += read
                     if len(reply) > LONGEST_REPLY:
                         raise NoReply("its reply is too long")
-        return bytes(reply)
+    return bytes(reply)
 
-    def end(self) -> int | None:
-        """Its exit code, negative for a signal; None when it was not running."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        code = process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return code
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.end()
+def protection() -> str:
+    """What reward code would be held by here, for people; begins with `exposed` where that is not enough."""
+    worker = Worker()
+    try:
+        worker._start(time.monotonic() + FIRST_CALL)
+    except (OSError, ValueError, KeyError, NoReply) as error:
+        return f"exposed: reward code cannot be started ({error})"
+    finally:
+        worker.end()
+    return (
+        f"exposed: {', '.join(worker.exposed)} ({worker.isolation})" if worker.exposed else worker.isolation
+    )
 
 
 class Rewards:
@@ -149,6 +178,7 @@ class Rewards:
         self._called: set[int] = set()
         self._silent = [0] * len(self._rewards)
         self._told: set[tuple[int, str]] = set()
+        self._isolations: set[str] = set()
 
     @classmethod
     def open(cls, file: Path) -> Rewards:
@@ -191,6 +221,8 @@ class Rewards:
         except NoReply as error:
             self._silent[place] += 1
             return zeros, str(error)
+        finally:
+            self._tell_isolation(self._workers[place])
         self._silent[place] = 0
         self._called.add(place)
         return _numbers(reply, zeros)
@@ -213,11 +245,21 @@ class Rewards:
             for name, value in plain.items()
         }
 
+    def _tell_isolation(self, worker: Worker) -> None:
+        if not worker.isolation or worker.isolation in self._isolations:
+            return
+        self._isolations.add(worker.isolation)
+        log.info("reward code runs as %s", worker.isolation)
+        if worker.exposed:
+            self._note(f"reward code could reach {', '.join(worker.exposed)}: it runs as {worker.isolation}")
+
     def _tell(self, place: int, problem: str) -> None:
         if (place, problem) in self._told or len(self._told) >= MOST_TOLD:
             return
         self._told.add((place, problem))
-        text = f"reward {place} gives zeros: {problem}"
+        self._note(f"reward {place} gives zeros: {problem}")
+
+    def _note(self, text: str) -> None:
         log.warning("%s", text)
         if self._progress is not None:
             event = NoteEvent(t=time.time(), kind="reward", text=text[:2000])
@@ -230,15 +272,16 @@ class Rewards:
 
 
 def _numbers(reply: Mapping[str, Any], zeros: list[float]) -> tuple[list[float], str | None]:
-    if "problem" in reply:
-        return zeros, str(reply["problem"])
+    said = reply.get("problem")
     values = reply.get("rewards")
+    if values is None and said is not None:
+        return zeros, str(said)
     if not isinstance(values, list) or len(values) != len(zeros):
         return zeros, "replied with something else than its rewards"
     # The child has seen to it that they are numbers; but what runs in there can answer in its place.
     found = [_finite(value) for value in values]
     problem = "a reward that is no finite number counts as zero" if None in found else None
-    return [value or 0.0 for value in found], problem
+    return [value or 0.0 for value in found], str(said) if said is not None else problem
 
 
 def _finite(value: Any) -> float | None:

@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 from pydantic import Field
 
 from core.facts import Record, Said
+from core.files import write_atomically
 from core.run_files import RunEnd, RunSpec, Score
 
 SHEET_VARIABLE = "GOD_MINER_SHEET"
@@ -115,10 +116,7 @@ class Failure(Record):
 
 
 def write_whole(path: Path, record: Record) -> None:
-    """Beside, then renamed in: whoever reads sees all of it or nothing."""
-    half = path.with_name(f".{path.name}.half")
-    half.write_text(record.model_dump_json(indent=2), encoding="utf-8")
-    half.replace(path)
+    write_atomically(path, record.model_dump_json(indent=2).encode(), mode=0o644)
 
 
 Read = TypeVar("Read", bound=Record)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.files import write_atomically
 from core.submission import adapters, card, configs
 from core.submission.check import Base
 from core.submission.documents import Item, json_object, to_json
@@ -53,16 +53,9 @@ def mend_in_place(folder: Path, base: Base, task_type: TaskType | None = None) -
     prepared = prepare(folder, base, task_type)
     for name, item in prepared.items.items():
         if isinstance(item, bytes):
-            write_whole(folder / name, item)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, item, mode=0o644)
     return prepared
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _mended(

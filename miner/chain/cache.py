@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from core.files import write_atomically
 from miner.chain.base import ChainSource, Metagraph
-from miner.chain.files import write_atomically
 from miner.chain.rows import NodeRow, nodes_of, problems
 
 log = logging.getLogger(__name__)

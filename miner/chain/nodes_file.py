@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.errors import Problem
+from core.files import write_atomically
 from miner.chain import axon
 from miner.chain.base import Metagraph, PublishOutcome, PublishResult, endpoint
 from miner.chain.errors import IdentityMissing, NodesFileError
-from miner.chain.files import write_atomically
 from miner.chain.rows import NodeRow, nodes_of, problems
 from miner.fiber import public_key
 from miner.identity import Identity

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from core.choices import Engine as TrainingEngine
 from core.errors import GodMinerError
-from miner.chain.files import write_atomically
+from core.files import write_atomically
 from miner.engines.base import IMAGE_OF, Engine, EngineSpec, Phase, Rejected, Status, Unreachable, Why
 from miner.engines.logs import log_tail
 

@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.files import remove_tree
 from core.run_files import Score
 from core.submission.faults import BadSubmission
 from core.submission.folder import Identity
 from core.submission.folder import identity as identity_of
 from core.submission.place import freeze
 from core.wire import MinerSubmission
-from miner.jobs.folder import JobFolder, remove, write
+from miner.jobs.folder import JobFolder, write
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 from miner.watch import files
@@ -127,5 +128,5 @@ def _told(error: OSError, source: Path) -> StepFailed:
 def refuse(candidate: Candidate) -> None:
     """Put a submission that its check refused aside, to be looked at."""
     aside = candidate.folder.with_name(REFUSED)
-    remove(aside)
+    remove_tree(aside)
     os.replace(candidate.folder, aside)

@@ -15,10 +15,10 @@ would put a worse model in the place of a better one.
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.files import remove_tree, write_atomically
 from core.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
 from miner.jobs.shorten import shorten
 
@@ -123,8 +123,7 @@ class JobFolder:
         freed = sum(shorten(log, mark=True) for log in self.path.glob(f"attempt_*/{LOG_FILE}*"))
         freed += sum(shorten(told, mark=False) for told in self.path.glob(f"attempt_*/{PROGRESS_FILE}"))
         for place in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
-            freed += size_of(place)
-            remove(place)
+            freed += remove_tree(place)
         return freed
 
     def _submissions(self) -> list[Path]:
@@ -138,27 +137,5 @@ def job_folder(data_dir: Path, job_id: int) -> JobFolder:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def remove(place: Path) -> None:
-    """A folder, a link or a file; what is not there is gone already. A link is never followed."""
-    if place.is_symlink() or place.is_file():
-        place.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def size_of(place: Path) -> int:
-    """What lies there, roughly; files may go while one looks."""
-    total = 0
-    for folder, _, names in os.walk(place):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-    return total
+    """What a training and a restart go by; readable for the user that trainings run as."""
+    write_atomically(path, text.encode(), mode=0o644)

@@ -18,17 +18,19 @@ from core.planning.planner import plan as make
 from core.planning.timing import Measured, recalibrate
 from core.profile.load import LoadedProfile
 from core.profile.resolve import resolve
+from core.remedies import calmer
 from miner.fleet.base import NamedLane
 from miner.jobs.ports import Fetched, StepFailed
 from miner.jobs.states import EndReason
 
-Lessons = Callable[[str], Learned | None]
+#: Of a plan, by what earlier runs of the same validator have taught.
+Lessons = Callable[[TrainingPlan], Learned | None]
 
 #: Refusals about time. The task is ours already: a short training is worth more than none.
 _LATE = frozenset({Refusal.NO_TIME, Refusal.TOO_SLOW})
 _MOST_DOUBLINGS = 12
-#: Of the learning rate, after a loss of NaN.
-CALMER = 0.5
+#: What one run may change of the speed that later ones are planned with, and what all together.
+_SLOWER_AT_ONCE, _SLOWNESS = (0.5, 2.0), (0.2, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _in_time(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan
 def _learned_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
     """Which lesson counts depends on the plan, so there are two rounds where there is one."""
     found = _made(ask, profile, None)
-    learned = lessons(shape_key(found))
+    learned = lessons(found)
     return found if learned is None else _made(ask, profile, learned)
 
 
@@ -129,9 +131,10 @@ def _wiser(plan: TrainingPlan, history: Sequence[EndReason]) -> TrainingPlan:
     changes: dict[str, object] = {}
     notes = list(plan.notes)
     if nans := history.count(EndReason.NAN):
-        rate = float(f"{plan.optimizer.learning_rate * CALMER**nans:.6g}")
-        changes["optimizer"] = plan.optimizer.model_copy(update={"learning_rate": rate})
-        notes.append(f"learning_rate {plan.optimizer.learning_rate:g} → {rate:g}: the loss became NaN")
+        optimizer = calmer(plan, nans).optimizer
+        changes["optimizer"] = optimizer
+        rates = f"{plan.optimizer.learning_rate:g} → {optimizer.learning_rate:g}"
+        notes.append(f"learning_rate {rates}: the loss became NaN")
     if EndReason.HOST_MEMORY in history and plan.loader.workers:
         update = {"workers": 0, "prefetch_factor": None, "persistent_workers": False}
         changes["loader"] = plan.loader.model_copy(update=update)
@@ -174,14 +177,25 @@ def plan_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan:
     return found
 
 
+def lesson_key(validator: str, plan: TrainingPlan) -> str:
+    """Each validator's runs teach its own later ones only."""
+    return f"{validator}/{shape_key(plan)}"
+
+
+def _within(value: float, bounds: tuple[float, float]) -> float:
+    return min(max(value, bounds[0]), bounds[1])
+
+
 def lesson_of(plan: TrainingPlan, known: Learned | None, measured_step_s: float | None) -> Learned | None:
     """What this plan's run has taught, added to what was known; None for nothing new."""
     found = learned_from(plan)
     known = known or Learned()
     slowness = known.slowness
     if measured_step_s and plan.time.step_s and not plan.oom_steps:
-        # The plan had the known slowness in it already.
-        slowness = min(max(known.slowness * measured_step_s / plan.time.step_s, 0.05), 50.0)
+        # The plan had the known slowness in it already. Steps are timed by the run itself: a bad clock, or a
+        # run that lies, must not decide over all that come after it.
+        ratio = _within(measured_step_s / plan.time.step_s, _SLOWER_AT_ONCE)
+        slowness = _within(known.slowness * ratio, _SLOWNESS)
     merged = Learned(
         micro=_least(known.micro, found.micro),
         checkpointing=known.checkpointing or found.checkpointing,

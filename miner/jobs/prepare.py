@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from core.files import remove_tree
 from core.hardware import Hardware
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
-from core.planning.learned import Learned, shape_key
+from core.planning.learned import Learned
 from core.planning.oom import OutOfMemory
 from core.units import show_seconds
 from miner.fleet.base import Grant, Hold, HoldKind
 from miner.fleet.layout import FOREVER
 from miner.jobs import plans
 from miner.jobs.desk import Desk
-from miner.jobs.folder import AttemptFolder, remove
+from miner.jobs.folder import AttemptFolder
 from miner.jobs.launch import run_spec, write_attempt
 from miner.jobs.loopback import free_port
 from miner.jobs.past import Past, read_past
@@ -178,8 +179,9 @@ async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware:
 def _lessons(desk: Desk) -> plans.Lessons:
     """For a thread."""
 
-    def lessons(shape: str) -> Learned | None:
-        text = desk.parts.book.read_now(lambda db: work.lesson(db, shape))
+    def lessons(plan: TrainingPlan) -> Learned | None:
+        key = plans.lesson_key(desk.row.validator, plan)
+        text = desk.parts.book.read_now(lambda db: work.lesson(db, key))
         return Learned.model_validate_json(text) if text else None
 
     return lessons
@@ -201,10 +203,17 @@ def _failure(desk: Desk, past: Past, hardware: Hardware) -> OutOfMemory:
 
 async def _learn(desk: Desk, plan: TrainingPlan) -> None:
     """The larger plan did not fit: the next one of this shape need not find that out again."""
-    shape = shape_key(plan)
-    lesson = plans.lesson_of(plan, await desk.parts.book.learned(shape), None)
+    await keep_lesson(desk, plan, None)
+
+
+async def keep_lesson(desk: Desk, plan: TrainingPlan, measured_step_s: float | None) -> None:
+    """A run with a stranger's code on board teaches nothing: what it says may be that code's word."""
+    if task_of(desk.row).is_hostile:
+        return
+    key = plans.lesson_key(desk.row.validator, plan)
+    lesson = plans.lesson_of(plan, await desk.parts.book.learned(key), measured_step_s)
     if lesson is not None:
-        await desk.parts.book.keep_lesson(shape, lesson)
+        await desk.parts.book.keep_lesson(key, lesson)
 
 
 async def _acquire(desk: Desk, draft: Draft) -> Grant:
@@ -271,7 +280,7 @@ async def _set_up(desk: Desk, task: Task, fetched: Fetched, past: Past, placed: 
     run = run_spec(desk.row, task, fetched, folder, plan, times, now, resume)
 
     def written() -> None:
-        remove(folder.path)  # of a life that ended before the attempt was in the books
+        remove_tree(folder.path)  # of a life that ended before the attempt was in the books
         tidy(desk, number, resume)
         write_attempt(folder, run, plan)
         desk.folder.point_latest(number)
@@ -323,4 +332,4 @@ def tidy(desk: Desk, number: int, keep: Path | None) -> None:
     for earlier in range(1, number):
         place = desk.folder.attempt(earlier).work
         if keep is None or not keep.is_relative_to(place):
-            remove(place)
+            remove_tree(place)

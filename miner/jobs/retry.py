@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from core.remedies import MOST_OOM
 from miner.jobs.states import MEANING, EndReason, Retry
 from miner.jobs.times import Pace
 
-#: The ladder ends by itself; this is for a trainer that calls everything an OOM.
-MOST_RUNGS = 20
 #: Attempts that use up what is allowed: a full disk or the ladder's rungs do not.
 _COUNTED = (Retry.AGAIN, Retry.ONCE)
 
@@ -50,7 +49,7 @@ def _allowed(now: Situation, pace: Pace) -> bool:
     if retry is Retry.NO:
         return False
     if retry is Retry.LADDER:
-        return now.history.count(now.reason) <= MOST_RUNGS
+        return now.history.count(now.reason) <= MOST_OOM
     if retry is Retry.ONCE and now.history.count(now.reason) > 1:
         return False
     return sum(MEANING[reason].retry in _COUNTED for reason in now.history) < pace.max_attempts

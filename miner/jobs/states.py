@@ -162,7 +162,7 @@ MEANING: dict[EndReason, EndMeaning] = {
     EndReason.LOST: _tried(Retry.AGAIN, "The training vanished without a trace, as when a host restarts."),
     EndReason.INFEASIBLE: _final("No training of this task fits the GPUs and the time that is left."),
     EndReason.OOM: _tried(Retry.LADDER, "The GPU's memory ran out; a smaller plan is tried."),
-    EndReason.NAN: _tried(Retry.ONCE, "The loss became NaN; tried again at half the learning rate."),
+    EndReason.NAN: _tried(Retry.ONCE, "The loss became NaN; tried again at 0.3 of the learning rate."),
     EndReason.HUNG: _tried(
         Retry.ONCE, "The training stood still and was ended; where it hung is in its log."
     ),
@@ -183,6 +183,7 @@ OF_RUN: dict[RunEnd, EndReason] = {
     RunEnd.BAD_REWARD: EndReason.BAD_REWARD,
     RunEnd.DISK_FULL: EndReason.DISK_FULL,
     RunEnd.HUNG: EndReason.HUNG,
+    RunEnd.KILLED: EndReason.KILLED,
     RunEnd.INFEASIBLE: EndReason.INFEASIBLE,
     RunEnd.CRASHED: EndReason.CRASHED,
 }

@@ -48,6 +48,9 @@ def _told(status: Status, result: RunResult, course: Course, *, has_model: bool)
     if result.end is RunEnd.STOPPED:
         # Not by us: somebody outside, or an engine that was restarted. There is time to go on.
         return Verdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")
+    if result.end is RunEnd.KILLED and status.why is Why.OOM_KILLED:
+        # Counted by the kernel where the trainer could not look.
+        return Verdict(EndReason.HOST_MEMORY, _words(status, result, course))
     return Verdict(OF_RUN[result.end], _words(status, result, course))
 
 

@@ -11,16 +11,14 @@ import contextlib
 import logging
 from pathlib import Path
 
-from core.planning.learned import shape_key
 from miner.engines.base import Phase, Unreachable
-from miner.jobs import plans
 from miner.jobs.best import best_of
 from miner.jobs.desk import Desk
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.launch import Attempt
 from miner.jobs.past import candidates, past_of
 from miner.jobs.ports import StepFailed
-from miner.jobs.prepare import prepare
+from miner.jobs.prepare import keep_lesson, prepare
 from miner.jobs.publishing import publish, rename
 from miner.jobs.retry import Next, Situation, after_attempt
 from miner.jobs.states import EndReason, JobState
@@ -155,11 +153,7 @@ class Worker:
         why = f", {ended.detail}" if ended.detail else ""
         desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}{why}")
         if measured_step_s is not None:
-            shape = shape_key(attempt.plan)
-            known = await parts.book.learned(shape)
-            lesson = plans.lesson_of(attempt.plan, known, measured_step_s)
-            if lesson is not None:
-                await parts.book.keep_lesson(shape, lesson)
+            await keep_lesson(desk, attempt.plan, measured_step_s)
         await self._forget(attempt.row)
 
     async def _forget(self, row: AttemptRow) -> None:

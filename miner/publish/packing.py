@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from core.files import write_atomically
 from core.submission.check import Base, FileFact, Report, examine
 from core.submission.documents import Item
 from core.submission.faults import BadSubmission
 from core.submission.folder import identity, open_plain
-from core.submission.prepare import prepare, write_whole
+from core.submission.prepare import prepare
 from core.submission.safetensors import read_header
 from core.submission.weigh import Told, Weighed, weigh
 from core.tasks import TaskType
@@ -127,7 +128,9 @@ class Memory:
 
     def keep(self) -> None:
         if self.path is not None and self._used != self._known:
-            write_whole(self.path, json.dumps({"version": _MEMORY_VERSION, "files": self._used}).encode())
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({"version": _MEMORY_VERSION, "files": self._used}).encode()
+            write_atomically(self.path, content, mode=0o644)
 
 
 def _length(item: Item) -> int:

@@ -243,6 +243,108 @@ def test_the_child_goes_with_us(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+ESCAPING = """
+import os, subprocess, sys
+def f(completions):
+    words = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(words, start_new_session=True)
+    return [child.pid]
+"""
+ATTACKING = """
+import os, signal
+def f(completions, extra_data):
+    went = []
+    for name, attack in {
+        "parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
+        "trainer": lambda: os.kill(extra_data[0], signal.SIGKILL),
+        "result": lambda: open(extra_data[1], "w"),
+        "submission": lambda: os.rename(extra_data[1], extra_data[1] + ".gone"),
+        "progress": lambda: open(extra_data[2], "ab"),
+    }.items():
+        try:
+            attack()
+            went.append(name)
+        except OSError:
+            pass
+    assert not went, went
+    return [1.0] * len(completions)
+"""
+BOMB = """
+import os, time
+def f(completions):
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+"""
+
+
+def gone(pid: int) -> bool:
+    """Ended, whether or not its parent has collected it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_child_in_a_session_of_its_own_does_not_outlive_the_call(tmp_path: Path) -> None:
+    with rewards(tmp_path, ESCAPING) as made:
+        assert gone(int(made.call(0, ["a"])[0]))
+        assert made.call(0, ["a"]) != [0.0], "the function itself is called again"
+
+
+def test_a_reward_reaches_neither_the_trainer_nor_its_files(tmp_path: Path) -> None:
+    progress, result = tmp_path / "progress.jsonl", tmp_path / "result.json"
+    progress.touch()
+    result.write_text("ours")
+    with rewards(tmp_path, ATTACKING) as made:
+        known = [os.getpid(), str(result), str(progress)]
+        assert made.call(0, ["a", "b", "c"], extra_data=known) == [1.0, 1.0, 1.0]
+    assert notes(tmp_path) == []
+    assert result.read_text() == "ours"
+
+
+def test_a_reward_that_only_forks_is_ended_with_all_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "god-miner-fork-test")  # passed on: how its processes are told from others
+
+    def left() -> int:
+        found = 0
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    found += b"LC_ALL=god-miner-fork-test" in (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+        return found
+
+    monkeypatch.setattr(sandbox, "FIRST_CALL", 60.0)
+    with rewards(tmp_path, BOMB) as made:
+        assert made.call(0, ["a"]) == [0.0]
+    assert "more than 1024 processes" in notes(tmp_path)[0]
+    assert left() == 0
+
+
+def test_a_completion_that_a_function_cannot_take_costs_only_its_own_reward(tmp_path: Path) -> None:
+    source = (
+        "def f(completions, extra_data): return [1 / len(c) * x for c, x in zip(completions, extra_data)]"
+    )
+    with rewards(tmp_path, source) as made:
+        assert made.call(0, ["a", "", "cd"], extra_data=[1, 2, 4]) == [1.0, 0.0, 2.0]
+    assert "no reward for 1 of 3 completions" in notes(tmp_path)[0]
+    assert "ZeroDivisionError" in notes(tmp_path)[0]
+
+
+def test_without_whoever_starts_it_as_another_user_it_is_started_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sandbox.SOCKET_VARIABLE, str(tmp_path / "nobody listens"))
+    with rewards(tmp_path, GOOD) as made:
+        assert made.call(0, ["ab"]) == [2.0]
+
+
 def test_large_questions_and_answers_pass(tmp_path: Path) -> None:
     with rewards(tmp_path, GOOD) as made:
         assert made.call(0, ["x" * 50_000] * 60) == [50_000.0] * 60

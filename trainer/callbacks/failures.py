@@ -30,7 +30,10 @@ _OOM = re.compile(
     r"|can't allocate memory|NCCL.*memory allocation|No available memory for the cache blocks",
     re.IGNORECASE,
 )
-_DISK = re.compile(r"No space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
+_DISK = re.compile(
+    r"No space left on device|disk quota exceeded|os error 28|PytorchStreamWriter failed writing",
+    re.IGNORECASE,
+)
 _DATA = re.compile(r"num_samples=0|num_samples should be a positive integer|Dataset is empty", re.IGNORECASE)
 #: How gloo, NCCL and the store say that another rank does not answer.
 _GONE = re.compile(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.files import write_atomically
 from core.plan import TrainingPlan
 from core.run_files import Score
 from core.submission.check import Base, examine
@@ -99,9 +100,7 @@ class Submission:
 
     def remember_peak(self, plan: TrainingPlan, factor: float) -> None:
         said = {"of": _searched(plan), "batch": plan.batch.effective, "factor": factor}
-        half = self._beside("rate.half")
-        half.write_text(json.dumps(said), encoding="utf-8")
-        half.rename(self._beside("rate.json"))
+        write_atomically(self._beside("rate.json"), json.dumps(said).encode(), mode=0o644)
 
     def _beside(self, kind: str) -> Path:
         return self.place.parent / f".{self.place.name}.{kind}"
@@ -133,9 +132,7 @@ class Submission:
         if self.place.is_dir():
             here = _identity(self.place)
             kept[here] = self._ledger().get(here)
-        half = self._beside("scores.half")
-        half.write_text(json.dumps(kept), encoding="utf-8")
-        half.rename(self._beside("scores.json"))
+        write_atomically(self._beside("scores.json"), json.dumps(kept).encode(), mode=0o644)
 
     def _ledger(self) -> dict[str, Any]:
         try:

@@ -30,6 +30,8 @@ TAIL_LINES = 60
 LONGEST_LINE = 20_000
 #: A process that was killed is gone within this, unless it hangs in the kernel.
 KILL_S = 10.0
+#: As a container sees its own: cgroup v2, then v1.
+OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def adopt_orphans() -> None:
@@ -77,6 +79,15 @@ def reap(own: int | None = None) -> None:
         with contextlib.suppress(ChildProcessError, OSError):
             if (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] == "Z":
                 os.waitpid(int(entry.name), os.WNOHANG)
+
+
+def memory_kills() -> int:
+    """How often the kernel killed something of this control group for memory; 0 where it cannot be read."""
+    found = 0
+    for path in OOM_FILES:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            found += sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    return found
 
 
 def dump_stacks() -> int:

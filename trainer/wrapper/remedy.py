@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 from core.plan import TrainingPlan
 from core.planning.oom import OutOfMemory, next_after_oom
+from core.remedies import MOST_OOM, calmer
 from core.run_files import RunEnd
 from core.units import show_seconds
 from trainer.own_plan import at_least_tried
 
-#: Rungs of the ladder that one run climbs down at most.
-MOST_OOM = 8
-#: A training that broke at this rate is tried once more at this part of it.
-CALMER = 0.3
 #: What must be left for another try: the time that the last one took to begin, this many times over.
 WORTH = 2.0
 
@@ -53,7 +50,7 @@ def remedy_for(plan: TrainingPlan, failed: Failed, earlier: Sequence[Remedy]) ->
             return _smaller(plan, failed)
         case RunEnd.NAN if RunEnd.NAN not in tried:
             return _calmer(plan)
-        case RunEnd.CRASHED | RunEnd.HUNG if failed.end not in tried:
+        case RunEnd.CRASHED | RunEnd.HUNG | RunEnd.KILLED if failed.end not in tried:
             return Remedy(failed.end, plan, True, f"once more, {show_seconds(failed.left_s)} are left")
         case _:
             return None
@@ -77,7 +74,6 @@ def elapsed(plan: TrainingPlan, left_s: float) -> float:
 
 
 def _calmer(plan: TrainingPlan) -> Remedy:
-    rate = plan.optimizer.learning_rate * CALMER
-    optimizer = plan.optimizer.model_copy(update={"learning_rate": rate})
-    changed = plan.model_copy(update={"optimizer": optimizer})
-    return Remedy(RunEnd.NAN, changed, False, f"learning rate {plan.optimizer.learning_rate:g} → {rate:g}")
+    changed = calmer(plan)
+    rates = f"{plan.optimizer.learning_rate:g} → {changed.optimizer.learning_rate:g}"
+    return Remedy(RunEnd.NAN, changed, False, f"learning rate {rates}")

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from core.run_files import RunEnd
 from core.units import show_seconds
-from trainer.wrapper.processes import dump_stacks, reap
+from trainer.wrapper.processes import dump_stacks, memory_kills, reap
 from trainer.wrapper.signals import StopRequest
 
 POLL_S = 0.2
@@ -50,6 +50,8 @@ class Ended(NamedTuple):
     #: None: it ended by itself.
     verdict: Verdict | None
     tail: tuple[str, ...]
+    #: How often the kernel killed something of this container for memory meanwhile.
+    oom_kills: int = 0
 
 
 @dataclass
@@ -76,6 +78,7 @@ def supervise(
     """Waits for the child's end, and sees to it when it does not come by itself."""
     watch = _Watch(limits, stop, now, began=now())
     verdict = None
+    kills = memory_kills()
     reaped = now()
     while child.ended() is None and (verdict := watch.look()) is None:
         time.sleep(POLL_S)
@@ -86,7 +89,7 @@ def supervise(
         # Image engines have nobody who answers, and what is left of the time is for their last file.
         time.sleep(DUMP_S)
     code = child.close()
-    return Ended(code, verdict, tuple(child.tail))
+    return Ended(code, verdict, tuple(child.tail), memory_kills() - kills)
 
 
 @dataclass

@@ -28,6 +28,7 @@ ENOUGH_SHM = 8 * GIB
 SHM = "/dev/shm"  # noqa: S108 - looked at only
 #: The text image is about 25 GB with its base, and a rebuild needs room beside it.
 DOCKER_SPACE = 40 * GIB
+_PROTECTION = "from trainer.sandbox import protection; print('isolation:', protection())"
 _CARD = Path("/dev/nvidia0")
 _WAY_OUT = {
     EngineKind.DOCKER: "god-miner images build",
@@ -86,6 +87,7 @@ def _docker(settings: Settings) -> Iterator[Finding]:
                 yield say(f"image {one.short}", f"{one.name}: {one.text}", one.fix)
             if one.short == "text" and one.state is not ImageState.MISSING:
                 yield _tried(settings, EngineKind.DOCKER)
+                yield from _reward_isolation(settings, EngineKind.DOCKER)
     except (Unreachable, Refused) as error:
         yield fail("docker", str(error), "start Docker, or set ENGINE=process")
     finally:
@@ -127,6 +129,7 @@ def _process(settings: Settings) -> Iterator[Finding]:
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
     yield _tried(settings, EngineKind.PROCESS)
+    yield from _reward_isolation(settings, EngineKind.PROCESS)
 
 
 def _sandbox(settings: Settings) -> Finding:
@@ -197,6 +200,31 @@ def _tried(settings: Settings, kind: EngineKind, image: str = "text") -> Finding
             "trial run", f"{found}; {missing}", f"{_WAY_OUT[kind]}, or profiles with engine: {trains[0]}"
         )
     return ok("trial run", found)
+
+
+def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
+    """What reward code would be held by. Nothing where none is taken, or where the trial run failed too."""
+    from miner.engines.choose import trial_engine
+    from miner.engines.trial import TrialFailed, trial
+
+    async def tried() -> str:
+        with _apart(settings) as apart:
+            engine = await trial_engine(settings, kind, apart.data_dir)
+            try:
+                command = ("python", "-c", _PROTECTION)
+                return await trial(engine, apart.data_dir, command) if engine.can_sandbox else ""
+            finally:
+                await engine.close()
+
+    try:
+        protection = asyncio.run(tried()).rpartition("isolation: ")[2]
+    except (TrialFailed, GodMinerError):
+        return
+    if protection.startswith("exposed"):
+        advice = "Linux 6.2 or newer with Landlock, or god-miner as root with bubblewrap"
+        yield warn("reward isolation", f"reward code is not kept from the training: {protection}", advice)
+    elif protection.startswith("user "):
+        yield ok("reward isolation", f"reward code runs as {protection}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ HOSTNAME = "job"
 HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n"
 TMP_BYTES, SHM_BYTES = 4 << 30, 16 << 30
 TRIAL_S = 30.0
+#: Users that no machine has: above those that systemd gives to containers.
+REWARD_UIDS = 2_000_000_000
 #: What programs look up; nothing of these is secret.
 _SYSTEM_FILES = (
     "/etc/ld.so.cache",
@@ -58,7 +61,7 @@ class Sandbox:
         """`argv` inside of it."""
         return [
             str(self.program),
-            *self._namespaces(),
+            *self._namespaces(spec.hostile),
             *_system(),
             *("--ro-bind", str(self.hosts), "/etc/hosts"),
             *_memory_file_systems(spec.shm_bytes or SHM_BYTES),
@@ -67,7 +70,7 @@ class Sandbox:
             # What holds it all together is in memory, and would be the user's own where we are not root.
             *("--remount-ro", "/", "--remount-ro", "/dev"),
             "--",
-            *self._last_step(spec.run_dir),
+            *self._last_step(spec),
             *argv,
         ]
 
@@ -75,7 +78,7 @@ class Sandbox:
         """Whether every run sees it."""
         return any(path.is_relative_to(one) for one in (*self.interpreter.needs, *self.shown, Path("/usr")))
 
-    def _namespaces(self) -> Iterator[str]:
+    def _namespaces(self, hostile: bool) -> Iterator[str]:
         yield from (
             "--unshare-pid",
             "--unshare-net",
@@ -90,6 +93,9 @@ class Sandbox:
             # Root needs no user namespace, and becomes a real nobody-in-particular in the last step.
             yield from ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
             yield from ("--cap-add", "CAP_SETPCAP")
+            if hostile:
+                # For reward code's namespaces, and to end what runs as its user; the trainer has neither.
+                yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL")
 
     def _binds(self, spec: EngineSpec) -> Iterator[str]:
         ours = [Mount(path) for path in (Path(inside.__file__), *self.interpreter.needs, *self.shown)]
@@ -99,11 +105,15 @@ class Sandbox:
         for mount in mounts:
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
 
-    def _last_step(self, run_dir: Path) -> Iterator[str]:
+    def _last_step(self, spec: EngineSpec) -> Iterator[str]:
         yield from (str(self.interpreter.path), "-I", "-S", inside.__file__)
-        yield from ("--dir", str(run_dir), "--processes", str(self.processes))
+        yield from ("--dir", str(spec.run_dir), "--processes", str(self.processes))
         if self.uid is not None:
             yield from ("--uid", str(self.uid))
+            if spec.hostile:
+                # A user of each run's own: the kernel counts processes by user, over all runs.
+                uid = REWARD_UIDS + zlib.crc32(spec.key.encode()) % 100_000_000
+                yield from ("--rewards", str(self.shown[0]), "--rewards-uid", str(uid))
         yield "--"
 
 
@@ -125,7 +135,7 @@ def detect(
 def _tried(sandbox: Sandbox, folder: Path) -> str | None:
     if sandbox.uid is not None:
         os.chown(folder, sandbox.uid, sandbox.uid)
-    spec = EngineSpec(key="trial", argv=(), run_dir=folder)
+    spec = EngineSpec(key="trial", argv=(), run_dir=folder, hostile=True)
     command = sandbox.command(spec, [str(sandbox.interpreter.path), "-I", "-c", _TRIAL])
     try:
         done = subprocess.run(

@@ -25,7 +25,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
-from miner.chain.files import write_atomically
+from core.files import write_atomically
 from miner.jobs.inputs.leases import Leases
 from miner.jobs.inputs.locks import is_free, locked
 from miner.jobs.inputs.parts import no_room_is_told, sync_folder

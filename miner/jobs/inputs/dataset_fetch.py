@@ -23,10 +23,10 @@ from core.data import DatasetFacts
 from core.data_facts import image_facts
 from core.data_profile import Profile, facts_of, profile_rows
 from core.facts import Record
+from core.files import write_atomically
 from core.json_rows import BadRows, JsonRows
 from core.picture_zips import look_into
 from core.tasks import FileFormat
-from miner.chain.files import write_atomically
 from miner.jobs.inputs.addresses import Guard
 from miner.jobs.inputs.connection import Opener
 from miner.jobs.inputs.download import Download, Downloaded

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from miner.chain.files import write_atomically
+from core.files import write_atomically
 from miner.jobs.inputs.parts import no_room_is_told
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from miner.chain.files import write_atomically
+from core.files import write_atomically
 from miner.jobs.ports import StepFailed
 from miner.jobs.states import EndReason
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from miner.jobs.folder import JobFolder, job_folder, remove, size_of, write
+from miner.jobs.folder import JobFolder, job_folder, write
 
 
 def filled(folder: JobFolder) -> JobFolder:
@@ -32,27 +31,6 @@ def test_latest_points_at_the_newest_attempt(tmp_path: Path) -> None:
     for number in (1, 2):
         folder.point_latest(number)
         assert folder.latest.resolve() == folder.attempt(number).path
-
-
-def test_removing_never_follows_a_link(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("x")
-    (tmp_path / "link").symlink_to(kept)
-    remove(tmp_path / "link")
-    remove(tmp_path / "not there")
-    assert (kept / "file").exists()
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    (inside / "link").symlink_to(kept)
-    remove(inside)
-    assert (kept / "file").exists()
-
-
-def test_sizes_do_not_follow_links_either(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    os.symlink("/usr", tmp_path / "a" / "usr")
-    assert size_of(tmp_path / "a") < 1000
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 
 from core.hardware import Hardware, parse_gpus
+from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.learned import Learned
 from core.planning.oom import OutOfMemory
 from core.profile.load import load_profile
+from core.remedies import CALMER
 from core.tasks import TaskType
 from miner.jobs import plans
 from miner.jobs.ports import Fetched, StepFailed
@@ -62,20 +64,20 @@ def test_what_was_learned_of_a_shape_bounds_its_next_plan(profile) -> None:  # t
     first = plans.first_plan(ask(), profile, nothing)
     asked: list[str] = []
 
-    def lesson(shape: str) -> Learned:
-        asked.append(shape)
+    def lesson(plan: TrainingPlan) -> Learned:
+        asked.append(plans.lesson_key("5Validator", plan))
         return Learned(micro=2, slowness=3.0)
 
     second = plans.first_plan(ask(), profile, lesson)
     assert second.batch.micro <= 2 < first.batch.micro
     assert second.time.step_s > first.time.step_s
-    assert asked
+    assert asked[0].startswith("5Validator/")
 
 
 def test_nan_and_the_hosts_memory_change_the_next_plan(profile) -> None:  # type: ignore[no-untyped-def]
     plain = plans.first_plan(ask(), profile, nothing)
     calm = plans.first_plan(ask(1.0, "4xH100", EndReason.NAN, EndReason.NAN), profile, nothing)
-    assert calm.optimizer.learning_rate == pytest.approx(plain.optimizer.learning_rate / 4)
+    assert calm.optimizer.learning_rate == pytest.approx(plain.optimizer.learning_rate * CALMER**2)
     lean = plans.first_plan(ask(1.0, "4xH100", EndReason.HOST_MEMORY), profile, nothing)
     assert (lean.loader.workers, lean.loader.prefetch_factor) == (0, None)
 
@@ -101,6 +103,14 @@ def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured(p
     assert slow is not None
     assert slow.slowness == pytest.approx(3.0)
     assert plans.lesson_of(plan, None, None) is None
+    told = Learned()
+    for factor in (1e-6, 1e6):
+        once = plans.lesson_of(plan, told, plan.time.step_s * factor)
+        assert once is not None
+        assert once.slowness in (0.5, 2.0), "one run does not decide over all that come after it"
+    for _ in range(20):
+        told = plans.lesson_of(plan, told, plan.time.step_s * 1e6) or told
+    assert told.slowness == 20.0
 
 
 def test_the_first_steps_correct_the_time(profile) -> None:  # type: ignore[no-untyped-def]

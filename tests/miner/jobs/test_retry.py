@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from core.remedies import MOST_OOM
 from core.run_files import RunEnd
 from miner.engines.base import Why
-from miner.jobs.retry import MOST_RUNGS, Next, Situation, after_attempt
+from miner.jobs.retry import Next, Situation, after_attempt
 from miner.jobs.states import MEANING, OF_ENGINE, OF_RUN, EndReason, Retry
 from miner.jobs.times import Pace
 from tests.doubles.each import each
@@ -43,9 +44,9 @@ def test_attempts_are_counted_over_all_reasons() -> None:
 
 
 def test_the_ladder_and_a_full_disk_use_up_no_attempts() -> None:
-    many = [EndReason.OOM] * 10
+    many = [EndReason.OOM] * (MOST_OOM - 2)
     assert after(EndReason.OOM, *many) is Next.AGAIN
-    assert after(EndReason.OOM, *[EndReason.OOM] * MOST_RUNGS) is Next.GIVE_UP
+    assert after(EndReason.OOM, *[EndReason.OOM] * MOST_OOM) is Next.GIVE_UP
     assert after(EndReason.DISK_FULL, *[EndReason.DISK_FULL] * 50) is Next.AGAIN
     assert after(EndReason.CRASHED, *many) is Next.AGAIN
 

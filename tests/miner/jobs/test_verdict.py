@@ -86,5 +86,11 @@ def test_the_last_events_speak_for_a_trainer_that_could_not_write_its_result() -
     assert ended(Why.FAILED, 1, None, nan) == Verdict(EndReason.NAN, "loss is NaN")
 
 
+def test_a_kill_counts_as_memory_only_where_the_kernel_counted_it() -> None:
+    killed = RunResult(end=RunEnd.KILLED, submission=False, detail="killed from outside")
+    assert ended(Why.FAILED, 35, killed).reason is EndReason.KILLED
+    assert ended(Why.OOM_KILLED, 35, killed).reason is EndReason.HOST_MEMORY
+
+
 def test_an_end_without_words_names_its_code() -> None:
     assert ended(Why.FAILED, 77).detail == "ended with code 77"

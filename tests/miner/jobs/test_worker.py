@@ -13,6 +13,7 @@ import pytest
 
 from core.plan import TrainingPlan
 from core.progress import CheckpointEvent, OomEvent
+from core.remedies import CALMER
 from core.run_files import RunEnd, RunSpec
 from core.wire import MinerSubmission
 from miner.engines.base import Why
@@ -101,6 +102,22 @@ async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next
     assert plan_of(house, second, 1).batch.micro == micros[2].micro
 
 
+async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_apart(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.engine.scripts = [ending(RunEnd.OOM, moment="train")] * 2
+    monkeypatch.setattr("miner.jobs.tasks.Task.is_hostile", property(lambda self: True))
+    job = await house.start()
+    await house.over_within(job)
+    lessons = await house.parts.book.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
+    assert lessons == []
+    monkeypatch.undo()
+    house.engine.scripts = [ending(RunEnd.OOM, moment="train")]
+    await house.over_within(await house.start(task_id="t2", name="repo-2"))
+    lessons = await house.parts.book.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
+    assert [row[0].partition("/")[0] for row in lessons] == [VALIDATOR]
+
+
 async def test_a_ladder_without_a_rung_left_is_the_end(house: House) -> None:
     house.engine.default = ending(RunEnd.OOM, moment="train")
     job = await house.start()
@@ -109,13 +126,13 @@ async def test_a_ladder_without_a_rung_left_is_the_end(house: House) -> None:
     assert "no smaller plan" in row.detail
 
 
-async def test_a_loss_of_nan_is_tried_once_more_at_half_the_learning_rate(house: House) -> None:
+async def test_a_loss_of_nan_is_tried_once_more_at_a_lower_rate(house: House) -> None:
     house.engine.default = ending(RunEnd.NAN)
     job = await house.start()
     row = await house.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.NAN)
     first, second = (plan_of(house, job, number).optimizer.learning_rate for number in (1, 2))
-    assert second == pytest.approx(first / 2)
+    assert second == pytest.approx(first * CALMER)
     assert len(house.engine.submitted) == 2
 
 

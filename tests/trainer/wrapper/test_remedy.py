@@ -8,10 +8,11 @@ import pytest
 
 from core.budget import Phase
 from core.plan import TrainingPlan
+from core.remedies import MOST_OOM
 from core.run_files import RunEnd
 from tests.core.builders import plan
 from tests.doubles.each import each
-from trainer.wrapper.remedy import MOST_OOM, Failed, Remedy, remedy_for
+from trainer.wrapper.remedy import Failed, Remedy, remedy_for
 
 
 def failed(end: RunEnd, **changes: Any) -> Failed:
@@ -45,7 +46,7 @@ def test_a_model_that_broke_gets_a_lower_rate_and_begins_anew_once() -> None:
     assert remedy_for(remedy.plan, failed(RunEnd.NAN), [remedy]) is None
 
 
-@pytest.mark.parametrize("end", [RunEnd.CRASHED, RunEnd.HUNG])
+@pytest.mark.parametrize("end", [RunEnd.CRASHED, RunEnd.HUNG, RunEnd.KILLED])
 def test_a_crash_is_tried_once_more_from_the_last_checkpoint(end: RunEnd) -> None:
     remedy = remedy_for(planned(), failed(end), [])
     assert remedy is not None

@@ -10,8 +10,8 @@ from trainer.wrapper.supervise import Ended, Verdict
 from trainer.wrapper.verdict import judged
 
 
-def ended(code: int = 1, verdict: Verdict | None = None, *tail: str) -> Ended:
-    return Ended(code, verdict, tail)
+def ended(code: int = 1, verdict: Verdict | None = None, *tail: str, oom_kills: int = 0) -> Ended:
+    return Ended(code, verdict, tail, oom_kills)
 
 
 def failure(end: RunEnd, at: float = 0.0, **changes: Any) -> Failure:
@@ -52,19 +52,30 @@ def test_an_engine_that_exits_without_our_plugin_has_failed_even_with_zero() -> 
     assert "last words" in attempt.detail
 
 
-def test_a_kill_from_outside_is_the_hosts_memory() -> None:
-    assert judged(ended(-9), None, [None], marked=True).end is RunEnd.OOM
+def test_a_kill_is_the_hosts_memory_where_the_kernel_counted_one_and_else_just_a_kill() -> None:
     launcher = "  exitcode  : -9 (pid: 77)"
-    assert judged(ended(1, None, launcher), None, [None], marked=True).end is RunEnd.OOM
+    for how in ((-9, None), (1, None, launcher)):
+        assert judged(ended(*how), None, [None], marked=True).end is RunEnd.KILLED
+        assert judged(ended(*how, oom_kills=1), None, [None], marked=True).end is RunEnd.OOM
+
+
+def test_a_full_disk_is_named_although_its_record_was_lost_with_it() -> None:
+    words = "OSError: [Errno 28] No space left on device: '/work/x'"
+    rust = "SafetensorError: Error while serializing: I/O error: (os error 28)"
+    torch = "RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed"
+    for tail in ((words,), (rust,), (torch,), ("  exitcode  : 32 (pid: 77)",)):
+        for failures in ([None], [failure(RunEnd.CRASHED)]):
+            assert judged(ended(1, None, *tail), None, failures, marked=True).end is RunEnd.DISK_FULL, tail
+        assert judged(ended(1, None, *tail), None, [None], marked=False).end is RunEnd.DISK_FULL
 
 
 def test_a_rank_that_was_killed_is_the_cause_and_not_the_lost_connection_of_another() -> None:
     summary = ["Failures:", "exitcode  : 1 (pid: 7)", "Root Cause (first observed failure):", "[0]:"]
     lost = failure(RunEnd.CRASHED)
     killed = judged(ended(1, None, *summary, "exitcode  : -9 (pid: 8)  (SIGKILL)"), None, [lost], marked=True)
-    assert (killed.end, killed.moment) == (RunEnd.OOM, "train")
+    assert killed.end is RunEnd.KILLED
     other = judged(ended(1, None, "exitcode  : -9 (pid: 8)", *summary), None, [lost], marked=True)
-    assert other.end is RunEnd.OOM, "whichever of the two the launcher saw first"
+    assert other.end is RunEnd.KILLED, "whichever of the two the launcher saw first"
     crashed = judged(ended(1, None, *summary, "exitcode  : 1 (pid: 8)"), None, [lost], marked=True)
     assert crashed.end is RunEnd.CRASHED
     own_word = failure(RunEnd.BAD_DATA)
@@ -81,6 +92,6 @@ def test_a_silent_end_is_a_crash_with_its_code() -> None:
 def test_who_only_lost_the_others_does_not_say_why() -> None:
     lost = failure(RunEnd.CRASHED, 1, consequence=True)
     launcher = "  exitcode  : -9 (pid: 77)"
-    assert judged(ended(1, None, launcher), None, [lost], marked=True).end is RunEnd.OOM
+    assert judged(ended(1, None, launcher), None, [lost], marked=True).end is RunEnd.KILLED
     assert judged(ended(1), None, [lost, failure(RunEnd.NAN, 5)], marked=True).end is RunEnd.NAN
     assert judged(ended(1), None, [lost], marked=True).end is RunEnd.CRASHED

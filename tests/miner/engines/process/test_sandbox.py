@@ -37,6 +37,15 @@ def test_root_becomes_another_user_and_others_get_a_user_namespace() -> None:
     assert "--uid" not in as_user
 
 
+def test_only_runs_with_reward_code_get_what_serves_it_as_another_user_of_each_run() -> None:
+    plain, hostile, as_user = command(), command(hostile=True), command(uid=None, hostile=True)
+    assert "CAP_SYS_ADMIN" in hostile
+    assert hostile[hostile.index("--rewards") + 1] == "/code"
+    assert int(hostile[hostile.index("--rewards-uid") + 1]) >= sandbox.REWARD_UIDS
+    for words in (plain, as_user):
+        assert not {"CAP_SYS_ADMIN", "CAP_KILL", "--rewards"} & set(words)
+
+
 def test_only_the_run_folder_and_what_is_named_so_can_be_written() -> None:
     words = command(mounts=(Mount(Path("/d/models")), Mount(Path("/d/out"), read_only=False)))
     writable = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]

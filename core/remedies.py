@@ -1,0 +1,21 @@
+"""What is changed after a training that failed: one table for the daemon's next attempt and for a container
+that tries again by itself."""
+
+from __future__ import annotations
+
+from core.plan import TrainingPlan
+
+#: After a loss that is no number the next training runs at this part of its learning rate. Half is often
+#: still above the edge where a training diverges, and there is one more try only; 0.3 is one step of the
+#: search for a rate (√10). A rate three times too low costs a little of the score, one too high all of it.
+CALMER = 0.3
+#: Rungs that a job climbs down after running out of memory. The ladder mostly ends sooner by itself: eight
+#: halvings are an estimate that was wrong by a factor of 256. Each rung costs a start of minutes: a
+#: trainer that takes every failure for this one must not use up the hours of a job.
+MOST_OOM = 8
+
+
+def calmer(plan: TrainingPlan, times: int = 1) -> TrainingPlan:
+    """The same plan after so many losses that were no number."""
+    rate = float(f"{plan.optimizer.learning_rate * CALMER**times:.6g}")
+    return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update={"learning_rate": rate})})

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from core import files
+from core.files import remove_tree, write_atomically
+
+
+def nested(place: Path, depth: int, *, wide: bool = False) -> None:
+    """Folders in folders, deeper than a path can be long."""
+    place.mkdir()
+    here = os.open(place, os.O_RDONLY)
+    for level in range(depth):
+        for name in ("d", "e") if wide and level < 5 else ("d",):
+            os.mkdir(name, dir_fd=here)
+        with open(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here), "wb") as file:
+            file.write(b"x" * 10)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+
+
+def test_folders_in_folders_go_however_deep(tmp_path: Path) -> None:
+    nested(tmp_path / "deep", 3000, wide=True)
+    (tmp_path / "deep" / "closed").mkdir(mode=0)
+    assert remove_tree(tmp_path / "deep") == 30_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_never_follows_a_link(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    (tmp_path / "link").symlink_to(kept)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(kept)
+    os.link(kept / "file", inside / "same")
+    for place in ("link", "not there", "inside"):
+        assert remove_tree(tmp_path / place) == 0, "another name of a file frees nothing"
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "file").exists()
+
+
+def test_a_folder_that_cannot_be_removed_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad" / "inner").mkdir(parents=True)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(1, "not permitted")
+
+    monkeypatch.setattr(files.os, "rmdir", refused)
+    assert remove_tree(tmp_path / "bad") == 0
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda file: (done.append("fsync"), fsync(file))[1])
+    monkeypatch.setattr(files.os, "replace", lambda *both: (done.append("replace"), replace(*both))[1])
+    for text in (b"first", b"second"):
+        write_atomically(tmp_path / "run.json", text, mode=0o644)
+    assert done == ["fsync", "replace", "fsync"] * 2
+    assert (tmp_path / "run.json").read_bytes() == b"second"
+    assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o644
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
