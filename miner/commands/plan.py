@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from miner.commands import completion
 from miner.commands.chosen import gpus_here, profile_places
 from miner.commands.output import say, say_json, terminal
 
@@ -34,7 +35,12 @@ class Target(NamedTuple):
 
 def plan(
     model: Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")],
-    task_type: Annotated[str, typer.Option(help="instruct, chat, dpo, grpo, image, or a validator's word.")],
+    task_type: Annotated[
+        str,
+        typer.Option(
+            help="instruct, chat, dpo, grpo, image, or a validator's word.", autocompletion=completion.task_types
+        ),
+    ],
     hours: Annotated[float, typer.Option(help="From now to the deadline.")],
     rows: Annotated[int | None, typer.Option(min=0, help="Training rows; images: pictures.")] = None,
     dataset: Annotated[
@@ -52,7 +58,10 @@ def plan(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="A profile's name, or the path of a file. Unset: the one that is in force."),
+        typer.Option(
+            help="A profile's name, or the path of a file. Unset: the one that is in force.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     params: Annotated[
         str | None, typer.Option(help="Parameters, like 8B, where the name does not say.")
@@ -72,7 +81,10 @@ def plan(
     ] = 1,
     against: Annotated[
         str | None,
-        typer.Option(help="Show only what differs from this: a profile, or a plan.json written before."),
+        typer.Option(
+            help="Show only what differs from this: a profile, or a plan.json written before.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     directories: Annotated[
         list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")
