@@ -95,7 +95,10 @@ def parse(text: str, source: str) -> Located:
 
 #: What libyaml and PyYAML say, and what a person most often did.
 _SLIPS = (
-    (r"mapping values are not allowed", "a line is indented further than the one above it, or a value holds ': '"),
+    (
+        r"mapping values are not allowed",
+        "a line is indented further than the one above it, or a value has ': '",
+    ),
     (
         r"expected <block end>|did not find expected key|expected '-'|block mapping",
         "a line is not indented like the others of its part: they begin in the same column",

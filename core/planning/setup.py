@@ -120,8 +120,8 @@ class Setup:
 
     @property
     def averages(self) -> bool:
-        """Whether the engine can keep the moving average: not of weights that FSDP2 takes apart under Axolotl's
-        callbacks, and sd-scripts has none."""
+        """Whether the engine can keep the moving average: not of weights that FSDP2 takes apart under
+        Axolotl's callbacks, and sd-scripts has none."""
         apart = self.engine is Engine.AXOLOTL and self.sharded
         return self.ema and not apart and self.engine is not Engine.KOHYA
 

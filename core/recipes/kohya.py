@@ -142,7 +142,7 @@ def _batch(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
 
 
 def _buckets(resolution: int) -> Config:
-    """sd-scripts refuses a data set whose resolution is beyond its buckets: wider ones than the template's."""
+    """sd-scripts refuses a data set whose resolution is beyond its buckets."""
     found: Config = {}
     if resolution < MIN_BUCKET:
         found["min_bucket_reso"] = max(resolution // BUCKET_STEP * BUCKET_STEP, BUCKET_STEP)
@@ -213,8 +213,8 @@ def _warmup(plan: TrainingPlan) -> float:
 
 
 def _steps(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[str]) -> Config:
-    """Epoch files, never step files: validators do not recognise the name of the latter. sd-scripts multiplies
-    the number to keep by the epochs between two files itself."""
+    """Epoch files, never step files: validators do not recognise the name of the latter. sd-scripts itself
+    multiplies the number to keep by the epochs between two files."""
     if plan.steps.early_stopping_patience:
         notes.append(
             "early_stopping_patience: sd-scripts does not evaluate; the trainer picks among the files"

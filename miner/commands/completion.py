@@ -1,5 +1,5 @@
-"""What a shell offers at the TAB key: profiles, policies, task types and jobs. Never an error, whatever is wrong:
-a shell would print it into the line that is being written."""
+"""What a shell offers at the TAB key: profiles, policies, task types and jobs. Never an error, whatever is
+wrong: a shell would print it into the line that is being written."""
 
 from __future__ import annotations
 

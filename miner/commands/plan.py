@@ -38,7 +38,8 @@ def plan(
     task_type: Annotated[
         str,
         typer.Option(
-            help="instruct, chat, dpo, grpo, image, or a validator's word.", autocompletion=completion.task_types
+            help="instruct, chat, dpo, grpo, image, or a validator's word.",
+            autocompletion=completion.task_types,
         ),
     ],
     hours: Annotated[float, typer.Option(help="From now to the deadline.")],
@@ -105,7 +106,8 @@ def plan(
 
     found = planned(target.profile)
     if against is not None:
-        before = _read_plan(Path(against)) if against.endswith(".json") else planned(_load(against, directories))
+        is_plan = against.endswith(".json")
+        before = _read_plan(Path(against)) if is_plan else planned(_load(against, directories))
         _compare(before, found, as_json)
     elif as_json:
         say(found.to_json())
@@ -211,7 +213,9 @@ def _target(
             raise
         loaded, why = _load(profile, directories), f"profile {profile}: the one in force cannot be used"
     else:
-        loaded = _load(profile or found.profile.name, directories) if profile or directories else found.profile
+        loaded = found.profile
+        if profile or directories:
+            loaded = _load(profile or found.profile.name, directories)
         why = f"profile {loaded.name} is in force, because {found.why_profile}"
         if loaded.file != found.profile.file:
             chosen = Chosen(found.profile.name, found.why_profile)
@@ -246,9 +250,11 @@ def _on_host(
     whole = hardware.model_copy(update=update)
     assumed = [] if is_here else [name for name in ("cpu_cores", "memory_bytes") if name not in update]
     shown = {"cpu_cores": "cores", "memory_bytes": "memory"}
-    how = "this host" if is_here else f"{' and '.join(shown[name] for name in assumed)} assumed" if assumed else ""
+    how = " (this host)" if is_here else ""
+    if assumed:
+        how = f" ({' and '.join(shown[name] for name in assumed)} assumed)"
     host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
-    return Target(whole, loaded, (f"{host} ({how})" if how else host, why))
+    return Target(whole, loaded, (f"{host}{how}", why))
 
 
 def _load(name: str, directories: list[Path] | None) -> LoadedProfile:

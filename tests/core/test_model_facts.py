@@ -204,9 +204,17 @@ def test_facts_travel_as_json() -> None:
     [
         ({"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24}, 129_135_360),
         ({"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64}, 2_768_345_600),
-        ({"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80}, 2_702_599_680),
         (
-            {"model_type": "falcon_mamba", "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65_024},
+            {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80},
+            2_702_599_680,
+        ),
+        (
+            {
+                "model_type": "falcon_mamba",
+                "hidden_size": 4096,
+                "num_hidden_layers": 64,
+                "vocab_size": 65_024,
+            },
             7_006_326_784,
         ),
     ],
