@@ -164,6 +164,9 @@ def count_params(
 
 def shape_params(model: ModelFacts) -> Counted:
     """How many parameters a text model of this shape has."""
+    if model.architecture in STATE_SPACE:
+        matrices = sum(one.params for one in _state_space(model))
+        return Counted(matrices + model.embedding_params + (2 * model.layers + 1) * model.hidden, 0)
     return count_params(
         model.layers,
         model.hidden,
