@@ -37,6 +37,7 @@ DAYS = 7.0
 RATES = (60.0, 20.0, 120.0)
 #: (GPUs, tuning profile, policies): each fleet is planned by one profile, the reference rule too.
 FLEETS = (
+    ("4xH100", "h100x4", ("h100x4",)),
     ("4xH100", "h100x4-strategy", ("h100x4", "everything-feasible", "conservative")),
     ("4xH100", "steady", ("h100x4",)),
     ("8xH100", "h100x8", ("h100x8", "everything-feasible")),

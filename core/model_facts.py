@@ -14,7 +14,7 @@ from core.facts import Confidence
 from core.model_names import architecture_from_name, family_from_name, params_from_name, usable_count
 from core.model_table import IMAGE_ROWS, ROWS, Row
 from core.models import DECIDING, Family, ModelFacts, MoeFacts
-from core.shapes import Counted, count_params, shape_params
+from core.shapes import STATE_SPACE, Counted, count_params, shape_params
 from core.tasks import ImageModelType
 
 #: What a text model is taken for when not even its size is known: the middle of what validators send.
@@ -214,6 +214,7 @@ _TIED_BY_DEFAULT = (
     "starcoder2",
     "cohere",
     "gpt_bigcode",
+    "mamba",
 )
 _UNGATED = (
     "gpt2",
@@ -279,11 +280,12 @@ def _completed(read: Mapping[str, int], config: Mapping[str, Any], architecture:
     hidden, heads = read["hidden"], read.get("heads", max(read["hidden"] // 128, 1))
     one_key = architecture == "falcon" and config.get("multi_query") is True
     tied = config.get("tie_word_embeddings")
+    state_space = architecture in STATE_SPACE
     return {
         "heads": heads,
         "kv_heads": 1 if one_key and "kv_heads" not in read else heads,
         "head_dim": max(hidden // heads, 1),
-        "intermediate": 4 * hidden,
+        "intermediate": (2 if state_space else 4) * hidden,
         "gated_mlp": not architecture.startswith(_UNGATED) or architecture.startswith("phi3"),
         "tied_embeddings": tied if isinstance(tied, bool) else architecture.startswith(_TIED_BY_DEFAULT),
         "q_lora_rank": None,

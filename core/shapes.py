@@ -83,10 +83,29 @@ def _mlp(
     yield LinearShape(f"{prefix}down_proj", width, hidden, count, routed)
 
 
+#: State-space models: no attention, and no MLP beside it.
+STATE_SPACE = ("mamba", "mamba2", "falcon_mamba")
+
+
+def _state_space(model: ModelFacts) -> Iterator[LinearShape]:
+    """Mamba's, with the sizes that its published configs leave at their defaults."""
+    layers, hidden, inner = model.layers, model.hidden, model.intermediate
+    if model.architecture == "mamba2":  # the states of 128 and the steps come from the one projection
+        yield LinearShape("in_proj", hidden, 2 * inner + 2 * 128 + model.heads, layers)
+    else:
+        steps = -(-hidden // 16)
+        yield LinearShape("in_proj", hidden, 2 * inner, layers)
+        yield LinearShape("x_proj", inner, steps + 2 * 16, layers)
+        yield LinearShape("dt_proj", steps, inner, layers)
+    yield LinearShape("out_proj", inner, hidden, layers)
+
+
 def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
     """Every linear layer of the decoder, embeddings and head left out. Empty for image models."""
     if model.is_image:
         return ()
+    if model.architecture in STATE_SPACE:
+        return tuple(_state_space(model))
     return _shapes(
         model.layers,
         model.hidden,
@@ -148,6 +167,9 @@ def count_params(
 
 def shape_params(model: ModelFacts) -> Counted:
     """How many parameters a text model of this shape has."""
+    if model.architecture in STATE_SPACE:
+        matrices = sum(one.params for one in _state_space(model))
+        return Counted(matrices + model.embedding_params + (2 * model.layers + 1) * model.hidden, 0)
     return count_params(
         model.layers,
         model.hidden,

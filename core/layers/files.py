@@ -60,6 +60,7 @@ class Kind(Generic[T]):
     #: `null` may stand for any value: whoever merges the layers takes the key out. Otherwise it is a value
     #: like others, and wrong where the schema has none.
     null_takes_back: bool = False
+    may_be_empty: bool = False
 
     def parse(self, text: str, source: str) -> T:
         """One file's text, without what it extends. `ConfigError` names every mistake with its line."""
@@ -79,7 +80,12 @@ class Kind(Generic[T]):
         return found
 
     def validated(self, located: Located) -> T:
-        data = {} if located.data is None else located.data
+        data = located.data
+        if data is None and self.may_be_empty:
+            data = {}
+        if data is None:
+            rule = f"is empty; write what the {self.word} says, or remove the file"
+            raise ConfigError(located.source, [Problem(located.source, "", rule)])
         if not isinstance(data, dict):
             shown, rule = type(data).__name__, f"a {self.word} is a mapping of keys to values"
             raise ConfigError(located.source, [Problem(located.source, shown, rule)])
@@ -160,11 +166,53 @@ def _read(file: File) -> str:
 
 def _rule(item: ErrorDetails) -> str:
     if item["type"] != "enum":
-        return item["msg"].removeprefix("Value error, ")
+        return _in_words(item)
     allowed = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
     close = difflib.get_close_matches(str(item["input"]), allowed, n=1)
     hint = f"; nearest is {close[0]}" if close else ""
     return f"one of {', '.join(allowed)} is needed{hint}"
+
+
+#: pydantic's kinds of mistake in words; `{…}` is filled from its context.
+_WORDS = {
+    "missing": "is needed and not there",
+    "bool_type": "yes or no is needed",
+    "int_type": "a whole number is needed, without quotes",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed, without quotes",
+    "string_type": "text is needed; put it in quotes",
+    "list_type": "a list is needed, like [a, b]",
+    "dict_type": "keys with values are needed below it, indented",
+    "model_type": "keys with values are needed below it, indented",
+    "model_attributes_type": "keys with values are needed below it, indented",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_too_long": "at most {max_length} characters are read",
+    "string_too_short": "at least {min_length} characters are needed",
+    "too_short": "at least {min_length} of them are needed",
+    "too_long": "at most {max_length} of them are read",
+    "finite_number": "a number is needed, not infinity",
+}
+
+
+def _in_words(item: ErrorDetails) -> str:
+    words = _WORDS.get(item["type"])
+    if words is None:
+        return item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return words.format(**item.get("ctx", {})) + _lost_sign(item)
+
+
+def _lost_sign(item: ErrorDetails) -> str:
+    """`8e4` where 8e-4 was meant."""
+    value, most = item["input"], item.get("ctx", {}).get("le")
+    if not isinstance(value, float) or most is None or value < 10:
+        return ""
+    digits, _, power = f"{value:e}".partition("e")
+    meant = float(f"{digits}e-{int(power)}")
+    return f"; did you mean {float(digits):g}e-{int(power)}?" if meant <= most else ""
 
 
 def _real_path(loc: tuple[int | str, ...], data: Any) -> Path:

@@ -80,7 +80,9 @@ def parse(text: str, source: str) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f":{mark.line + 1}"
-        raise ConfigError(source, [Problem(f"{source}{line}", "", f"not YAML: {error.problem}")]) from None
+        hint = _hint(text, error.problem or "", None if mark is None else mark.line)
+        rule = f"not YAML: {error.problem}{hint}"
+        raise ConfigError(source, [Problem(f"{source}{line}", "", rule)]) from None
     except _Trick as error:
         raise ConfigError(source, [Problem(f"{source}:{error.line}", "", str(error))]) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -89,6 +91,31 @@ def parse(text: str, source: str) -> Located:
     if found.problems:
         raise ConfigError(source, found.problems)
     return found
+
+
+#: What libyaml and PyYAML say, and what a person most often did.
+_SLIPS = (
+    (
+        r"mapping values are not allowed",
+        "a line is indented further than the one above it, or a value has ': '",
+    ),
+    (
+        r"expected <block end>|did not find expected key|expected '-'|block mapping",
+        "a line is not indented like the others of its part: they begin in the same column",
+    ),
+    (r"could not find expected ':'", "a key is followed by a colon and a blank"),
+    (r"flow (mapping|sequence)|expected ',' or", "a bracket or brace is not closed"),
+    (r"cannot start any token", "put a value that begins with @, ` or % in quotes"),
+)
+
+
+def _hint(text: str, problem: str, line: int | None) -> str:
+    """`; a tab is …`, for the mistakes that everybody makes."""
+    lines = text.splitlines()
+    shown = lines[line] if line is not None and line < len(lines) else ""
+    if re.match(r" *\t", shown):
+        return "; the line is indented with a tab: YAML takes blanks only"
+    return next((f"; {what}" for pattern, what in _SLIPS if re.search(pattern, problem)), "")
 
 
 class _Trick(yaml.YAMLError):

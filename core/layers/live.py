@@ -34,8 +34,8 @@ _GONE = (-1, -1)
 class Live(Generic[L]):
     """`current()` costs a `stat` per file; the files are read again only when one of them has changed.
 
-    A file that is added to one of `directories` counts as a change: it may hide the one that is in force. With
-    a `fallback`, files that cannot be used at the start are a problem like a bad edit, and not an error.
+    A file that is added to one of `directories` counts as a change: it may hide the one that is in force.
+    With a `fallback`, files that cannot be used at the start are a problem like a bad edit, and not an error.
     """
 
     def __init__(

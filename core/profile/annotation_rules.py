@@ -277,6 +277,13 @@ RULES: tuple[Rule, ...] = (
         "no engine has stages; our callback switches the rate at the planned steps",
     ),
     Rule(
+        "targets.learning_rate",
+        Effect.HARMFUL,
+        lambda t, c: not 1e-7 <= t.learning_rate <= 0.01 and t.optimizer is not Optimizer.PRODIGY,
+        "no training learns at such a rate: full fine-tunes take 1e-6 to 1e-4, adapters 1e-5 to 1e-3; is the "
+        "exponent as meant?",
+    ),
+    Rule(
         "targets.compile_mode",
         Effect.DOUBTFUL,
         lambda t, c: is_text(c) and t.compile_mode is not None,

@@ -52,8 +52,14 @@ later file is laid over the earlier one, key by key, in its place. Factors under
 end.
 
 A profile that `extends` its own name means the shipped one: your `h100x4.yaml` may start with
-`extends: h100x4`. An edit takes effect without a restart; a bad edit keeps the last good profile and raises
-an alert.
+`extends: h100x4`. An edit takes effect without a restart, and so does a file that is added to `PROFILE_DIR`
+under the name in force; a bad edit keeps the last good profile and raises an alert. A file that is broken
+when the daemon starts gives way to what was last good of it, else to a shipped profile, with an alert.
+
+**Which one is in force**: `PROFILE`, where it is set; else the one that the policy names (`profile:`); else
+by the GPUs. On four H100 that is `h100x4`. `god-miner profile list`, `plan` and `doctor` say which and why;
+`profile show`, `explain` and `check` say so of a profile that is not, and the daemon does when such a file is
+edited (`profile_not_in_force`).
 """
 
 _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (

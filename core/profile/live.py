@@ -20,5 +20,9 @@ class LiveProfile(Live[LoadedProfile]):
         on_problem: Callable[[ConfigError], None] | None = None,
         fallback: Callable[[ConfigError], LoadedProfile] | None = None,
     ) -> None:
-        folders = folders_of(name_or_path, directories)
-        super().__init__(lambda: load_profile(name_or_path, tuple(directories)), on_problem, folders, fallback)
+        super().__init__(
+            lambda: load_profile(name_or_path, tuple(directories)),
+            on_problem,
+            folders_of(name_or_path, directories),
+            fallback,
+        )

@@ -133,7 +133,7 @@ class Targets(Record):
         description="Optimizer steps at most. Unset: from the epochs and the clock.",
     )
     # — the learning rate
-    learning_rate: float = Field(default=2e-4, gt=0, le=10, description="Peak learning rate.")
+    learning_rate: float = Field(default=2e-4, gt=0, le=1, description="Peak learning rate.")
     lora_lr_factor: float = Field(
         default=10.0,
         gt=0,

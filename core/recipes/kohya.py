@@ -18,6 +18,8 @@ from core.tasks import ImageModelType
 
 #: The latent cache takes seconds; a large batch there only costs memory, 2.6 GB per picture in fp32.
 _MOST_VAE_BATCH = 8
+#: The templates' buckets.
+MIN_BUCKET, MAX_BUCKET, BUCKET_STEP = 256, 2048, 64
 
 _OPTIMIZERS = {
     Optimizer.ADAMW_TORCH: "AdamW",
@@ -126,6 +128,7 @@ def _batch(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
     workers = plan.loader.workers
     return {
         "resolution": f"{image.resolution},{image.resolution}",
+        **_buckets(image.resolution),
         "train_batch_size": plan.batch.micro,
         "gradient_accumulation_steps": plan.batch.accumulation,
         "vae_batch_size": min(image.vae_batch, _MOST_VAE_BATCH),
@@ -136,6 +139,16 @@ def _batch(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
         "cache_latents_to_disk": image.cache_latents and plan.launch.processes > 1,
         **_captions(plan, image, notes),
     }
+
+
+def _buckets(resolution: int) -> Config:
+    """sd-scripts refuses a data set whose resolution is beyond its buckets."""
+    found: Config = {}
+    if resolution < MIN_BUCKET:
+        found["min_bucket_reso"] = max(resolution // BUCKET_STEP * BUCKET_STEP, BUCKET_STEP)
+    if resolution > MAX_BUCKET:
+        found["max_bucket_reso"] = -(-resolution // BUCKET_STEP) * BUCKET_STEP
+    return found
 
 
 def _captions(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> Config:
@@ -200,7 +213,8 @@ def _warmup(plan: TrainingPlan) -> float:
 
 
 def _steps(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[str]) -> Config:
-    """Epoch files, never step files: validators do not recognise the name of the latter."""
+    """Epoch files, never step files: validators do not recognise the name of the latter. sd-scripts itself
+    multiplies the number to keep by the epochs between two files."""
     if plan.steps.early_stopping_patience:
         notes.append(
             "early_stopping_patience: sd-scripts does not evaluate; the trainer picks among the files"
@@ -208,7 +222,7 @@ def _steps(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
     return {
         "max_train_steps": plan.steps.total,
         "save_every_n_epochs": image.save_every_epochs,
-        "save_last_n_epochs": image.save_every_epochs * plan.steps.keep_checkpoints,
+        "save_last_n_epochs": plan.steps.keep_checkpoints,
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.commands import completion
 from miner.commands.chosen import gpus_here
 from miner.commands.output import say_json, terminal
 
@@ -28,7 +29,11 @@ DEFAULT_FLEET = "4xH100"
 def backtest(
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="A policy's name or path; several are compared. Unset: POLICY."),
+        typer.Option(
+            "--policy",
+            help="A policy's name or path; several are compared. Unset: POLICY.",
+            autocompletion=completion.policies,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -36,7 +41,10 @@ def backtest(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own."),
+        typer.Option(
+            help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     fleet: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What commands take from the settings: the host, the policy and the profile in force, and where files lie."""
+"""What commands take from the settings: the host, policy and profile in force, and where files lie."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def policy_places(directories: Sequence[Path] | None) -> list[Path]:
 
 
 def gpus_here(settings: Settings) -> Hardware | None:
-    """This host, as a daemon would see it. None where no GPU was found and GPUS does not say so: such a machine is
-    one to plan on, not one to train on."""
+    """This host, as a daemon would see it. None where no GPU was found and GPUS does not say so: such a
+    machine is one to plan on, not one to train on."""
     from miner.fleet.build import CPU, look_once
 
     installed = look_once(settings)[0].stock.installed

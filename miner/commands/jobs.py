@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.commands import completion
 from miner.commands.output import say, say_json, terminal
 
 if TYPE_CHECKING:
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, look, follow, cancel, try again.")
 
-Which = Annotated[str, typer.Argument(metavar="ID", help="A job's number, or its task's id or beginning.")]
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A job's number, or its task's id or beginning.",
+        autocompletion=completion.jobs,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Number = Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt. Default: the newest.")]
 #: Between two looks at a log that grows.

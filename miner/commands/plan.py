@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from miner.commands import completion
 from miner.commands.chosen import gpus_here, profile_places
 from miner.commands.output import say, say_json, terminal
 
@@ -34,7 +35,13 @@ class Target(NamedTuple):
 
 def plan(
     model: Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")],
-    task_type: Annotated[str, typer.Option(help="instruct, chat, dpo, grpo, image, or a validator's word.")],
+    task_type: Annotated[
+        str,
+        typer.Option(
+            help="instruct, chat, dpo, grpo, image, or a validator's word.",
+            autocompletion=completion.task_types,
+        ),
+    ],
     hours: Annotated[float, typer.Option(help="From now to the deadline.")],
     rows: Annotated[int | None, typer.Option(min=0, help="Training rows; images: pictures.")] = None,
     dataset: Annotated[
@@ -52,7 +59,10 @@ def plan(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="A profile's name, or the path of a file. Unset: the one that is in force."),
+        typer.Option(
+            help="A profile's name, or the path of a file. Unset: the one that is in force.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     params: Annotated[
         str | None, typer.Option(help="Parameters, like 8B, where the name does not say.")
@@ -72,7 +82,10 @@ def plan(
     ] = 1,
     against: Annotated[
         str | None,
-        typer.Option(help="Show only what differs from this: a profile, or a plan.json written before."),
+        typer.Option(
+            help="Show only what differs from this: a profile, or a plan.json written before.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     directories: Annotated[
         list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")
@@ -93,7 +106,8 @@ def plan(
 
     found = planned(target.profile)
     if against is not None:
-        before = _read_plan(Path(against)) if against.endswith(".json") else planned(_load(against, directories))
+        is_plan = against.endswith(".json")
+        before = _read_plan(Path(against)) if is_plan else planned(_load(against, directories))
         _compare(before, found, as_json)
     elif as_json:
         say(found.to_json())
@@ -199,7 +213,9 @@ def _target(
             raise
         loaded, why = _load(profile, directories), f"profile {profile}: the one in force cannot be used"
     else:
-        loaded = _load(profile or found.profile.name, directories) if profile or directories else found.profile
+        loaded = found.profile
+        if profile or directories:
+            loaded = _load(profile or found.profile.name, directories)
         why = f"profile {loaded.name} is in force, because {found.why_profile}"
         if loaded.file != found.profile.file:
             chosen = Chosen(found.profile.name, found.why_profile)
@@ -234,9 +250,11 @@ def _on_host(
     whole = hardware.model_copy(update=update)
     assumed = [] if is_here else [name for name in ("cpu_cores", "memory_bytes") if name not in update]
     shown = {"cpu_cores": "cores", "memory_bytes": "memory"}
-    how = "this host" if is_here else f"{' and '.join(shown[name] for name in assumed)} assumed" if assumed else ""
+    how = " (this host)" if is_here else ""
+    if assumed:
+        how = f" ({' and '.join(shown[name] for name in assumed)} assumed)"
     host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
-    return Target(whole, loaded, (f"{host} ({how})" if how else host, why))
+    return Target(whole, loaded, (f"{host}{how}", why))
 
 
 def _load(name: str, directories: list[Path] | None) -> LoadedProfile:

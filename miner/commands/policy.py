@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.commands import completion
 from miner.commands.backtest import backtest
 from miner.commands.chosen import chosen_here, policy_places, profile_places, tell_where_not_in_force
 from miner.commands.generate import generate
@@ -23,7 +24,9 @@ app = typer.Typer(help="Acceptance policies: list, show, check, compare, backtes
 app.command()(backtest)
 app.command()(generate)
 
-Name = Annotated[str, typer.Argument(help="A policy's name, or the path of a file.")]
+Name = Annotated[
+    str, typer.Argument(help="A policy's name, or the path of a file.", autocompletion=completion.policies)
+]
 Dirs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -89,8 +92,13 @@ def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJ
 
 @app.command()
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; none: all by name.")] = None,
-    profile: Annotated[str | None, typer.Option(help="Plan by this profile.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or paths; none: all by name.", autocompletion=completion.policies),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Plan by this profile.", autocompletion=completion.profiles)
+    ] = None,
     fleet: Annotated[str | None, typer.Option(help="On these GPUs, like 8xH100.")] = None,
     directories: Dirs = None,
     as_json: AsJson = False,

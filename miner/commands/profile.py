@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.commands import completion
 from miner.commands.chosen import chosen_here, profile_places, tell_where_not_in_force
 from miner.commands.output import terminal
 
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Tuning profiles: list, show, check, compare, explain.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A profile's name, or the path of a file.")]
+Name = Annotated[
+    str, typer.Argument(help="A profile's name, or the path of a file.", autocompletion=completion.profiles)
+]
 OrInForce = Annotated[
-    str | None, typer.Argument(help="A profile's name, or the path of a file. Unset: the one in force.")
+    str | None,
+    typer.Argument(
+        help="A profile's name, or the path of a file. Unset: the one in force.",
+        autocompletion=completion.profiles,
+    ),
 ]
 Dirs = Annotated[
     list[Path] | None,
@@ -31,7 +38,10 @@ Dirs = Annotated[
         "--dir", help="Look here first, then in PROFILE_DIR, then at the shipped ones; may be repeated."
     ),
 ]
-Task = Annotated[str | None, typer.Option("--task", help="instruct, chat, dpo, grpo or image.")]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", help="instruct, chat, dpo, grpo or image.", autocompletion=completion.task_types),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -102,7 +112,10 @@ def show(
 
 @app.command()
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; none: all by name.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or paths; none: all by name.", autocompletion=completion.profiles),
+    ] = None,
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.commands import completion
 from miner.commands.output import say, say_json
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ Data = Annotated[
 ]
 ModeWord = Annotated[str, typer.Option("--mode", help="sft, dpo or pretrain.")]
 Hours = Annotated[float, typer.Option(min=0.01, help="All of it is over after so long.")]
-Profile = Annotated[str, typer.Option(help="A tuning profile's name, or the path of a file.")]
+Profile = Annotated[
+    str,
+    typer.Option(help="A tuning profile's name, or the path of a file.", autocompletion=completion.profiles),
+]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="A target of the profile: learning_rate=2e-4. Repeatable.")
 ]

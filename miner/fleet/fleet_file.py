@@ -90,7 +90,7 @@ class FleetTerms(FileModel):
 
 
 KEYS = Keys(FleetTerms, {"cards": "gpus", "nvlink": "links", "memory_bytes": "memory"}, [(), ("host",)])
-FLEET = Kind(word="fleet file", folder="fleet", model=FleetTerms, advice=KEYS.advice)
+FLEET = Kind(word="fleet file", folder="fleet", model=FleetTerms, advice=KEYS.advice, may_be_empty=True)
 
 
 class LoadedFleet:

@@ -51,15 +51,16 @@ class Judge:
         self.policy: LoadedPolicy
         self.profile: LoadedProfile
         kept = settings.data_dir / "last-good"
-        self._last_policy, self._last_profile = LastGood(kept / "policy.json"), LastGood(kept / "profile.json")
+        self._last_policy = LastGood(kept / "policy.json")
+        self._last_profile = LastGood(kept / "profile.json")
         #: All policies and profiles at the last look.
         self._stamp: Stamp | None = None
 
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited. `ConfigError` when a policy or a profile that was chosen is not there; one
-        that cannot be used is replaced by the last good one, or a shipped one, with an alert. `hardware` is all
-        that there is, also what is out for a while: None while nobody knows, and then what is in force stays
-        so."""
+        that cannot be used is replaced by the last good one, or a shipped one, with an alert. `hardware` is
+        all that there is, also what is out for a while: None while nobody knows, and then what is in force
+        stays so."""
         if hardware is not None or not self._policy_chosen.name:
             self._choose(hardware)
         self.policy, self.profile = self._live_policy.current(), self._live_profile.current()
@@ -117,14 +118,17 @@ class Judge:
         return found
 
     def _say_instead(self, word: str, name: str, instead: str, error: ConfigError) -> None:
-        self._alert(f"{word}_problem", f"{word} {name} cannot be used; {instead} is in force instead: {error}")
+        text = f"{word} {name} cannot be used; {instead} is in force instead: {error}"
+        self._alert(f"{word}_problem", text)
 
     def _tell_of_other_edits(self) -> None:
         """An edit that changes nothing, because another file is in force, is told."""
         settings, before = self._settings, self._stamp
+        policies = (settings.policy_dir, config_dir() / "policies")
+        profiles = (settings.profile_dir, config_dir() / "profiles")
         places = (
-            ("policy", self.policy, self._policy_chosen, (settings.policy_dir, config_dir() / "policies")),
-            ("profile", self.profile, self._profile_chosen, (settings.profile_dir, config_dir() / "profiles")),
+            ("policy", self.policy, self._policy_chosen, policies),
+            ("profile", self.profile, self._profile_chosen, profiles),
         )
         self._stamp = {}
         for word, loaded, chosen, folders in places:

@@ -295,7 +295,8 @@ class Settings(BaseSettings):
     )
     policy_dir: values.AbsolutePath = Field(
         default_factory=lambda data: data["data_dir"] / "policies",
-        description="Where policies of your own are looked up by name, before the shipped ones.",
+        description="Where policies of your own are looked up by name, before the shipped ones; by commands "
+        "too, after `--dir`.",
         json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/policies"},
     )
     profile: str = Field(
@@ -307,7 +308,8 @@ class Settings(BaseSettings):
     )
     profile_dir: values.AbsolutePath = Field(
         default_factory=lambda data: data["data_dir"] / "profiles",
-        description="Where profiles of your own are looked up by name, before the shipped ones.",
+        description="Where profiles of your own are looked up by name, before the shipped ones; by commands "
+        "too, after `--dir`.",
         json_schema_extra={**_OFFERS, "default_text": "DATA_DIR/profiles"},
     )
     task_types: values.TaskTypes | None = Field(

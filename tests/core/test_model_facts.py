@@ -197,3 +197,29 @@ def test_facts_are_kept_by_what_a_name_says_and_not_by_the_name() -> None:
 def test_facts_travel_as_json() -> None:
     for facts in (facts_from_config(QWEN3_MOE), facts_from_name("a", None, ImageModelType.SDXL)):
         assert ModelFacts.model_validate_json(facts.model_dump_json()) == facts
+
+
+@pytest.mark.parametrize(
+    ("config", "counted"),
+    [
+        ({"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24}, 129_135_360),
+        ({"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64}, 2_768_345_600),
+        (
+            {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80},
+            2_702_599_680,
+        ),
+        (
+            {
+                "model_type": "falcon_mamba",
+                "hidden_size": 4096,
+                "num_hidden_layers": 64,
+                "vocab_size": 65_024,
+            },
+            7_006_326_784,
+        ),
+    ],
+)
+def test_state_space_models_have_neither_attention_nor_an_mlp(config: dict[str, Any], counted: int) -> None:
+    """Against the parameters that transformers counts for these configurations."""
+    facts = facts_from_config({"vocab_size": 50_280, **config}, "someone/model")
+    assert facts.params_total == pytest.approx(counted, rel=0.01)

@@ -113,6 +113,18 @@ def _hub(config: Config) -> Iterator[Problem]:
             yield Problem(key, shown(config[key]), "must be left out, even empty: the daemon publishes")
 
 
+def _buckets(config: Config) -> Iterator[Problem]:
+    """The resolution is `1024,1024` or one number."""
+    sides = [int(side) for side in str(config.get("resolution", "")).split(",") if side.strip().isdigit()]
+    least, most = config.get("min_bucket_reso", 256), config.get("max_bucket_reso", 1024)
+    if sides and isinstance(least, int) and min(sides) < least:
+        rule = f"is above the resolution of {min(sides)}: the data set is refused"
+        yield Problem("min_bucket_reso", shown(least), rule)
+    if sides and isinstance(most, int) and max(sides) > most:
+        rule = f"is below the resolution of {max(sides)}: the data set is refused"
+        yield Problem("max_bucket_reso", shown(most), rule)
+
+
 def _data(config: Config) -> Iterator[Problem]:
     if config.get("caption_extension", ".caption") != ".txt":
         yield Problem(
@@ -121,6 +133,8 @@ def _data(config: Config) -> Iterator[Problem]:
     for key in _BUCKET_KEYS:
         if key in config and not config.get("enable_bucket"):
             yield Problem(key, shown(config[key]), "has no effect without enable_bucket")
+    if config.get("enable_bucket"):
+        yield from _buckets(config)
     workers = config.get("max_data_loader_n_workers", 8)
     if config.get("persistent_data_loader_workers") and workers == 0:
         yield Problem(

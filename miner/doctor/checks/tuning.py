@@ -32,8 +32,10 @@ def run(surroundings: Surroundings) -> Iterator[Finding]:
     else:
         used = {layer.file for one in (found.policy, found.profile) for layer in one.layers}
         yield from judged(found)
-    yield from _others("policy", policy_files([settings.policy_dir]), settings.policy_dir, used, load_policy)
-    yield from _others("profile", profile_files([settings.profile_dir]), settings.profile_dir, used, load_profile)
+    own = settings.policy_dir
+    yield from _others("policy", policy_files([own]), own, used, load_policy)
+    own = settings.profile_dir
+    yield from _others("profile", profile_files([own]), own, used, load_profile)
 
 
 def judged(found: InForce) -> Iterator[Finding]:

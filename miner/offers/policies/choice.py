@@ -1,5 +1,5 @@
-"""Which policy and which profile are in force, from the settings and the GPUs that there are: one rule for the
-daemon, `plan`, `profile`, `policy` and doctor."""
+"""Which policy and which profile are in force, from the settings and the GPUs that there are: one rule for
+the daemon, `plan`, `profile`, `policy` and doctor."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def _by_gpus(variable: str, hardware: Hardware | None, *, many: str, few: str, n
         return Chosen(few, f"{variable} is auto and the GPUs are not known")
     if hardware.gpus.is_cpu:
         return Chosen(none, f"{variable} is auto and there is no GPU")
-    return Chosen(
-        many if hardware.gpus.count >= _MANY else few, f"{variable} is auto, with {hardware.gpus}"
-    )
+    return Chosen(many if hardware.gpus.count >= _MANY else few, f"{variable} is auto, with {hardware.gpus}")
 
 
 def _said(settings: Settings, name: str) -> str:

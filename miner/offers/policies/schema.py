@@ -71,8 +71,8 @@ class Rules(Record):
     )
     min_value_full_size: Band | None = Field(
         default=None,
-        description="Only text models of this size are asked for `min_value_full`, like `<65B`; any other for "
-        "`min_value`. Unset: every model.",
+        description="Of text models only those of this size are asked for `min_value_full`, like `<65B`; "
+        "others for `min_value`. Unset: all.",
     )
     experience: dict[str, Experience] = Field(
         default_factory=dict, description="What must have been published before, by a name of your choice."

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,12 @@ def test_other_tools_names_and_misplaced_keys_are_led_home(text: str, advice: st
     [
         ("targets: {lora_r: true}", "targets.lora_r has value true"),
         ('targets: {lora_r: "64"}', 'has value "64"'),
-        ("targets: {lora_r: 0}", "greater than or equal to 1"),
+        ("targets: {lora_r: 0}", "must be at least 1"),
         ("targets: {learning_rate: .nan}", 'has value ".nan"'),
         ("targets: {lr_scheduler: cosin}", "nearest is cosine"),
         ("targets: {lr_cycles: 10-5}", "5-10"),
         ("targets: {lr_stages: [{share: 0.5, factor: 1}]}", "add up to 0.5"),
-        ("targets: 5", "should be an object"),
+        ("targets: 5", "keys with values are needed"),
         ("limits: {gpu_memory: 75}", "written with its unit"),
         ("limits: {reserve: 90}", "90m"),
         ("env: {NCCL_DEBUG: on}", "quote it"),
@@ -129,9 +130,31 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_an_empty_file_is_a_profile_of_defaults() -> None:
-    assert parse_profile("").targets.model_fields_set == set()
-    assert parse_profile("# only a comment\n").limits.gpu_memory is None
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
+def test_an_empty_file_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="is empty; write what the profile says"):
+        parse_profile(text, "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("targets:\n  learning_rate: 8e4\n", "must be at most 1; did you mean 8e-4?"),
+        ("targets:\n  learning_rate: fast\n", "a number is needed"),
+        ("targets:\n  lora_r: 4.5\n", "a whole number is needed"),
+        ("targets:\n  bf16: 3\n", "yes or no is needed"),
+        ("targets:\nlimits: {}\n", "keys with values are needed below it, indented"),
+        ("targets:\n\tlora_r: 4\n", "indented with a tab: YAML takes blanks only"),
+        ("targets:\n  lora_r: 4\n    lora_alpha: 8\n", "a line is indented further than the one above it"),
+        ("targets:\n  lora_r: 4\n lora_alpha: 8\n", "begin in the same column"),
+        ("targets: {lora_r: 4\n", "not closed"),
+    ],
+)
+def test_a_slip_is_told_in_plain_words(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_profile(text, "mine.yaml")
+    assert said in str(caught.value)
+    assert not re.search(r"Input should|valid (number|integer|boolean)|dictionary", str(caught.value))
 
 
 def test_one_task_may_be_written_without_a_list_and_numbers_as_environment() -> None:

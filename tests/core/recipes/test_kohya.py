@@ -177,8 +177,16 @@ def test_every_schedule_is_one_that_sd_scripts_builds(schedule: Schedule) -> Non
 def test_epoch_files_are_kept_as_many_as_asked() -> None:
     steps = StepsPlan(epochs=40, per_epoch=10, total=400, eval_every=10, save_every=10, keep_checkpoints=3)
     config = rendered(SDXL, steps=steps, image=ImagePlan(save_every_epochs=10)).config
-    assert (config["save_every_n_epochs"], config["save_last_n_epochs"]) == (10, 30)
+    assert (config["save_every_n_epochs"], config["save_last_n_epochs"]) == (10, 3)
     assert "save_every_n_steps" not in config
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_buckets_hold_the_resolution(kind: ImageModelType) -> None:
+    """sd-scripts refuses a data set with a resolution beyond them."""
+    for resolution, least, most in ((64, 64, 2048), (200, 192, 2048), (512, 256, 2048), (2080, 256, 2112)):
+        config = rendered(kind, image=ImagePlan(resolution=resolution)).config
+        assert (config["min_bucket_reso"], config["max_bucket_reso"]) == (least, most)
 
 
 def test_precision_is_written_because_the_launcher_does_not_replace_it() -> None:

@@ -165,6 +165,8 @@ FLUX = dict(render(image_plan(ImageModelType.FLUX), image_inputs(ImageModelType.
         ({"huggingface_repo_id": ""}, 1, "must be left out, even empty"),
         ({"caption_extension": None}, 1, "captions are in .txt"),
         ({"enable_bucket": False}, 1, "no effect without enable_bucket"),
+        ({"resolution": "128,128"}, 1, "is above the resolution of 128"),
+        ({"resolution": "4096,4096"}, 1, "is below the resolution of 4096"),
         ({"persistent_data_loader_workers": True, "max_data_loader_n_workers": 0}, 1, "is an error"),
         ({"color_aug": True}, 1, "excludes cache_latents"),
         ({"max_token_length": 75}, 1, "150 or 225"),

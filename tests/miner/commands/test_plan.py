@@ -15,9 +15,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from core.errors import ConfigError
-from core.hardware import UnknownGpu
+from core.hardware import UnknownGpu, parse_gpus
 from core.plan import TrainingPlan
 from miner.commands.plan import plan
+from miner.fleet.fixed import FixedSource
 from tests.doubles.each import each
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -26,6 +27,13 @@ app.command()(plan)
 LLAMA = ("--model", "meta-llama/Llama-3.1-8B")
 HERE = (*LLAMA, "--task-type", "instruct", "--hours", "3", "--rows", "20000")
 TASK = ("--gpus", "4xH100", *HERE)
+
+
+@pytest.fixture(autouse=True)
+def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where NVML finds no GPU, without a process that looks."""
+    look = FixedSource(parse_gpus("cpu"), "no NVIDIA driver")
+    monkeypatch.setattr("miner.fleet.build.build_source", lambda _gpus: look)
 
 
 def _run(*arguments: str) -> Result:

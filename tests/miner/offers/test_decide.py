@@ -72,7 +72,7 @@ def test_an_ordinary_offer_is_accepted_with_everything_that_led_to_it() -> None:
         (offer(model_params_count=10**18), "plan", "no model has more"),
         (offer(model="a/tiny-1b", model_params_count=10**13), "plan", "no model has more"),
         (offer(model="a/giant-700b", model_params_count=8 * 10**9), "plan", "no variation fits"),
-        (offer(model="a/giant-70b", model_params_count=8 * 10**9, hours_to_complete=6.0), "value", "0.040"),
+        (offer(model="a/giant-70b", model_params_count=8 * 10**9, hours_to_complete=6.0), None, ""),
         (offer(hours_to_complete=0.0), "plan", "0 hours"),
         (offer(hours_to_complete=0.0), "min_hours", "0 h leave no time"),
         (offer(hours_to_complete=0.01), "plan", "reserve"),
