@@ -99,7 +99,10 @@ def run(which: str, training: str, folder: Path) -> int:
     seed = int(os.environ.get("GOD_MINER_SEED") or random.randrange(2**31))  # noqa: S311
     environment = {**os.environ, "GOD_MINER_EXAMPLES": EXAMPLES[which]}
     if which == "campaign":
-        environment |= {"GOD_MINER_SEED": str(seed)}
+        environment |= {
+            "GOD_MINER_SEED": str(seed),
+            "GOD_MINER_INSTANTS": os.environ.get("GOD_MINER_INSTANTS", "25"),
+        }
         say(f"campaign with GOD_MINER_SEED={seed}")
     if training:
         environment["GOD_MINER_TRAINING_PYTHON"] = training
