@@ -1,4 +1,4 @@
-"""Hundreds of combinations, `make test` takes some: every plan holds or says why not, every promise renders."""
+"""Hundreds of combinations, some in `make test`: each plan holds or says why not, each promise renders."""
 
 from __future__ import annotations
 
