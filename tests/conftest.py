@@ -107,6 +107,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "docker": (
         "integration/jobs/test_docker_dies.py",
         "integration/test_engines_docker.py",
+        "integration/test_images.py",
         "miner/commands/test_images.py",
         "miner/doctor/checks/test_engine.py",
     ),
@@ -117,7 +118,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/submission/test_configs_library.py",
         "core/submission/test_safetensors_library.py",
         "integration/jobs/test_torch.py",
-        "integration/test_demo_job.py",
+        "integration/test_demo.py::test_a_little_model",
         "integration/test_trainer_image.py",
     ),
     "campaign": (
@@ -130,6 +131,9 @@ TIERS: dict[str, tuple[str, ...]] = {
         "trainer/wrapper/test_course.py::test_killed_at_random_instants",
     ),
 }
+
+#: Of the training tier, what needs torch and no Axolotl: the demo's small environment will do.
+SMALL = ("integration/test_demo.py", "trainer/native/")
 
 #: A test of several engines.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
@@ -198,6 +202,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties.append(("tier", tier))
         if item.nodeid.removeprefix("tests/").startswith(THOROUGH):
             item.add_marker(pytest.mark.thorough)
+        if item.nodeid.removeprefix("tests/").startswith(SMALL):
+            item.add_marker(pytest.mark.small)
     # Several workers end together when the long ones come first.
     order = {"docker": 0, "training": 1, "process": 2, "campaign": 3, "fast": 4}
     items.sort(key=lambda item: order[dict(item.user_properties)["tier"]])
