@@ -14,6 +14,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ SELECTED = {
 EXAMPLES = {"fast": "few", "test": "few", "all": "all", "campaign": "campaign"}
 PARTS = ("fast", "process", "docker", "training", "campaign", "collection")
 NO_TRAINING = "no training environment: make training"
+NO_AXOLOTL = "training has only what needs no Axolotl, see make training"
 NO_TESTS = 5  # pytest's code
 REASONS_SHOWN = 12
 
@@ -44,7 +46,9 @@ def workers() -> int:
 
 
 def daemon_command(which: str, training: str, report: Path, seed: int) -> list[str]:
-    selected = SELECTED[which] if training or which == "fast" else f"({SELECTED[which]}) and not training"
+    selected = SELECTED[which]
+    if which != "fast" and not (training and has_axolotl(training)):
+        selected = f"({selected}) and {'(small or not training)' if training else 'not training'}"
     command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}"]
     command += ["-n", str(workers()), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
@@ -56,8 +60,19 @@ def training_command(which: str, training: str, report: Path, seed: int) -> list
     command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q"]
     # All that is pure runs with the daemon's packages already.
     selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
-    command += ["-m", selected, f"--junitxml={report}", "tests/trainer"]
+    if has_axolotl(training):
+        command += ["-m", selected, f"--junitxml={report}", "tests/trainer"]
+    else:
+        native = "tests/trainer/native"
+        command += ["-m", f"small and ({selected})", f"--junitxml={report}", native]
+        command += [f"--ignore={native}/test_board.py"]  # imports tensorboard
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
+
+
+@cache
+def has_axolotl(training: str) -> bool:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('axolotl') is None)"
+    return subprocess.run([training, "-c", code], check=False).returncode == 0
 
 
 def cases(report: Path) -> Iterator[Case]:
@@ -99,7 +114,10 @@ def run(which: str, training: str, folder: Path) -> int:
     seed = int(os.environ.get("GOD_MINER_SEED") or random.randrange(2**31))  # noqa: S311
     environment = {**os.environ, "GOD_MINER_EXAMPLES": EXAMPLES[which]}
     if which == "campaign":
-        environment |= {"GOD_MINER_SEED": str(seed)}
+        environment |= {
+            "GOD_MINER_SEED": str(seed),
+            "GOD_MINER_INSTANTS": os.environ.get("GOD_MINER_INSTANTS", "25"),
+        }
         say(f"campaign with GOD_MINER_SEED={seed}")
     if training:
         environment["GOD_MINER_TRAINING_PYTHON"] = training
@@ -125,6 +143,8 @@ def run(which: str, training: str, folder: Path) -> int:
             beside.terminate()
     found = [case for report in reports for case in cases(report)]
     say("\n".join(table(found, {} if with_training or which == "fast" else {"training": NO_TRAINING})))
+    if with_training and not has_axolotl(training):
+        say(NO_AXOLOTL)
     counts = Counter(case.outcome for case in found)
     ended = [code for code in codes if code not in (0, 1, NO_TESTS)]
     if ended:

@@ -27,7 +27,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/recipes/test_engine_check.py",
         "core/recipes/test_launchers.py",
         "core/submission/test_folder.py",
-        "core/submission/test_place.py::test_a_trainer_killed_at",
+        "core/submission/test_place.py::test_a_trainer_killed_before",
         "doubles/test_hub.py",
         "doubles/test_watch.py",
         "fuzz",
@@ -48,12 +48,11 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/commands/test_eval.py",
         "miner/commands/test_jobs.py",
         "miner/commands/test_models.py",
-        "miner/commands/test_plan.py::test_the_command_starts",
+        "miner/commands/test_plan.py",
         "miner/commands/test_submission.py::test_a_person_publishes_to_the_hub_and_keeps_the_card",
         "miner/commands/test_submission.py::test_the_embedded_default_is_a_folder",
         "miner/commands/test_train.py",
-        "miner/dev/test_demo.py::test_the_demo_can_be_taken_again_in_the_same_folder",
-        "miner/dev/test_demo.py::test_the_demo_holds_against_the_real_daemon",
+        "miner/dev/test_demo.py",
         "miner/dev/test_load.py",
         "miner/dev/test_site.py",
         "miner/dev/test_stack.py",
@@ -99,7 +98,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "test_operations.py",
         "trainer/callbacks/test_failures.py",
         "trainer/callbacks/test_guard.py",
-        "trainer/callbacks/test_submission.py::test_kill_9_at_random_instants_never_leaves_half_a",
+        "trainer/callbacks/test_submission.py::test_kill_9_before",
         "trainer/test_sandbox.py",
         "trainer/wrapper/test_image_course.py",
         "trainer/wrapper/test_processes.py",
@@ -107,6 +106,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "docker": (
         "integration/jobs/test_docker_dies.py",
         "integration/test_engines_docker.py",
+        "integration/test_images.py",
         "miner/commands/test_images.py",
         "miner/doctor/checks/test_engine.py",
     ),
@@ -117,18 +117,40 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/submission/test_configs_library.py",
         "core/submission/test_safetensors_library.py",
         "integration/jobs/test_torch.py",
-        "integration/test_demo_job.py",
+        "integration/test_demo.py::test_a_little_model",
         "integration/test_trainer_image.py",
     ),
-    "campaign": (),
+    "campaign": (
+        "integration/jobs/test_daemon_dies.py::test_jobs_outlive_the_daemon_and_each_is_launched_and",
+        "integration/jobs/test_disk_full.py::test_at_whatever_instant",
+        "integration/jobs/test_docker_dies.py::test_at_whatever_instant",
+        "integration/jobs/test_faults.py::test_at_whatever_instant",
+        "integration/test_engines_crash.py::test_a_daemon_killed_at_any_instant",
+        "trainer/callbacks/test_submission.py::test_kill_9_at_random_instants",
+        "trainer/wrapper/test_course.py::test_killed_at_random_instants",
+    ),
 }
+
+#: Of the training tier, what needs torch and no Axolotl: the demo's small environment will do.
+SMALL = ("integration/test_demo.py", "trainer/native/")
 
 #: A test of several engines.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
 
 #: What `make test` leaves to `make test-all`: each of these takes long, and most of what it would find is
 #: found by a shorter test too.
-THOROUGH: tuple[str, ...] = ()
+THOROUGH = (
+    "integration/jobs/test_faults.py::test_at_whatever_step",
+    "trainer/inputs/test_text_fuzzed.py",
+    "trainer/native/test___main__.py::test_a_task_ends_with_a_better_model_than_it_began_with[DpoTask]",
+    "trainer/wrapper/test_course.py::test_a_task_with_rewards_raises_them[full",
+    "trainer/wrapper/test_course.py::test_cut_off_at_a_random_moment",
+    "trainer/wrapper/test_course_knobs.py::test_preferences_are_trained",
+    "trainer/wrapper/test_course_knobs.py::test_rates_are_tried_out_without_a_trace[GrpoTask",
+    "trainer/wrapper/test_course_launches.py::test_asked_to_stop_two_processes",
+    "trainer/wrapper/test_course_launches.py::test_two_processes_train",
+    "trainer/wrapper/test_course_sharded.py",
+)
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
@@ -142,7 +164,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 
 # A shared machine makes any single example slow once in a while: that is no finding.
 settings.register_profile("few", deadline=None, max_examples=15, derandomize=True, database=None)
-settings.register_profile("all", deadline=None, max_examples=100)
+settings.register_profile("all", deadline=None, max_examples=100, derandomize=True, database=None)
 settings.register_profile("campaign", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("GOD_MINER_EXAMPLES", "few"))
 
@@ -179,6 +201,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.user_properties.append(("tier", tier))
         if item.nodeid.removeprefix("tests/").startswith(THOROUGH):
             item.add_marker(pytest.mark.thorough)
+        if item.nodeid.removeprefix("tests/").startswith(SMALL):
+            item.add_marker(pytest.mark.small)
     # Several workers end together when the long ones come first.
     order = {"docker": 0, "training": 1, "process": 2, "campaign": 3, "fast": 4}
     items.sort(key=lambda item: order[dict(item.user_properties)["tier"]])

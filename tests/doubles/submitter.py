@@ -1,7 +1,8 @@
-"""Daemons of the smallest kind, which may be killed while they submit a run.
+"""Daemons of the smallest kind, which are killed while they submit a run, or kill themselves.
 
 `python -m tests.doubles.submitter KIND DATA_DIR DOCKER_HOST`, then a line of JSON for each: its key, run
-folder and command. Everything was imported before, so each is there at once: its process number is printed.
+folder and command, and before which step it dies (0: none). Everything was imported before, so each is there
+at once: its process number is printed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from miner.engines.base import Engine, EngineSpec
 from tests.doubles import base_image
+from tests.doubles.deaths import die_before
 from tests.doubles.engine_bench import docker_bench, process_bench
 
 
@@ -36,7 +38,10 @@ def main(kind: str, data_dir: str, host: str) -> None:
 
 def submit(engine: Engine, line: str) -> None:
     told = json.loads(line)
+    if told["dies"]:
+        die_before(told["dies"])
     asyncio.run(engine.submit(EngineSpec(told["key"], tuple(told["argv"]), Path(told["run_dir"]))))
+    Path(told["run_dir"], "submitted").touch()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The daemon killed at any instant of a submit: the run is there once, or can be started; never twice."""
+"""The daemon killed during a submit: the run is there once, or can be started; never twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ __all__ = ["bench", "kind"]
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-INSTANTS = 20
+INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "20"))
+#: No submit takes so many steps.
+MOST_STEPS = 100
 #: How long a submit takes, with room for a slow machine.
 LONGEST_S = {"process": 0.1, "sandboxed process": 0.1, "docker": 0.6}
 PAYLOAD = "open('ran', 'a').write('x')"
@@ -42,31 +44,56 @@ def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def submitting(daemons: subprocess.Popen[str], spec: EngineSpec) -> int:
+def submitting(daemons: subprocess.Popen[str], spec: EngineSpec, dies: int = 0) -> int:
     assert daemons.stdin is not None
     assert daemons.stdout is not None
-    told = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv}
+    told = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv, "dies": dies}
     daemons.stdin.write(json.dumps(told) + "\n")
     return int(daemons.stdout.readline())
+
+
+async def started_once(bench: EngineBench, spec: EngineSpec) -> None:
+    known = await bench.again().find(spec.key)
+    run = await bench.submit(spec)
+    assert known in (None, run.ref)
+    status = await bench.end_of(run)
+    assert (status.why, run.file("ran")) == (Why.OK, "x")
+    assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+    await bench.engine.remove(run.ref)
+    run.ref = ""
+    assert await bench.engine.ours() == []
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(120):
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                await asyncio.sleep(0.01)
+
+
+async def test_a_daemon_killed_before_any_step_of_a_submit(
+    bench: EngineBench, daemons: subprocess.Popen[str]
+) -> None:
+    for step in range(1, MOST_STEPS):
+        spec = bench.code(PAYLOAD)
+        await gone(submitting(daemons, spec, step))
+        survived = (spec.run_dir / "submitted").exists()
+        await started_once(bench, spec)
+        if survived:
+            assert step > 3
+            return
+    pytest.fail(f"a submit takes more than {MOST_STEPS} steps")
 
 
 async def test_a_daemon_killed_at_any_instant_of_a_submit(
     bench: EngineBench, daemons: subprocess.Popen[str]
 ) -> None:
-    dice = random.Random(bench.kind)
+    dice = random.Random(f"{bench.kind}{os.environ.get('GOD_MINER_SEED', '')}")
     for _ in range(INSTANTS):
         spec = bench.code(PAYLOAD)
         daemon = submitting(daemons, spec)
         await asyncio.sleep(dice.uniform(0, LONGEST_S[bench.kind]))
         with suppress(ProcessLookupError):
             os.kill(daemon, signal.SIGKILL)
-
-        known = await bench.again().find(spec.key)
-        run = await bench.submit(spec)
-        assert known in (None, run.ref)
-        status = await bench.end_of(run)
-        assert (status.why, run.file("ran")) == (Why.OK, "x")
-        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
-        await bench.engine.remove(run.ref)
-        run.ref = ""
-        assert await bench.engine.ours() == []
+        await started_once(bench, spec)

@@ -56,7 +56,7 @@ profiles = st.sampled_from(list(PROFILES))
 kinds = st.sampled_from(list(KINDS.values()))
 counts = st.integers(1, 8)
 hours = st.floats(min_value=0.3, max_value=12)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick

@@ -5,7 +5,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.submission.model_hash import counts, model_hash
@@ -72,7 +72,6 @@ NAMES = [
 ]
 
 
-@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=5), max_size=8))
 def test_the_fingerprint_is_what_a_validator_takes_of_the_same_files(
     tmp_path_factory_shared: Path, files: dict[str, bytes]

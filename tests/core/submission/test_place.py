@@ -167,32 +167,44 @@ def test_a_copy_never_mixes_two_submissions_while_they_come_fast(tmp_path: Path,
 
 
 _SWAPPER = """
+import os
 import sys
 from pathlib import Path
 from core.submission import place
 from tests.core.submission.test_place import version
+from tests.doubles.deaths import die_before
+
 if sys.argv[2] == "two steps":
     place._exchange = lambda new, at: False
 root, number = Path(sys.argv[1]), 0
-print("ready", flush=True)
-while True:
+for line in sys.stdin:
     number += 1
-    place.put_in_place(version(root / f"submission.tmp-{number}", number), root / "submission")
+    child = os.fork()
+    if child == 0:
+        fresh = version(root / f"submission.tmp-{number}", number)
+        die_before(int(line))
+        place.put_in_place(fresh, root / "submission")
+        os._exit(0)
+    print(os.WIFSIGNALED(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize("after", [0.0, 0.01, 0.03, 0.06, 0.1])
-def test_a_trainer_killed_at_any_instant_leaves_a_whole_submission(
-    tmp_path: Path, way: str, after: float
-) -> None:
+def test_a_trainer_killed_before_any_step_leaves_a_whole_submission(tmp_path: Path, way: str) -> None:
     place = tmp_path / "submission"
     put_in_place(version(tmp_path / "first", 0), place)
     command = [sys.executable, "-c", _SWAPPER, str(tmp_path), way]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()
-        threading.Event().wait(after)
-        process.kill()
-    assert settle(place)
-    assert len(set(contents(place).values())) == 1
-    assert set(contents(place)) == {*FILES, "sub/deep"}
+        for step in range(1, 100):
+            process.stdin.write(f"{step}\n")
+            died = process.stdout.readline() == "True\n"
+            assert settle(place), step
+            assert len(set(contents(place).values())) == 1, step
+            assert set(contents(place)) == {*FILES, "sub/deep"}, step
+            if not died:
+                break
+        process.stdin.close()
+    assert 1 < step < 99

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.submission import safetensors
@@ -107,7 +107,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 GOOD = made({"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"})
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=6), st.integers(0, 40)
 )
@@ -139,13 +138,11 @@ _ABOUT = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(st.text(max_size=6), _ABOUT | _JSON, max_size=3), st.binary(max_size=64))
 def test_any_header_is_read_or_refused(shared: Path, header: dict[str, Any], data: bytes) -> None:
     assert told_of(shared, raw(header, data)).isprintable()
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(shared: Path, content: bytes) -> None:
     assert told_of(shared, content).isprintable()

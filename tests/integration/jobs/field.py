@@ -59,8 +59,9 @@ QUICK = Pace(
 #: A cap, on machines of any speed: what is waited for is there long before, or never.
 LIMIT_S = 240.0
 
-#: At so many random instants a fault comes; a campaign takes more of them.
+#: At so many random instants a fault comes in a campaign, which prints its seed.
 INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "2"))
+SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
 
 
 class Files(FlakyServer):

@@ -1,4 +1,4 @@
-"""`kill -9` of the daemon at random instants: jobs go on, are adopted within seconds, published once."""
+"""`kill -9` of the daemon: jobs go on, are adopted within seconds, published once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from miner.dev.stack import ChildProcess, Stack, prepare
+from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
 from tests.doubles.base_image import PYTHON
-from tests.integration.jobs.field import DATASET, Files, base_model, rows
+from tests.integration.jobs.field import DATASET, SEED, Files, base_model, rows
 
 pytestmark = pytest.mark.integration
 
@@ -113,10 +114,53 @@ def kill(child: ChildProcess) -> None:
     child.process.wait()
 
 
+def job_named(operator: Operator, name: str) -> dict[str, Any]:
+    return next(one for one in operator.jobs() if one["task_id"] == name)
+
+
+def test_killed_in_every_stage_each_job_is_launched_and_published_once(
+    stack: Stack, child: ChildProcess, files: Files, tmp_path: Path
+) -> None:
+    """Just asked for, while its rows come, in training, and where it ends while nobody is there."""
+    operator = Operator(stack, files, base_model(tmp_path / "base"))
+    waits = {"*": {"steps": 6, "save": [2, 4], "wait_at": 3}}
+
+    def training(name: str) -> bool:
+        job = job_named(operator, name)
+        return job["state"] == "training" and bool(job["live"]) and (job["live"]["step"] or 0) >= 3
+
+    child.start()
+    operator.start("asked", waits)
+    kill(child)
+
+    child.start()
+    files.fail("/rows", rate=300)
+    operator.start("rows", waits)
+    operator.until(lambda: files.bytes_sent("/rows") > 0)
+    kill(child)
+
+    child.start()
+    operator.start("trained", waits)
+    operator.until(lambda: all(training(name) for name in ("asked", "rows", "trained")))
+    kill(child)
+    for number in (1, 2, 3):
+        attempt = stack.data_dir / f"jobs/{number}/attempt_1"
+        (attempt / "go").touch()
+        operator.until((attempt / EXIT_FILE).exists)
+
+    child.start()
+    operator.until(operator.adopted)
+    operator.until(lambda: all(one["state"] == "done" for one in operator.jobs()), 240)
+    for job in operator.jobs():
+        whole(stack, job)
+    assert child.stop() == 0
+    assert {path.name for path in stack.data_dir.glob("jobs/*/attempt_*")} == {"attempt_1"}
+
+
 def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
     stack: Stack, child: ChildProcess, files: Files, tmp_path: Path
 ) -> None:
-    random = Random(56)
+    random = Random(SEED)
     operator = Operator(stack, files, base_model(tmp_path / "base"))
     starts, adoptions = [], []
     for life in range(LIVES):

@@ -17,7 +17,7 @@ from miner.jobs.states import EndReason, JobState
 from tests.doubles.base_image import PYTHON
 from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
-from tests.integration.jobs.field import INSTANTS, Field, Files, field_of, field_settings
+from tests.integration.jobs.field import INSTANTS, SEED, Field, Files, field_of, field_settings
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +48,7 @@ async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_
 
 
 async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(field: Field) -> None:
-    random = Random(56)
+    random = Random(SEED)
     for number in range(INSTANTS):
         full = random.randint(1, 12)
         saves = list(range(1, 13, random.randint(1, 3)))
@@ -77,11 +77,26 @@ async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
 
 
+async def test_a_disk_that_fills_up_halfway_through_a_dataset_leaves_a_whole_one_in_the_end(
+    field: Field, disk: Disk, files: Files
+) -> None:
+    files.fail("/t1", rate=200_000)
+    job = await field.start("t1", {"*": {"steps": 4}}, count=8000)
+    await field.until(job, lambda live: live.bytes_done)
+    disk.fill(os.getpid())
+    await field.until(job, lambda live: live.retry_at is not None)
+    disk.free(os.getpid())
+    row = await field.over(job)
+    assert row.state is JobState.DONE, await field.told(job)
+    data = Path(field.run(job, 1)["data_path"]).read_bytes()
+    assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
+
+
 async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_end(
     field: Field, disk: Disk, files: Files
 ) -> None:
     """Before a dataset comes, while it comes, when it is counted, or after it: for as long as it may be."""
-    random = Random(56)
+    random = Random(SEED)
     for number in range(INSTANTS):
         files.fail(f"/t{number}", rate=400_000)
         job = await field.start(f"t{number}", {"*": {"steps": 4}}, count=8000)

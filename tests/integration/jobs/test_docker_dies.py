@@ -18,7 +18,7 @@ from miner.jobs.states import EndReason, JobState
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
-from tests.integration.jobs.field import INSTANTS, LIMIT_S, Field, Files, field_of, field_settings
+from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
 
 pytestmark = [
     pytest.mark.integration,
@@ -55,11 +55,10 @@ async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
 ) -> None:
     """In the middle of a training: it survives where the engine lets it, and is resumed from its checkpoint
     where not."""
-    random = Random(5)
     # Where it survives it goes on to its end; where not, it must not have ended before the engine is back.
     first = {"steps": 120 if dockerd.live_restore else 2400, "step_s": 0.1, "save": [3], "checkpoint": [3]}
     job = await field.start("t1", {"1": first, "*": {"steps": 10, "save": [3]}})
-    await field.training(job, random.randint(4, 12))
+    await field.training(job, 8)
     dockerd.kill()
     await field.until(job, lambda live: live.trouble or live.attempt == 2)
     dockerd.start()
@@ -91,12 +90,25 @@ async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
     assert await field.orphans() == []
 
 
+async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_when_it_is_back(
+    field: Field, dockerd: Dockerd
+) -> None:
+    dockerd.kill()
+    job = await field.start("t1", {"*": {"steps": 10, "save": [3]}})
+    await field.until(job, lambda live: live.trouble)
+    dockerd.start()
+    row = await field.over(job)
+    assert row.state is JobState.DONE, await field.told(job)
+    assert await field.ends(job) == [EndReason.TRAINED]
+    assert await field.orphans() == []
+
+
 async def test_at_whatever_instant_it_is_killed_one_model_is_published_and_nothing_is_left(
     field: Field, dockerd: Dockerd
 ) -> None:
     """While inputs come, while a container is made or started, in the training, at its end, while a model is
     published."""
-    random = Random(56)
+    random = Random(SEED)
     for number in range(INSTANTS):
         first = {"steps": 30, "step_s": 0.05, "save": [3, 9, 27], "checkpoint": [3, 9, 27]}
         job = await field.start(f"t{number}", {"1": first, "*": {"steps": 10, "save": [3]}})

@@ -17,7 +17,7 @@ import pytest
 from core.plan import TrainingPlan
 from miner.engines.base import Engine, EngineSpec, Phase
 from miner.jobs.states import EndReason, JobState
-from tests.integration.jobs.field import INSTANTS, Field
+from tests.integration.jobs.field import INSTANTS, SEED, Field
 
 pytestmark = pytest.mark.integration
 
@@ -96,8 +96,20 @@ async def test_a_run_that_somebody_kills_from_outside_goes_on(field: Field) -> N
     assert field.run(job, 2)["resume_from"] is not None
 
 
+@pytest.mark.parametrize("step", [1, 5], ids=["before a checkpoint", "after one"])
+async def test_killed_at_a_step_it_goes_on_from_its_checkpoint(field: Field, step: int) -> None:
+    first = {"steps": 600, "save": [3], "checkpoint": [3], "wait_at": step}
+    job = await field.start("t1", {"1": first, "*": GOOD})
+    await field.training(job, step)
+    await kill(field, job)
+    await published(field, job)
+    assert (await field.ends(job))[-1] == EndReason.TRAINED
+    assert (field.run(job, 2)["resume_from"] is not None) == (step > 3)
+    assert await field.orphans() == []
+
+
 async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None:
-    random = Random(56)
+    random = Random(SEED)
     for number in range(INSTANTS):
         # Far more steps than are waited for: it still runs when it is killed, however late that is.
         first = {"steps": 600, "step_s": 0.02, "save": [2, 20, 40], "checkpoint": [2, 20, 40]}
@@ -174,7 +186,7 @@ async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None
 
 async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field: Field) -> None:
     await tighten(field)
-    random = Random(56)
+    random = Random(SEED)
     for number in range(INSTANTS):
         eaten = random.randint(1, 12)
         checkpoints = list(range(2, 13, random.randint(1, 4)))

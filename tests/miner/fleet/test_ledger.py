@@ -612,5 +612,5 @@ class Anything(RuleBasedStateMachine):
         assert left == []
 
 
-Anything.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Anything.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestAnything = Anything.TestCase

@@ -88,7 +88,6 @@ def assert_nothing_is_booked_twice(found: Decision, on: FleetSnapshot, now: floa
             assert one.ends_at <= place.starts_at or place.ends_at <= one.starts_at
 
 
-@settings(max_examples=150)
 @given(OFFERS, POLICIES, PROFILES, fleets())
 def test_any_offer_gets_a_decision_that_books_no_gpu_twice(
     asked: MinerTaskOffer, name: str, plan_by: str, on: FleetSnapshot
@@ -100,7 +99,7 @@ def test_any_offer_gets_a_decision_that_books_no_gpu_twice(
     assert_nothing_is_booked_twice(found, on)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])  # many fleets are full
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # many fleets are full
 @given(SENSIBLE, fleets(), PROFILES)
 def test_what_is_accepted_fits_between_its_start_and_its_deadline(
     asked: MinerTaskOffer, on: FleetSnapshot, plan_by: str
@@ -117,7 +116,6 @@ def test_what_is_accepted_fits_between_its_start_and_its_deadline(
     assert held >= found.plan.busy_s
 
 
-@settings(max_examples=60)
 @given(SENSIBLE, st.data(), PROFILES)
 def test_one_hold_more_never_turns_a_refusal_into_an_acceptance(
     asked: MinerTaskOffer, data: st.DataObject, plan_by: str
@@ -138,7 +136,6 @@ LIMITS: dict[str, st.SearchStrategy[tuple[Any, Any]]] = {
 }
 
 
-@settings(max_examples=60)
 @given(SENSIBLE, fleets(), st.sampled_from(sorted(LIMITS)), st.data())
 def test_a_kinder_limit_never_turns_an_acceptance_into_a_refusal(
     asked: MinerTaskOffer, on: FleetSnapshot, key: str, data: st.DataObject
@@ -150,7 +147,6 @@ def test_a_kinder_limit_never_turns_an_acceptance_into_a_refusal(
     assert one.accepted <= other.accepted
 
 
-@settings(max_examples=30)
 @given(SENSIBLE, st.lists(st.booleans(), max_size=12))
 def test_one_more_success_never_lowers_score_or_value(asked: MinerTaskOffer, ends: list[bool]) -> None:
     history = History(outcome(number, published=end) for number, end in enumerate(ends))
@@ -165,13 +161,11 @@ def test_one_more_success_never_lowers_score_or_value(asked: MinerTaskOffer, end
     assert after.value.points >= before.value.points - 1e-12
 
 
-@settings(max_examples=30)
 @given(SENSIBLE, fleets(), POLICIES)
 def test_the_same_question_gets_the_same_answer(asked: MinerTaskOffer, on: FleetSnapshot, name: str) -> None:
     assert decided(asked, policy(name), on) == decided(asked, policy(name), on)
 
 
-@settings(max_examples=20)
 @given(st.lists(SENSIBLE, min_size=5, max_size=25), st.sampled_from(["h100x8", "steady"]))
 def test_offers_that_come_one_after_the_other_never_share_a_gpu(
     offers: list[MinerTaskOffer], plan_by: str

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.budget import Phase
@@ -59,7 +59,6 @@ def test_a_fast_machine_does_more_than_the_plan_dared_up_to_the_wish(tmp_path: P
     assert run.rates[-1] < 0.02
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.floats(20, 3000), st.floats(0.01, 20))
 def test_the_last_save_is_over_in_time_however_unsteady_the_steps_are(
     tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, step_s: float

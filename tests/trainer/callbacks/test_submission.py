@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -185,13 +186,14 @@ WRITER = """
 import os
 import sys
 from pathlib import Path
+from tests.doubles.deaths import die_before
 from tests.trainer.callbacks.simulated import safetensors, scored, write_adapter
 from trainer.callbacks.submission import Submission
 
 place = Path(sys.argv[1])
 
 
-def write() -> None:
+def write(step: int) -> None:
     submission = Submission(place, "org/model", place.parent / "base")
     submission.prepare()
     at = 0
@@ -200,33 +202,42 @@ def write() -> None:
         submission.put(lambda folder: write_adapter(folder, safetensors(20_000 + at)), scored(1 / at, at))
         if at == 1:
             print(os.getpid(), flush=True)
+            if step:
+                die_before(step)
 
 
-for _ in sys.stdin:
+for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        write()
+        write(int(line))
     os.waitpid(child, 0)
     print("dead", flush=True)
 """
 
 
-def test_kill_9_at_random_instants_never_leaves_half_a_submission(tmp_path: Path) -> None:
-    """Fifty deaths of a process that does nothing but submit. A tournament uploads what lies there then."""
-    chance, place = random.Random(56), tmp_path / "submission"
+SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
+#: More than two submissions take.
+STEPS = range(1, 40)
+
+
+def assert_whole_whenever_it_dies(tmp_path: Path, deaths: Iterable[tuple[int, float]]) -> None:
+    """Of a process that does nothing but submit, killed before a step or after seconds. A tournament uploads
+    what lies there then."""
+    place = tmp_path / "submission"
     command = [sys.executable, "-u", "-c", WRITER, str(place)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as forks:
         assert forks.stdin is not None
         assert forks.stdout is not None
-        for death in range(50):
-            forks.stdin.write("another\n")
+        for step, after_s in deaths:
+            forks.stdin.write(f"{step}\n")
             writer = int(forks.stdout.readline())
-            time.sleep(chance.uniform(0, 0.02))
-            os.kill(writer, signal.SIGKILL)
+            if not step:
+                time.sleep(after_s)
+                os.kill(writer, signal.SIGKILL)
             assert forks.stdout.readline() == "dead\n"
-            assert kind_of(place) == "adapter", f"death {death}"
+            assert kind_of(place) == "adapter", f"death before step {step}, after {after_s} s"
             names = sorted(path.name for path in place.iterdir())
             assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
             values = (len((place / "adapter_model.safetensors").read_bytes()) - 100) // 4
@@ -234,3 +245,12 @@ def test_kill_9_at_random_instants_never_leaves_half_a_submission(tmp_path: Path
             assert score is not None
             assert abs(values - (20_000 + score.step)) < 50
         forks.stdin.close()
+
+
+def test_kill_9_before_any_step_never_leaves_half_a_submission(tmp_path: Path) -> None:
+    assert_whole_whenever_it_dies(tmp_path, [(step, 0.0) for step in STEPS])
+
+
+def test_kill_9_at_random_instants_never_leaves_half_a_submission(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    assert_whole_whenever_it_dies(tmp_path, [(0, chance.uniform(0, 0.02)) for _ in range(50)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.evaluation import Era
@@ -52,7 +52,6 @@ ROWS = st.lists(
 
 @pytest.mark.parametrize("era", Era)
 @pytest.mark.parametrize("task", DATASETS)
-@settings(max_examples=60)
 @given(rows=ROWS)
 def test_any_data_become_rows_or_a_reason(task: TaskType, era: Era, rows: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.native.order import Order
@@ -44,7 +44,6 @@ def rows_of(step: list) -> list[int]:
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_every_rank_gets_the_same_number_of_full_batches_and_a_run_goes_on_where_it_stopped(
     lengths: list[int], world: int, micro: int, accumulation: int, packing: bool, grouped: bool
 ) -> None:

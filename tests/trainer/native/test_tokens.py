@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.native.tokens import BadTokens, TokenFile, TokenWriter, write_rows
@@ -15,7 +15,6 @@ ROWS = [([1, 2, 3], [False, True, True]), ([], []), ([4], [True])]
 
 
 @given(rows=st.lists(st.lists(st.tuples(st.integers(0, 99_999), st.booleans()), max_size=20), max_size=20))
-@settings(max_examples=30, deadline=None)
 def test_rows_read_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[tuple[int, bool]]]
 ) -> None:

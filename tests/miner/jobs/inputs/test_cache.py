@@ -283,7 +283,7 @@ STEPS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_whatever_happens_held_models_stay_and_the_quota_holds(
     steps: list[tuple[str, str, int]], tmp_path_factory: pytest.TempPathFactory

@@ -84,7 +84,7 @@ def test_beginning_anew_forgets_all(tmp_path: Path) -> None:
     assert part.sha256.hexdigest() == hashlib.sha256(DATA).hexdigest()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 3000), max_size=6), sync_every=st.integers(1, 3000))
 def test_any_number_of_interruptions_gives_the_same_file(
     cuts: list[int], sync_every: int, tmp_path_factory: pytest.TempPathFactory
