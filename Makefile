@@ -25,7 +25,7 @@ $(VENV)/.bench: $(VENV)/.dev
 	@$(PYTHON) scripts/install.py bench $(VENV)
 	@touch $@
 
-training: $(TRAINING)/.installed ## torch and Axolotl, into .venv-training (4 GB, 8 GB with CUDA)
+training: $(TRAINING)/.installed ## torch and Axolotl, into .venv-training (4 GB, 7 GB with CUDA)
 
 $(TRAINING)/.installed: constraints-training.txt
 	@$(PYTHON) scripts/install.py training $(TRAINING)

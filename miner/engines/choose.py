@@ -144,7 +144,7 @@ def training_interpreter(settings: Settings) -> Interpreter:
     if importlib.util.find_spec("torch") is not None:
         return _examined(Path(sys.executable))
     raise NoEngine(
-        "local processes need a python with the training stack: run `make training` (4 GB, 8 GB with CUDA), "
+        "local processes need a python with the training stack: run `make training` (4 GB, 7 GB with CUDA), "
         "or set TRAINER_PYTHON"
     )
 

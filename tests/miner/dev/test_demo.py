@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from miner.dev import show
+from miner.dev import demo, show
 from miner.dev.demo import DemoResult, Narrator, run_demo
+from miner.engines.choose import NoEngine
 
 
 def test_without_a_training_environment_the_demo_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINER_PYTHON", str(tmp_path / "no-python"))
+    def none(_settings: object) -> None:
+        raise NoEngine("no python with the training stack")
+
+    monkeypatch.setattr(demo, "training_interpreter", none)
     result = run_demo(tmp_path)
     assert not result.held
     assert result.trouble is not None
