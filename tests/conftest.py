@@ -157,7 +157,7 @@ THOROUGH = (
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
     r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors"
-    r"|tests\.trainer\.(?:tiny|native))"
+    r"|tests\.trainer\.(?:tiny|native|tasks))"
 )
 NEEDS_STACK = re.compile(
     rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE

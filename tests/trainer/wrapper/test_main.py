@@ -17,6 +17,7 @@ from core.evaluation import Era
 from core.run_files import ExitCode, RunEnd, RunResult, RunSpec, Score
 from core.tasks import TaskType
 from tests.trainer.callbacks.simulated import safetensors
+from trainer import sheet
 from trainer.callbacks.submission import Submission
 from trainer.command_line import UsageError
 from trainer.errors import BadModel
@@ -106,7 +107,7 @@ def test_on_a_full_disk_a_submission_is_exit_code_zero_all_the_same(
 
     def act(run: RunSpec) -> None:
         submit(run)
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(sheet, "write_atomically", full)
         full()
 
     run = run_in(tmp_path)
