@@ -39,7 +39,10 @@ async def test_without_a_token_of_the_operators_the_daemon_makes_one_that_only_i
         ).status_code == 200
 
 
-@pytest.mark.parametrize(("address", "right"), [("127.0.0.1", 200), ("192.0.2.7", 429)])
+@pytest.mark.parametrize(
+    ("address", "right"),
+    [("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("192.0.2.7", 429)],
+)
 async def test_wrong_tokens_are_limited_by_address(
     tmp_path: Path, template: Path, address: str, right: int
 ) -> None:
