@@ -45,14 +45,14 @@ def _tell(parts: Parts, now: Ability) -> None:
     if now == before:
         return
     parts.fleet.ability = now
-    known = before != NOT_TRIED
-    if now.trouble is not None and (before.trouble is None or not known):
+    first = before == NOT_TRIED
+    if now.trouble is not None and (before.trouble is None or first):
         parts.alert("engine_gone", f"no offers are accepted meanwhile: {now.trouble}")
-    elif now.trouble is None and before.trouble is not None and known:
-        parts.alert("engine_back", f"{parts.engine.name} answers again")
-    if now.trouble is None and not known and not _trains(now):
+    elif now.trouble is None and not _trains(now) and (before.trouble is not None or _trains(before)):
         why = "; ".join(dict.fromkeys(now.lacks.values()))
         parts.alert("engine_cannot_train", f"every offer is refused: {why}")
+    elif now.trouble is None and not first and (before.trouble is not None or not _trains(before)):
+        parts.alert("engine_back", f"{parts.engine.name} can train again")
     for engine, why in now.lacks.items():
         if before.lacks.get(engine) != why:
             log.warning("offers that need %s are refused: %s", engine, why)

@@ -60,6 +60,22 @@ async def test_what_an_engine_lacks_is_told_to_those_who_decide(house: House) ->
     assert house.fleet.ability.trouble is None
 
 
+async def test_an_engine_with_nothing_to_train_is_told_whenever_it_comes_to_that(house: House) -> None:
+    """Also one that was not there before, and is there now: it did not come back."""
+    nothing = dict.fromkeys(("text", "image", "toolkit"), "not built")
+    house.engine.gone = True
+    await house.until(lambda: house.fleet.ability.trouble is not None)
+    house.engine.lacking, house.engine.gone = nothing, False
+    await house.until(lambda: len(house.alerts) == 2)
+    house.engine.lacking = {}
+    await house.until(lambda: len(house.alerts) == 3)
+    house.engine.lacking = nothing
+    await house.until(lambda: len(house.alerts) == 4)
+    kinds = ["engine_gone", "engine_cannot_train", "engine_back", "engine_cannot_train"]
+    assert [kind for kind, _ in house.alerts] == kinds
+    assert house.alerts[1][1] == "every offer is refused: not built"
+
+
 async def test_until_there_is_an_engine_nothing_can_be_trained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
