@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 #: Importing torch from a cold disk takes a minute.
 LIMIT_S = 180.0
 PAUSE_S = 0.1
-#: A trial that failed is repeated after so long. One that ran and found something missing is repeated only
-#: when the image or the interpreter changes.
-RETRY_S = 300.0
+#: A trial that failed is repeated after so long. One that ran and found something missing is repeated when the
+#: image or the interpreter changes, and after RECHECK_S: it may have been a slow disk, or mended elsewhere.
+RETRY_S, RECHECK_S = 300.0, 3600.0
 RESULTS_FILE = "trials.json"
 _ENGINES_OF = {
     image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
@@ -100,7 +100,9 @@ async def lacking_in(
     argv = ("python", "-m", "trainer.ready", image)
     output = await trial(engine, beside, argv, image=image, gpus=gpus, key=key)
     try:
-        answer = json.loads(output.splitlines()[-1])
+        # Libraries may say something after it, as they are unloaded.
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        answer = json.loads(lines[-1])
         return {name: str(answer[name]) for name in _ENGINES_OF[image] if answer[name]}
     except (ValueError, LookupError, TypeError):
         raise TrialFailed(output.splitlines()[-1][-300:]) from None
@@ -116,8 +118,9 @@ class Trials:
         self._clock = clock
         #: By identity, as on disk.
         self._results: dict[str, dict[str, str]] = _read(self._file)
-        #: By identity: why a trial failed, and when to repeat it.
-        self._failures: dict[str, tuple[str, float]] = {}
+        #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
+        self._failures: dict[str, str] = {}
+        self._repeat_at: dict[str, float] = {}
         #: The run of the present trial, so that nobody takes it for one that was left behind.
         self.running: str | None = None
 
@@ -134,23 +137,32 @@ class Trials:
 
     async def _tried(self, image: str) -> Lacks:
         identity = f"{self._engine.name} {image} {await self._engine.identity(image)}"
-        if identity in self._results:
-            return {TrainingEngine(name): why for name, why in self._results[identity].items()}
-        failure, again_at = self._failures.get(identity, ("", 0.0))
-        if failure and self._clock() < again_at:
-            return dict.fromkeys(_ENGINES_OF[image], failure)
+        known = self._results.get(identity)
+        if known is not None and not (known and self._is_due(identity)):
+            return {TrainingEngine(name): why for name, why in known.items()}
+        if identity in self._failures and not self._is_due(identity):
+            return dict.fromkeys(_ENGINES_OF[image], self._failures[identity])
         self.running = trial_key()
         try:
             found = await lacking_in(self._engine, self._data_dir, image, key=self.running)
         except TrialFailed as error:
-            failure = f"the trial run of the {image} image failed: {error}"
-            self._failures[identity] = (failure, self._clock() + RETRY_S)
+            if known is not None:  # what it found when it ran still counts
+                self._repeat_at[identity] = self._clock() + RECHECK_S
+                return {TrainingEngine(name): why for name, why in known.items()}
+            failure = f"the trial run of the {image} image failed (see god-miner doctor): {error}"
+            self._failures[identity] = failure
+            self._repeat_at[identity] = self._clock() + RETRY_S
             return dict.fromkeys(_ENGINES_OF[image], failure)
         finally:
             self.running = None
+        self._failures.pop(identity, None)
+        self._repeat_at[identity] = self._clock() + RECHECK_S
         log.info("%s was tried out: %s", identity, found or "everything is there")
         self._remember(image, identity, found)
         return found
+
+    def _is_due(self, identity: str) -> bool:
+        return self._clock() >= self._repeat_at.setdefault(identity, self._clock() + RECHECK_S)
 
     def _remember(self, image: str, identity: str, found: Lacks) -> None:
         """The newest of each image."""

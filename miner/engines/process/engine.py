@@ -97,7 +97,7 @@ class ProcessEngine:
         return await self._aside(self._lacking, "look")
 
     async def identity(self, image: str) -> str:
-        return await self._aside(self._interpreter.identity, "look")
+        return await self._aside(self._identity, "look")
 
     async def ours(self) -> list[Found]:
         return await self._aside(self._listed, "list")
@@ -196,6 +196,12 @@ class ProcessEngine:
             elif self._sandbox is not None and not self._sandbox.shows(place):
                 found[short] = f"{place} is not seen in the sandbox: such pictures need Docker and its image"
         return found
+
+    def _identity(self) -> str:
+        """An upgrade of our own code is another thing to start, too: it may need other packages."""
+        packages = (path.resolve() for path in sorted(self._code.iterdir()))
+        changed = [file.stat().st_mtime_ns for package in packages for file in package.rglob("*.py")]
+        return f"{self._interpreter.identity()} code {len(changed)}@{max(changed, default=0)}"
 
     def _listed(self) -> list[Found]:
         keys = list(self._book.keys())

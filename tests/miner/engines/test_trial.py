@@ -11,7 +11,7 @@ import pytest
 from core.choices import Engine as TrainingEngine
 from core.run_files import LOG_FILE
 from miner.engines.base import EngineSpec, Phase, Status, Unreachable, Why
-from miner.engines.trial import RETRY_S, TrialFailed, Trials, lacking_in
+from miner.engines.trial import RECHECK_S, RETRY_S, TrialFailed, Trials, lacking_in
 
 READY = json.dumps({"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""})
 
@@ -97,6 +97,33 @@ async def test_an_image_that_cannot_run_our_code_trains_nothing_and_is_tried_aga
     assert await tried.lacks() == lacks
     clock[0] += RETRY_S
     assert TrainingEngine.NATIVE not in await tried.lacks()
+
+
+async def test_what_was_missing_is_looked_for_again_and_counts_until_another_trial_has_run(
+    tmp_path: Path,
+) -> None:
+    """A slow disk must not refuse a kind of offers for good. What is complete is not tried again."""
+    engine, clock = Answering(json.dumps({"kohya": "python: timed out"})), [0.0]
+    engine.absent = {"text": "not built", "toolkit": "not built"}
+    tried = trials(engine, tmp_path, clock)
+    found = await tried.lacks()
+    assert found[TrainingEngine.KOHYA] == "python: timed out"
+    tried = trials(engine, tmp_path, clock)  # another start
+    assert await tried.lacks() == found
+    engine.why = Why.OOM_KILLED
+    clock[0] += RECHECK_S
+    assert await tried.lacks() == await tried.lacks() == found
+    engine.why, engine.output = Why.OK, READY
+    clock[0] += RECHECK_S
+    assert TrainingEngine.KOHYA not in await tried.lacks()
+    clock[0] += RECHECK_S
+    assert TrainingEngine.KOHYA not in await tried.lacks()
+    assert engine.tried == ["image"] * 3
+
+
+async def test_what_a_library_says_at_the_end_does_not_hide_the_answer(tmp_path: Path) -> None:
+    engine = Answering(f"{READY}\nException ignored in: <function finalize>")
+    assert await lacking_in(engine, tmp_path, "text") == {}  # type: ignore[arg-type]
 
 
 async def test_a_trial_that_was_killed_is_a_failure(tmp_path: Path) -> None:

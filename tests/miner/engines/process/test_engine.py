@@ -53,3 +53,16 @@ async def test_programs_outside_of_the_sandbox_are_as_good_as_none(tmp_path: Pat
 async def test_an_interpreter_that_is_gone_starts_nothing(tmp_path: Path, tools: Path) -> None:
     gone = replace(PYTHON, path=tmp_path / "gone")
     assert set(await engine(tmp_path, gone).lacks()) == {"text", "image"}
+
+
+async def test_an_upgrade_of_our_own_code_is_another_identity(tmp_path: Path) -> None:
+    source = tmp_path / "checkout" / "trainer"
+    (source / "inner").mkdir(parents=True)
+    (source / "inner" / "one.py").touch()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "trainer").symlink_to(source)
+    one = engine(tmp_path / "code")
+    before = await one.identity("text")
+    assert await one.identity("text") == before
+    (source / "inner" / "two.py").touch()
+    assert await one.identity("text") != before
