@@ -48,7 +48,7 @@ def remove_tree(place: str | os.PathLike[str]) -> int:
     """
     removal = _Removal()
     try:
-        top = os.open(place, _FOLDER)
+        top = _opened(None, place)
     except OSError:
         removal.unlink(os.fspath(place), None)
         return removal.freed
@@ -99,6 +99,7 @@ class _Removal:
 
     def _move_up(self, folder: int, name: str, top: int) -> None:
         with contextlib.suppress(OSError):
+            os.close(_opened(folder, name))  # a folder that may not be changed may not be moved
             os.rename(name, f"{self._prefix}-{self._changes}", src_dir_fd=folder, dst_dir_fd=top)
             self._changes += 1
 
@@ -117,10 +118,13 @@ def _entries(folder: int) -> Iterator[tuple[str, bool]]:
             yield entry.name, entry.is_dir(follow_symlinks=False)
 
 
-def _opened(top: int, name: str) -> int:
-    """For reading, also a folder that its owner may not read."""
+def _opened(top: int | None, name: str | os.PathLike[str]) -> int:
+    """For reading, also a folder that its owner may neither read nor change: it may be changed from now on."""
     try:
-        return os.open(name, _FOLDER, dir_fd=top)
+        opened = os.open(name, _FOLDER, dir_fd=top)
     except PermissionError:
         os.chmod(name, 0o700, dir_fd=top)
-        return os.open(name, _FOLDER, dir_fd=top)
+        opened = os.open(name, _FOLDER, dir_fd=top)
+    with contextlib.suppress(OSError):  # somebody else's
+        os.fchmod(opened, 0o700)
+    return opened

@@ -31,6 +31,25 @@ def test_folders_in_folders_go_however_deep(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folders_that_may_not_be_changed_go_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root is not asked for its permission, so this runs as somebody else."""
+    monkeypatch.chdir(tmp_path)
+    user = os.geteuid() or 65_534
+    os.chown(".", user, -1)
+    os.seteuid(user)
+    try:
+        for folder in ("tree", "tree/a", "tree/a/b"):
+            os.mkdir(folder)
+            Path(folder, "file").write_text("x" * 10)
+        for folder, mode in (("tree/a/b", 0o000), ("tree/a", 0o555), ("tree", 0o555)):
+            os.chmod(folder, mode)
+        freed = remove_tree("tree")
+    finally:
+        if user == 65_534:
+            os.seteuid(0)
+    assert (freed, os.listdir(".")) == (30, [])
+
+
 def test_removing_never_follows_a_link(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
