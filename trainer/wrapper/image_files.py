@@ -118,15 +118,20 @@ def hub_caches() -> list[Path]:
     return list(dict.fromkeys(caches))
 
 
+def _open_caches() -> list[Path]:
+    """Those that are there and that this user may look into: pathlib raises where it may not."""
+    return [cache for cache in hub_caches() if os.access(cache, os.R_OK | os.X_OK) and cache.is_dir()]
+
+
 def hub_cache() -> Path | None:
     """The first cache in the hub's own layout that has anything."""
-    return next((cache for cache in hub_caches() if cache.is_dir() and any(cache.glob("models--*"))), None)
+    return next((cache for cache in _open_caches() if any(cache.glob("models--*"))), None)
 
 
 def _repository(name: str) -> str | None:
     """A repository's directory: under its plain name, or the newest snapshot in the hub's layout."""
     plain = name.replace("/", "--")
-    for cache in hub_caches():
+    for cache in _open_caches():
         if (cache / plain).is_dir():
             return str(cache / plain)
         if snapshots := sorted(
@@ -138,7 +143,7 @@ def _repository(name: str) -> str | None:
 
 def _file(repository: str, pattern: str) -> str | None:
     """A repository's file, flat in a cache or in the repository's directory; of several the last by name."""
-    for cache in hub_caches():
+    for cache in _open_caches():
         if flat := sorted(path for path in cache.glob(pattern) if path.is_file()):
             return str(flat[-1])
     directory = _repository(repository)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,25 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(module, "CACHE", tmp_path / "hf_cache")
     monkeypatch.setenv(module.FLUX_VARIABLE, str(tmp_path / "no-flux"))
     return tmp_path / "hf_cache"
+
+
+def test_a_cache_that_this_user_may_not_look_into_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the home of root in an image whose container runs as somebody else."""
+    (tmp_path / "root" / "hf" / "models--o--n").mkdir(parents=True)
+    (tmp_path / "root").chmod(0)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "root" / "hf"))
+    is_root = os.geteuid() == 0
+    real = os.getresuid()
+    if is_root:
+        os.setresuid(65_534, 65_534, 0)  # `os.access` goes by the real user
+    try:
+        assert hub_cache() is None
+        _, warnings = image_files(ImageModelType.Z_IMAGE, Path("/no-such-model"))
+    finally:
+        os.setresuid(*real)
+    assert len(warnings) == 1
 
 
 def test_a_folder_with_one_weight_file_is_that_file(tmp_path: Path) -> None:
