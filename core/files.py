@@ -119,7 +119,7 @@ def _entries(folder: int) -> Iterator[tuple[str, bool]]:
 
 
 def _opened(top: int | None, name: str | os.PathLike[str]) -> int:
-    """For reading, also a folder that its owner may neither read nor change: it may be changed from now on."""
+    """For reading, also a folder that its owner may not read; from now on its owner may change it."""
     try:
         opened = os.open(name, _FOLDER, dir_fd=top)
     except PermissionError:
