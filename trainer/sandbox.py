@@ -57,6 +57,8 @@ class Worker:
     def __init__(self) -> None:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._talk: socket.socket | None = None
+        #: The process that started it. Its forks have the same socket, which is not theirs to end.
+        self._owner = 0
         #: What holds it, in its own words before it reads anything; and what it could reach all the same.
         self.isolation = ""
         self.exposed: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ class Worker:
 
     def _start(self, until: float) -> socket.socket:
         """Where the engine has a way to start it as another user that way is taken."""
+        self._owner = os.getpid()
         path = os.environ.get(SOCKET_VARIABLE)
         if path:
             try:
@@ -109,6 +112,8 @@ class Worker:
         talk, self._talk = self._talk, None
         keeper, self._keeper = self._keeper, None
         if talk is not None:
+            with contextlib.suppress(OSError):
+                talk.shutdown(socket.SHUT_RDWR)  # a fork, as of a data loader, would keep it open
             talk.close()
         if keeper is None:
             return None
@@ -120,7 +125,8 @@ class Worker:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.end()
+            if self._owner == os.getpid():
+                self.end()
 
 
 def _environment() -> dict[str, str]:

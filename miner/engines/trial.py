@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Importing torch from a cold disk takes a minute.
 LIMIT_S = 180.0
 PAUSE_S = 0.1
-#: A failed trial is repeated after RETRY_S; one that found something missing after RECHECK_S (the disk may have
+#: A failed trial is repeated after RETRY_S; one that found something missing after RECHECK_S (a disk may have
 #: been slow, or it was mended elsewhere), and at once when the image or the interpreter changes.
 RETRY_S, RECHECK_S = 300.0, 3600.0
 RESULTS_FILE = "trials.json"

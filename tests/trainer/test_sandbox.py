@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,30 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for a busy machine to start a process, short enough to wait for."""
     monkeypatch.setattr(sandbox, "FIRST_CALL", 20.0)
     monkeypatch.setattr(sandbox, "CALL", 15.0)
+
+
+def test_a_keeper_ends_although_a_fork_of_the_trainer_has_its_socket() -> None:
+    """A data loader's workers are forks; a keeper that had to be killed would leave a reward's processes."""
+    worker = sandbox.Worker()
+    assert "rewards" in worker.ask(
+        {
+            "place": 0,
+            "source": "def f(completions): return [1.0]",
+            "function": "f",
+            "completions": ["x"],
+            "columns": {},
+        },
+        sandbox.FIRST_CALL,
+    )
+    fork = os.fork()
+    if fork == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        assert worker.end() != -signal.SIGKILL
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
 
 
 def test_a_reward_is_called_with_the_completions(tmp_path: Path) -> None:
