@@ -124,6 +124,7 @@ def test_a_refusal_says_why_and_exits_with_one(tmp_path: Path) -> None:
         (("--model", "x", "--params", "1000T", "--task-type", "chat", "--hours", "3"), "absurd_size"),
         ((*LLAMA, "--task-type", "chat", "--hours", "0"), "no_time"),
         ((*LLAMA, "--task-type", "grpo", "--hours", "-1"), "no_time"),
+        ((*LLAMA, "--task-type", "dpo", "--hours", "nan"), "no_time"),
         ((*LLAMA, "--task-type", "InstructTextTask", "--hours", "3", "--rows", "0"), "empty_dataset"),
     ],
 )
@@ -232,6 +233,7 @@ def test_against_another_profile_only_what_differs_is_shown(tmp_path: Path) -> N
     ):
         assert re.search(words, shown), words
     assert "learning_rate" not in shown
+    assert "B GB" not in shown
     changed = json.loads(_run(*mine, "--against", "h100x4", "--json").stdout)
     assert {"part": "configuration", "what": "lora_r", "before": 512, "after": 64} in changed
     assert {one["part"] for one in changed} == {"configuration", "memory", "time"}
