@@ -97,6 +97,8 @@ class Hardware(Record):
     """A host, as far as a plan cares. Rates are priors until the daemon has measured its own."""
 
     gpus: GpuSet
+    #: All of the host's, where `gpus` are those that one job was given; None: `gpus` are all.
+    host_gpus: int | None = Field(default=None, ge=1)
     cpu_cores: int = Field(default=32, ge=1)
     memory_bytes: int = Field(default=256 * 10**9, ge=1)
     #: Free space where checkpoints go; None: not known, not checked.

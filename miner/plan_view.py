@@ -46,7 +46,7 @@ def comparison(before: TrainingPlan, after: TrainingPlan) -> Iterator[Page]:
     if not changed:
         yield Text(f"nothing changes against profile {before.profile}")
         return
-    shown = {"configuration": _value, "memory": lambda count: f"{_gb(count)} GB", "time": show_seconds}
+    shown = {"configuration": _value, "memory": show_bytes, "time": show_seconds}
     table = _table("", "what", f"before ({before.profile})", f"now ({after.profile})")
     for part, what, there, here in changed:
         table.add_row(part, what, shown[part](there), shown[part](here))

@@ -40,15 +40,20 @@ def loader_plan(wish: Wish, hardware: Hardware, world: int) -> LoaderPlan:
 
 
 def loader_workers(wish: Wish, hardware: Hardware, world: int) -> int:
-    by_cores = max(hardware.cpu_cores // world, 1)
-    by_memory = max(int(hardware.memory_bytes * WORKERS_SHARE / WORKER_BYTES) // world, 1)
+    sharing = _sharing(hardware, world)
+    by_cores = max(hardware.cpu_cores // sharing, 1)
+    by_memory = max(int(hardware.memory_bytes * WORKERS_SHARE / WORKER_BYTES) // sharing, 1)
     return min(wish.targets.dataloader_num_workers, by_cores, by_memory)
+
+
+def _sharing(hardware: Hardware, world: int) -> int:
+    """Processes that the host's cores and memory have to do for: jobs on the other GPUs need theirs too."""
+    return max(hardware.host_gpus or hardware.gpus.count, world)
 
 
 def container_plan(wish: Wish, hardware: Hardware, world: int) -> ContainerPlan:
     asked = wish.profile.container
-    # Jobs on the other GPUs need theirs at the same time.
-    share = int(hardware.memory_bytes * CONTAINER_SHARE * world / max(hardware.gpus.count, world))
+    share = int(hardware.memory_bytes * CONTAINER_SHARE * world / _sharing(hardware, world))
     shm = asked.shm or int(SHM_PER_GPU * world)
     return ContainerPlan(
         memory_bytes=min(asked.memory or share, share),
@@ -76,12 +81,13 @@ def launch_plan(wish: Wish, world: int) -> LaunchPlan:
 def host_concessions(wish: Wish, hardware: Hardware, world: int) -> Iterator[Concession]:
     workers, asked = loader_workers(wish, hardware, world), wish.targets.dataloader_num_workers
     if workers < asked and wish.engine is not Engine.NATIVE:
-        reason = f"{hardware.cpu_cores} cores and {show_bytes(hardware.memory_bytes)} for {world} processes"
+        memory, sharing = show_bytes(hardware.memory_bytes), _sharing(hardware, world)
+        reason = f"{hardware.cpu_cores} cores and {memory} for {sharing} processes"
         yield Concession(field="dataloader_num_workers", wanted=asked, got=workers, reason=reason)
     container, got = wish.profile.container, container_plan(wish, hardware, world)
     whole = f"the host has {show_bytes(hardware.memory_bytes)}"
     if container.memory and got.memory_bytes != container.memory:
-        share = f"{whole}, and {world} of {max(hardware.gpus.count, world)} GPUs have their share of it"
+        share = f"{whole}, and {world} of {_sharing(hardware, world)} GPUs have their share of it"
         yield _gave(
             "container.memory", show_bytes(container.memory), show_bytes(got.memory_bytes or 0), share
         )

@@ -181,12 +181,13 @@ def _data(
     kind: TaskType, image: ImageModelType | None, rows: int | None, dataset: Path | None, hours: float
 ) -> DatasetFacts:
     from core.data_facts import assumed_facts
+    from core.planning.planner import usable_hours
     from core.row_facts import facts_from_rows
     from core.tasks import TaskType
     from miner.rows import read_rows
 
     if dataset is None or kind is TaskType.IMAGE:
-        return assumed_facts(kind, rows, hours, image)
+        return assumed_facts(kind, rows, usable_hours(hours), image)
     sample, counted = read_rows(dataset)
     return facts_from_rows(kind, sample, counted if rows is None else rows)
 

@@ -128,7 +128,7 @@ def check(
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
             if tallies:
                 typer.echo(f"  takes {', '.join(_tally(one) for one in tallies)}")
-            if names:
+            if names and not any(one.level.value == "error" for one in findings):
                 tell_where_not_in_force("policy", name)
     raise typer.Exit(1 if wrong else 0)
 

@@ -135,7 +135,7 @@ def check(
             typer.echo(f"{name}: {_tally(each)}")
             for finding in each:
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
-            if names:
+            if names and not any(one.level is Level.ERROR for one in each):
                 tell_where_not_in_force("profile", name)
         typer.echo(f"{len(found)} checked in {seconds:.1f} s")
     raise typer.Exit(1 if wrong else 0)

@@ -117,7 +117,7 @@ async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> Placed
     desk.doing("plan")
     could, draft = await desk.persist("plan", drafted, lambda: useful_until(desk), past.next_number)
     grant = await _acquire(desk, draft)
-    given = could.model_copy(update={"gpus": grant.gpus})
+    given = could.model_copy(update={"gpus": grant.gpus, "host_gpus": could.gpus.count})
     if past.ended_by is EndReason.OOM:
         # The rung decides everything but the steps, and the clock decides those.
         keep(desk, draft.plan)

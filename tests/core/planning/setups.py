@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from core.choices import Attention, Engine, Method, Optimizer, Parallelism
 from core.hardware import KINDS, Hardware, parse_gpus
+from core.layers.files import Layer
 from core.model_facts import facts_from_name
 from core.models import ModelFacts
 from core.planning.memory import moments
 from core.planning.setup import Loss, Setup
 from core.planning.shape import shape_of
-from core.profile import ContainerTargets, EngineConfigs, Limits, ResolvedProfile, Targets
+from core.profile import ContainerTargets, EngineConfigs, Limits, ResolvedProfile, Targets, load_profile
+from core.profile.load import PROFILES, LoadedProfile
 from core.tasks import TaskType
 
 GIB = 2**30
 #: What published figures ("memory active") and fake tensors leave out.
 UNSEEN = ("cuda", "fragmentation", "ddp buckets")
+
+
+def on_all_gpus(name: str = "h100x4") -> LoadedProfile:
+    """The profile with every job on all GPUs, as the guide of `h100x4` has it."""
+    text = f"extends: {name}\ntargets: {{gpu_strategy: all}}"
+    return LoadedProfile(name, [*load_profile(name).layers, Layer(PROFILES, Path("all.yaml"), text)])
 
 
 def a_setup(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: Any) -> Setup:

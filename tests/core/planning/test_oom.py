@@ -13,7 +13,7 @@ from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.planner import plan
 from core.profile import load_profile
 from core.tasks import ImageModelType, TaskType
-from tests.core.planning.setups import host, resolved
+from tests.core.planning.setups import host, on_all_gpus, resolved
 from tests.doubles.each import each
 
 
@@ -105,7 +105,7 @@ def test_grpo_keeps_whole_groups_on_every_rung() -> None:
 def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completions() -> None:
     model, data = facts_from_name("Qwen/Qwen2.5-14B"), assumed_facts(TaskType.GRPO, 5000)
     spec = TaskSpec(task_type=TaskType.GRPO, hours=8)
-    first = plan(spec, model, data, host("4xH100"), load_profile("h100x4"))
+    first = plan(spec, model, data, host("4xH100"), on_all_gpus())
     assert first.grpo is not None
     assert first.grpo.whole_layers == model.layers == 48
     half = next_after_oom(first, OutOfMemory(moment="generation"))

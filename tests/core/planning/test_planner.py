@@ -21,7 +21,7 @@ from core.planning.planner import PlanSummary, plan, quick_plan, usable_hours
 from core.planning.setup import setup_of, vary
 from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
 from core.tasks import ImageModelType, TaskType
-from tests.core.planning.setups import host, resolved
+from tests.core.planning.setups import host, on_all_gpus, resolved
 from tests.doubles.each import each
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -59,7 +59,7 @@ def test_targets_that_fit_are_taken_as_they_are() -> None:
 
 
 def test_a_micro_batch_that_does_not_fit_gives_way_with_the_number_that_forced_it() -> None:
-    found = _plan(load_profile("h100x4"))
+    found = _plan(on_all_gpus())
     gave = _gave(found, "micro_batch_size")
     assert gave is not None
     assert gave.wanted == 32
@@ -110,7 +110,7 @@ def test_experts_that_an_adapter_does_not_reach_are_told_with_their_parameters()
 
 
 def test_the_seed_000_profile_trains_its_rank_on_four_sharded_cards_without_checkpointing() -> None:
-    found = _plan(load_profile("h100x4"))
+    found = _plan(on_all_gpus())
     assert found.verdict.feasible
     assert found.gpus.count == 4
     assert found.parallelism is Parallelism.FSDP
@@ -120,6 +120,17 @@ def test_the_seed_000_profile_trains_its_rank_on_four_sharded_cards_without_chec
     assert found.optimizer.learning_rate == 8e-4
     assert found.memory.budget_bytes == 75_000_000_000
     assert found.env["NCCL_BUFFSIZE"] == "8388608"
+
+
+def test_the_seed_000_profile_gives_gpus_by_size_and_keeps_its_numbers() -> None:
+    for model, gpus in (("Qwen/Qwen2.5-3B", 1), (LLAMA, 1), ("meta-llama/Llama-3.1-70B", 4)):
+        found = _plan(load_profile("h100x4"), model=model, hours=8)
+        assert found.verdict.feasible
+        assert found.gpus.count == gpus
+        assert found.parallelism is (Parallelism.SINGLE if gpus == 1 else Parallelism.FSDP)
+        assert found.adapter is not None
+        assert (found.adapter.rank, found.optimizer.learning_rate) == (512, 8e-4)
+        assert found.batch.effective >= 32
 
 
 def test_checkpointing_is_switched_on_only_where_memory_asks_for_it() -> None:
@@ -183,7 +194,7 @@ def test_fsdp_takes_an_optimizer_that_it_can_shard() -> None:
 
 
 def test_generation_is_not_sharded_when_the_model_fits_one_card() -> None:
-    found = _plan(load_profile("h100x4"), TaskType.GRPO, "Qwen/Qwen2.5-3B", hours=6)
+    found = _plan(on_all_gpus(), TaskType.GRPO, "Qwen/Qwen2.5-3B", hours=6)
     assert found.parallelism is Parallelism.DDP
     assert "generation" in _gave(found, "fsdp_above").reason  # type: ignore[union-attr]
 
@@ -196,7 +207,7 @@ def test_generation_is_not_sharded_when_the_model_fits_one_card() -> None:
     ],
 )
 def test_weights_are_gathered_once_for_a_generation_where_they_fit(model: str, least: int, most: int) -> None:
-    found = _plan(load_profile("h100x4"), TaskType.GRPO, model, gpus="4xH100", hours=8)
+    found = _plan(on_all_gpus(), TaskType.GRPO, model, gpus="4xH100", hours=8)
     assert found.verdict.feasible
     assert found.grpo is not None
     assert found.parallelism is Parallelism.FSDP
@@ -279,7 +290,7 @@ def test_warmup_never_eats_the_run() -> None:
 
 
 def test_the_host_bounds_loaders_and_container() -> None:
-    found = _plan(load_profile("h100x4"), hardware=host("4xH100", cpu_cores=24, memory_bytes=200 * 10**9))
+    found = _plan(on_all_gpus(), hardware=host("4xH100", cpu_cores=24, memory_bytes=200 * 10**9))
     assert found.loader.workers == 6
     assert found.container.cpus == "0-23"
     assert (found.container.memory_bytes or 0) <= 200 * 10**9
@@ -288,10 +299,15 @@ def test_the_host_bounds_loaders_and_container() -> None:
 def test_jobs_side_by_side_share_the_hosts_memory() -> None:
     """A profile that asks for more than the share of its GPUs is told what it gets."""
     hardware = host("8xH100", memory_bytes=800 * 10**9)
-    found = _plan(load_profile("h100x4"), hardware=hardware)
+    found = _plan(on_all_gpus(), hardware=hardware)
     assert found.gpus.count == 4
     assert 0.4 * 800e9 < (found.container.memory_bytes or 0) <= 0.5 * 800e9
     assert _gave(found, "dataloader_num_workers") is not None
+    given = hardware.model_copy(update={"gpus": hardware.gpus.take(4), "host_gpus": 8})
+    alone = _plan(on_all_gpus(), hardware=given)
+    assert (alone.container, alone.loader) == (found.container, found.loader)
+    one = _plan(load_profile("h100x4"), hardware=host("4xH100", cpu_cores=64, memory_bytes=10**12))
+    assert (one.gpus.count, one.loader.workers) == (1, 16)
 
 
 def test_the_plan_says_what_the_engine_leaves_off_or_replaces() -> None:

@@ -44,7 +44,7 @@ def test_memory_timeline_concessions_and_configuration_are_shown() -> None:
     found = _run(*TASK, "--gpus", "4xH100")
     assert found.exit_code == 0
     for line in (
-        "feasible: 4xH100-SXM",
+        "feasible: 1xH100-SXM of 4xH100-SXM",
         "Memory of one GPU, at its worst",
         "activations",
         "budget",
@@ -70,7 +70,7 @@ def test_the_plan_is_for_the_host_and_by_the_profile_of_the_daemon_and_says_so(
     assert "host: 4xH100-SXM, 64 cores, 512.0 GB (this host)" in found
     assert "profile h100x4 is in force, because policy h100x4 names it and PROFILE is auto" in found
     assert "dataloader_num_workers 64 → 16: 64 cores and 512.0 GB for 4 processes" in found
-    assert "container.memory" not in found
+    assert "container.memory 400.0 GB → 121.6 GB" in found
     more = _run(*TASK, "--cpu-cores", "256", "--memory", "2TB").output
     assert "host: 4xH100-SXM, 256 cores, 2000.0 GB" in more
     assert "dataloader_num_workers 64" not in more
@@ -88,7 +88,7 @@ def test_one_number_changed_in_a_profile_shows_in_config_memory_and_time(tmp_pat
         for name in ("h100x4", "mine")
     ]
     assert plans[0].memory["optimizer"] > 4 * plans[1].memory["optimizer"]
-    assert plans[0].time["train"] > plans[1].time["train"]
+    assert plans[0].steps.epochs < plans[1].steps.epochs
     assert plans[0].digest != plans[1].digest
     shown = _run(*TASK, "--dir", str(tmp_path), "--profile", "mine").output
     assert "mine.yaml:2" in shown
@@ -107,7 +107,7 @@ def test_written_files_are_what_an_attempt_would_get(tmp_path: Path) -> None:
     assert config["micro_batch_size"] == written.batch.micro
     assert config["max_steps"] == written.steps.total
     script = (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
-    assert "accelerate launch --multi_gpu --num_processes 4" in script
+    assert "accelerate launch --num_processes 1" in script
 
 
 def test_a_refusal_says_why_and_exits_with_one(tmp_path: Path) -> None:
@@ -124,6 +124,7 @@ def test_a_refusal_says_why_and_exits_with_one(tmp_path: Path) -> None:
         (("--model", "x", "--params", "1000T", "--task-type", "chat", "--hours", "3"), "absurd_size"),
         ((*LLAMA, "--task-type", "chat", "--hours", "0"), "no_time"),
         ((*LLAMA, "--task-type", "grpo", "--hours", "-1"), "no_time"),
+        ((*LLAMA, "--task-type", "dpo", "--hours", "nan"), "no_time"),
         ((*LLAMA, "--task-type", "InstructTextTask", "--hours", "3", "--rows", "0"), "empty_dataset"),
     ],
 )
@@ -232,6 +233,7 @@ def test_against_another_profile_only_what_differs_is_shown(tmp_path: Path) -> N
     ):
         assert re.search(words, shown), words
     assert "learning_rate" not in shown
+    assert "B GB" not in shown
     changed = json.loads(_run(*mine, "--against", "h100x4", "--json").stdout)
     assert {"part": "configuration", "what": "lora_r", "before": 512, "after": 64} in changed
     assert {one["part"] for one in changed} == {"configuration", "memory", "time"}
@@ -246,7 +248,7 @@ def test_against_an_earlier_plan_an_edited_profile_shows_its_effect(tmp_path: Pa
     assert "nothing changes" in same.output
     profile.write_text("extends: h100x4\ntargets: {num_epochs: 2}\n", encoding="utf-8")
     shown = _run(*mine, "--against", str(tmp_path / "before" / "plan.json")).output
-    assert re.search(r"configuration\s+num_epochs\s+8.0\s+2.0", shown)
+    assert re.search(r"configuration\s+num_epochs\s+[\d.]+\s+2.0", shown)
     assert re.search(r"time\s+train", shown)
 
 

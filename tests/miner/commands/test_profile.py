@@ -81,6 +81,13 @@ def test_check_tells_file_and_line_and_fails(mine: Path) -> None:
     assert run("check", str(mine / "mine.yaml")).exit_code == 0
 
 
+def test_check_of_a_file_that_is_not_there_does_not_propose_it(tmp_path: Path) -> None:
+    result = run("check", str(tmp_path / "missing.yaml"))
+    assert result.exit_code == 1
+    assert "no such profile" in result.output
+    assert "chooses it" not in result.output
+
+
 def test_check_for_programs(mine: Path) -> None:
     result = run("check", "mine", "broken", "--dir", str(mine), "--json")
     found = json.loads(result.output)

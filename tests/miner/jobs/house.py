@@ -38,6 +38,7 @@ from miner.store import database
 from miner.store.books import Books
 from miner.store.jobs import Start
 from miner.store.work import AttemptRow, JobRow
+from tests.core.planning.setups import on_all_gpus
 
 #: For what should come at once. Less than the minute for which stand-ins hang: what waits for them fails.
 CAP_S = 50.0
@@ -420,9 +421,9 @@ def _parts(
     fleet: LocalFleet,
     alerts: list[tuple[str, str]],
     pace: Pace,
-    profile: str = "h100x4",
+    profile: str = "all",
 ) -> Parts:
-    loaded = load_profile(profile)
+    loaded = on_all_gpus() if profile == "all" else load_profile(profile)
     return Parts(
         data_dir=folder,
         book=JobBook(books),
@@ -453,7 +454,7 @@ def books_in(folder: Path) -> Books:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, pace: Pace = FAST, gpus: str = "4xH100", profile: str = "h100x4"
+    folder: Path, pace: Pace = FAST, gpus: str = "4xH100", profile: str = "all"
 ) -> AsyncIterator[House]:
     books = books_in(folder)
     books.writer.start(asyncio.get_running_loop())

@@ -7,12 +7,12 @@ from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
 from core.planning.learned import Learned
 from core.planning.oom import OutOfMemory
-from core.profile.load import load_profile
 from core.remedies import CALMER
 from core.tasks import TaskType
 from miner.jobs import plans
 from miner.jobs.ports import Fetched, StepFailed
 from miner.jobs.states import EndReason
+from tests.core.planning.setups import on_all_gpus
 from tests.miner.jobs.house import MODEL, ROWS
 
 INPUTS = Fetched(model_path=None, data_path=None, model=MODEL, data=ROWS)  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ def nothing(_shape: str) -> Learned | None:
 
 @pytest.fixture(scope="module")
 def profile():  # type: ignore[no-untyped-def]
-    return load_profile("h100x4")
+    return on_all_gpus()
 
 
 def test_a_plan_is_made_for_what_there_is(profile) -> None:  # type: ignore[no-untyped-def]

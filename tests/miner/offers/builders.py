@@ -16,6 +16,7 @@ from miner.offers.decision import Decision, Reason
 from miner.offers.history import History, Outcome
 from miner.offers.policies.load import LoadedPolicy, load_policy
 from miner.offers.replay import idle_fleet
+from tests.core.planning.setups import on_all_gpus
 
 #: Wednesday, 2025-10-01, 12:00 UTC.
 NOON = 1_759_320_000.0
@@ -76,7 +77,8 @@ def written_policy(folder: Path, text: str) -> LoadedPolicy:
 
 
 def profile(name: str = "h100x4-strategy") -> LoadedProfile:
-    return load_profile(name)
+    """`all`: h100x4 with every job on all GPUs."""
+    return on_all_gpus() if name == "all" else load_profile(name)
 
 
 def decided(

@@ -66,21 +66,21 @@ def test_a_wait_that_leaves_too_little_time_is_no_way_out() -> None:
 
 def test_where_too_few_are_free_it_is_planned_for_fewer() -> None:
     busy = fleet("4xH100", hold("a", "01", end=9))
-    fewer = decided(plan_by="h100x4", on=busy, by=policy())
+    fewer = decided(plan_by="all", on=busy, by=policy())
     assert fewer.placement is not None
     assert len(fewer.placement.gpus) == 2
     assert brief(fewer).gpus == 2
-    stubborn = decided(plan_by="h100x4", on=busy, by=policy(fitting__fewer_gpus=False))
+    stubborn = decided(plan_by="all", on=busy, by=policy(fitting__fewer_gpus=False))
     assert not stubborn.accepted
 
 
 def test_of_waiting_and_fewer_gpus_the_one_that_trains_more_is_taken() -> None:
     soon = fleet("4xH100", hold("a", "01", end=0.1))
-    found = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="h100x4", on=soon)
+    found = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="all", on=soon)
     assert found.placement is not None
     assert len(found.placement.gpus) == 4
     later = fleet("4xH100", hold("a", "01", end=0.45))
-    small = decided(picture_offer(), plan_by="h100x4", on=later)
+    small = decided(picture_offer(), plan_by="all", on=later)
     assert small.placement is not None
     assert small.placement.starts_at == NOON
 

@@ -11,7 +11,7 @@ from tests.miner.offers.builders import HOUR, NOON, offer, outcome, policy, prof
 FOUR = Hardware(gpus=parse_gpus("4xH100"))
 
 
-def played(*offers: Offered, plan_by: str = "h100x4", **how: object) -> list[Entry]:
+def played(*offers: Offered, plan_by: str = "all", **how: object) -> list[Entry]:
     return replay(offers, policy(), profile(plan_by), FOUR, **how)  # type: ignore[arg-type]
 
 
