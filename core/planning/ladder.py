@@ -126,12 +126,12 @@ def _by_batch(ways: list[Setup], base: Setup, fits: Fits) -> Setup | None:
         most = kind.micro if first else busy
         if not kind.checkpointing and (found := _largest(kind, busy, most, fits)):
             return found
-        again = vary(kind, checkpointing=True)
+        again = kind if kind.checkpointing else vary(kind, checkpointing=True)
         if found := _largest(again, busy, most if base.checkpointing else busy, fits):
             return found
     for micro in divisors(_per_gpu(base), busy_micro(base) - 1):
         for kind in ways:
-            small = vary(with_micro(kind, micro), checkpointing=True)
+            small = vary(kind, micro=micro, accumulation=_per_gpu(kind) // micro, checkpointing=True)
             if fits(small):
                 return small
     return None
@@ -142,7 +142,9 @@ def _ways(wish: Wish, base: Setup) -> list[list[Setup]]:
     everything else, smaller batches too, where layers would have to be gathered for every token."""
     if not can_shard(wish, base.world):
         return [[base]]
-    plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
+    own = _own(wish, base)
+    as_it_is = base.parallelism is Parallelism.DDP and base.optimizer is own
+    plain = base if as_it_is else vary(base, parallelism=Parallelism.DDP, optimizer=own)
     if base.method is Method.QLORA and base.task is TaskType.DPO:
         return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
     sharded = vary(

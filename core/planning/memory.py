@@ -143,8 +143,8 @@ def _trained(s: Setup) -> Trained:
 
 
 def _holding(terms: list[Term]) -> Held:
-    total = sum(term.bytes for term in terms)
-    still = sum(term.bytes for term in terms if term.name in _STILL)
+    total = sum([term.bytes for term in terms])
+    still = sum([term.bytes for term in terms if term.name in _STILL])
     return Held(terms, total + states.FRAGMENTATION * (total - still))
 
 
@@ -183,7 +183,9 @@ def _evaluation(s: Setup) -> list[Term]:
 
 
 def _total(moment: Moment) -> float:
-    passing = sum([term.bytes for term in moment.passing])
+    passing = 0.0
+    for term in moment.passing:
+        passing += term.bytes
     return moment.held.total + (1 + states.FRAGMENTATION) * passing
 
 
