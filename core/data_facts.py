@@ -124,4 +124,4 @@ def _spread(median: int, p99: int) -> LengthStats:
         return LengthStats.from_lengths([])
     at = tuple(max(round(median * (p99 / median) ** share), 1) for share in _SHARES)
     stats = LengthStats(quantiles=at, mean=0)
-    return stats.model_copy(update={"mean": stats.mean_of_lines()})
+    return stats.model_copy(update={"mean": stats.mean_of_lines})
