@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
@@ -74,7 +75,7 @@ class LengthStats(Record):
         """The mean when every row is cut at `limit` tokens."""
         if limit >= self.max:
             return self.mean
-        whole = self.mean_of_lines()
+        whole = self.mean_of_lines
         return min(self._integral(limit) * (self.mean / whole if whole > self.mean > 0 else 1.0), limit)
 
     def mean_kept(self, limit: float) -> float:
@@ -84,6 +85,7 @@ class LengthStats(Record):
             return 0.0
         return min(max(self.mean_cut(limit) - over * limit, 0.0) / (1.0 - over), limit)
 
+    @cached_property
     def mean_of_lines(self) -> float:
         """The mean that the quantiles imply; off from the real one when the longest rows are few and huge."""
         return self._integral(float("inf"))

@@ -76,10 +76,15 @@ def assumed_facts(
     given = Confidence.GUESS if rows is None else Confidence.GIVEN
     if task_type is TaskType.IMAGE:
         return image_facts(TYPICAL_PICTURES if rows is None else rows, image_type, given)
+    return _assumed_text(task_type, _expected_rows(hours) if rows is None else rows, given)
+
+
+@lru_cache
+def _assumed_text(task_type: TaskType, rows: int, given: Confidence) -> DatasetFacts:
     prompt_mid, prompt_top, answer_mid, answer_top = _LENGTHS[task_type]
     return DatasetFacts(
         task_type=task_type,
-        rows=_expected_rows(hours) if rows is None else rows,
+        rows=rows,
         rows_confidence=given,
         lengths_confidence=Confidence.GUESS,
         prompt=_spread(prompt_mid, prompt_top),
@@ -92,7 +97,7 @@ def assumed_facts(
 def image_facts(
     pictures: int, image_type: ImageModelType | None, confidence: Confidence = Confidence.CONFIG
 ) -> DatasetFacts:
-    nothing = LengthStats.from_lengths([])
+    nothing = _spread(0, 0)
     return DatasetFacts(
         task_type=TaskType.IMAGE,
         rows=pictures,
@@ -119,4 +124,4 @@ def _spread(median: int, p99: int) -> LengthStats:
         return LengthStats.from_lengths([])
     at = tuple(max(round(median * (p99 / median) ** share), 1) for share in _SHARES)
     stats = LengthStats(quantiles=at, mean=0)
-    return stats.model_copy(update={"mean": stats.mean_of_lines()})
+    return stats.model_copy(update={"mean": stats.mean_of_lines})

@@ -127,17 +127,23 @@ def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> Mode
     )
 
 
-def _counted_row(row: Row) -> Counted:
+def _counted_row(row: Row, steps: _Steps | None = None) -> Counted:
+    """As it is, or at another size."""
+    layers, hidden, intermediate, heads, kv_heads, moe = (
+        (row.layers, row.hidden, row.intermediate, row.heads, row.kv_heads, row.moe)
+        if steps is None
+        else _shape(row, steps)
+    )
     return count_params(
-        row.layers,
-        row.hidden,
-        row.intermediate,
-        (row.heads, row.kv_heads, row.head_dim),
+        layers,
+        hidden,
+        intermediate,
+        (heads, kv_heads, row.head_dim),
         row.vocab,
         tied=row.tied,
         gated=row.gated,
         ranks=row.latent or (None, None),
-        moe=row.moe,
+        moe=moe,
     )
 
 
@@ -149,32 +155,55 @@ def _active(counted: Counted, params: int) -> int:
 def _scaled(row: Row, params: int) -> Row:
     """The same proportions at another size: depth and width grow alike, as they do in published series."""
     low, high = 1e-3, 1e3
+    smaller, larger = _Steps(0, 0, 0, 0), _steps(row, high)
     for _ in range(24):
+        if sum(larger) - sum(smaller) <= 1:  # no other shape lies between the two
+            break
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if _counted_row(_stretched(row, middle)).total < params else (low, middle)
-    stretched = _stretched(row, high)
-    total = _counted_row(stretched).total
+        steps = _steps(row, middle)
+        if _counted_row(row, steps).total < params:
+            low, smaller = middle, steps
+        else:
+            high, larger = middle, steps
+    total = _counted_row(row, larger).total
+    layers, hidden, intermediate, heads, kv_heads, moe = _shape(row, larger)
+    vocab = row.vocab
     if total > 1.05 * params:  # a toy: no published vocabulary fits into it
-        each = stretched.hidden * (1 if row.tied else 2)
-        spare = params - (total - stretched.vocab * each)
-        stretched = stretched._replace(vocab=min(max(spare // each, 256), row.vocab))
-    return stretched
-
-
-def _stretched(row: Row, by: float) -> Row:
-    heads = max(round(row.heads * by), 1)
-    hidden = max(round(row.hidden * by / 64) * 64, 64)
-    moe = row.moe and row.moe.model_copy(
-        update={"expert_intermediate": max(round(row.moe.expert_intermediate * by), 1)}
-    )
+        each = hidden * (1 if row.tied else 2)
+        vocab = min(max((params - (total - vocab * each)) // each, 256), vocab)
     return row._replace(
-        layers=max(round(row.layers * by), 1),
+        layers=layers,
         hidden=hidden,
-        intermediate=max(round(row.intermediate * hidden / row.hidden), 1),
+        intermediate=intermediate,
         heads=heads,
-        kv_heads=max(round(row.kv_heads * heads / row.heads), 1),
+        kv_heads=kv_heads,
+        vocab=vocab,
         moe=moe,
     )
+
+
+class _Steps(NamedTuple):
+    """What sets a shape apart from its neighbours in size; the width counts in steps of 64."""
+
+    layers: int
+    width: int
+    heads: int
+    expert: int
+
+
+def _steps(row: Row, by: float) -> _Steps:
+    expert = max(round(row.moe.expert_intermediate * by), 1) if row.moe else 0
+    layers, width, heads = round(row.layers * by), round(row.hidden * by / 64), round(row.heads * by)
+    return _Steps(max(layers, 1), max(width, 1), max(heads, 1), expert)
+
+
+def _shape(row: Row, steps: _Steps) -> tuple[int, int, int, int, int, MoeFacts | None]:
+    """Layers, hidden, intermediate, heads, heads of keys, experts."""
+    layers, hidden, heads = steps.layers, 64 * steps.width, steps.heads
+    intermediate = max(round(row.intermediate * hidden / row.hidden), 1)
+    kv_heads = max(round(row.kv_heads * heads / row.heads), 1)
+    moe = row.moe and row.moe.model_copy(update={"expert_intermediate": steps.expert})
+    return layers, hidden, intermediate, heads, kv_heads, moe
 
 
 #: config.json spells one idea in several ways; the first key that is there counts.

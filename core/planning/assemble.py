@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.budget import Phase, TimeBreakdown, Verdict
+from core.budget import TimeBreakdown, Verdict
 from core.choices import Engine, Method, Parallelism
 from core.hardware import Hardware
 from core.plan import TrainingPlan
@@ -247,21 +247,12 @@ def _raw(wish: Wish) -> dict[str, object]:
 
 
 def time_of(timed: Timed, measured: bool = False) -> TimeBreakdown:
-    """From now to the deadline. Evaluations and checkpoints are sums, not moments."""
-    schedule, setup = timed.schedule, timed.setup
-    train = f"{schedule.total:,} steps of {timed.rate.step_s:.3g} s, {schedule.epochs:.3g} epochs"
-    evaluations = f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"
-    phases = [*timed.before, Phase(name="train", seconds=schedule.train_s, why=train)]
-    if schedule.eval_s:
-        phases.append(Phase(name="evaluate", seconds=schedule.eval_s, why=evaluations))
-    phases += [
-        Phase(name="save", seconds=schedule.save_s, why=f"every {schedule.save_every} steps"),
-        timed.after,
-    ]
+    """From now to the deadline."""
+    setup = timed.setup
     effective = setup.micro * setup.accumulation * setup.world
     peak = timed.step.flops / (timed.rate.step_s * setup.kind.bf16_flops) if timed.rate.step_s else 0.0
     return TimeBreakdown(
-        phases=tuple(phases),
+        phases=tuple(one.phase() for one in timed.stretches),
         deadline_s=timed.deadline_s,
         reserve_s=timed.reserve_s,
         step_s=timed.rate.step_s,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.budget import Phase
 from core.choices import CompileMode, Parallelism
@@ -50,55 +52,66 @@ class Site:
     slowness: float = 1.0
 
 
-def opening(s: Setup, seq: Sequences, model: ModelFacts, data: DatasetFacts, site: Site) -> list[Phase]:
+class Stretch(NamedTuple):
+    """A phase as the search knows it: the words are made once a plan is written."""
+
+    name: str
+    seconds: float
+    why: Callable[[], str]
+
+    def phase(self) -> Phase:
+        return Phase(name=self.name, seconds=self.seconds, why=self.why())
+
+
+def opening(s: Setup, seq: Sequences, model: ModelFacts, data: DatasetFacts, site: Site) -> list[Stretch]:
     """Everything before the first step, in order."""
     found = []
     if not site.model_here:
         size = model.stored_bytes
-        seconds = 5.0 + size / site.hardware.download_rate
-        why = f"{show_bytes(size)} at {show_bytes(site.hardware.download_rate)}/s"
-        found.append(Phase(name="download", seconds=seconds, why=why))
+        rate = site.hardware.download_rate
+        found.append(Stretch("download", 5.0 + size / rate, lambda: _at_rate(size, rate)))
     found.append(_starting(s))
     found.append(_preparing(seq, data, site))
     found.append(_loading(s, model, site))
-    if s.compile_mode is not None and s.kind.device is Device.CUDA:
-        found.append(Phase(name="compile", seconds=COMPILE_S[s.compile_mode], why=s.compile_mode.value))
+    mode = s.compile_mode
+    if mode is not None and s.kind.device is Device.CUDA:
+        found.append(Stretch("compile", COMPILE_S[mode], lambda: mode.value))
     if s.task is TaskType.DPO and s.reference_ready:
         found.append(_reference(s, seq))
     return found
 
 
-def _starting(s: Setup) -> Phase:
+def _at_rate(size: float, rate: float) -> str:
+    return f"{show_bytes(size)} at {show_bytes(rate)}/s"
+
+
+def _starting(s: Setup) -> Stretch:
     cpu = s.kind.device is Device.CPU
     seconds = STARTUP_CPU_S if cpu else STARTUP_S + STARTUP_PER_GPU_S * s.world
-    return Phase(
-        name="start", seconds=seconds, why=f"imports, {s.world} process{'es' if s.world > 1 else ''}"
-    )
+    return Stretch("start", seconds, lambda: f"imports, {s.world} process{'es' if s.world > 1 else ''}")
 
 
-def _preparing(seq: Sequences, data: DatasetFacts, site: Site) -> Phase:
+def _preparing(seq: Sequences, data: DatasetFacts, site: Site) -> Stretch:
     if data.task_type is TaskType.IMAGE:
-        return Phase(name="prepare", seconds=5 + ENCODE_S * data.rows, why=f"{data.rows} pictures to latents")
+        return Stretch("prepare", 5 + ENCODE_S * data.rows, lambda: f"{data.rows} pictures to latents")
     workers = min(site.hardware.cpu_cores, MOST_WORKERS)
     tokens = data.rows * (data.total.mean + (data.rejected.mean if data.rejected else 0))
     seconds = 3 + data.rows / (ROWS_PER_CORE * workers) + tokens / (TOKENS_PER_CORE * workers)
-    return Phase(name="prepare", seconds=seconds, why=f"tokenising {data.rows:,} rows on {workers} cores")
+    return Stretch("prepare", seconds, lambda: f"tokenising {data.rows:,} rows on {workers} cores")
 
 
-def _loading(s: Setup, model: ModelFacts, site: Site) -> Phase:
+def _loading(s: Setup, model: ModelFacts, site: Site) -> Stretch:
     """Ranks of one host read the same pages; sharding sends them on."""
-    size = model.stored_bytes
-    seconds = 5 + size / site.hardware.disk_rate * (1.5 if s.parallelism is Parallelism.FSDP else 1.0)
-    return Phase(
-        name="load", seconds=seconds, why=f"{show_bytes(size)} at {show_bytes(site.hardware.disk_rate)}/s"
-    )
+    size, rate = model.stored_bytes, site.hardware.disk_rate
+    seconds = 5 + size / rate * (1.5 if s.parallelism is Parallelism.FSDP else 1.0)
+    return Stretch("load", seconds, lambda: _at_rate(size, rate))
 
 
-def _reference(s: Setup, seq: Sequences) -> Phase:
+def _reference(s: Setup, seq: Sequences) -> Stretch:
     """A third of a training step's work per pair, once."""
     one = step_time(s, seq.work(s.micro)).compute_s / s.accumulation
     seconds = seq.rows / (s.micro * s.world) * one / 3
-    return Phase(name="reference", seconds=seconds, why="reference log-probs of every pair")
+    return Stretch("reference", seconds, lambda: "reference log-probs of every pair")
 
 
 def result_bytes(s: Setup) -> int:
@@ -128,10 +141,9 @@ def save_seconds(s: Setup) -> float:
     return SAVE_PAUSE_S + (checkpoint_bytes(s) + result_bytes(s)) / WRITE_RATE
 
 
-def publishing(s: Setup, site: Site) -> Phase:
+def publishing(s: Setup, site: Site) -> Stretch:
     size = result_bytes(s)
     if not site.publishes:
-        return Phase(name="finish", seconds=10 + size / WRITE_RATE, why="moving the result into place")
-    seconds = PUBLISH_S + size * UPLOAD_SLACK / site.hardware.upload_rate
-    why = f"{show_bytes(size)} at {show_bytes(site.hardware.upload_rate)}/s"
-    return Phase(name="publish", seconds=seconds, why=why)
+        return Stretch("finish", 10 + size / WRITE_RATE, lambda: "moving the result into place")
+    rate = site.hardware.upload_rate
+    return Stretch("publish", PUBLISH_S + size * UPLOAD_SLACK / rate, lambda: _at_rate(size, rate))

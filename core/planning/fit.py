@@ -7,14 +7,14 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from core.budget import Phase, Refusal
+from core.budget import Refusal
 from core.choices import Engine
 from core.hardware import Device
-from core.planning.costs import Site, checkpoint_room, opening, publishing
+from core.planning.costs import Site, Stretch, checkpoint_room, opening, publishing
 from core.planning.gpus import Choice, choose_counts
 from core.planning.ladder import Fitted, fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
@@ -46,11 +46,27 @@ class Timed:
     seq: Sequences
     rate: Rates
     step: StepTime
-    before: tuple[Phase, ...]
-    after: Phase
+    before: tuple[Stretch, ...]
+    after: Stretch
     schedule: Schedule
     deadline_s: float
     reserve_s: float
+
+    @property
+    def stretches(self) -> Iterator[Stretch]:
+        """From now to the end. Evaluations and checkpoints are sums, not moments."""
+        one, rate = self.schedule, self.rate
+        yield from self.before
+        yield Stretch(
+            "train",
+            one.train_s,
+            lambda: f"{one.total:,} steps of {rate.step_s:.3g} s, {one.epochs:.3g} epochs",
+        )
+        if one.eval_s:
+            why = lambda: f"every {one.eval_every} steps, {one.eval_rows} rows"  # noqa: E731
+            yield Stretch("evaluate", one.eval_s, why)
+        yield Stretch("save", one.save_s, lambda: f"every {one.save_every} steps")
+        yield self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +216,14 @@ def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
     )
 
 
-def _searching(wish: Wish, seconds: float) -> Phase | None:
+def _searching(wish: Wish, seconds: float) -> Stretch | None:
     """The search for a learning rate, as long as it may take at most."""
     searched = lr_search(wish)
     if searched is None or seconds <= 0:
         return None
-    why = f"at most {searched.share:.0%}: short trainings at other learning rates"
-    return Phase(name="search", seconds=searched.share * seconds, why=why)
+    share = searched.share
+    why = f"at most {share:.0%}: short trainings at other learning rates"
+    return Stretch("search", share * seconds, lambda: why)
 
 
 def _with_master(wish: Wish, setup: Setup, budget: int) -> Setup:

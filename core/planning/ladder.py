@@ -11,9 +11,10 @@ reason a micro batch that had to be checkpointed is not made larger than that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from core.choices import Engine, Method, Optimizer, Parallelism
 from core.planning import memory
@@ -30,6 +31,7 @@ AMPLE_RANK = 64
 #: Resolutions that pictures may fall back to.
 RESOLUTIONS = (768, 512)
 Fits = Callable[[Setup], bool]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,40 @@ class Fitted:
 def fit_memory(wish: Wish, world: int, budget: float, lossy: bool = True) -> Fitted | None:
     """The mildest variation of the wish that fits; None when none does."""
     wished, fits = start(wish, world), partial(memory.fits, budget=budget)
-    if not lossy:
-        found = lossless(wish, wished, fits)
-        return Fitted(wished, keeping_layers(found, fits), 0) if found else None
-    for cost, variation in enumerate(variations(wish, wished)):
-        if not any(fits(least) for least in _least(wish, variation)):
-            continue
-        found = lossless(wish, variation, fits)
-        if found is not None:
-            found = _restored(wish, wished, found, fits) if cost else found
-            return Fitted(wished, keeping_layers(found, fits), cost)
-    return None
+    found, cost = lossless(wish, wished, fits), 0
+    if found is None and lossy:
+        found, cost = _by_variation(wish, wished, fits)
+    return Fitted(wished, keeping_layers(found, fits), cost) if found else None
+
+
+def _by_variation(wish: Wish, wished: Setup, fits: Fits) -> tuple[Setup | None, int]:
+    """With the number of variations that lie before what was found, the wish among them."""
+    cost = 1
+    for falling in variations(wish, wished):
+        at = _first(falling, lambda one: any(fits(least) for least in _least(wish, one)))
+        found = None if at is None else lossless(wish, falling[at], fits)
+        if at is not None and found is not None:
+            return _restored(wish, wished, found, fits), cost + at
+        cost += len(falling)
+    return None, cost
+
+
+def _first(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
+    """Where the first lies that fits; none needs more memory than the one before it."""
+    if not falling:
+        return None
+    if fits(falling[0]):
+        return 0
+    low, high = 1, len(falling) - 1
+    if high < low or not fits(falling[high]):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if fits(falling[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return high
 
 
 def keeping_layers(found: Setup, fits: Fits) -> Setup:
@@ -77,16 +102,15 @@ def _restored(wish: Wish, wished: Setup, found: Setup, fits: Fits) -> Setup:
         return found
     again = vary(found, optimizer=wished.optimizer)
     found = again if found.parallelism is wished.parallelism and fits(again) else found
-    for rank in (wish.rank, *_halves(wish.rank, found.rank + 1)):
-        if fits(higher := vary(found, rank=rank)):
-            return higher
-    return found
+    higher = [vary(found, rank=rank) for rank in (wish.rank, *_halves(wish.rank, found.rank + 1))]
+    at = _first(higher, fits)
+    return found if at is None else higher[at]
 
 
 def _least(wish: Wish, base: Setup) -> Iterator[Setup]:
     """The variation at its smallest: what says at once whether looking closer is worth it."""
     for kind in reversed([kind for ways in _ways(wish, base) for kind in ways]):
-        yield vary(with_micro(kind, 1), checkpointing=True)
+        yield vary(kind, micro=1, accumulation=_per_gpu(kind), checkpointing=True)
 
 
 def lossless(wish: Wish, base: Setup, fits: Fits) -> Setup | None:
@@ -102,12 +126,12 @@ def _by_batch(ways: list[Setup], base: Setup, fits: Fits) -> Setup | None:
         most = kind.micro if first else busy
         if not kind.checkpointing and (found := _largest(kind, busy, most, fits)):
             return found
-        again = vary(kind, checkpointing=True)
+        again = kind if kind.checkpointing else vary(kind, checkpointing=True)
         if found := _largest(again, busy, most if base.checkpointing else busy, fits):
             return found
     for micro in divisors(_per_gpu(base), busy_micro(base) - 1):
         for kind in ways:
-            small = vary(with_micro(kind, micro), checkpointing=True)
+            small = vary(kind, micro=micro, accumulation=_per_gpu(kind) // micro, checkpointing=True)
             if fits(small):
                 return small
     return None
@@ -118,7 +142,9 @@ def _ways(wish: Wish, base: Setup) -> list[list[Setup]]:
     everything else, smaller batches too, where layers would have to be gathered for every token."""
     if not can_shard(wish, base.world):
         return [[base]]
-    plain = vary(base, parallelism=Parallelism.DDP, optimizer=_own(wish, base))
+    own = _own(wish, base)
+    as_it_is = base.parallelism is Parallelism.DDP and base.optimizer is own
+    plain = base if as_it_is else vary(base, parallelism=Parallelism.DDP, optimizer=own)
     if base.method is Method.QLORA and base.task is TaskType.DPO:
         return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
     sharded = vary(
@@ -137,17 +163,9 @@ def _own(wish: Wish, base: Setup) -> Optimizer:
 
 def _largest(base: Setup, least: int, most: int, fits: Fits) -> Setup | None:
     """The largest micro batch from `least` to `most` that fits; memory never falls with it."""
-    choices = [micro for micro in divisors(_per_gpu(base), most) if micro >= least]
-    if not choices or not fits(with_micro(base, choices[-1])):
-        return None
-    low, high = 0, len(choices) - 1  # choices[high] fits
-    while low < high:
-        middle = (low + high) // 2
-        if fits(with_micro(base, choices[middle])):
-            high = middle
-        else:
-            low = middle + 1
-    return with_micro(base, choices[high])
+    choices = [with_micro(base, micro) for micro in divisors(_per_gpu(base), most) if micro >= least]
+    at = _first(choices, fits)
+    return None if at is None else choices[at]
 
 
 def busy_micro(base: Setup) -> int:
@@ -168,37 +186,35 @@ def _per_gpu(base: Setup) -> int:
     return base.micro * base.accumulation
 
 
-def variations(wish: Wish, base: Setup) -> Iterator[Setup]:
-    """The wish itself, then what costs quality, mildest first."""
-    yield base
+def variations(wish: Wish, base: Setup) -> Iterator[list[Setup]]:
+    """What costs quality, mildest first, in groups of which each needs less and less memory."""
     if base.picture is not None:
-        yield from _pictures(wish, base, base.picture)
+        yield list(_pictures(wish, base, base.picture))
         return
     if wish.method is Method.FULL:
-        yield vary(base, optimizer=eight_bit(base))
+        yield [vary(base, optimizer=eight_bit(base))]
         base = vary(base, method=Method.LORA, rank=wish.rank)
-        yield base
+        yield [base]
     if base.task is TaskType.GRPO:
-        yield from _smaller_groups(wish, base)
+        yield list(_smaller_groups(wish, base))
     yield from _adapters(wish, base)
 
 
-def _adapters(wish: Wish, base: Setup) -> Iterator[Setup]:
+def _adapters(wish: Wish, base: Setup) -> Iterator[list[Setup]]:
     """Rows beyond the 99th percentile, then rank that data can hardly fill, then rows, then all the rest."""
     base = with_length(base, min(base.length, natural_length(wish.data, wish.targets, base.length)))
-    yield base
-    base = vary(base, optimizer=eight_bit(base))
-    yield base
+    small = vary(base, optimizer=eight_bit(base))
     least = max(wish.limits.min_lora_r, 1)
-    for rank in _halves(base.rank, max(AMPLE_RANK, least)):
-        base = vary(base, rank=rank)
-        yield base
+    ranks = [small, *(vary(small, rank=rank) for rank in _halves(base.rank, max(AMPLE_RANK, least)))]
+    yield [base, *ranks]
+    base = ranks[-1]
     shorter = shorter_lengths(wish.data, base.length, wish.limits.min_sequence_len)
-    yield from (with_length(base, length) for length in shorter)
+    yield [with_length(base, length) for length in shorter]
     quantised = vary(base, method=Method.QLORA) if _may_quantise(base) else base
     if quantised is not base:
-        yield quantised
-    yield from (with_length(vary(quantised, rank=min(base.rank, least)), length) for length in shorter)
+        yield [quantised]
+    lowest = vary(quantised, rank=min(base.rank, least))
+    yield [with_length(lowest, length) for length in shorter]
 
 
 def _halves(rank: int, least: int) -> Iterator[int]:

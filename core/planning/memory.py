@@ -42,6 +42,19 @@ class Held(NamedTuple):
     total: float
 
 
+class Trained(NamedTuple):
+    """What comes and goes with the parameters that are trained, however large a batch is."""
+
+    gathered: Term
+    gradients: Term
+    buckets: Term
+    #: Autocast's copies.
+    cast: Term
+    head: Term
+    #: Of the optimizer's step.
+    work: Term
+
+
 class Moment(NamedTuple):
     phase: str
     held: Held
@@ -84,25 +97,24 @@ def evaluation_fits(setup: Setup, budget: float) -> bool:
 
 def moments(setup: Setup) -> Iterator[Moment]:
     """Each moment's terms, without fragmentation."""
-    held = _held(setup)
-    kept, gathered, gradients = act.kept(setup), states.gathered(setup), states.gradients(setup)
+    held, trained = _held(setup), _trained(setup)
+    gathered, gradients, buckets, cast, head, work = trained
     waiting = [gradients] if setup.accumulation > 1 else []
-    buckets, cast = states.ddp_buckets(setup), act.cast_adapter(setup)
-    passing = [*waiting, buckets, gathered, kept, cast]
     if setup.sharded:
         yield Moment("gathering", held, [*waiting, states.gathering(setup)])
-    recomputed, head = act.recomputed(setup), act.head_gradient(setup)
+    passing = [*waiting, buckets, gathered, act.kept(setup), cast]
+    recomputed = act.recomputed(setup)
     yield Moment("forward", held, [*passing, act.passing(setup)])
     yield Moment("loss", held, [*passing, act.logits(setup, backward=False)])
     yield Moment("backward of the loss", held, [*passing, act.logits(setup, backward=True), head])
     yield Moment("backward, first layer", held, [*passing, recomputed, head])
     last = _last_layer(setup, recomputed)
     yield Moment("backward, last layer", held, [buckets, gradients, gathered, last])
-    yield Moment("optimizer step", held, [buckets, gradients, states.optimizer_temporaries(setup)])
-    yield Moment("evaluation", held, [buckets, gathered, act.evaluation_logits(setup)])
+    yield Moment("optimizer step", held, [buckets, gradients, work])
+    yield Moment("evaluation", held, _evaluation(setup))
     if setup.task is TaskType.GRPO and not setup.vllm_share:
-        work = [states.gathered_to_generate(setup), act.kv_cache(setup), act.generation_work(setup)]
-        yield Moment("generation", held, [buckets, *work])
+        generating = [states.gathered_to_generate(setup), act.kv_cache(setup), act.generation_work(setup)]
+        yield Moment("generation", held, [buckets, *generating])
     if setup.picture is not None:
         # sd-scripts keeps the backbone in host memory until the latents are there.
         beside = held if setup.engine is Engine.AI_TOOLKIT else _holding([states.cuda(setup)])
@@ -111,15 +123,28 @@ def moments(setup: Setup) -> Iterator[Moment]:
 
 def _held(s: Setup) -> Held:
     """Kept by the setup: it is the same for every micro batch that a search tries."""
-    if not s.held:
-        s.held.append(_holding(_terms_held(s)))
-    held: Held = s.held[0]
-    return held
+    if s.kept.held is None:
+        s.kept.held = _holding(_terms_held(s))
+    return s.kept.held
+
+
+def _trained(s: Setup) -> Trained:
+    """Kept by the setup, as `_held`."""
+    if s.kept.trained is None:
+        s.kept.trained = Trained(
+            states.gathered(s),
+            states.gradients(s),
+            states.ddp_buckets(s),
+            act.cast_adapter(s),
+            act.head_gradient(s),
+            states.optimizer_temporaries(s),
+        )
+    return s.kept.trained
 
 
 def _holding(terms: list[Term]) -> Held:
-    total = sum(term.bytes for term in terms)
-    still = sum(term.bytes for term in terms if term.name in _STILL)
+    total = sum([term.bytes for term in terms])
+    still = sum([term.bytes for term in terms if term.name in _STILL])
     return Held(terms, total + states.FRAGMENTATION * (total - still))
 
 
@@ -153,11 +178,14 @@ def _last_layer(s: Setup, layer: Term) -> Term:
 
 
 def _evaluation(s: Setup) -> list[Term]:
-    return [states.ddp_buckets(s), states.gathered(s), act.evaluation_logits(s)]
+    trained = _trained(s)
+    return [trained.buckets, trained.gathered, act.evaluation_logits(s)]
 
 
 def _total(moment: Moment) -> float:
-    passing = sum([term.bytes for term in moment.passing])
+    passing = 0.0
+    for term in moment.passing:
+        passing += term.bytes
     return moment.held.total + (1 + states.FRAGMENTATION) * passing
 
 

@@ -13,7 +13,7 @@ from core.hardware import Hardware
 from core.models import ModelFacts
 from core.plan import TrainingPlan
 from core.plan_parts import TaskSpec
-from core.planning.assemble import plan_of, time_of
+from core.planning.assemble import plan_of
 from core.planning.batch import with_steps_enough
 from core.planning.costs import Site
 from core.planning.fit import Fit, as_wished, fit
@@ -118,20 +118,22 @@ def quick_plan(
     task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
     data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)
     _, found = _candidate(task, model, data, Site(hardware), profile, stated_params)
-    schedule, time = found.best.schedule, time_of(found.best)
+    best, schedule = found.best, found.best.schedule
+    stretches = list(best.stretches)
+    total_s, budget_s = sum([one.seconds for one in stretches]), best.deadline_s - best.reserve_s
+    training = sum([one.seconds for one in stretches if one.name in ("train", "evaluate", "save")])
     wanted = schedule.wanted or schedule.total
-    training = time["train"] + time["evaluate"] + time["save"]
     return PlanSummary(
         code=found.code,
         reason=found.reason,
-        gpus=found.best.setup.world,
+        gpus=best.setup.world,
         gpu_kind=hardware.gpus.kind.name,
         epochs=schedule.epochs,
         share=min(schedule.total / wanted, 1.0) if wanted else 0.0,
-        total_s=time.total_s,
-        slack_s=time.slack_s,
-        budget_s=time.deadline_s - time.reserve_s,
-        reference_s=time["reference"],
-        around_s=time.total_s - training,
+        total_s=total_s,
+        slack_s=budget_s - total_s,
+        budget_s=budget_s,
+        reference_s=sum([one.seconds for one in stretches if one.name == "reference"]),
+        around_s=total_s - training,
         rows=data.rows,
     )

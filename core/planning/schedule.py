@@ -196,7 +196,12 @@ class Cadence:
 
 def most_steps(wanted: int, rate: Rates, cadence: Cadence, seconds: float) -> int:
     """By bisection over the steps; the overhead is an upper bound that never falls with more of them."""
-    low, high = 0, wanted
+    most = _overhead(wanted, rate, cadence)
+    if wanted * rate.step_s + most <= seconds:
+        return wanted
+    # Without any overhead, and with all of it; one step more and less for what rounding does.
+    high = min(max(int(seconds / rate.step_s) + 1, 0), wanted)
+    low = min(max(int((seconds - most) / rate.step_s) - 1, 0), high)
     while low < high:
         middle = (low + high + 1) // 2
         if middle * rate.step_s + _overhead(middle, rate, cadence) <= seconds:

@@ -132,8 +132,8 @@ def text_sequences(
     kept, mean = rows * (1 - dropped), data.total.mean_kept(length)
     if data.task_type is TaskType.DPO:
         return _pairs(data, how, length, kept, dropped, micro)
-    padded = _padded(data.total, length, micro, how.grouped)
-    usual = _padded(data.total, length, USUAL_MICRO, how.grouped)
+    padded = _padded(data.total, length, micro, how.grouped, mean)
+    usual = _padded(data.total, length, USUAL_MICRO, how.grouped, mean)
     packing = _packs(how, kept * mean / (length * PACKED_FULL), usual / max(mean, 1), effective)
     if packing:
         count = math.ceil(kept * mean / (length * PACKED_FULL)) if kept else 0
@@ -161,24 +161,26 @@ def _packs(how: How, packed: float, gain: float, effective: int) -> bool:
     return gain >= PACKING_GAIN and packed / effective >= PACKED_STEPS
 
 
-def _padded(stats: LengthStats, length: int, micro: int, grouped: bool) -> float:
-    """A batch is as long as its longest row: on average the n-th of n+1 equal parts of the distribution."""
+def _padded(stats: LengthStats, length: int, micro: int, grouped: bool, mean: float) -> float:
+    """A batch is as long as its longest row: on average the n-th of n+1 equal parts of the distribution.
+    `mean`: of the rows that are kept."""
     if grouped:
-        return min(stats.mean_kept(length) * 1.05, length)
+        return min(mean * 1.05, length)
     over = stats.share_over(length)
-    return min(max(stats.percentile(100 * (1 - over) * micro / (micro + 1)), stats.mean_kept(length)), length)
+    return min(max(stats.percentile(100 * (1 - over) * micro / (micro + 1)), mean), length)
 
 
 def _pairs(data: DatasetFacts, how: How, length: int, kept: float, dropped: float, micro: int) -> Sequences:
     """Chosen and rejected are padded alike and pass together."""
-    padded = _padded(data.total, length, 2 * micro, how.grouped)
+    mean = data.total.mean_kept(length)
+    padded = _padded(data.total, length, 2 * micro, how.grouped, mean)
     answers = data.answer.mean + (data.rejected.mean if data.rejected else data.answer.mean)
     trained = min(2 * data.prompt.mean + answers, 2.0 * length)
     return Sequences(
         length=length,
         packing=False,
         rows=kept,
-        row_tokens=data.total.mean_kept(length),
+        row_tokens=mean,
         dropped_share=dropped,
         prompt_limit=None,
         completion_limit=None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from core.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.hardware import GpuKind, GpuSet
@@ -19,6 +19,7 @@ from core.tasks import ImageModelType, TaskType
 if TYPE_CHECKING:
     from core.plan import TrainingPlan
     from core.plan_parts import TaskSpec
+    from core.planning.memory import Held, Trained
 
 
 class Loss(StrEnum):
@@ -40,6 +41,16 @@ class Picture:
     text_put_away: bool
     text_adapter: bool
     quantized: bool
+
+
+class Kept:
+    """What `memory.py` keeps for all setups that differ in their batches only."""
+
+    __slots__ = ("held", "trained")
+
+    def __init__(self) -> None:
+        self.held: Held | None = None
+        self.trained: Trained | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,8 @@ class Setup:
     trained_params: int = field(init=False, compare=False)
     #: Bytes of one trained parameter, of its gradient, and of each of Adam's two states.
     trained_width: int = field(init=False, compare=False)
-    #: The memory held all the time, once `memory.py` has added it up.
-    held: list[Any] = field(init=False, compare=False, repr=False)
+    #: Terms of memory that no micro batch changes, once `memory.py` has made them.
+    kept: Kept = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         full = self.method is Method.FULL
@@ -109,7 +120,7 @@ class Setup:
             adapter_params=adapter,
             trained_params=self.shape.params if full else adapter,
             trained_width=width,
-            held=[],
+            kept=Kept(),
         )
 
     def _adapter_params_per_rank(self) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.facts import Confidence
-from core.model_facts import TYPICAL_PARAMS, facts_from_config, facts_from_name, facts_of
+from core.model_facts import (
+    TYPICAL_PARAMS,
+    _counted_row,
+    _scaled,
+    _shape,
+    _steps,
+    facts_from_config,
+    facts_from_name,
+    facts_of,
+)
+from core.model_table import ROWS, Row
 from core.models import Family, ModelFacts
 from core.shapes import shape_params
 from core.tasks import ImageModelType
@@ -223,3 +234,15 @@ def test_state_space_models_have_neither_attention_nor_an_mlp(config: dict[str, 
     """Against the parameters that transformers counts for these configurations."""
     facts = facts_from_config({"vocab_size": 50_280, **config}, "someone/model")
     assert facts.params_total == pytest.approx(counted, rel=0.01)
+
+
+@given(st.sampled_from(ROWS), st.floats(6, 12.6))
+def test_a_shape_in_between_is_the_one_that_two_dozen_halvings_find(row: Row, digits: float) -> None:
+    params, low, high = round(10**digits), 1e-3, 1e3
+    for _ in range(24):
+        middle = math.sqrt(low * high)
+        small = _counted_row(row, _steps(row, middle)).total < params
+        low, high = (middle, high) if small else (low, middle)
+    found = _scaled(row, params)
+    shape = found.layers, found.hidden, found.intermediate, found.heads, found.kv_heads, found.moe
+    assert shape == _shape(row, _steps(row, high))

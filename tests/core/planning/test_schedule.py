@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.data_facts import assumed_facts
-from core.planning.schedule import LEAST_EVAL_ROWS, Rates, Schedule, fit_schedule, held_out, wanted_steps
+from core.planning.schedule import (
+    LEAST_EVAL_ROWS,
+    Cadence,
+    Rates,
+    Schedule,
+    _overhead,
+    fit_schedule,
+    held_out,
+    most_steps,
+    wanted_steps,
+)
 from core.planning.sequences import Sequences, how_of, text_sequences
 from core.profile import Limits, Targets
 from core.tasks import TaskType
@@ -144,3 +154,24 @@ def test_rows_are_held_out_where_there_are_some_to_spare(task: TaskType, rows: i
 def test_an_epoch_smaller_than_a_batch_is_still_a_step() -> None:
     steps, epochs = wanted_steps(_sequences(rows=3), 64, Targets(num_epochs=5), Limits())
     assert (steps, epochs) == (5, 5)
+
+
+@given(
+    st.integers(0, 300),
+    st.builds(Rates, st.floats(0.01, 9), st.floats(0, 60), st.floats(0, 60)),
+    st.builds(
+        Cadence,
+        st.none() | st.integers(1, 90),
+        st.none() | st.integers(1, 90),
+        st.integers(1, 40),
+        st.integers(1, 40),
+        st.floats(0, 60),
+    ),
+    st.floats(-100, 4000),
+)
+def test_no_more_steps_than_trying_each_number_gives(
+    wanted: int, rate: Rates, cadence: Cadence, seconds: float
+) -> None:
+    tried = range(1, wanted + 1)
+    enough = [steps * rate.step_s + _overhead(steps, rate, cadence) <= seconds for steps in tried]
+    assert most_steps(wanted, rate, cadence, seconds) == sum(enough)
