@@ -75,7 +75,8 @@ class Worker:
         except (OSError, ValueError, RecursionError, NoReply) as error:
             code = self.end()
             reason = str(error) if isinstance(error, NoReply) else "its process ended"
-            raise NoReply(f"{reason} (exit {code})" if code else reason) from error
+            # One that is late was ended by us: its exit code says nothing.
+            raise NoReply(f"{reason} (exit {code})" if code and reason != LATE else reason) from error
         return reply
 
     def _start(self, until: float) -> socket.socket:

@@ -122,9 +122,7 @@ async def test_what_does_not_end_within_the_grace_gets_no_promise(
     assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
     os.kill(child.pid, signal.SIGTERM)
     answer = await hanging.answer()
-    # A request that had not arrived is hung up on; one that was being worked on is told.
     assert answer is None or (answer.status, answer.json["error"]) == (503, "stopping")
-    assert (answer is None) == (padding == 0)
     assert await exit_code(child) == ExitCode.OK
     assert "Traceback" not in child.log_file.read_text()
     with books(validator.stack) as connection:
