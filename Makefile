@@ -31,18 +31,18 @@ $(TRAINING)/.installed: constraints-training.txt
 	@$(PYTHON) scripts/install.py training $(TRAINING)
 	@touch $@
 
-demo: $(VENV)/.installed $(DEMO)/.installed ## train and publish a small model: no GPU, Docker, wallet, chain or hub
+demo: $(VENV)/.installed $(DEMO)/.installed ## train and publish a small model: no GPU, Docker, wallet or chain
 	@TRAINER_PYTHON=$(abspath $(DEMO)/bin/python) $(BIN)/god-miner dev demo
 
 .venv-demo/.installed: constraints-training.txt
 	@$(PYTHON) scripts/install.py demo .venv-demo
 	@touch $@
 
-# The training environment that there is: one that is named, the full one, or the demo's small one.
+# A finished training environment: one that is named, the full one, or the demo's small one.
 TESTS = @$(BIN)/python scripts/run_tests.py
-WITH  = "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(firstword $(wildcard $(TRAINING)/bin/python .venv-demo/bin/python)))}"
+WITH  = "$${GOD_MINER_TRAINING_PYTHON:-$(abspath $(patsubst %/.installed,%/bin/python,$(firstword $(wildcard $(TRAINING)/.installed .venv-demo/.installed))))}"
 
-test: $(VENV)/.dev ## all that this machine can run, in minutes; the training stack's where there is one
+test: $(VENV)/.dev ## all that this machine can run, in minutes
 	$(TESTS) test $(WITH)
 
 test-fast: $(VENV)/.dev ## the tests that need no process, socket or torch: under 90 s
@@ -51,7 +51,7 @@ test-fast: $(VENV)/.dev ## the tests that need no process, socket or torch: unde
 test-all: $(VENV)/.dev ## every test but the campaigns
 	$(TESTS) all $(WITH)
 
-campaign: $(VENV)/.dev ## faults at random instants, many examples; repeat one with GOD_MINER_SEED
+campaign: $(VENV)/.dev ## faults at random instants; repeat one with GOD_MINER_SEED
 	$(TESTS) campaign $(WITH)
 
 lint: $(VENV)/.dev ## ruff check and format
@@ -73,17 +73,17 @@ check: lint type walls ## the gates, without the tests
 bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.installed ## rewrite the generated pages: settings, profiles, policies, .env.example
+docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/god-miner config env > .env.example
 	$(BIN)/god-miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
-lock: ## resolve both constraint files anew, for plain PyPI, without installing
+lock: ## resolve both constraint files anew, for plain PyPI
 	$(PYTHON) scripts/lock.py write
 
-lock-check: ## whether all that the Makefile and the Dockerfiles install resolves on plain PyPI
+lock-check: ## does everything that is installed resolve on plain PyPI?
 	$(PYTHON) scripts/lock.py check
 
 clean: ## remove the environments and the caches

@@ -45,7 +45,8 @@ def main() -> int:
 
 
 def make_environment(folder: Path) -> None:
-    if (folder / "bin" / "pip").exists():
+    # pip comes last; python is a link that points nowhere once its Python was removed.
+    if (folder / "bin" / "pip").exists() and (folder / "bin" / "python").exists():
         return
     try:
         import ensurepip  # noqa: F401 - Debian has it in another package
@@ -55,7 +56,8 @@ def make_environment(folder: Path) -> None:
         raise SystemExit(
             f"{sys.executable} cannot make environments: apt-get install python{version}-venv"
         ) from None
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=False).returncode:
+        raise SystemExit(f"{folder} could not be made: see above")
 
 
 def install_training(folder: Path, what: str) -> int:

@@ -14,11 +14,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    raise SystemExit(
+        f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: set PYTHON="
+    ) from None
 
 ROOT = Path(__file__).resolve().parents[1]
 DAEMON, TRAINING = "constraints.txt", "constraints-training.txt"
@@ -110,10 +116,11 @@ def uv() -> str:
         found = shutil.which(name)
         if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return found
-    subprocess.run([sys.executable, "-m", "venv", made], check=True)
     pip = [made / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "uv"]
-    if subprocess.run(pip, check=False).returncode:
-        raise SystemExit("uv is not here and cannot be installed: see above")
+    for command in ([sys.executable, "-m", "venv", made], pip):
+        if subprocess.run(command, check=False).returncode:
+            print("uv is not here and cannot be installed, nothing was checked: see above", file=sys.stderr)
+            raise SystemExit(2)
     return str(made / "bin" / "uv")
 
 

@@ -28,7 +28,7 @@ SELECTED = {
 }
 EXAMPLES = {"fast": "few", "test": "few", "all": "all", "campaign": "campaign"}
 PARTS = ("fast", "process", "docker", "training", "campaign", "collection")
-NO_TRAINING = "no training environment: make training"
+NO_TRAINING = "no training environment: make training, or GOD_MINER_TRAINING_PYTHON"
 NO_AXOLOTL = "training has only what needs no Axolotl, see make training"
 NO_TESTS = 5  # pytest's code
 REASONS_SHOWN = 12
@@ -78,7 +78,11 @@ def has_axolotl(training: str) -> bool:
 def cases(report: Path) -> Iterator[Case]:
     if not report.exists():
         return
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 # written by pytest, a moment ago
+    try:
+        tree = ET.parse(report)  # noqa: S314 # written by pytest, a moment ago
+    except ET.ParseError:  # killed while it wrote
+        return
+    for case in tree.iter("testcase"):
         kinds = {child.tag: child.get("message") or "" for child in case}
         tiers = [one.get("value") for one in case.iter("property") if one.get("name") == "tier"]
         outcome = (
@@ -129,14 +133,11 @@ def run(which: str, training: str, folder: Path) -> int:
             command = training_command(which, training, reports[1], seed)
             beside = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     try:
-        codes = [
-            subprocess.run(
-                daemon_command(which, training, reports[0], seed), cwd=ROOT, env=environment
-            ).returncode
-        ]
+        command = daemon_command(which, training, reports[0], seed)
+        codes = [waited(subprocess.Popen(command, cwd=ROOT, env=environment))]
         if beside is not None:
             say("== the tests in the training environment")
-            codes.append(beside.wait())
+            codes.append(waited(beside))
             say(log.read_text(errors="replace"))
     finally:
         if beside is not None and beside.poll() is None:
@@ -146,13 +147,22 @@ def run(which: str, training: str, folder: Path) -> int:
     if with_training and not has_axolotl(training):
         say(NO_AXOLOTL)
     counts = Counter(case.outcome for case in found)
-    ended = [code for code in codes if code not in (0, 1, NO_TESTS)]
-    if ended:
-        say(f"pytest ended with {', '.join(map(str, ended))}: see above")
+    # 1 is pytest's code for failed tests; without any, something else went wrong.
+    told = (0, 1, NO_TESTS) if counts["failed"] else (0, NO_TESTS)
+    if ended := [code for code in codes if code not in told]:
+        say(f"ended with {', '.join(map(str, ended))}: see above")
     say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
-    return int(
-        bool(any(code not in (0, NO_TESTS) for code in codes) or counts["failed"] or not counts["passed"])
-    )
+    lacking = not with_training and which != "fast" and os.environ.get("CI") == "true"
+    bad = any(code not in (0, NO_TESTS) for code in codes)
+    return int(bool(bad or lacking or counts["failed"] or not counts["passed"]))
+
+
+def waited(child: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Ctrl-C reaches it as well: it has the time to end what it started."""
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        return child.wait()
 
 
 def say(text: str) -> None:
@@ -160,8 +170,6 @@ def say(text: str) -> None:
 
 
 def main(which: str, training: str = "") -> int:
-    if not training and which != "fast" and os.environ.get("CI") == "true":
-        sys.exit("no training environment: run make training, or set GOD_MINER_TRAINING_PYTHON")
     with tempfile.TemporaryDirectory() as folder:
         return run(which, training, Path(folder))
 

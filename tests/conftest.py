@@ -94,6 +94,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/test_running.py",
         "miner/train/test_follow.py",
         "scripts/test_engine_tables.py",
+        "scripts/test_run_tests.py",
         "test_dockerfiles.py::test_every_command_of_a_build_is_a_command",
         "test_dockerfiles.py::test_the_text_image_has_what_validators_rewards_import_and_is_built",
         "test_operations.py",

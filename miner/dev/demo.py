@@ -116,7 +116,7 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
     async with (
         ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
         httpx.AsyncClient(
-            base_url=ground.operator_url, timeout=10, headers=ground.operator_headers()
+            base_url=ground.operator_url, timeout=60, headers=ground.operator_headers()
         ) as operator,
     ):
         if not await _engine_tried(operator):

@@ -102,7 +102,7 @@ def test_a_connection_can_break_in_three_ways(hub: Hub, how: str) -> None:
     hub.fail("config", cut_after=3, how=how)
     url = f"{hub.url}/owner/model/resolve/main/config.json"
     with pytest.raises(httpx.TransportError):
-        httpx.get(url, timeout=0.2)
+        httpx.get(url, timeout=2)
     assert httpx.get(url).content == FILES["config.json"]
 
 

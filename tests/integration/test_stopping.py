@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -37,7 +36,7 @@ async def gone(port: int, limit_s: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def exit_code(child: ChildProcess, limit_s: float = 60.0) -> int:
+async def exit_code(child: ChildProcess, limit_s: float = 120.0) -> int:
     assert child.process is not None
     return await asyncio.to_thread(child.process.wait, limit_s)
 
@@ -78,15 +77,13 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
 
 
 async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, running: Running) -> None:
-    child = running()
+    child = running(SHUTDOWN_GRACE_SECONDS="240", HEADER_TIMEOUT_SECONDS="240")
     idle = [await raw.connect(validator.stack.public_port) for _ in range(5)]
     spoken = await raw.connect(validator.stack.public_port)
     spoken.send(raw.request("GET", "/healthz", {}))
     assert await spoken.answer() is not None
-    began = time.perf_counter()
     os.kill(child.pid, signal.SIGTERM)
-    assert await exit_code(child) == ExitCode.OK
-    assert time.perf_counter() - began < 15  # of a grace of 20
+    assert await exit_code(child) == ExitCode.OK  # long before the grace is over
     for connection in [*idle, spoken]:
         assert await connection.answer() is None
 
@@ -95,7 +92,7 @@ async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, ru
 async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     second: signal.Signals, validator: Validator, running: Running
 ) -> None:
-    child = running(SHUTDOWN_GRACE_SECONDS="60", BODY_TIMEOUT_SECONDS="60")
+    child = running(SHUTDOWN_GRACE_SECONDS="240", BODY_TIMEOUT_SECONDS="240")
     kept = validator.offer(validator.task())
     kept.answer = (await say_all(validator.stack.public_port, [kept.request]))[0]
     hanging = await begun(validator.stack.public_port, validator.offer(validator.task()))
@@ -103,7 +100,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     os.kill(child.pid, signal.SIGTERM)
     await gone(validator.stack.public_port)
     os.kill(child.pid, second)
-    assert await exit_code(child, 20) == ExitCode.FORCED  # of a grace of 60
+    assert await exit_code(child) == ExitCode.FORCED
     assert await hanging.answer() is None
     assert "second signal" in child.log_tail()
 

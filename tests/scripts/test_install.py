@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,21 @@ def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture
     assert "torch (527 MB)" in shown
     assert "ignored" not in shown
     assert len(shown.splitlines()) == 1
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/pip").touch()
+    (tmp_path / "bin/python").symlink_to(tmp_path / "removed")
+    asked: list[list[object]] = []
+
+    def failing(command: list[object], check: bool) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess([], 1)
+
+    monkeypatch.setattr(install.subprocess, "run", failing)
+    with pytest.raises(SystemExit, match="could not be made"):
+        install.make_environment(tmp_path)
+    assert asked == [[sys.executable, "-m", "venv", "--clear", tmp_path]]

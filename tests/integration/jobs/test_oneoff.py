@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,15 +133,13 @@ def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_canc
 def test_an_open_stream_does_not_hold_the_daemons_end_up(
     begin: Any, child: ChildProcess, tmp_path: Path
 ) -> None:
-    child.environment["SHUTDOWN_GRACE_SECONDS"] = "60"
+    child.environment["SHUTDOWN_GRACE_SECONDS"] = "240"
     child.start()
     watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
     for line in watching.stdout:
         if json.loads(line).get("step"):
             break
-    began = time.monotonic()
-    assert child.stop(90) == 0
-    assert time.monotonic() - began < 30  # of a grace of 60
+    assert child.stop(120) == 0  # long before the grace is over
     code, out, _ = end(watching)
     assert code == 1
     assert "goes on when it is started again" in json.loads(out.splitlines()[-1])["error"]["message"]

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from miner.api.protocol import WireLimits, protocol
 from tests.miner.api.raw import PATIENCE
 
-LIMITS = WireLimits(header_seconds=1.0, body_seconds=1.0, max_body_bytes=10_000, max_connections=50)
+LIMITS = WireLimits(header_seconds=2.5, body_seconds=2.5, max_body_bytes=10_000, max_connections=50)
 
 
 class Bench:
@@ -101,7 +101,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def bench(
-    limits: WireLimits = LIMITS, *, keep_alive: float = 1.0, send_buffer: int | None = None
+    limits: WireLimits = LIMITS, *, keep_alive: float = 2.5, send_buffer: int | None = None
 ) -> Iterator[Bench]:
     made = Bench()
     listening = socket.create_server(("127.0.0.1", 0))

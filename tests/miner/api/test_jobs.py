@@ -250,7 +250,7 @@ async def test_who_was_too_slow_to_hear_of_the_end_is_told_it(port: Port) -> Non
         port.house.parts.bus.tell("note", job, {"number": number})
     await port.house.jobs.cancel(job)
     await port.house.over_within(job)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         async for text in stream:
             if "event: missed" in text:
                 break

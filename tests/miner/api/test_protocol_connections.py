@@ -15,7 +15,11 @@ from miner.api.protocol import WireLimits, protocol
 HERE, ELSEWHERE, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 LIMITS = WireLimits(
-    header_seconds=5, body_seconds=5, max_body_bytes=1000, max_connections=6, max_connections_per_address=3
+    header_seconds=300,
+    body_seconds=300,
+    max_body_bytes=1000,
+    max_connections=6,
+    max_connections_per_address=3,
 )
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -22,7 +22,7 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     now = [1000.0]
     alerts: list[tuple[str, str]] = []
     keeper = MetagraphKeeper(
-        SdkSource(NETUID, address=node.url, timeout=5.0, clock=lambda: now[0]),
+        SdkSource(NETUID, address=node.url, timeout=15.0, clock=lambda: now[0]),
         cache_path=tmp_path / "metagraph.json",
         refresh_seconds=300,
         stale_seconds=600,
@@ -43,7 +43,7 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     assert not await keeper.refresh_once()
     assert (keeper.current, keeper.age(), keeper.status().stale) == (first, 601.0, True)
     assert [code for code, _ in alerts] == [STALE]
-    assert "no answer in 5 s" in alerts[0][1]
+    assert "no answer in 15 s" in alerts[0][1]
 
     node.faults.clear()
     subtensor.block = 140
@@ -58,7 +58,7 @@ async def test_the_next_start_serves_the_copy_while_the_node_is_silent(
 ) -> None:
     def keeper() -> MetagraphKeeper:
         return MetagraphKeeper(
-            SdkSource(NETUID, address=node.url, timeout=5.0),
+            SdkSource(NETUID, address=node.url, timeout=60.0),
             cache_path=tmp_path / "metagraph.json",
             refresh_seconds=300,
             stale_seconds=600,
@@ -78,7 +78,7 @@ async def test_the_next_start_serves_the_copy_while_the_node_is_silent(
 async def test_a_copy_from_another_chain_at_the_same_address_is_given_up_on_contact(
     subtensor: Subtensor, node: ChainDouble, tmp_path: Path
 ) -> None:
-    source = SdkSource(NETUID, address=node.url, timeout=5.0)
+    source = SdkSource(NETUID, address=node.url, timeout=60.0)
     keeper = MetagraphKeeper(source, cache_path=None, refresh_seconds=300, stale_seconds=600)
     await keeper.refresh_once()
     assert keeper.current is not None

@@ -32,7 +32,7 @@ PUBLIC_IP = "8.8.4.4"
 
 
 def source(node: ChainDouble, **options: Any) -> SdkSource:
-    options = {"timeout": 5.0, "read_back": (0.0,)} | options
+    options = {"timeout": 60.0, "read_back": (0.0,)} | options
     return SdkSource(NETUID, address=node.url, **options)
 
 
@@ -265,7 +265,7 @@ async def test_a_node_that_was_killed_and_came_back_is_used_again(
 async def test_the_second_node_is_asked_when_the_first_is_gone(
     node: ChainDouble, unused_tcp_port: int
 ) -> None:
-    mine = SdkSource(NETUID, address=f"ws://127.0.0.1:{unused_tcp_port}", timeout=5.0, fallbacks=[node.url])
+    mine = SdkSource(NETUID, address=f"ws://127.0.0.1:{unused_tcp_port}", timeout=60.0, fallbacks=[node.url])
 
     assert len((await mine.metagraph()).nodes) == 32
 
@@ -333,7 +333,7 @@ async def test_neither_the_private_key_nor_a_token_in_the_address_is_logged(
     caplog.set_level(logging.DEBUG)
     me = miner()
     secret = Keypair.create_from_uri("//hot20")
-    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=5.0)
+    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=60.0)
     node.faults[METAGRAPH] = Fault.WRONG_TYPE
     with pytest.raises(ChainUnavailable) as caught:
         await mine.metagraph()

@@ -41,7 +41,7 @@ from miner.store.work import AttemptRow, JobRow
 from tests.core.planning.setups import on_all_gpus
 
 #: For what should come at once. Less than the minute for which stand-ins hang: what waits for them fails.
-CAP_S = 50.0
+CAP_S = 240.0
 VALIDATOR = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 FAST = Pace(
     poll_s=0.01,

@@ -89,7 +89,7 @@ async def test_until_there_is_an_engine_nothing_can_be_trained(
     fleet, alerts = fleet_of(), []
     settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
     found = asyncio.create_task(build.find_engine(settings, lambda *told: alerts.append(told), fleet))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while fleet.ability.trouble is None:
             await asyncio.sleep(0.01)
     assert fleet.ability.trouble == "Docker does not run"

@@ -290,14 +290,14 @@ def test_an_endless_reward_ends_the_run_in_good_time(tmp_path: Path, monkeypatch
     began = time.monotonic()
     with pytest.raises(BadReward, match="did not come back in time"):
         prepared(tmp_path, TaskType.GRPO, dataset=rewarded("def f(completions):\n    while True: pass"))
-    assert time.monotonic() - began < 60  # 90 by default, three times over
+    assert time.monotonic() - began < 200  # 90 by default, three times over
 
 
 def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training and its evaluations would each give it its minutes, three times over."""
-    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 6.0)
+    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 15.0)
     good, endless = (
         "def f(completions): return [1.0] * len(completions)",
         "def f(completions):\n    while 1: pass",
@@ -307,7 +307,7 @@ def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
     rewards = Rewards.open(files.rewards_dir / TABLE)
     began = time.monotonic()
     assert rewards.problems(["a"]) == [None, "it did not come back in time before the training"]
-    assert time.monotonic() - began < 6.0
+    assert time.monotonic() - began < 15.0
     assert rewards.call(1, ["a", "b"]) == [0.0, 0.0]
     rewards.close()
 

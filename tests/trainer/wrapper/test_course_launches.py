@@ -131,7 +131,7 @@ def test_killed_with_its_wrapper_no_worker_goes_on_training(tmp_path: Path) -> N
     until_submitted(run, child)
     family = descendants(child.pid)
     child.kill()
-    child.wait(timeout=20)
+    child.wait(timeout=120)
     until = time.time() + 120
     while [pid for pid in family if _alive(pid)] and time.time() < until:
         time.sleep(0.1)

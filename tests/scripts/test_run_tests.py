@@ -1,0 +1,94 @@
+"""How a run of the tests ends: its exit code, and its last line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import run_tests
+from tests.doubles.each import each
+
+CASE = '<testcase time="1"><properties><property name="tier" value="fast"/></properties>{}</testcase>'
+PASSED, FAILED = CASE.format(""), CASE.format('<failure message="no"/>')
+SKIPPED = CASE.format('<skipped message="no pm2"/>')
+DIES = "import os; os.kill(os.getpid(), 9)"
+
+
+def writes(cases: str, code: int, more: str = "") -> str:
+    """A program in pytest's place, which finds the path of its report in its arguments."""
+    return f"import sys; open(sys.argv[1], 'w').write({f'<a>{cases}</a>'!r}); {more} sys.exit({code})"
+
+
+@each(
+    ("daemon", "training", "code", "said"),
+    [
+        (writes(PASSED + SKIPPED, 0), writes(PASSED, 0), 0, "2 passed, 0 failed, 1 skipped"),
+        (writes(PASSED + FAILED, 1), writes(PASSED, 0), 1, "2 passed, 1 failed, 0 skipped"),
+        (writes(PASSED, 0), writes(FAILED, 1), 1, "1 passed, 1 failed, 0 skipped"),
+        (writes("", 5), writes("", 5), 1, "0 passed, 0 failed, 0 skipped"),
+        (writes(PASSED, 3), writes(PASSED, 0), 1, "2 passed, 0 failed, 0 skipped"),
+        (writes(PASSED, 0), "raise SystemExit(1)", 1, "1 passed, 0 failed, 0 skipped"),
+        (DIES, writes(PASSED, 0), 1, "1 passed, 0 failed, 0 skipped"),
+        (writes(PASSED, 0), writes("<cut", 0, DIES), 1, "1 passed, 0 failed, 0 skipped"),
+    ],
+)
+def test_the_last_line_has_the_totals_and_only_what_held_ends_with_0(
+    daemon: str,
+    training: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for report in tmp_path.iterdir():
+        report.unlink()
+
+    def program(text: str) -> object:
+        return lambda _which, _training, report, _seed: [sys.executable, "-c", text, str(report)]
+
+    monkeypatch.setattr(run_tests, "daemon_command", program(daemon))
+    monkeypatch.setattr(run_tests, "training_command", program(training))
+    monkeypatch.setattr(run_tests, "has_axolotl", lambda _: True)
+    assert run_tests.run("test", sys.executable, tmp_path) == code
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == said
+    assert ("ended with" in shown) == (code == 1 and "1 failed" not in said and "0 passed" not in said)
+
+
+def test_in_continuous_integration_a_training_environment_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = [sys.executable, "-c", writes(PASSED, 0), str(tmp_path / "daemon.xml")]
+    monkeypatch.setattr(run_tests, "daemon_command", lambda *_: report)
+    for setting, code in (("true", 1), ("", 0)):
+        monkeypatch.setitem(os.environ, "CI", setting)
+        assert run_tests.run("test", "", tmp_path) == code
+        shown = capsys.readouterr().out
+        assert "left out: no training environment" in shown
+        assert shown.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+
+def test_what_ctrl_c_reaches_as_well_has_the_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input(); raise SystemExit(2)"], stdin=subprocess.PIPE
+    ) as child:
+        wait, asked = child.wait, []
+
+        def interrupted() -> int:
+            asked.append(child.poll())
+            if len(asked) == 1:
+                raise KeyboardInterrupt
+            assert child.stdin is not None
+            child.stdin.write(b"\n")
+            child.stdin.close()
+            return wait()
+
+        monkeypatch.setattr(child, "wait", interrupted)
+        assert run_tests.waited(child) == 2
+        monkeypatch.undo()
+    assert asked == [None, None]
