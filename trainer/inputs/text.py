@@ -288,9 +288,7 @@ def _rewards(task: TextTask, folder: Path) -> Path | None:
         raise BadReward(f"none of the task's reward functions gives rewards: {shown}"[:2000])
     # Each process would wait for it as long again, several times: minutes that others are trained in.
     late = {
-        place: f"{LATE} before the training"
-        for place, problem in enumerate(problems)
-        if problem and problem.startswith(LATE)  # its exit code may follow
+        place: f"{problem} before the training" for place, problem in enumerate(problems) if problem == LATE
     }
     if late:
         leave_out(folder, late)

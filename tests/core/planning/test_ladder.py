@@ -26,8 +26,8 @@ def a_wish(random: Random) -> tuple[Wish, int]:
     kind = parse_gpus(f"8x{random.choice(('H100', 'A100', 'L4'))}").kind
     profile = resolve(load_profile(random.choice(("base", "h100x8", "h100x4-strategy"))), task_type, model)
     task = TaskSpec(task_type=task_type, hours=3.0)
-    facts = assumed_facts(task_type, None, 3.0)
-    return wish_for(task, model, facts, profile, kind), random.choice((1, 2, 4, 8))
+    wish = wish_for(task, model, assumed_facts(task_type, None, 3.0), profile, kind)
+    return wish, random.choice((1, 2, 4, 8))
 
 
 def test_the_mildest_variation_that_fits_is_the_one_that_trying_all_finds() -> None:
