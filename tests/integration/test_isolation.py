@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,9 @@ def _made(name: str) -> str:
 def tried(file: Path, folder: Path, *, own_user: bool, abi: int, monkeypatch: pytest.MonkeyPatch) -> object:
     known = isolation._abi()
     monkeypatch.setattr(isolation, "_abi", lambda: min(abi, known))
-    victim = os.getpid()
+    # Not this process: an attack that gets through takes its priority and its cores.
+    bystander = subprocess.Popen(["sleep", "600"])
+    victim = bystander.pid
 
     def inside() -> object:
         if own_user:
@@ -95,7 +98,11 @@ def tried(file: Path, folder: Path, *, own_user: bool, abi: int, monkeypatch: py
             own_folder = False
         return [list(held.exposed), went, own_folder, held.means]
 
-    return in_a_fork(inside)
+    try:
+        return in_a_fork(inside)
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 @pytest.fixture
