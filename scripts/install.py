@@ -78,7 +78,7 @@ def install_training(folder: Path, what: str) -> int:
     if build == "CUDA" and not shutil.which("nvidia-smi"):
         print(
             "  There is no GPU here. The build for the CPU is much smaller:\n"
-            f"  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make {what}",
+            f"  PIP_EXTRA_INDEX_URL=<PyTorch's index of CPU builds> make {what}",
             flush=True,
         )
     pinned = ["-c", "constraints-training.txt"]

@@ -189,7 +189,7 @@ def check(program: str) -> int:
         outcomes = [one for found in pool.map(lambda group: _group(program, *group), groups) for one in found]
     away = [one for one in outcomes if one.unreachable]
     if away:
-        print(f"pypi.org cannot be reached, nothing was checked:\n{away[0].trouble}", file=sys.stderr)
+        print(f"PyPI cannot be reached, nothing was checked:\n{away[0].trouble}", file=sys.stderr)
         return 2
     for one in outcomes:
         if one.trouble is not None:

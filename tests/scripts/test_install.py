@@ -15,7 +15,7 @@ from scripts import install
     ("gpu", "offered", "wanted", "said"),
     [
         (False, True, "torch==2.13.0+cpu", "for the CPU: 0.3 GB"),
-        (False, False, "torch==2.13.0", "download.pytorch.org/whl/cpu make demo"),
+        (False, False, "torch==2.13.0", "index of CPU builds> make demo"),
         (True, True, "torch==2.13.0,!=2.13.0+cpu", "for CUDA: 2.9 GB"),
     ],
     ids=["a wheel for the CPU", "plain PyPI", "a GPU"],

@@ -58,7 +58,7 @@ def answers(stdout: str = "", stderr: str = "") -> subprocess.CompletedProcess[s
         (answers("pydantic==1\n"), 0, "18 of 18 installs"),
         (answers("sesame==1\n"), 1, "not in constraints.txt, run make lock: sesame"),
         (answers(stderr="Because a==1 depends on b==2"), 1, "CONFLICT: dev on Python 3.12"),
-        (answers(stderr="error: Failed to fetch: https://pypi.org/"), 2, "cannot be reached"),
+        (answers(stderr="error: Failed to fetch: https://index.invalid/"), 2, "cannot be reached"),
     ],
     ids=["fits", "unpinned", "conflict", "no network"],
 )

@@ -60,7 +60,7 @@ def test_a_kill_is_the_hosts_memory_where_the_kernel_counted_one_and_else_just_a
 
 
 def test_a_full_disk_is_named_although_its_record_was_lost_with_it() -> None:
-    words = "OSError: [Errno 28] No space left on device: '/work/x'"
+    words = "OSError: [Errno 28] No space left on device: '/run/x'"
     rust = "SafetensorError: Error while serializing: I/O error: (os error 28)"
     torch = "RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed"
     for tail in ((words,), (rust,), (torch,), ("  exitcode  : 32 (pid: 77)",)):
