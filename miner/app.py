@@ -156,6 +156,7 @@ class Daemon:
                 "engine": self.jobs.parts.engine.name if self.jobs else None,
                 "trouble": self.fleet.ability.trouble,
                 "no_sandbox": self.fleet.ability.no_sandbox,
+                "lacks": dict(self.fleet.ability.lacks),
                 "jobs_worked_on": self.jobs.working if self.jobs else 0,
             },
             "policy": self.judge.policy.name,

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from core.choices import Engine
 from core.plan import TrainingPlan
 from core.run_files import PLAN_FILE, RESULT_FILE, RunResult
 from core.submission.model_hash import model_hash
@@ -28,7 +29,9 @@ from miner.dev.client import ValidatorClient
 from miner.dev.reading import Outcome
 from miner.dev.samples import SampleTask
 from miner.dev.site import Site
-from miner.engines.choose import NoEngine, training_interpreter
+from miner.engines.choose import SOURCE, NoEngine, training_interpreter
+from miner.engines.trial import BEING_TRIED
+from miner.jobs.pulse import NOT_TRIED
 from miner.settings import load_settings
 
 #: Half an hour is what the validator grants; the plan needs half a minute of it.
@@ -67,10 +70,16 @@ class DemoResult:
 
 def run_demo(folder: Path, tell: Tell = lambda _step, _line: None) -> DemoResult:
     """Everything of it lies in `folder`. Without a training environment there is nothing to show."""
+    settings = load_settings(env_file=None)
+    python = settings.trainer_python
     try:
-        python = training_interpreter(load_settings(env_file=None)).path
+        python = training_interpreter(settings).path
+        return _run(folder, tell, python)
     except NoEngine as error:
-        return DemoResult(trouble=f"{error}. `make demo` installs a small one")
+        return DemoResult(trouble=f"{error}.\n{_way_out(python)}")
+
+
+def _run(folder: Path, tell: Tell, python: Path) -> DemoResult:
     ground = stack.prepare(folder)
     with Site() as site:
         site.add_model(little.MODEL_ID, little.model_files())
@@ -78,7 +87,7 @@ def run_demo(folder: Path, tell: Tell = lambda _step, _line: None) -> DemoResult
         child = stack.daemon(ground, _settings(site, folder) | {"TRAINER_PYTHON": str(python)})
         with child:
             tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
-            result = asyncio.run(_follow(ground, task, tell))
+            result = asyncio.run(_follow(ground, task, tell, python))
         if result.trouble is not None:
             result.trouble += f"\nThe end of the daemon's log:\n{child.log_tail()}"
         return result
@@ -111,7 +120,17 @@ def _task(url: str) -> SampleTask:
     )
 
 
-async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResult:
+def _way_out(python: Path | None) -> str:
+    """From a training environment that cannot train. Ours may be removed, another one is the operator's."""
+    if python is None:
+        return "`make demo` makes an environment that can."
+    environment = python.parent.parent
+    if environment in (SOURCE / ".venv-demo", SOURCE / ".venv-training"):
+        return f"Make it anew: rm -rf {environment.name} && make demo"
+    return "Install what is missing, or set TRAINER_PYTHON to another; `make demo` makes one of its own."
+
+
+async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell, python: Path) -> DemoResult:
     result, began = DemoResult(), time.monotonic()
     async with (
         ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
@@ -119,9 +138,9 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
             base_url=ground.operator_url, timeout=60, headers=ground.operator_headers()
         ) as operator,
     ):
-        if not await _engine_tried(operator):
-            result.trouble = f"the training environment was not tried out within {PATIENCE_S:g} s"
-            return result
+        missing = await _missing(operator)
+        if missing is not None:
+            raise NoEngine(f"{python} cannot train: {missing}")
         tell("engine", f"tried out after {time.monotonic() - began:.1f} s: it can train")
         for asked, wanted in ((validator.offer, Outcome.ACCEPTED), (validator.start, Outcome.START_NOTED)):
             exchange = await asked(task)
@@ -139,15 +158,19 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell) -> DemoResu
     return result
 
 
-async def _engine_tried(operator: httpx.AsyncClient) -> bool:
-    """Wait until the daemon knows what it can train; it accepts nothing before."""
+async def _missing(operator: httpx.AsyncClient) -> str | None:
+    """Wait until the daemon has tried out what the demo trains with; why it cannot, or None."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         reply = await operator.get("/status")
-        if reply.raise_for_status().json()["training"]["trouble"] is None:
-            return True
+        training = reply.raise_for_status().json()["training"]
+        trouble, lacks = training["trouble"], training["lacks"].get(Engine.NATIVE)
+        if trouble is None and lacks != BEING_TRIED:
+            return None if lacks is None else str(lacks)
+        if training["engine"] is None and trouble not in (None, NOT_TRIED.trouble):
+            return str(trouble)
         await asyncio.sleep(_POLL_S)
-    return False
+    return f"it was not tried out within {PATIENCE_S:g} s"
 
 
 async def _to_its_end(

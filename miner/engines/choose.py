@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FOLDER = "engines"
 #: What `auto` chose last.
 CHOICE_FILE = "chosen"
-_SOURCE = Path(core.__file__).resolve().parents[1]
+SOURCE = Path(core.__file__).resolve().parents[1]
 
 
 class NoEngine(GodMinerError):
@@ -138,7 +138,7 @@ def training_interpreter(settings: Settings) -> Interpreter:
     """TRAINER_PYTHON; else the environment that `make training` made; else our own if torch is there."""
     if settings.trainer_python is not None:
         return _examined(settings.trainer_python)
-    made = _SOURCE / ".venv-training" / "bin" / "python"
+    made = SOURCE / ".venv-training" / "bin" / "python"
     if made.exists():
         return _examined(made)
     if importlib.util.find_spec("torch") is not None:
@@ -253,7 +253,7 @@ def _code(settings: Settings) -> Path:
     folder = _folder(settings) / "code"
     folder.mkdir(exist_ok=True)
     for name in ("core", "trainer"):
-        link, target = folder / name, _SOURCE / name
+        link, target = folder / name, SOURCE / name
         if not link.is_symlink() or link.resolve() != target:
             link.unlink(missing_ok=True)
             link.symlink_to(target)

@@ -27,6 +27,8 @@ PAUSE_S = 0.1
 #: been slow, or it was mended elsewhere), and at once when the image or the interpreter changes.
 RETRY_S, RECHECK_S = 300.0, 3600.0
 RESULTS_FILE = "trials.json"
+#: Until the first trial of what would be started has ended.
+BEING_TRIED = "what trains them is being tried out; this takes up to a few minutes after a change"
 _ENGINES_OF = {
     image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
 }
@@ -109,7 +111,7 @@ async def lacking_in(
 
 
 class Trials:
-    """Tries each image once and remembers the result until what it would start changes."""
+    """Tries each image once, in its own task, and remembers the result until the image changes."""
 
     def __init__(self, engine: Engine, data_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -121,45 +123,90 @@ class Trials:
         #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
         self._failures: dict[str, str] = {}
         self._repeat_at: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
         #: The run of the present trial, so that nobody takes it for one that was left behind.
         self.running: str | None = None
 
     async def lacks(self) -> Lacks:
-        """By training engine, what keeps it from training; `Unreachable`."""
+        """By training engine, what keeps it from training as far as is known now; `Unreachable`.
+
+        Starts the next trial that is due, and does not wait for it: whoever asks also watches the engine.
+        """
         absent = await self._engine.lacks()
         found: dict[TrainingEngine, str] = {}
+        due: list[tuple[str, str]] = []
         for image, engines in _ENGINES_OF.items():
             if image in absent:
                 found |= dict.fromkeys(engines, absent[image])
-            else:
-                found |= await self._tried(image)
+                continue
+            identity = await self._identity(image)
+            known = self._known(image, identity)
+            found |= dict.fromkeys(engines, BEING_TRIED) if known is None else known
+            if known is None or (known and self._is_due(identity)):
+                due.append((image, identity))
+        if due and not self.trying:
+            self._task = asyncio.create_task(self._try(*due[0]), name="trial")
         return found
 
-    async def _tried(self, image: str) -> Lacks:
-        identity = f"{self._engine.name} {image} {await self._engine.identity(image)}"
-        known = self._results.get(identity)
-        if known is not None and not (known and self._is_due(identity)):
-            return {TrainingEngine(name): why for name, why in known.items()}
-        if identity in self._failures and not self._is_due(identity):
+    @property
+    def trying(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the present trial has ended."""
+        if self._task is not None and self.trying:
+            await asyncio.wait({self._task}, timeout=seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """End the present trial, and its run."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _identity(self, image: str) -> str:
+        return f"{self._engine.name} {image} {await self._engine.identity(image)}"
+
+    def _known(self, image: str, identity: str) -> Lacks | None:
+        """What the last trial has found; None: there was none."""
+        if identity in self._results:
+            return {TrainingEngine(name): why for name, why in self._results[identity].items()}
+        if identity in self._failures:
             return dict.fromkeys(_ENGINES_OF[image], self._failures[identity])
-        self.running = trial_key()
+        return None
+
+    async def _try(self, image: str, identity: str) -> None:
+        found, failure = await self._run(image)
         try:
-            found = await lacking_in(self._engine, self._data_dir, image, key=self.running)
-        except TrialFailed as error:
-            if known is not None:  # what it found when it ran still counts
-                self._repeat_at[identity] = self._clock() + RECHECK_S
-                return {TrainingEngine(name): why for name, why in known.items()}
-            failure = f"the trial run of the {image} image failed (see god-miner doctor): {error}"
-            self._failures[identity] = failure
+            if await self._identity(image) != identity:
+                return  # another image by now
+        except Unreachable:
+            return  # the engine went away meanwhile: that says nothing about the image
+        if failure and identity not in self._results:  # else what it found when it ran still counts
+            text = f"the trial run of the {image} image failed (see god-miner doctor): {failure}"
+            self._failures[identity] = text
             self._repeat_at[identity] = self._clock() + RETRY_S
-            return dict.fromkeys(_ENGINES_OF[image], failure)
-        finally:
-            self.running = None
-        self._failures.pop(identity, None)
+            return
         self._repeat_at[identity] = self._clock() + RECHECK_S
+        if failure:
+            return
+        self._failures.pop(identity, None)
         log.info("%s was tried out: %s", identity, found or "everything is there")
         self._remember(image, identity, found)
-        return found
+
+    async def _run(self, image: str) -> tuple[Lacks, str]:
+        """What the image lacks, and why the trial failed ("": it did not)."""
+        self.running = trial_key()
+        try:
+            return await lacking_in(self._engine, self._data_dir, image, key=self.running), ""
+        except TrialFailed as error:
+            return {}, str(error)
+        except Exception as error:  # a full disk, an engine's odd answer: repeated later
+            log.exception("the trial run of the %s image failed", image)
+            return {}, f"{type(error).__name__}: {error}"
+        finally:
+            self.running = None
 
     def _is_due(self, identity: str) -> bool:
         return self._clock() >= self._repeat_at.setdefault(identity, self._clock() + RECHECK_S)

@@ -7,13 +7,14 @@ import logging
 
 from core.choices import Engine as TrainingEngine
 from miner.engines.base import IMAGE_OF, Unreachable
+from miner.engines.trial import BEING_TRIED
 from miner.fleet.base import Ability
 from miner.jobs.desk import Parts
 
 log = logging.getLogger(__name__)
 
-#: Until the engine was found and tried out.
-NOT_TRIED = Ability(trouble="the engine is being tried out; this takes up to a few minutes after a change")
+#: Until the engine was found.
+NOT_TRIED = Ability(trouble="the engine is being looked for")
 _NO_SANDBOX = "the engine {} has none here; see god-miner doctor"
 
 
@@ -35,16 +36,34 @@ async def ability_of(parts: Parts) -> Ability:
 
 async def pulse(parts: Parts) -> None:
     """Until cancelled. What runs, runs on: this only decides about offers."""
-    while True:
-        _tell(parts, await ability_of(parts))
-        await asyncio.sleep(parts.pace.pulse_s)
+    last = parts.fleet.ability
+    try:
+        while True:
+            now = await ability_of(parts)
+            _note(parts, now)
+            if now.trouble is not None or BEING_TRIED not in now.lacks.values():
+                _alert(parts, last, now)
+                last = now
+            await (parts.trials.pause if parts.trials is not None else asyncio.sleep)(parts.pace.pulse_s)
+    finally:
+        if parts.trials is not None:
+            await parts.trials.close()
 
 
-def _tell(parts: Parts, now: Ability) -> None:
+def _note(parts: Parts, now: Ability) -> None:
     before = parts.fleet.ability
     if now == before:
         return
     parts.fleet.ability = now
+    for engine, why in now.lacks.items():
+        if before.lacks.get(engine) != why:
+            log.warning("offers that need %s are refused: %s", engine, why)
+
+
+def _alert(parts: Parts, before: Ability, now: Ability) -> None:
+    """Tell the operator what has changed since everything was known the last time."""
+    if now == before:
+        return
     first = before == NOT_TRIED
     if now.trouble is not None and (before.trouble is None or first):
         parts.alert("engine_gone", f"no offers are accepted meanwhile: {now.trouble}")
@@ -53,9 +72,6 @@ def _tell(parts: Parts, now: Ability) -> None:
         parts.alert("engine_cannot_train", f"every offer is refused: {why}")
     elif now.trouble is None and not first and (before.trouble is not None or not _trains(before)):
         parts.alert("engine_back", f"{parts.engine.name} can train again")
-    for engine, why in now.lacks.items():
-        if before.lacks.get(engine) != why:
-            log.warning("offers that need %s are refused: %s", engine, why)
 
 
 def _trains(ability: Ability) -> list[TrainingEngine]:

@@ -23,7 +23,7 @@ class Pace:
     #: Between two questions to the engine about a run that is going well.
     engine_poll_s: float = 5.0
     #: Between two looks whether the engine answers at all.
-    pulse_s: float = 30.0
+    pulse_s: float = 5.0
     #: The first pause before something is tried again; it doubles up to the cap.
     pause_s: float = 5.0
     pause_cap_s: float = 120.0

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from miner.dev import demo, show
 from miner.dev.demo import DemoResult, Narrator, run_demo
-from miner.engines.choose import NoEngine
+from miner.engines.choose import SOURCE, NoEngine
+from miner.engines.trial import BEING_TRIED
+from miner.jobs.pulse import NOT_TRIED
+from miner.settings import Settings
 
 
 def test_without_a_training_environment_the_demo_has_failed(
@@ -23,6 +27,43 @@ def test_without_a_training_environment_the_demo_has_failed(
     assert not result.held
     assert result.trouble is not None
     assert "make demo" in result.trouble
+
+
+def test_a_broken_training_environment_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(settings: Settings) -> None:
+        raise NoEngine(f"TRAINER_PYTHON={settings.trainer_python} does not work")
+
+    monkeypatch.setattr(demo, "training_interpreter", broken)
+    for python, way_out in (
+        (SOURCE / ".venv-demo" / "bin" / "gone", "rm -rf .venv-demo && make demo"),
+        (tmp_path / "bin" / "gone", "set TRAINER_PYTHON to another"),
+    ):
+        monkeypatch.setenv("TRAINER_PYTHON", str(python))
+        trouble = run_demo(tmp_path).trouble or ""
+        assert str(python) in trouble
+        assert way_out in trouble
+
+
+async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what_is_missing() -> None:
+    being = {"native": BEING_TRIED, "kohya": "not built"}
+    pages = [
+        {"engine": None, "trouble": NOT_TRIED.trouble, "lacks": {}},
+        {"engine": "process", "trouble": None, "lacks": being},
+        {"engine": "process", "trouble": None, "lacks": {"kohya": "not built"}},
+        {"engine": "process", "trouble": None, "lacks": {"native": "no torch"}},
+        {"engine": None, "trouble": "no sandbox", "lacks": {}},
+    ]
+    left = iter(pages)
+
+    def status(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"training": next(left)})
+
+    async with httpx.AsyncClient(base_url="http://miner", transport=httpx.MockTransport(status)) as operator:
+        assert await demo._missing(operator) is None
+        assert await demo._missing(operator) == "no torch"
+        assert await demo._missing(operator) == "no sandbox"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from core.choices import Engine as TrainingEngine
 from core.run_files import LOG_FILE
 from miner.engines.base import EngineSpec, Phase, Status, Unreachable, Why
-from miner.engines.trial import RECHECK_S, RETRY_S, TrialFailed, Trials, lacking_in
+from miner.engines.trial import BEING_TRIED, RECHECK_S, RETRY_S, Lacks, TrialFailed, Trials, lacking_in
 
 READY = json.dumps({"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""})
 
@@ -27,6 +28,12 @@ class Answering:
     tried: list[str] = field(default_factory=list)
     name: str = "docker"
     can_sandbox: bool = True
+    #: Runs end once it is set.
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ending.set()
 
     async def submit(self, spec: EngineSpec) -> str:
         assert spec.argv[:3] == ("python", "-m", "trainer.ready")
@@ -37,9 +44,12 @@ class Answering:
         return spec.key
 
     async def poll(self, ref: str, run_dir: Path) -> Status:
+        if not self.ending.is_set() and ref not in self.stopped:
+            return Status(Phase.RUNNING)
         return Status(Phase.ENDED, self.why, 0 if self.why is Why.OK else 1)
 
-    async def stop(self, ref: str, *, force: bool = False) -> None: ...
+    async def stop(self, ref: str, *, force: bool = False) -> None:
+        self.stopped.append(ref)
 
     async def remove(self, ref: str) -> None: ...
 
@@ -55,13 +65,22 @@ def trials(engine: Answering, data_dir: Path, clock: list[float] | None = None) 
     return Trials(engine, data_dir, lambda: now[0])  # type: ignore[arg-type]
 
 
+async def settled(tried: Trials) -> Lacks:
+    """What it knows once every trial that is due has ended."""
+    found = await tried.lacks()
+    while tried.trying:
+        await tried.pause(60)
+        found = await tried.lacks()
+    return found
+
+
 async def test_each_image_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
     engine = Answering()
     tried = trials(engine, tmp_path)
-    assert await tried.lacks() == await tried.lacks() == {}
+    assert await settled(tried) == await settled(tried) == {}
     assert engine.tried == ["text", "image", "toolkit"]
     engine.identities["image"] = "2"
-    await tried.lacks()
+    await settled(tried)
     assert engine.tried[3:] == ["image"]
     assert tried.running is None
     assert not list(tmp_path.glob(".trial-*"))
@@ -75,11 +94,11 @@ async def test_what_is_missing_is_known_by_training_engine_and_survives_a_restar
         TrainingEngine.KOHYA: "not built",
         TrainingEngine.AI_TOOLKIT: "not built",
     }
-    assert await trials(engine, tmp_path).lacks() == expected
-    assert await trials(engine, tmp_path).lacks() == expected
+    assert await settled(trials(engine, tmp_path)) == expected
+    assert await settled(trials(engine, tmp_path)) == expected
     assert engine.tried == ["text"]
     (tmp_path / "engines" / "trials.json").write_text("{")
-    assert await trials(engine, tmp_path).lacks() == expected
+    assert await settled(trials(engine, tmp_path)) == expected
     assert engine.tried == ["text", "text"]
 
 
@@ -90,13 +109,13 @@ async def test_an_image_that_cannot_run_our_code_trains_nothing_and_is_tried_aga
     engine.absent = {"image": "not built", "toolkit": "not built"}
     clock = [0.0]
     tried = trials(engine, tmp_path, clock)
-    lacks = await tried.lacks()
+    lacks = await settled(tried)
     assert "No module named 'pydantic'" in lacks[TrainingEngine.AXOLOTL]
     assert lacks[TrainingEngine.AXOLOTL] == lacks[TrainingEngine.NATIVE]
     engine.output, engine.why = READY, Why.OK
-    assert await tried.lacks() == lacks
+    assert await settled(tried) == lacks
     clock[0] += RETRY_S
-    assert TrainingEngine.NATIVE not in await tried.lacks()
+    assert TrainingEngine.NATIVE not in await settled(tried)
 
 
 async def test_what_was_missing_is_looked_for_again_and_counts_until_another_trial_has_run(
@@ -106,18 +125,18 @@ async def test_what_was_missing_is_looked_for_again_and_counts_until_another_tri
     engine, clock = Answering(json.dumps({"kohya": "python: timed out"})), [0.0]
     engine.absent = {"text": "not built", "toolkit": "not built"}
     tried = trials(engine, tmp_path, clock)
-    found = await tried.lacks()
+    found = await settled(tried)
     assert found[TrainingEngine.KOHYA] == "python: timed out"
     tried = trials(engine, tmp_path, clock)  # another start
-    assert await tried.lacks() == found
+    assert await settled(tried) == found
     engine.why = Why.OOM_KILLED
     clock[0] += RECHECK_S
-    assert await tried.lacks() == await tried.lacks() == found
+    assert await settled(tried) == await settled(tried) == found
     engine.why, engine.output = Why.OK, READY
     clock[0] += RECHECK_S
-    assert TrainingEngine.KOHYA not in await tried.lacks()
+    assert TrainingEngine.KOHYA not in await settled(tried)
     clock[0] += RECHECK_S
-    assert TrainingEngine.KOHYA not in await tried.lacks()
+    assert TrainingEngine.KOHYA not in await settled(tried)
     assert engine.tried == ["image"] * 3
 
 
@@ -140,3 +159,43 @@ async def test_an_engine_that_does_not_answer_is_no_finding(
     monkeypatch.setattr(Answering, "lacks", silent)
     with pytest.raises(Unreachable):
         await trials(Answering(), tmp_path).lacks()
+
+
+async def test_nobody_waits_for_a_trial_and_it_ends_with_the_daemon(tmp_path: Path) -> None:
+    engine = Answering(absent={"image": "not built", "toolkit": "not built"})
+    engine.ending.clear()
+    tried = trials(engine, tmp_path)
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            assert (await tried.lacks())[TrainingEngine.AXOLOTL] == BEING_TRIED
+            await tried.pause(0.01)
+        await tried.close()
+    assert engine.tried == ["text"]
+    assert len(engine.stopped) == 1
+    assert not list(tmp_path.glob(".trial-*"))
+
+
+async def test_a_result_counts_only_for_the_image_that_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a trial that died with its engine say anything about the image."""
+
+    async def away(_self: object, _image: str) -> str:
+        raise Unreachable("Docker does not run")
+
+    engine = Answering(why=Why.OOM_KILLED, absent={"image": "not built", "toolkit": "not built"})
+    tried = trials(engine, tmp_path)
+    await tried.lacks()
+    monkeypatch.setattr(Answering, "identity", away)
+    await tried.pause(60)
+    monkeypatch.undo()
+    engine.why = Why.OK
+    assert TrainingEngine.NATIVE not in await settled(tried)
+    engine.identities["text"], engine.output = "2", json.dumps({"axolotl": "no axolotl", "native": ""})
+    engine.ending.clear()
+    await tried.lacks()
+    await tried.pause(0.05)
+    engine.identities["text"], engine.output = "3", READY
+    engine.ending.set()
+    assert TrainingEngine.AXOLOTL not in await settled(tried)
+    assert engine.tried == ["text"] * 4

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from core.run_files import RunEnd, RunResult, RunSpec, Score
 from core.tasks import TaskType
 from core.wire import MinerSubmission
 from miner.engines.base import EXIT_FILE, EngineSpec, Found, Phase, Status, Unreachable, Why
+from miner.engines.trial import Trials
 from miner.fleet.base import Gpu
 from miner.fleet.local import LocalFleet, Stock
 from miner.jobs.book import JobBook
@@ -454,7 +455,11 @@ def books_in(folder: Path) -> Books:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, pace: Pace = FAST, gpus: str = "4xH100", profile: str = "all"
+    folder: Path,
+    pace: Pace = FAST,
+    gpus: str = "4xH100",
+    profile: str = "all",
+    with_trials: bool = False,
 ) -> AsyncIterator[House]:
     books = books_in(folder)
     books.writer.start(asyncio.get_running_loop())
@@ -462,6 +467,8 @@ async def opened(
     alerts: list[tuple[str, str]] = []
     over: list[Any] = []
     parts = _parts(folder, books, engine, inputs, hub, fleet, alerts, pace, profile)
+    if with_trials:
+        parts = replace(parts, trials=Trials(engine, folder))
     jobs = Jobs(parts, on_over=over.append)
     await jobs.start()
     house = House(folder, books, engine, inputs, hub, fleet, parts, jobs, alerts, over)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core.choices import Engine
+from miner.engines import trial
 from miner.engines.choose import Choice
 from miner.fleet.base import Ability
 from miner.jobs import build
@@ -74,6 +75,31 @@ async def test_an_engine_with_nothing_to_train_is_told_whenever_it_comes_to_that
     kinds = ["engine_gone", "engine_cannot_train", "engine_back", "engine_cannot_train"]
     assert [kind for kind, _ in house.alerts] == kinds
     assert house.alerts[1][1] == "every offer is refused: not built"
+
+
+async def test_an_engine_that_goes_during_a_trial_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is being tried out is refused meanwhile, and nothing of it is an alert."""
+    never = asyncio.Event()
+
+    async def lacking_in(*_: object, **__: object) -> dict[Engine, str]:
+        await never.wait()
+        return {}
+
+    monkeypatch.setattr(trial, "lacking_in", lacking_in)
+    async with opened(tmp_path / "data", replace(FAST, pulse_s=0.01), with_trials=True) as house:
+        await house.until(lambda: house.fleet.ability.lacks.get(Engine.NATIVE) == trial.BEING_TRIED)
+        assert house.fleet.ability.trouble is None
+        assert house.alerts == []
+        house.engine.gone = True
+        await house.until(lambda: house.fleet.ability.trouble is not None)
+        house.engine.gone = False
+        await house.until(lambda: house.fleet.ability.trouble is None)
+        assert [kind for kind, _ in house.alerts] == ["engine_gone"]
+        never.set()
+        await house.until(lambda: house.fleet.ability == Ability())
+        assert [kind for kind, _ in house.alerts] == ["engine_gone", "engine_back"]
 
 
 async def test_until_there_is_an_engine_nothing_can_be_trained(
