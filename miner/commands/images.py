@@ -65,7 +65,10 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove earlier builds of our images that nothing uses: each takes as much disk as the present one."""
+    """Remove earlier builds of our images that nothing uses: each takes as much disk as the present one.
+
+    Kept is what a container was made from and what has a tag. The build that a data directory uses has one in
+    god-miner-pinned; once such a directory is gone, remove its tag with `docker rmi`."""
     from miner.engines.docker.building import earlier_builds, remove_build
     from miner.engines.docker.client import Client
     from miner.engines.docker.images import Images

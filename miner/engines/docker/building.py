@@ -10,7 +10,7 @@ from typing import Any
 
 from core.errors import GodMinerError
 from miner.engines.docker.client import Client, Refused
-from miner.engines.docker.images import KINDS, SOURCE_LABEL, ImageKind, Images, Pin
+from miner.engines.docker.images import KINDS, PINS_REPOSITORY, SOURCE_LABEL, ImageKind, Images, Pin
 
 #: A build without a word for so long is stuck; its steps are downloads of gigabytes.
 SILENCE_S = 1800.0
@@ -72,7 +72,9 @@ def build(
             decode=True,
         )
         _follow(lines, kind, told)
-        return str(api.inspect_image(name)["Id"])
+        made = str(api.inspect_image(name)["Id"])
+        api.tag(made, PINS_REPOSITORY, images.pin_tag(short), force=True)
+        return made
 
     image_id = client.ask_here(work, SILENCE_S)
     images.set_pin(short, image_id, source)
@@ -88,7 +90,7 @@ class EarlierBuild:
 
 
 def earlier_builds(client: Client, images: Images) -> list[EarlierBuild]:
-    """Builds of ours that no name and no pin means any more. Blocking."""
+    """Builds of ours that no name and no pin means any more, of this data directory or another. Blocking."""
     pinned = {images.reference(short) for short in KINDS}
 
     def work(api: Any) -> list[EarlierBuild]:

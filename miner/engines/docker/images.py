@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from core.errors import GodMinerError
+from miner.engines.owner import data_id
 from miner.settings import Settings
 
 PINS_FILE = "images.json"
+#: A pinned build has a tag here, one for each data directory and image: whoever prunes can see it.
+PINS_REPOSITORY = "god-miner-pinned"
 #: On images that we build: what they were built from.
 SOURCE_LABEL = "god-miner.source"
 
@@ -57,6 +60,7 @@ class Images:
 
     def __init__(self, settings: Settings) -> None:
         self._names = {short: str(getattr(settings, kind.setting)) for short, kind in KINDS.items()}
+        self._data_dir = settings.data_dir
         self._file = settings.data_dir / PINS_FILE
 
     def name(self, short: str) -> str:
@@ -73,6 +77,9 @@ class Images:
         """Only while the setting still names what was built."""
         found = self._pins().get(short)
         return found if found and found.name == self.name(short) else None
+
+    def pin_tag(self, short: str) -> str:
+        return f"{data_id(self._data_dir)}-{short}"
 
     def set_pin(self, short: str, image_id: str, source: str) -> None:
         pins = {**self._pins(), short: Pin(self.name(short), image_id, source, time.time())}

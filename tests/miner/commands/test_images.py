@@ -132,7 +132,9 @@ def test_only_images_that_the_policy_needs_decide_and_lists_can_be_narrowed(
     assert "no image 'other'" in str(said("list", "other").exception)
 
 
-def test_earlier_builds_are_pruned_and_the_present_one_is_kept(checkout: Path) -> None:
+def test_earlier_builds_are_pruned_and_those_in_use_are_kept(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def build() -> str:
         assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
         return str(told("list", "text")[0]["id"])
@@ -148,6 +150,16 @@ def test_earlier_builds_are_pruned_and_the_present_one_is_kept(checkout: Path) -
     assert earlier not in [one["id"] for one in told("prune")]
     assert told("list", "text")[0]["id"] == present
     assert told("check", "text")[0]["usable"]
+
+    # Another data directory of the same Docker builds under the same name: both are in use.
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "other"))
+    (checkout / "core" / "newer.py").write_text("")
+    newest = build()
+    told("prune")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
+    assert told("list", "text")[0]["id"] == present
+    assert told("check", "text")[0]["usable"]
+    assert newest not in [one["id"] for one in told("prune")]
 
 
 def test_a_failing_build_is_an_error_and_pins_nothing(checkout: Path, tmp_path: Path) -> None:
