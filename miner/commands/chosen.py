@@ -39,23 +39,33 @@ def gpus_here(settings: Settings) -> Hardware | None:
     return installed
 
 
-def chosen_here(settings: Settings | None = None) -> InForce:
+def chosen_here() -> InForce:
+    """What a daemon with these settings would use here, as doctor says it and its status shows it."""
+    from miner.fleet.build import look_once
     from miner.offers.policies.choice import in_force
     from miner.settings import load_settings
 
-    settings = settings or load_settings()
-    return in_force(settings, gpus_here(settings))
+    settings = load_settings()
+    return in_force(settings, look_once(settings)[0].stock.installed)
+
+
+def chosen_or_why_not() -> InForce | None:
+    """The reason on stderr."""
+    from core.errors import ConfigError
+
+    try:
+        return chosen_here()
+    except ConfigError as error:
+        typer.echo(f"what is in force cannot be used: {error}", err=True)
+        return None
 
 
 def tell_where_not_in_force(word: str, name: str) -> None:
     """On stderr, for somebody who looks at one `word` (policy or profile) while another is in force."""
-    from core.errors import ConfigError
     from miner.offers.policies.choice import Chosen, not_in_force
 
-    try:
-        found = chosen_here()
-    except ConfigError as error:
-        typer.echo(f"what is in force cannot be used: {error}", err=True)
+    found = chosen_or_why_not()
+    if found is None:
         return
     used = found.profile if word == "profile" else found.policy
     why = found.why_profile if word == "profile" else found.why_policy

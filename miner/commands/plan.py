@@ -217,7 +217,8 @@ def _target(
         loaded = found.profile
         if profile or directories:
             loaded = _load(profile or found.profile.name, directories)
-        why = f"profile {loaded.name} is in force, because {found.why_profile}"
+        where = "is in force" if here else "would be in force there"
+        why = f"profile {loaded.name} {where}, because {found.why_profile}"
         if loaded.file != found.profile.file:
             chosen = Chosen(found.profile.name, found.why_profile)
             why = not_in_force("profile", loaded.name, found.profile.name, chosen)

@@ -11,7 +11,7 @@ import typer
 
 from miner.commands import completion
 from miner.commands.backtest import backtest
-from miner.commands.chosen import chosen_here, policy_places, profile_places, tell_where_not_in_force
+from miner.commands.chosen import chosen_or_why_not, policy_places, profile_places, tell_where_not_in_force
 from miner.commands.generate import generate
 from miner.commands.output import terminal
 
@@ -55,15 +55,14 @@ def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
         except ConfigError as error:
             rows.append((name, "", "", f"broken: {error.problems[0]}", str(file)))
     keys = ("name", "hardware", "profile", "description", "file")
+    found = chosen_or_why_not()
     if as_json:
-        _print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        used = found and str(found.policy.file)
+        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
     _print_table(keys[:4], [row[:4] for row in rows])
-    try:
-        force = chosen_here()
-        typer.echo(f"in force: {force.policy.name}, because {force.why_policy}")
-    except ConfigError as error:
-        typer.echo(f"what is in force cannot be used: {error}", err=True)
+    if found is not None:
+        typer.echo(f"in force: {found.policy.name}, because {found.why_policy}")
 
 
 @app.command()

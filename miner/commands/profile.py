@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.commands import completion
-from miner.commands.chosen import chosen_here, profile_places, tell_where_not_in_force
+from miner.commands.chosen import chosen_here, chosen_or_why_not, profile_places, tell_where_not_in_force
 from miner.commands.output import terminal
 
 if TYPE_CHECKING:
@@ -67,15 +67,14 @@ def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
         except ConfigError as error:
             rows.append((name, "", f"broken: {error.problems[0]}", str(file)))
     keys = ("name", "hardware", "description", "file")
+    found = chosen_or_why_not()
     if as_json:
-        _print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        used = found and str(found.profile.file)
+        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
     _print_table(_table(keys[:3], [row[:3] for row in rows]))
-    try:
-        found = chosen_here()
+    if found is not None:
         typer.echo(f"in force: {found.profile.name}, because {found.why_profile}")
-    except ConfigError as error:
-        typer.echo(f"what is in force cannot be used: {error}", err=True)
 
 
 @app.command()

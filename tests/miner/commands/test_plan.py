@@ -73,6 +73,7 @@ def test_the_plan_is_for_the_host_and_by_the_profile_of_the_daemon_and_says_so(
     assert "container.memory 400.0 GB → 121.6 GB" in found
     more = _run(*TASK, "--cpu-cores", "256", "--memory", "2TB").output
     assert "host: 4xH100-SXM, 256 cores, 2000.0 GB" in more
+    assert "profile h100x4 would be in force there, because" in more
     assert "dataloader_num_workers 64" not in more
     (tmp_path / "own" / "h100x4.yaml").write_text("extends: h100x4\ntargets: {lora_r: 48}\n")
     assert TrainingPlan.from_json(_run(*HERE, "--json").stdout).adapter.rank == 48  # type: ignore[union-attr]

@@ -5,10 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from core.errors import ConfigError
+from core.hardware import parse_gpus
+from miner.commands.policy import app as policy_app
 from miner.commands.profile import app
+from miner.doctor.checks import tuning
+from miner.doctor.examine import Surroundings
+from miner.fleet.fixed import FixedSource
+from miner.settings import load_settings
 
 runner = CliRunner()
 
@@ -35,6 +42,24 @@ def test_list_names_the_shipped_profiles() -> None:
     assert {"h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady", "cpu-demo"} <= set(rows)
     assert rows["h100x8"]["hardware"] == "8xH100"
     assert "h100x4-strategy" in run("list").output
+    assert [name for name, row in rows.items() if row["in_force"]] == ["h100x4"]
+
+
+@pytest.mark.parametrize(("command", "name"), [(app, "cpu-demo"), (policy_app, "everything-feasible")])
+def test_what_is_in_force_without_a_gpu_is_what_doctor_says(
+    command: typer.Typer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = FixedSource(parse_gpus("cpu"), "no NVIDIA driver")
+    monkeypatch.setattr("miner.fleet.build.build_source", lambda _gpus: look)
+    listed = runner.invoke(command, ["list"]).output
+    findings = {one.what: one.detail for one in tuning.run(Surroundings(load_settings(env_file=None)))}
+    word = "profile" if command is app else "policy"
+    why = f"because {word.upper()} is auto and there is no GPU"
+    assert f"in force: {name}, {why}" in listed
+    assert findings[word].startswith(f"{name} (")
+    assert findings[word].endswith(why)
+    rows = json.loads(runner.invoke(command, ["list", "--json"]).stdout)
+    assert [row["name"] for row in rows if row["in_force"]] == [name]
 
 
 def test_list_shows_an_operator_s_own_first_and_broken_ones_as_broken(mine: Path) -> None:
