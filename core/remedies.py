@@ -3,6 +3,9 @@ that tries again by itself."""
 
 from __future__ import annotations
 
+import re
+
+from core.choices import Attention
 from core.plan import TrainingPlan
 
 #: After a loss that is no number the next training runs at this part of its learning rate. Half is often
@@ -19,3 +22,23 @@ def calmer(plan: TrainingPlan, times: int = 1) -> TrainingPlan:
     """The same plan after so many losses that were no number."""
     rate = float(f"{plan.optimizer.learning_rate * CALMER**times:.6g}")
     return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update={"learning_rate": rate})})
+
+
+#: How a kernel of flash attention fails once it is used: made for other GPUs, for another torch, not there.
+#: What a model refuses while it is loaded is met there (`trainer.loading`).
+_NO_KERNEL = re.compile(
+    r"flash[ _-]?att.{0,40} only supports?\b|flash_attn.*undefined symbol|undefined symbol.*flash_?att"
+    r"|No module named '?flash_attn|no kernel image is available for execution",
+    re.IGNORECASE,
+)
+
+
+def without_flash(plan: TrainingPlan, failure: str) -> TrainingPlan | None:
+    """The same plan with torch's own attention, where the failure is a kernel's that this machine lacks."""
+    used = plan.precision.attention
+    said = next((line for line in failure.splitlines() if _NO_KERNEL.search(line)), None)
+    if said is None or used in (Attention.SDPA, Attention.EAGER):
+        return None
+    precision = plan.precision.model_copy(update={"attention": Attention.SDPA})
+    note = f"attention {used} → {Attention.SDPA}: {said.strip()[:200]}"
+    return plan.model_copy(update={"precision": precision, "notes": (*plan.notes, note)})

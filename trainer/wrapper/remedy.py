@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.plan import TrainingPlan
 from core.planning.oom import OutOfMemory, next_after_oom
-from core.remedies import MOST_OOM, calmer
+from core.remedies import MOST_OOM, calmer, without_flash
 from core.run_files import RunEnd
 from core.units import show_seconds
 from trainer.own_plan import at_least_tried
@@ -26,6 +26,8 @@ class Failed:
     start_s: float
     #: From now to the end of the last save.
     left_s: float
+    #: What the failure said of itself.
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def remedy_for(plan: TrainingPlan, failed: Failed, earlier: Sequence[Remedy]) ->
             return _smaller(plan, failed)
         case RunEnd.NAN if RunEnd.NAN not in tried:
             return _calmer(plan)
+        case RunEnd.CRASHED if changed := without_flash(plan, failed.detail):
+            return Remedy(RunEnd.CRASHED, changed, True, changed.notes[-1])
         case RunEnd.CRASHED | RunEnd.HUNG | RunEnd.KILLED if failed.end not in tried:
             return Remedy(failed.end, plan, True, f"once more, {show_seconds(failed.left_s)} are left")
         case _:

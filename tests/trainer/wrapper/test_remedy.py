@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from core.budget import Phase
+from core.choices import Attention
 from core.plan import TrainingPlan
 from core.remedies import MOST_OOM
 from core.run_files import RunEnd
@@ -53,6 +54,34 @@ def test_a_crash_is_tried_once_more_from_the_last_checkpoint(end: RunEnd) -> Non
     assert remedy.plan == planned()
     assert remedy.resumes
     assert remedy_for(planned(), failed(end), [remedy]) is None
+
+
+@each(
+    ("kind", "said", "used"),
+    [
+        ("flash_attention_2", "RuntimeError: FlashAttention only supports Ampere GPUs or newer.", "sdpa"),
+        ("flash_attention_3", "CUDA error: no kernel image is available for execution on the device", "sdpa"),
+        ("flash_attention_2", "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c10", "sdpa"),
+        (
+            "flash_attention_2",
+            "it ended with 1; its last words:\nundefined symbol: flash_attn_fwd",
+            "sdpa",
+        ),
+        ("flash_attention_2", "FlashAttention forward only supports head dimension at most 256", "sdpa"),
+        ("flash_attention_2", "flash attention 2 is used\nCUDA error: unspecified launch failure", None),
+        ("sdpa", "CUDA error: no kernel image is available for execution on the device", None),
+    ],
+)
+def test_an_attention_kernel_that_fails_is_done_without(kind: str, said: str, used: str | None) -> None:
+    """The same plan again would fail in the same way."""
+    made = planned()
+    precision = made.precision.model_copy(update={"attention": Attention(kind)})
+    made = made.model_copy(update={"precision": precision})
+    remedy = remedy_for(made, failed(RunEnd.CRASHED, detail=said), [])
+    assert remedy is not None
+    assert remedy.resumes
+    assert remedy.plan.precision.attention == (used or kind)
+    assert (f"attention {kind} → sdpa" in str(remedy)) is (used is not None)
 
 
 @each("end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.DISK_FULL, RunEnd.STOPPED])
