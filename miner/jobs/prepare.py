@@ -7,6 +7,7 @@ given, to know how many GPUs to ask for, and for what it was given, in the time 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +39,11 @@ from miner.store import work
 _SPARE = 1.1
 #: Inputs of which nothing has come for so long may never come.
 _NO_BYTES_S = 120.0
+#: Inputs are judged by what came in so long, and given up where the rest would take more than this many times
+#: what is left. Twice, as lines are shared and may become faster.
+_WINDOW_S, _HOPELESS = 300.0, 2.0
+#: Bytes per second, for a dataset whose size nobody says.
+_LEAST_RATE = 10_000.0
 
 
 class Placed(NamedTuple):
@@ -76,9 +82,31 @@ async def fetch(desk: Desk, task: Task) -> Fetched:
     return desk.fetched
 
 
+class _Arrival:
+    """How fast one input comes, by (when, bytes) at the first look and at the start of the present window."""
+
+    def __init__(self, now: float, done: int) -> None:
+        self._first = self._window = (now, done)
+
+    def remaining_s(self, now: float, done: int, total: int | None) -> float | None:
+        """Seconds until all of it is here, at the pace of this window, or of all so far where that is faster;
+        None before a window has passed, and where nothing came at all: that has a limit of its own."""
+        began, before = self._window
+        if now - began < _WINDOW_S or done <= before:
+            return None
+        since, first = self._first
+        rate = max((done - before) / (now - began), (done - first) / (now - since))
+        self._window = (now, done)
+        if total is None:
+            return 0.0 if rate >= _LEAST_RATE else math.inf
+        return (total - done) / rate
+
+
 async def _arriving(desk: Desk, wanted: Wanted) -> Fetched:
-    """One try. A job whose inputs do not come keeps no GPU from those that have theirs."""
-    loop, known = asyncio.get_running_loop(), dict[str, int]()
+    """One try. A job whose inputs do not come keeps no GPU from those that have theirs, and one whose inputs
+    cannot come in time ends."""
+    loop, known, arrivals = asyncio.get_running_loop(), dict[str, int](), dict[str, _Arrival]()
+    hopeless: list[str] = []
 
     def late() -> None:
         if desk.parts.fleet.step_aside(desk.key):
@@ -93,14 +121,38 @@ async def _arriving(desk: Desk, wanted: Wanted) -> Fetched:
             timer = loop.call_later(_NO_BYTES_S, late)
         known[what] = done
         desk.told(what, done, total)
+        if what == "dataset" or (what == "model" and total is not None):
+            arrival = arrivals.setdefault(what, _Arrival(desk.now(), done))
+            if too_late := _too_late(desk, what, done, total, arrival):
+                hopeless.append(too_late)
+                limit.reschedule(0.0)
 
     try:
-        return await desk.parts.inputs.fetch(wanted, told)
+        async with asyncio.timeout(None) as limit:
+            return await desk.parts.inputs.fetch(wanted, told)
+    except TimeoutError:
+        if not hopeless:
+            raise
+        raise StepFailed(EndReason.DEADLINE, hopeless[0]) from None
     except StepFailed:
         late()
         raise
     finally:
         timer.cancel()
+
+
+def _too_late(desk: Desk, what: str, done: int, total: int | None, arrival: _Arrival) -> str | None:
+    """Why this input is not worth waiting for."""
+    left = max(useful_until(desk) - desk.now(), 0.0)
+    needs = arrival.remaining_s(desk.now(), done, total)
+    if needs is None or needs <= _HOPELESS * left:
+        return None
+    if total is None:
+        return f"the {what} trickles: {done:,} bytes so far, less than {_LEAST_RATE:,.0f} per second"
+    return (
+        f"the {what} is too slow: {done:,} of {total:,} bytes are here, the rest would take "
+        f"{show_seconds(needs)}, and {show_seconds(left)} are left for it and the training"
+    )
 
 
 def _is_there(fetched: Fetched) -> bool:

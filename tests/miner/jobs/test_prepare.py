@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from miner.jobs import prepare
 from miner.jobs.ports import Fetched, StepFailed, Told, Wanted
 from miner.jobs.states import EndReason, JobState
 from miner.jobs.times import Pace
+from tests.doubles.each import each
 from tests.miner.jobs.house import CAP_S, ROWS, VALIDATOR, House, Trainer, opened
 
 HOUR = 3600.0
@@ -130,6 +133,35 @@ async def test_a_job_whose_inputs_do_not_come_keeps_no_gpu_from_one_that_has_its
     assert (await house.over_within(second)).state is JobState.DONE
     come.set()
     assert (await house.over_within(first)).state is JobState.DONE
+
+
+@each("total", [10**12, None])
+async def test_a_job_whose_dataset_trickles_gives_up_its_place(
+    house: House, monkeypatch: pytest.MonkeyPatch, total: int | None
+) -> None:
+    async def trickling(_wanted: Wanted, told: Told) -> Fetched:
+        for done in itertools.count():
+            told("dataset", done, total)
+            await asyncio.sleep(0.01)
+        raise AssertionError
+
+    monkeypatch.setattr(house.inputs, "fetch", trickling)
+    monkeypatch.setattr(prepare, "_WINDOW_S", 0.05)
+    row = await house.over_within(await house.start(task_id=f"of-{total}"))
+    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
+    assert ("the dataset is too slow: " if total else "the dataset trickles: ") in row.detail
+
+
+def test_inputs_are_judged_by_a_window_and_by_all_so_far() -> None:
+    """Neither a slow window after fast ones nor a silence, which has a limit of its own, decides."""
+    arrival = prepare._Arrival(0.0, 500)
+    assert arrival.remaining_s(299.0, 600, 1000) is None
+    assert arrival.remaining_s(300.0, 500, 1000) is None
+    assert arrival.remaining_s(310.0, 810, 1010) == pytest.approx(200.0)
+    assert arrival.remaining_s(500.0, 820, 1010) is None
+    assert arrival.remaining_s(620.0, 820, 1440) == pytest.approx(620 / (320 / 620))
+    assert prepare._Arrival(0.0, 0).remaining_s(300.0, 2_999_999, None) == math.inf
+    assert prepare._Arrival(0.0, 0).remaining_s(300.0, 3_000_000, None) == 0.0
 
 
 async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(house: House) -> None:
