@@ -26,48 +26,59 @@ if TYPE_CHECKING:
 DEFAULT_FLEET = "4xH100"
 
 
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="A policy's name or path; several are compared. Unset: POLICY.",
+        autocompletion=completion.policies,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own.",
+        autocompletion=completion.profiles,
+    ),
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        help="On these GPUs, like 8xH100. Unset: for the policy in force this host's, if it has any; "
+        "otherwise what the policy is made for."
+    ),
+]
+Since = Annotated[
+    str | None, typer.Option(help="Only offers from then on: 2d, 12h, or a date like 2025-10-01.")
+]
+OffersFile = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Offers from this file instead of the books."),
+]
+OneOffer = Annotated[
+    str | None, typer.Option(help="Explain what becomes of this one: its number, or its task's id.")
+]
+Dirs = Annotated[
+    list[Path] | None,
+    typer.Option("--dir", help="Look here for policies before POLICY_DIR."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: every answer.")]
+
+
 def backtest(
-    policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            help="A policy's name or path; several are compared. Unset: POLICY.",
-            autocompletion=completion.policies,
-        ),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own.",
-            autocompletion=completion.profiles,
-        ),
-    ] = None,
-    fleet: Annotated[
-        str | None,
-        typer.Option(
-            help="On these GPUs, like 8xH100. Unset: for the policy in force this host's, if it has any; "
-            "otherwise what the policy is made for."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Only offers from then on: 2d, 12h, or a date like 2025-10-01.")
-    ] = None,
-    jsonl: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Offers from this file instead of the books."),
-    ] = None,
-    offer: Annotated[
-        str | None, typer.Option(help="Explain what becomes of this one: its number, or its task's id.")
-    ] = None,
-    directories: Annotated[
-        list[Path] | None,
-        typer.Option("--dir", help="Look here for policies before POLICY_DIR."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: every answer.")] = False,
+    policies: Policies = None,
+    changes: Set = None,
+    profile: Profile = None,
+    fleet: Fleet = None,
+    since: Since = None,
+    jsonl: OffersFile = None,
+    offer: OneOffer = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
 ) -> None:
     """Play the offers that came against another policy, profile or fleet: what would have been accepted, how
     busy the GPUs, what it was worth. With --set: before and after."""

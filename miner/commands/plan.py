@@ -33,63 +33,74 @@ class Target(NamedTuple):
     why: tuple[str, ...]
 
 
+Model = Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")]
+TaskWord = Annotated[
+    str,
+    typer.Option(
+        help="instruct, chat, dpo, grpo, image, or a validator's word.",
+        autocompletion=completion.task_types,
+    ),
+]
+Hours = Annotated[float, typer.Option(help="From now to the deadline.")]
+Rows = Annotated[int | None, typer.Option(min=0, help="Training rows; images: pictures.")]
+Dataset = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="A file of rows, JSON or JSON lines.")
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(help="Like 4xH100. Unset: this host's, or the profile's hardware where it has none."),
+]
+CpuCores = Annotated[
+    int | None, typer.Option(min=1, help="Cores of the host. Unset: FLEET_FILE, this host's, or 32.")
+]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory of the host, like 512GB. Unset: as with the cores, or 256GB.")
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="A profile's name, or the path of a file. Unset: the one that is in force.",
+        autocompletion=completion.profiles,
+    ),
+]
+Params = Annotated[str | None, typer.Option(help="Parameters, like 8B, where the name does not say.")]
+ImageWord = Annotated[str | None, typer.Option(help="sdxl, flux, z-image …; unset: from the name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The whole plan, for programs.")]
+WriteTo = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
+]
+Launcher = Annotated[str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")]
+Nodes = Annotated[
+    int, typer.Option(min=1, help="With --launcher slurm: machines that share the plan's GPUs.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="Show only what differs from this: a profile, or a plan.json written before.",
+        autocompletion=completion.profiles,
+    ),
+]
+Dirs = Annotated[list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")]
+
+
 def plan(
-    model: Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")],
-    task_type: Annotated[
-        str,
-        typer.Option(
-            help="instruct, chat, dpo, grpo, image, or a validator's word.",
-            autocompletion=completion.task_types,
-        ),
-    ],
-    hours: Annotated[float, typer.Option(help="From now to the deadline.")],
-    rows: Annotated[int | None, typer.Option(min=0, help="Training rows; images: pictures.")] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A file of rows, JSON or JSON lines.")
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(help="Like 4xH100. Unset: this host's, or the profile's hardware where it has none."),
-    ] = None,
-    cpu_cores: Annotated[
-        int | None, typer.Option(min=1, help="Cores of the host. Unset: FLEET_FILE, this host's, or 32.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of the host, like 512GB. Unset: as with the cores, or 256GB.")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="A profile's name, or the path of a file. Unset: the one that is in force.",
-            autocompletion=completion.profiles,
-        ),
-    ] = None,
-    params: Annotated[
-        str | None, typer.Option(help="Parameters, like 8B, where the name does not say.")
-    ] = None,
-    image_type: Annotated[
-        str | None, typer.Option(help="sdxl, flux, z-image …; unset: from the name.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole plan, for programs.")] = False,
-    write: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
-    ] = None,
-    launcher: Annotated[
-        str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")
-    ] = "accelerate",
-    nodes: Annotated[
-        int, typer.Option(min=1, help="With --launcher slurm: machines that share the plan's GPUs.")
-    ] = 1,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="Show only what differs from this: a profile, or a plan.json written before.",
-            autocompletion=completion.profiles,
-        ),
-    ] = None,
-    directories: Annotated[
-        list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")
-    ] = None,
+    model: Model,
+    task_type: TaskWord,
+    hours: Hours,
+    rows: Rows = None,
+    dataset: Dataset = None,
+    gpus: Gpus = None,
+    cpu_cores: CpuCores = None,
+    memory: Memory = None,
+    profile: Profile = None,
+    params: Params = None,
+    image_type: ImageWord = None,
+    as_json: AsJson = False,
+    write: WriteTo = None,
+    launcher: Launcher = "accelerate",
+    nodes: Nodes = 1,
+    against: Against = None,
+    directories: Dirs = None,
 ) -> None:
     """What a task would become: GPUs, memory, timeline, what had to give way, and the configuration.
 
