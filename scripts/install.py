@@ -47,6 +47,11 @@ def main() -> int:
 def make_environment(folder: Path) -> None:
     # pip comes last; python is a link that points nowhere once its Python was removed.
     if (folder / "bin" / "pip").exists() and (folder / "bin" / "python").exists():
+        wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        there = [one.name for one in (folder / "lib").glob("python3.*")]
+        if there and wanted not in there:
+            kept = f"{folder.name} is kept as it is, with {there[0]}"
+            print(f"{kept}; for {wanted} ({sys.executable}): rm -rf {folder.name}, and again", flush=True)
         return
     try:
         import ensurepip  # noqa: F401 - Debian has it in another package

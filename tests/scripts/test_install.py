@@ -46,6 +46,22 @@ def test_the_build_fits_the_machine_and_its_size_is_said_first(
     assert "axolotl" not in " ".join(second)
 
 
+def test_an_environment_of_another_python_is_kept_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = f"python3.{sys.version_info.minor}"
+    for name, said in ((mine, ""), ("python3.9", f"with python3.9; for {mine} ({sys.executable}): rm -rf")):
+        folder = tmp_path / name / ".venv"
+        (folder / "lib" / name).mkdir(parents=True)
+        (folder / "bin").mkdir()
+        for tool in ("pip", "python"):
+            (folder / "bin" / tool).touch()
+        install.make_environment(folder)
+        shown = capsys.readouterr().out
+        assert said in shown
+        assert bool(shown) is bool(said)
+
+
 def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture[str]) -> None:
     progress = install.Progress("demo")
     for line in (
