@@ -6,8 +6,9 @@ A count that someone states beats a name: names lie, and tournament models come 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from core.facts import Confidence
@@ -56,14 +57,14 @@ def facts_of(named: Named, params_count: int | None = None) -> ModelFacts:
         params = given or row.params
     else:
         row = _scaled(row, params)
-    facts = facts_from_row(row, "", named.family, params)
     shape_sure = Confidence.TABLE if known else Confidence.GUESS
     sources = dict.fromkeys(("layers", "hidden", "intermediate", "vocab", "heads"), shape_sure)
     sources["family"] = Confidence.GUESS if named.family is Family.UNKNOWN else Confidence.NAME
     sources["params_total"] = sure
-    return facts.model_copy(update={"sources": sources})
+    return facts_from_row(row, "", named.family, params, sources)
 
 
+@lru_cache(maxsize=64)
 def image_facts(model_id: str, image_type: ImageModelType) -> ModelFacts:
     """Diffusion models come in one shape per type, so the table is surer than any count."""
     row = IMAGE_ROWS[image_type]
@@ -87,24 +88,28 @@ def image_facts(model_id: str, image_type: ImageModelType) -> ModelFacts:
     )
 
 
-_OF_FAMILY: Mapping[Family, list[Row]] = {
-    family: [row for row in ROWS if row.family is family] for family in Family
+def _by_size(rows: Iterable[Row]) -> list[tuple[float, Row]]:
+    return [(math.log(row.params), row) for row in rows]
+
+
+_OF_FAMILY: Mapping[Family, list[tuple[float, Row]]] = {
+    family: _by_size(row for row in ROWS if row.family is family) for family in Family
 }
-_PLAIN = [row for row in ROWS if row.family in (Family.LLAMA, Family.QWEN) and row.moe is None]
+_PLAIN = _by_size(row for row in ROWS if row.family in (Family.LLAMA, Family.QWEN) and row.moe is None)
 
 
 def _nearest(family: Family, variant: str | None, params: int) -> Row:
     """The published model nearest in size: of the variant, else the family, else of the Llama kind."""
 
-    def distance(row: Row) -> float:
-        return abs(math.log(row.params / params))
-
-    of_family = _OF_FAMILY[family]
-    exact = [row for row in of_family if row.architecture == variant and distance(row) < 0.12]
-    return min(exact or of_family or _PLAIN, key=distance)
+    size = math.log(params)
+    found = [(abs(log - size), row) for log, row in _OF_FAMILY[family] or _PLAIN]
+    exact = [one for one in found if one[0] < 0.12 and one[1].architecture == variant]
+    return min(exact or found, key=itemgetter(0))[1]
 
 
-def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> ModelFacts:
+def facts_from_row(
+    row: Row, model_id: str, family: Family, params: int, sources: Mapping[str, Confidence] | None = None
+) -> ModelFacts:
     return ModelFacts(
         model_id=model_id,
         family=family,
@@ -124,6 +129,7 @@ def facts_from_row(row: Row, model_id: str, family: Family, params: int) -> Mode
         q_lora_rank=row.latent[0] or None if row.latent else None,
         kv_lora_rank=row.latent[1] if row.latent else None,
         moe=row.moe,
+        sources=dict(sources or {}),
     )
 
 
@@ -156,10 +162,12 @@ def _scaled(row: Row, params: int) -> Row:
     """The same proportions at another size: depth and width grow alike, as they do in published series."""
     low, high = 1e-3, 1e3
     smaller, larger = _Steps(0, 0, 0, 0), _steps(row, high)
-    for _ in range(24):
+    guess = _proportion(row, params)
+    near = [guess * 1.03, guess / 1.03]
+    for _ in range(26):
         if sum(larger) - sum(smaller) <= 1:  # no other shape lies between the two
             break
-        middle = math.sqrt(low * high)
+        middle = near.pop() if near else math.sqrt(low * high)
         steps = _steps(row, middle)
         if _counted_row(row, steps).total < params:
             low, smaller = middle, steps
@@ -180,6 +188,15 @@ def _scaled(row: Row, params: int) -> Row:
         vocab=vocab,
         moe=moe,
     )
+
+
+def _proportion(row: Row, params: int) -> float:
+    """By Newton's method: layers grow with the cube of it, the tables with the width alone."""
+    tables = row.vocab * row.hidden * (1 if row.tied else 2)
+    layers, by = max(row.params - tables, 1), (params / row.params) ** (1 / 3)
+    for _ in range(3):
+        by -= (layers * by**3 + tables * by - params) / (3 * layers * by**2 + tables)
+    return by
 
 
 class _Steps(NamedTuple):

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 from core.models import Family
 from core.tasks import ImageModelType
 
 #: Nothing outside has been published; such a count says nothing.
 LEAST_PARAMS, MOST_PARAMS = 10**6, 5 * 10**12
+T = TypeVar("T")
+
+
+def _table(*rows: tuple[str, T]) -> tuple[tuple[re.Pattern[str], T], ...]:
+    """Compiled: a name is looked up in all of them when an offer comes."""
+    return tuple((re.compile(part), value) for part, value in rows)
+
+
 
 #: Name parts that give the family away, most telling first: a distilled Qwen is a Qwen, whoever distilled it.
-_NAMES: tuple[tuple[str, Family], ...] = (
+_NAMES = _table(
     (r"mixtral|8x7b|8x22b", Family.MIXTRAL),
     (r"gpt-?oss", Family.GPT_OSS),
     (r"code-?llama", Family.CODELLAMA),
@@ -37,7 +46,7 @@ _NAMES: tuple[tuple[str, Family], ...] = (
     (r"\byi\b", Family.YI),
 )
 #: Architectures that a name tells apart within a family.
-_VARIANTS: tuple[tuple[str, str], ...] = (
+_VARIANTS = _table(
     (r"qwen3.*a\d+b", "qwen3_moe"),
     (r"qwen3", "qwen3"),
     (r"qwen", "qwen2"),
@@ -50,7 +59,7 @@ _VARIANTS: tuple[tuple[str, str], ...] = (
     (r"olmo-?2", "olmo2"),
 )
 #: Names that state another size than the model has.
-_ROUNDED: tuple[tuple[str, float], ...] = (
+_ROUNDED = _table(
     (r"llama-?3\.2-?1b", 1.236e9),
     (r"gemma-?2-2b", 2.614e9),
     (r"gemma-?2b", 2.506e9),
@@ -60,7 +69,7 @@ _ROUNDED: tuple[tuple[str, float], ...] = (
     (r"granite.*-2b", 2.534e9),
 )
 #: Well-known names that do not state their size.
-_UNSAID: tuple[tuple[str, float], ...] = (
+_UNSAID = _table(
     (r"tinyllama", 1.1e9),
     (r"distilgpt-?2", 0.082e9),
     (r"gpt-?2-?xl", 1.558e9),
@@ -78,7 +87,8 @@ _UNSAID: tuple[tuple[str, float], ...] = (
 )
 #: 7b, 1.5B, 135M, 8x7B, 1b7 (BLOOM's way), not 4bit, a3b or v0.1.
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([bm])(\d)?(?![a-z0-9]|\.\d)")
-_IMAGE_NAMES: tuple[tuple[str, ImageModelType], ...] = (
+_INNER = re.compile(r"(?<=\d)_(?=\d)")
+_IMAGE_NAMES = _table(
     (r"z-?image", ImageModelType.Z_IMAGE),
     (r"qwen-?image", ImageModelType.QWEN_IMAGE),
     (r"ideogram", ImageModelType.IDEOGRAM4),
@@ -90,7 +100,7 @@ _IMAGE_NAMES: tuple[tuple[str, ImageModelType], ...] = (
 def image_type_from_name(model_id: str) -> ImageModelType:
     """Offers name no image type; SDXL is what most of those models are."""
     low = model_id.lower()
-    return next((kind for part, kind in _IMAGE_NAMES if re.search(part, low)), ImageModelType.SDXL)
+    return next((kind for part, kind in _IMAGE_NAMES if part.search(low)), ImageModelType.SDXL)
 
 
 def family_from_name(model_id: str) -> Family:
@@ -98,7 +108,7 @@ def family_from_name(model_id: str) -> Family:
     low = model_id.lower().replace("_", "-")
     for text in (low.rpartition("/")[2], low):
         for part, family in _NAMES:
-            if re.search(part, text):
+            if part.search(text):
                 return family
     return Family.UNKNOWN
 
@@ -110,14 +120,14 @@ def params_from_name(model_id: str) -> int | None:
     found = [_named_size(match) for match in _SIZE.finditer(low)]
     sane = [size for size in found if LEAST_PARAMS <= size <= MOST_PARAMS]
     table = _ROUNDED if len(sane) == 1 else () if sane else _UNSAID
-    known = next((round(size) for part, size in table if re.search(part, low)), None)
+    known = next((round(size) for part, size in table if part.search(low)), None)
     return known or max(sane, default=None)
 
 
 def _plain(model_id: str) -> str:
     """The repository's own name; `stablelm-2-1_6b` means 1.6b."""
     low = model_id.lower().rpartition("/")[2]
-    return re.sub(r"(?<=\d)_(?=\d)", ".", low).replace("_", "-")
+    return _INNER.sub(".", low).replace("_", "-")
 
 
 def _named_size(match: re.Match[str]) -> int:
@@ -130,7 +140,7 @@ def _named_size(match: re.Match[str]) -> int:
 def architecture_from_name(model_id: str) -> str | None:
     """Within the family, where the name tells."""
     low = model_id.lower().replace("_", "-")
-    return next((name for part, name in _VARIANTS if re.search(part, low)), None)
+    return next((name for part, name in _VARIANTS if part.search(low)), None)
 
 
 def usable_count(params_count: int | None) -> int | None:
