@@ -18,7 +18,6 @@ def _table(*rows: tuple[str, T]) -> tuple[tuple[re.Pattern[str], T], ...]:
     return tuple((re.compile(part), value) for part, value in rows)
 
 
-
 #: Name parts that give the family away, most telling first: a distilled Qwen is a Qwen, whoever distilled it.
 _NAMES = _table(
     (r"mixtral|8x7b|8x22b", Family.MIXTRAL),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from core.choices import Attention
 from core.planning.setup import Loss, Setup, image_type, tokens_of_picture
-from core.planning.states import Term
+from core.planning.states import part
 from core.tasks import ImageModelType, TaskType
 
 #: Bytes per logit while the loss is computed and while its gradient flows back. HF: bf16 logits, accelerate's
@@ -97,71 +97,93 @@ def forward_work(s: Setup) -> float:
     return work * (s.width / 2)
 
 
-def kept(s: Setup) -> Term:
+def _kept_why(s: Setup) -> str:
+    if s.picture is not None:
+        return f"{s.micro} pictures of {s.picture.resolution}²"
+    if not s.checkpointing:
+        return f"{s.shape.layers} layers of {s.tokens:,} tokens"
+    if s.offload:
+        return "each layer's input, in host memory"
+    return f"inputs of {s.shape.layers} layers, {s.tokens:,} tokens"
+
+
+@part("activations", _kept_why)
+def kept(s: Setup) -> float:
     """At the end of the forward pass: every layer's, or only each layer's input."""
     if s.picture is not None:
         return _kept_pictures(s)
     outside = (8.0 if s.full else 4.0) * s.shape.hidden
     if not s.checkpointing:
-        held = s.tokens * (s.shape.layers * layer_bytes(s) + outside)
-        return Term("activations", held, lambda: f"{s.shape.layers} layers of {s.tokens:,} tokens")
+        return s.tokens * (s.shape.layers * layer_bytes(s) + outside)
     if s.offload:
-        return Term("activations", s.tokens * outside, "each layer's input, in host memory")
+        return s.tokens * outside
     per = (4.0 if s.full and s.attention in (Attention.SDPA, Attention.EAGER) else 2.0) * s.width / 2
-    held = s.tokens * (per * s.shape.layers * s.shape.hidden + outside)
-    return Term("activations", held, lambda: f"inputs of {s.shape.layers} layers, {s.tokens:,} tokens")
+    return s.tokens * (per * s.shape.layers * s.shape.hidden + outside)
 
 
-def _kept_pictures(s: Setup) -> Term:
+def _kept_pictures(s: Setup) -> float:
     assert s.picture is not None
-    tokens = s.micro * tokens_of_picture(s.picture.facts, s.picture.resolution)
-    why = f"{s.micro} pictures of {s.picture.resolution}²"
     if image_type(s) is ImageModelType.SDXL:
         each = SDXL_PICTURE_BYTES[1 if s.checkpointing else 0] * (s.picture.resolution / 1024) ** 2
-        return Term("activations", s.micro * each, why)
+        return s.micro * each
+    tokens = s.micro * tokens_of_picture(s.picture.facts, s.picture.resolution)
     if s.checkpointing:
-        return Term("activations", tokens * 2.0 * s.shape.layers * s.shape.hidden, why)
-    return Term("activations", tokens * s.shape.layers * layer_bytes(s), why)
+        return tokens * 2.0 * s.shape.layers * s.shape.hidden
+    return tokens * s.shape.layers * layer_bytes(s)
 
 
-def recomputed(s: Setup) -> Term:
+@part(
+    "layer at work",
+    lambda s: "one layer recomputed and its gradients" if s.checkpointing else "one layer's gradients",
+)
+def recomputed(s: Setup) -> float:
     """During the backward pass: one layer at work, recomputed whole where it was checkpointed."""
-    again = layer_bytes(s) if s.checkpointing else 0.0
     tokens = s.tokens
     if s.picture is not None:
         if image_type(s) is ImageModelType.SDXL:
-            return Term("layer at work", 0)
+            return 0.0
         tokens = s.micro * tokens_of_picture(s.picture.facts, s.picture.resolution)
-    held = tokens * (again + backward_work(s))
-    return Term(
-        "layer at work", held, "one layer recomputed and its gradients" if again else "one layer's gradients"
-    )
+    again = layer_bytes(s) if s.checkpointing else 0.0
+    return tokens * (again + backward_work(s))
 
 
-def passing(s: Setup) -> Term:
-    return Term("layer at work", s.tokens * forward_work(s), "one layer in the forward pass")
+@part("layer at work", "one layer in the forward pass")
+def passing(s: Setup) -> float:
+    return s.tokens * forward_work(s)
 
 
-def cast_adapter(s: Setup) -> Term:
+@part("adapter in bf16", "autocast's copies")
+def cast_adapter(s: Setup) -> float:
     """Autocast keeps a bf16 copy of every fp32 adapter weight until the pass ends; without checkpointing the
     backward pass keeps them too."""
-    if not _casts(s):
-        return Term("adapter in bf16", 0)
-    return Term("adapter in bf16", 2.0 * s.adapter_params / s.shards, "autocast's copies")
+    return 2.0 * s.adapter_params / s.shards if _casts(s) else 0.0
 
 
-def logits(s: Setup, backward: bool) -> Term:
+@part("logits", lambda s: _logits_why(s, 0))
+def logits(s: Setup) -> float:
     """The vocabulary times the tokens whose loss is computed."""
+    return _logits(s, 0)
+
+
+@part("logits", lambda s: _logits_why(s, 1))
+def logits_backward(s: Setup) -> float:
+    return _logits(s, 1)
+
+
+def _logits(s: Setup, way: int) -> float:
     if s.picture is not None:
-        return Term("logits", 0)
-    per, tokens = _logit_bytes(s)[1 if backward else 0], s.tokens
-    if s.task is TaskType.GRPO:
-        tokens = s.micro * s.completion
-    if not per:
-        return Term("logits", s.tokens * 10.0 * s.shape.hidden, "a chunk at a time")
-    return Term(
-        "logits", tokens * per * s.shape.vocab, lambda: f"{tokens:,} tokens × {s.shape.vocab:,} × {per:g} B"
-    )
+        return 0.0
+    per = _logit_bytes(s)[way]
+    return _loss_tokens(s) * per * s.shape.vocab if per else s.tokens * 10.0 * s.shape.hidden
+
+
+def _logits_why(s: Setup, way: int) -> str:
+    per = _logit_bytes(s)[way]
+    return f"{_loss_tokens(s):,} tokens × {s.shape.vocab:,} × {per:g} B" if per else "a chunk at a time"
+
+
+def _loss_tokens(s: Setup) -> int:
+    return s.micro * s.completion if s.task is TaskType.GRPO else s.tokens
 
 
 def _logit_bytes(s: Setup) -> tuple[float, float]:
@@ -170,50 +192,49 @@ def _logit_bytes(s: Setup) -> tuple[float, float]:
     return KL_LOGIT_BYTES if s.kl else LOGIT_BYTES[s.loss]
 
 
-def head_gradient(s: Setup) -> Term:
+@part("head gradient", "of the output matrix")
+def head_gradient(s: Setup) -> float:
     """A full fine-tune makes the head's gradient first and keeps it; the fused loss makes a second one."""
     if not s.full or s.picture is not None:
-        return Term("head gradient", 0)
-    copies = 2 if s.loss is Loss.FUSED else 1
-    return Term("head gradient", copies * 2.0 * s.shape.table, "of the output matrix")
+        return 0.0
+    return (2 if s.loss is Loss.FUSED else 1) * 2.0 * s.shape.table
 
 
-def evaluation_logits(s: Setup) -> Term:
+@part("logits", lambda s: f"evaluating {s.eval_micro} × {s.length:,} tokens at once")
+def evaluation_logits(s: Setup) -> float:
     """Evaluation has no fused loss: the logits are whole, in bf16 and in fp32."""
     if s.picture is not None:
-        return Term("logits", 0)
+        return 0.0
     if s.task is TaskType.GRPO:
         tokens = s.eval_micro * s.completion
     else:
         tokens = s.eval_micro * s.length * (2 if s.task is TaskType.DPO else 1)
-    held = tokens * LOGIT_BYTES[Loss.FULL][0] * s.shape.vocab
-    return Term("logits", held, lambda: f"evaluating {s.eval_micro} × {s.length:,} tokens at once")
+    return tokens * LOGIT_BYTES[Loss.FULL][0] * s.shape.vocab
 
 
-def kv_cache(s: Setup) -> Term:
+@part("kv cache", lambda s: f"{s.micro * s.accumulation} completions of up to {s.length:,} tokens")
+def kv_cache(s: Setup) -> float:
     """GRPO: every completion of one optimizer step is generated at once, on each GPU its share."""
     if s.task is not TaskType.GRPO or s.vllm_share:
-        return Term("kv cache", 0)
-    together = s.micro * s.accumulation
-    held = together * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
-    return Term("kv cache", held, lambda: f"{together} completions of up to {s.length:,} tokens")
+        return 0.0
+    return s.micro * s.accumulation * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
 
 
-def generation_work(s: Setup) -> Term:
+@part("generation", lambda s: f"prompts of {s.micro * s.accumulation} completions, sampling")
+def generation_work(s: Setup) -> float:
     """The prompts' pass, and the sampler's copies of one row of logits per completion."""
-    together = s.micro * s.accumulation
     prompt = max(s.length - s.completion, 1)
-    held = together * (prompt * 8.0 * max(s.shape.mlp, s.shape.hidden) + 16.0 * s.shape.vocab)
-    return Term("generation", held, lambda: f"prompts of {together} completions, sampling")
+    each = prompt * 8.0 * max(s.shape.mlp, s.shape.hidden) + 16.0 * s.shape.vocab
+    return s.micro * s.accumulation * each
 
 
-def latent_work(s: Setup) -> Term:
+@part("latents", lambda s: f"VAE encoding {s.picture.vae_batch if s.picture else 0} pictures at once")
+def latent_work(s: Setup) -> float:
     """The VAE encodes the pictures once, before the training, `vae_batch` at a time."""
     if s.picture is None:
-        return Term("latents", 0)
+        return 0.0
     facts, picture = s.picture.facts, s.picture
     each = VAE_PICTURE_BYTES * (picture.resolution / 1024) ** 2
     if facts.image_type is not ImageModelType.SDXL:
         each /= 2  # bf16; SDXL's VAE overflows in it and stays fp32
-    held = facts.vae_params * 4 + picture.vae_batch * each
-    return Term("latents", held, lambda: f"VAE encoding {picture.vae_batch} pictures at once")
+    return facts.vae_params * 4 + picture.vae_batch * each

@@ -16,54 +16,58 @@ from core.choices import Engine, Method
 from core.planning import activations as act
 from core.planning import states
 from core.planning.setup import Setup
-from core.planning.states import Term
+from core.planning.states import Part, Term
 from core.tasks import TaskType
 
 #: Reserved whatever happens; the rest comes and goes and fragments.
-_STILL = frozenset(
-    (
-        "weights",
-        "frozen parts",
-        "fp32 embeddings",
-        "adapter",
-        "reference",
-        "optimizer",
-        "average",
-        "vllm",
-        "cuda",
-    )
+_STILL = (
+    states.weights,
+    states.frozen_parts,
+    states.fp32_tables,
+    states.adapter,
+    states.reference,
+    states.optimizer_states,
+    states.average,
+    states.vllm,
+    states.cuda,
 )
+_STILL_NAMES = frozenset(states.WORDS[part][0] for part in _STILL)
+#: Bytes of each, by what counts them.
+Parts = dict[Part, float]
 
 
 class Held(NamedTuple):
     """What lies there from the first step to the last, and its bytes with what is lost between them."""
 
-    terms: list[Term]
+    parts: Parts
     total: float
 
 
 class Trained(NamedTuple):
     """What comes and goes with the parameters that are trained, however large a batch is."""
 
-    gathered: Term
-    gradients: Term
-    buckets: Term
+    gathered: float
+    gradients: float
+    buckets: float
     #: Autocast's copies.
-    cast: Term
-    head: Term
+    cast: float
+    head: float
     #: Of the optimizer's step.
-    work: Term
+    work: float
 
 
 class Moment(NamedTuple):
+    setup: Setup
     phase: str
     held: Held
     #: What comes and goes beside it.
-    passing: list[Term]
+    passing: Parts
 
     @property
     def terms(self) -> list[Term]:
-        return [*self.held.terms, *self.passing]
+        """Without fragmentation."""
+        parts = (*self.held.parts.items(), *self.passing.items())
+        return [states.term(part, size, self.setup) for part, size in parts]
 
 
 def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
@@ -74,7 +78,7 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
     others = [(phase, sum(t.bytes for t in found)) for phase, found in totals.items() if phase != worst]
     return MemoryBreakdown(
         phase=worst,
-        terms=tuple(MemoryTerm(name=term.name, bytes=round(term.bytes), why=term.text()) for term in terms),
+        terms=tuple(MemoryTerm(name=term.name, bytes=round(term.bytes), why=term.why) for term in terms),
         budget_bytes=budget_bytes,
         capacity_bytes=setup.kind.memory_bytes,
         other_peaks=tuple(MemoryPeak(phase=phase, bytes=round(size)) for phase, size in others),
@@ -83,48 +87,69 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
 
 def peak_bytes(setup: Setup) -> float:
     """Only the number."""
-    return max(map(_total, moments(setup)))
+    return max([held.total + _moving(passing) for _, held, passing in _moments(setup)])
 
 
 def fits(setup: Setup, budget: float) -> bool:
     """For the search: what is held all the time, or the first moment that is over, ends it."""
-    return _held(setup).total <= budget and all(_total(one) <= budget for one in moments(setup))
+    if _held(setup).total > budget:
+        return False
+    for _, held, passing in _moments(setup):  # noqa: SIM110 - half the time of `all`
+        if held.total + _moving(passing) > budget:
+            return False
+    return True
 
 
 def evaluation_fits(setup: Setup, budget: float) -> bool:
-    return _total(Moment("evaluation", _held(setup), _evaluation(setup))) <= budget
+    return _held(setup).total + _moving(_evaluation(setup)) <= budget
 
 
 def moments(setup: Setup) -> Iterator[Moment]:
-    """Each moment's terms, without fragmentation."""
-    held, trained = _held(setup), _trained(setup)
+    for phase, held, passing in _moments(setup):
+        yield Moment(setup, phase, held, passing)
+
+
+def _moments(s: Setup) -> Iterator[tuple[str, Held, Parts]]:
+    """In numbers, what is most often the worst coming early."""
+    held, trained = _held(s), _trained(s)
     gathered, gradients, buckets, cast, head, work = trained
-    waiting = [gradients] if setup.accumulation > 1 else []
-    if setup.sharded:
-        yield Moment("gathering", held, [*waiting, states.gathering(setup)])
-    passing = [*waiting, buckets, gathered, act.kept(setup), cast]
-    recomputed = act.recomputed(setup)
-    yield Moment("forward", held, [*passing, act.passing(setup)])
-    yield Moment("loss", held, [*passing, act.logits(setup, backward=False)])
-    yield Moment("backward of the loss", held, [*passing, act.logits(setup, backward=True), head])
-    yield Moment("backward, first layer", held, [*passing, recomputed, head])
-    last = _last_layer(setup, recomputed)
-    yield Moment("backward, last layer", held, [buckets, gradients, gathered, last])
-    yield Moment("optimizer step", held, [buckets, gradients, work])
-    yield Moment("evaluation", held, _evaluation(setup))
-    if setup.task is TaskType.GRPO and not setup.vllm_share:
-        generating = [states.gathered_to_generate(setup), act.kv_cache(setup), act.generation_work(setup)]
-        yield Moment("generation", held, [buckets, *generating])
-    if setup.picture is not None:
+    if s.task is TaskType.GRPO and not s.vllm_share:
+        yield "generation", held, _generation(s, buckets)
+    waiting = gradients if s.accumulation > 1 else 0.0
+    if s.sharded:
+        yield "gathering", held, {states.gradients: waiting, states.gathering: states.gathering(s)}
+    passing = {
+        states.gradients: waiting,
+        states.ddp_buckets: buckets,
+        states.gathered: gathered,
+        act.kept: act.kept(s),
+        act.cast_adapter: cast,
+    }
+    recomputed = act.recomputed(s)
+    backward = {**passing, act.head_gradient: head}
+    yield "backward of the loss", held, {**backward, act.logits_backward: act.logits_backward(s)}
+    yield "forward", held, {**passing, act.passing: act.passing(s)}
+    yield "loss", held, {**passing, act.logits: act.logits(s)}
+    yield "backward, first layer", held, {**backward, act.recomputed: recomputed}
+    last = _last_layer(s, recomputed)
+    beside = {states.ddp_buckets: buckets, states.gradients: gradients}
+    yield (
+        "backward, last layer",
+        held,
+        {**beside, states.gathered: gathered, act.recomputed: last},
+    )
+    yield "optimizer step", held, {**beside, states.optimizer_temporaries: work}
+    yield "evaluation", held, _evaluation(s)
+    if s.picture is not None:
         # sd-scripts keeps the backbone in host memory until the latents are there.
-        beside = held if setup.engine is Engine.AI_TOOLKIT else _holding([states.cuda(setup)])
-        yield Moment("latents", beside, [act.latent_work(setup)])
+        there = held if s.engine is Engine.AI_TOOLKIT else _holding({states.cuda: states.cuda(s)})
+        yield "latents", there, {act.latent_work: act.latent_work(s)}
 
 
 def _held(s: Setup) -> Held:
     """Kept by the setup: it is the same for every micro batch that a search tries."""
     if s.kept.held is None:
-        s.kept.held = _holding(_terms_held(s))
+        s.kept.held = _holding(_parts_held(s))
     return s.kept.held
 
 
@@ -142,54 +167,60 @@ def _trained(s: Setup) -> Trained:
     return s.kept.trained
 
 
-def _holding(terms: list[Term]) -> Held:
-    total = sum([term.bytes for term in terms])
-    still = sum([term.bytes for term in terms if term.name in _STILL])
-    return Held(terms, total + states.FRAGMENTATION * (total - still))
+def _holding(parts: Parts) -> Held:
+    total = sum(parts.values())
+    moving = sum([size for part, size in parts.items() if part not in _STILL])
+    return Held(parts, total + states.FRAGMENTATION * moving)
 
 
-def _terms_held(s: Setup) -> list[Term]:
-    found = [states.weights(s), states.cuda(s), states.optimizer_states(s)]
+def _parts_held(s: Setup) -> Parts:
+    asked: list[Part] = [states.weights, states.cuda, states.optimizer_states]
     if s.picture is not None:
-        found.append(states.frozen_parts(s))
+        asked.append(states.frozen_parts)
     if s.full:
-        found += [states.fp32_tables(s), states.reference(s)]
+        asked += (states.fp32_tables, states.reference)
     else:
-        found.append(states.adapter(s))
+        asked.append(states.adapter)
     if s.method is Method.QLORA:
-        found.append(states.dequantised(s))
+        asked.append(states.dequantised)
     if s.averages:
-        found.append(states.average(s))
+        asked.append(states.average)
     if s.vllm_share:
-        found.append(states.vllm(s))
+        asked.append(states.vllm)
     if s.compile_mode is not None:
-        found.append(states.compiled(s))
-    return found
+        asked.append(states.compiled)
+    return {part: part(s) for part in asked}
 
 
-def _last_layer(s: Setup, layer: Term) -> Term:
+def _last_layer(s: Setup, layer: float) -> float:
     """The first layer of the model is the last of the backward pass: only it is still at work."""
     outside = 8.0 * s.shape.hidden * (0 if s.picture else s.tokens)
     again = 0.0 if s.checkpointing or s.picture else s.tokens * act.layer_bytes(s)
     # The embedding's gradient is made whole and then added to what is there: the head's, or earlier passes'.
     adds = s.full and (s.accumulation > 1 or s.shape.root == s.shape.table)
     table = 2.0 * s.shape.table if adds else 0.0
-    return Term(layer.name, layer.bytes + again + outside + table, layer.why)
+    return layer + again + outside + table
 
 
-def _evaluation(s: Setup) -> list[Term]:
+def _evaluation(s: Setup) -> Parts:
     trained = _trained(s)
-    return [trained.buckets, trained.gathered, act.evaluation_logits(s)]
+    return {
+        states.ddp_buckets: trained.buckets,
+        states.gathered: trained.gathered,
+        act.evaluation_logits: act.evaluation_logits(s),
+    }
 
 
-def _total(moment: Moment) -> float:
-    passing = 0.0
-    for term in moment.passing:
-        passing += term.bytes
-    return moment.held.total + (1 + states.FRAGMENTATION) * passing
+def _generation(s: Setup, buckets: float) -> Parts:
+    parts = (states.gathered_to_generate, act.kv_cache, act.generation_work)
+    return {states.ddp_buckets: buckets, **{part: part(s) for part in parts}}
+
+
+def _moving(passing: Parts) -> float:
+    """With what the allocator loses between blocks."""
+    return (1 + states.FRAGMENTATION) * sum(passing.values())
 
 
 def _whole(moment: Moment) -> list[Term]:
-    """With what the allocator loses between blocks."""
     terms = moment.terms
-    return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL))]
+    return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL_NAMES))]

@@ -1,6 +1,7 @@
 """What lies in GPU memory through the whole training: weights, gradients, optimizer states, the fixed costs.
 
-Every term is one function from a setup to a `Term`: bytes on one GPU, and how they came about in half a line.
+Every term is one function from a setup to bytes on one GPU; `part` gives it a name, and half a line that says how
+they came about.
 """
 
 from __future__ import annotations
@@ -18,11 +19,29 @@ from core.units import show_bytes, show_params
 class Term(NamedTuple):
     name: str
     bytes: float
-    #: Or what makes it: a search counts bytes a hundred times before one breakdown is shown.
-    why: str | Callable[[], str] = ""
+    why: str
 
-    def text(self) -> str:
-        return self.why if isinstance(self.why, str) else self.why()
+
+#: Bytes of one term on one GPU.
+Part = Callable[[Setup], float]
+Why = Callable[[Setup], str]
+#: What a term is called, and how it came about.
+WORDS: dict[Part, tuple[str, str | Why]] = {}
+
+
+def part(name: str, why: str | Why = "") -> Callable[[Part], Part]:
+    """A search asks for the numbers a hundred times before the words of one breakdown are shown."""
+
+    def named(count: Part) -> Part:
+        WORDS[count] = name, why
+        return count
+
+    return named
+
+
+def term(count: Part, size: float, s: Setup) -> Term:
+    name, why = WORDS[count]
+    return Term(name, size, why if isinstance(why, str) else why(s))
 
 
 #: 4-bit weights with their doubly quantised scales (NF4, blocks of 64).
@@ -49,41 +68,53 @@ NCCL_BYTES, NCCL_SHARDED_BYTES = 1.0e9, 1.5e9
 FRAGMENTATION = 0.05
 
 
-def weights(s: Setup) -> Term:
+def _split(s: Setup) -> str:
+    return f" ÷ {s.shards} GPUs" if s.shards > 1 else ""
+
+
+def _weights_why(s: Setup) -> str:
+    if s.picture is not None:
+        return f"{show_params(s.picture.facts.backbone_params)} at {_picture_width(s):g} B"
+    how = ", layers in 4 bits" if s.method is Method.QLORA else f" at {s.width} B"
+    return f"{show_params(s.shape.params)}{how}{_split(s)}"
+
+
+def _picture_width(s: Setup) -> float:
+    assert s.picture is not None
+    return 1.0 if s.picture.quantized else float(s.width)
+
+
+@part("weights", _weights_why)
+def weights(s: Setup) -> float:
     """The base model, whole on every GPU or in shards."""
     if s.picture is not None:
-        size = 1.0 if s.picture.quantized else float(s.width)
-        params = s.picture.facts.backbone_params
-        return Term("weights", params * size, lambda: f"{show_params(params)} at {size:g} B")
+        return s.picture.facts.backbone_params * _picture_width(s)
     if s.method is Method.QLORA:
         plain = s.shape.root
-        held = ((s.shape.params - plain) * NF4_BYTES + plain * s.width) / s.shards
-        return Term("weights", held, lambda: f"{show_params(s.shape.params)}, layers in 4 bits{_split(s)}")
-    held = s.shape.params * s.width / s.shards
-    return Term("weights", held, lambda: f"{show_params(s.shape.params)} at {s.width} B{_split(s)}")
+        return ((s.shape.params - plain) * NF4_BYTES + plain * s.width) / s.shards
+    return s.shape.params * s.width / s.shards
 
 
-def frozen_parts(s: Setup) -> Term:
+@part("frozen parts", lambda s: f"text encoders, {show_params(_encoders(s))}")
+def frozen_parts(s: Setup) -> float:
     """Image models: text encoders that every step needs. The VAE is put away once the latents are cached."""
     if s.picture is None or s.picture.text_put_away:
-        return Term("frozen parts", 0)
-    params = s.picture.facts.text_encoder_params
-    held = params * (1.0 if s.picture.quantized else s.width)
-    return Term("frozen parts", held, lambda: f"text encoders, {show_params(params)}")
+        return 0.0
+    return _encoders(s) * _picture_width(s)
 
 
-def fp32_tables(s: Setup) -> Term:
+def _encoders(s: Setup) -> int:
+    return s.picture.facts.text_encoder_params if s.picture else 0
+
+
+@part("fp32 embeddings", lambda s: f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32")
+def fp32_tables(s: Setup) -> float:
     """Axolotl keeps embeddings, head and norms of a full fine-tune in fp32 unless the attention kernel or
     FSDP asks for bf16: twice the bytes of weight, gradient and both states for these parameters."""
     if not _fp32_tables(s):
-        return Term("fp32 embeddings", 0)
+        return 0.0
     states = STATE_BYTES[s.optimizer]
-    extra = s.shape.root * (2 + states[0] - states[1])
-    return Term(
-        "fp32 embeddings",
-        extra,
-        lambda: f"{s.attention.value} without FSDP: {show_params(s.shape.root)} in fp32",
-    )
+    return s.shape.root * (2 + states[0] - states[1])
 
 
 def _fp32_tables(s: Setup) -> bool:
@@ -91,68 +122,68 @@ def _fp32_tables(s: Setup) -> bool:
     return s.full and not s.sharded and plain and s.picture is None and s.width == 2
 
 
-def adapter(s: Setup) -> Term:
-    params = s.adapter_params
-    held = params * s.trained_width / s.shards
-    return Term(
-        "adapter", held, lambda: f"rank {s.rank}: {show_params(params)} at {s.trained_width} B{_split(s)}"
-    )
+@part(
+    "adapter",
+    lambda s: f"rank {s.rank}: {show_params(s.adapter_params)} at {s.trained_width} B{_split(s)}",
+)
+def adapter(s: Setup) -> float:
+    return s.adapter_params * s.trained_width / s.shards
 
 
-def reference(s: Setup) -> Term:
+@part("reference", "the untrained model beside the trained one")
+def reference(s: Setup) -> float:
     """A frozen copy, where the base model cannot be had back by switching an adapter off."""
     needs = (s.task is TaskType.DPO and not s.reference_ready) or s.kl
-    if not (s.full and needs):
-        return Term("reference", 0)
-    return Term("reference", s.shape.params * 2 / s.shards, "the untrained model beside the trained one")
+    return s.shape.params * 2 / s.shards if s.full and needs else 0.0
 
 
-def optimizer_states(s: Setup) -> Term:
+@part(
+    "optimizer",
+    lambda s: f"{s.optimizer.value}: {_per_param(s):g} B × {show_params(s.trained_params)}{_split(s)}",
+)
+def optimizer_states(s: Setup) -> float:
+    return s.trained_params * _per_param(s) / s.shards
+
+
+def _per_param(s: Setup) -> float:
     fp32, bf16 = STATE_BYTES[s.optimizer]
-    per = fp32 if s.trained_width == 4 else bf16
     if s.full and s.fp32_master:
-        per = fp32 + 4
-    held = s.trained_params * per / s.shards
-    return Term(
-        "optimizer",
-        held,
-        lambda: f"{s.optimizer.value}: {per:g} B × {show_params(s.trained_params)}{_split(s)}",
-    )
+        return fp32 + 4
+    return fp32 if s.trained_width == 4 else bf16
 
 
-def average(s: Setup) -> Term:
+@part("average", lambda s: f"moving average of {show_params(s.trained_params)}{_split(s)}")
+def average(s: Setup) -> float:
     """The moving average lies beside the weights, in their own format."""
-    if not s.averages:
-        return Term("average", 0)
+    return s.trained_params * s.trained_width / s.shards if s.averages else 0.0
+
+
+@part("gradients", lambda s: f"{s.trained_width} B × {show_params(s.trained_params)}{_split(s)}")
+def gradients(s: Setup) -> float:
     held = s.trained_params * s.trained_width / s.shards
-    return Term("average", held, lambda: f"moving average of {show_params(s.trained_params)}{_split(s)}")
+    return held + s.shape.root * 2 if _fp32_tables(s) else held
 
 
-def gradients(s: Setup) -> Term:
-    held = s.trained_params * s.trained_width / s.shards
-    if _fp32_tables(s):
-        held += s.shape.root * 2
-    return Term(
-        "gradients", held, lambda: f"{s.trained_width} B × {show_params(s.trained_params)}{_split(s)}"
-    )
-
-
-def ddp_buckets(s: Setup) -> Term:
+@part("ddp buckets", "a second copy of the gradients, to be sent")
+def ddp_buckets(s: Setup) -> float:
     """DDP copies the gradients into buckets to send them; accelerate leaves `gradient_as_bucket_view` off."""
-    if s.world == 1 or s.sharded or s.picture is not None:
-        return Term("ddp buckets", 0)
-    return Term("ddp buckets", gradients(s).bytes, "a second copy of the gradients, to be sent")
+    return 0.0 if s.world == 1 or s.sharded or s.picture is not None else gradients(s)
 
 
-def optimizer_temporaries(s: Setup) -> Term:
+def _temporaries_why(s: Setup) -> str:
+    if s.optimizer is Optimizer.ADAMW_TORCH:
+        return "one temporary copy of all trained parameters"
+    return "three fp32 copies of the largest matrix"
+
+
+@part("optimizer work", _temporaries_why)
+def optimizer_temporaries(s: Setup) -> float:
     """`adamw_torch` works on all parameters at once and makes one more copy; fused kernels make none."""
     if s.optimizer is Optimizer.ADAMW_TORCH:
-        held = s.trained_params * s.trained_width / s.shards
-        return Term("optimizer work", held, "one temporary copy of all trained parameters")
+        return s.trained_params * s.trained_width / s.shards
     if s.optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON, Optimizer.PRODIGY):
-        held = 3 * 4 * _largest_matrix(s)
-        return Term("optimizer work", held, "three fp32 copies of the largest matrix")
-    return Term("optimizer work", 0)
+        return 3 * 4 * _largest_matrix(s)
+    return 0.0
 
 
 def _largest_matrix(s: Setup) -> float:
@@ -161,70 +192,78 @@ def _largest_matrix(s: Setup) -> float:
     return s.rank * max(s.shape.mlp, s.shape.hidden)
 
 
-def gathered(s: Setup) -> Term:
+@part("gathered", lambda s: f"embeddings and {_unsharded(s)} layers unsharded")
+def gathered(s: Setup) -> float:
     """FSDP: embedding and head stay whole from first layer to last; two layers are whole at a time."""
-    if not s.sharded:
-        return Term("gathered", 0)
-    return _held_layers(s, 2 if s.reshard else s.shape.layers)
+    return _held_layers(s, _unsharded(s)) if s.sharded else 0.0
 
 
-def _held_layers(s: Setup, layers: int, when: str = "") -> Term:
+def _unsharded(s: Setup) -> int:
+    return 2 if s.reshard else s.shape.layers
+
+
+def _held_layers(s: Setup, layers: int) -> float:
     size = NF4_BYTES if s.method is Method.QLORA else 2
     held = s.shape.root * 2 + layers * s.shape.layer_params * size
-    held += layers / s.shape.layers * s.adapter_params * 2
-    return Term("gathered", held, lambda: f"embeddings and {layers} layers unsharded {when}".rstrip())
+    return held + layers / s.shape.layers * s.adapter_params * 2
 
 
-def gathered_to_generate(s: Setup) -> Term:
+def _generating_why(s: Setup) -> str:
+    when = " while it generates" if _stays(s) else ""
+    return f"embeddings and {_generating(s)} layers unsharded{when}"
+
+
+@part("gathered", _generating_why)
+def gathered_to_generate(s: Setup) -> float:
     """Layers that stay, and those that come and go for every token."""
-    if not (s.gathers_to_generate and s.whole and s.reshard):
-        return gathered(s)
+    return _held_layers(s, _generating(s)) if s.sharded else 0.0
+
+
+def _stays(s: Setup) -> bool:
+    return bool(s.gathers_to_generate and s.whole and s.reshard)
+
+
+def _generating(s: Setup) -> int:
     # One at work, one that comes in, and one that is let go when the next has been copied out.
-    return _held_layers(s, min(s.whole + 3, s.shape.layers), "while it generates")
+    return min(s.whole + 3, s.shape.layers) if _stays(s) else _unsharded(s)
 
 
-def gathering(s: Setup) -> Term:
+@part("gathered", "embeddings coming in, copied out")
+def gathering(s: Setup) -> float:
     """The moment at which the embeddings are gathered: what comes in, and where it is copied to."""
-    return Term(
-        "gathered", 2 * s.shape.root * 2 + s.shape.layer_params * 2, "embeddings coming in, copied out"
-    )
+    return 2 * s.shape.root * 2 + s.shape.layer_params * 2
 
 
-def dequantised(s: Setup) -> Term:
-    if s.method is not Method.QLORA:
-        return Term("dequantised", 0)
-    return Term("dequantised", 2 * s.shape.hidden * s.shape.mlp, "the matrix at work, in bf16")
+@part("dequantised", "the matrix at work, in bf16")
+def dequantised(s: Setup) -> float:
+    return 2 * s.shape.hidden * s.shape.mlp if s.method is Method.QLORA else 0.0
 
 
-def vllm(s: Setup) -> Term:
-    if not s.vllm_share:
-        return Term("vllm", 0)
-    held = s.vllm_share * s.kind.memory_bytes
-    return Term("vllm", held, lambda: f"{s.vllm_share:.0%} of the card for generation, weights and cache")
+@part("vllm", lambda s: f"{s.vllm_share:.0%} of the card for generation, weights and cache")
+def vllm(s: Setup) -> float:
+    return s.vllm_share * s.kind.memory_bytes
 
 
-def cuda(s: Setup) -> Term:
-    if s.kind.device is Device.CPU:
-        return Term("cuda", 0)
-    links = 0.0 if s.world == 1 else NCCL_SHARDED_BYTES if s.sharded else NCCL_BYTES
-    return Term("cuda", CONTEXT_BYTES + links, lambda: f"context {show_bytes(CONTEXT_BYTES)}{_nccl(links)}")
+@part("cuda", lambda s: f"context {show_bytes(CONTEXT_BYTES)}{_nccl(_links(s))}")
+def cuda(s: Setup) -> float:
+    return 0.0 if s.kind.device is Device.CPU else CONTEXT_BYTES + _links(s)
+
+
+def _links(s: Setup) -> float:
+    return 0.0 if s.world == 1 else NCCL_SHARDED_BYTES if s.sharded else NCCL_BYTES
 
 
 def _nccl(links: float) -> str:
     return f", NCCL {show_bytes(links)}" if links else ""
 
 
-def compiled(s: Setup) -> Term:
+@part("compile", lambda s: f"torch.compile {s.compile_mode.value}" if s.compile_mode else "")
+def compiled(s: Setup) -> float:
     """What inductor's autotuning and CUDA graphs keep for themselves."""
-    held = {None: 0.0, CompileMode.DEFAULT: 0.3e9}.get(s.compile_mode, 1.5e9)
-    return Term("compile", held, lambda: f"torch.compile {s.compile_mode.value}" if s.compile_mode else "")
+    if s.compile_mode is None:
+        return 0.0
+    return 0.3e9 if s.compile_mode is CompileMode.DEFAULT else 1.5e9
 
 
 def fragmentation(moving: float) -> Term:
-    return Term(
-        "fragmentation", FRAGMENTATION * moving, lambda: f"{FRAGMENTATION:.0%} of what comes and goes"
-    )
-
-
-def _split(s: Setup) -> str:
-    return f" ÷ {s.shards} GPUs" if s.shards > 1 else ""
+    return Term("fragmentation", FRAGMENTATION * moving, f"{FRAGMENTATION:.0%} of what comes and goes")

@@ -153,7 +153,7 @@ def test_the_breakdown_the_peak_and_the_search_say_the_same(setup: Setup) -> Non
 def test_every_term_that_takes_memory_says_how() -> None:
     for setup in _variants():
         for one in moments(setup):
-            assert all(term.text() for term in one.terms if term.bytes >= 1)
+            assert all(term.why for term in one.terms if term.bytes >= 1)
 
 
 def test_sharding_splits_states_and_data_parallelism_copies_gradients() -> None:
