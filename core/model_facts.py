@@ -165,7 +165,7 @@ def _scaled(row: Row, params: int) -> Row:
     guess = _proportion(row, params)
     near = [guess * 1.03, guess / 1.03]
     for _ in range(26):
-        if sum(larger) - sum(smaller) <= 1:  # no other shape lies between the two
+        if _adjacent(row, smaller, larger):
             break
         middle = near.pop() if near else math.sqrt(low * high)
         steps = _steps(row, middle)
@@ -193,7 +193,7 @@ def _scaled(row: Row, params: int) -> Row:
 def _proportion(row: Row, params: int) -> float:
     """By Newton's method: layers grow with the cube of it, the tables with the width alone."""
     tables = row.vocab * row.hidden * (1 if row.tied else 2)
-    layers, by = max(row.params - tables, 1), (params / row.params) ** (1 / 3)
+    layers, by = max(row.params - tables, 1), math.cbrt(params / row.params)
     for _ in range(3):
         by -= (layers * by**3 + tables * by - params) / (3 * layers * by**2 + tables)
     return by
@@ -209,9 +209,22 @@ class _Steps(NamedTuple):
 
 
 def _steps(row: Row, by: float) -> _Steps:
-    expert = max(round(row.moe.expert_intermediate * by), 1) if row.moe else 0
-    layers, width, heads = round(row.layers * by), round(row.hidden * by / 64), round(row.heads * by)
-    return _Steps(max(layers, 1), max(width, 1), max(heads, 1), expert)
+    expert = (round(row.moe.expert_intermediate * by) or 1) if row.moe else 0
+    return _Steps(
+        round(row.layers * by) or 1, round(row.hidden * by / 64) or 1, round(row.heads * by) or 1, expert
+    )
+
+
+def _adjacent(row: Row, smaller: _Steps, larger: _Steps) -> bool:
+    """No other shape lies between the two: whatever differs takes one step, at one and the same point."""
+    whole = (row.layers, row.hidden / 64, row.heads, row.moe.expert_intermediate if row.moe else 1)
+    points = []
+    for low, high, of in zip(smaller, larger, whole, strict=True):
+        if high - low > 1:
+            return False
+        if high > low:
+            points.append((low + 0.5) / of)
+    return not points or max(points) - min(points) < 1e-12 * points[0]
 
 
 def _shape(row: Row, steps: _Steps) -> tuple[int, int, int, int, int, MoeFacts | None]:

@@ -1,7 +1,7 @@
 """What lies in GPU memory through the whole training: weights, gradients, optimizer states, the fixed costs.
 
-Every term is one function from a setup to bytes on one GPU; `part` gives it a name, and half a line that says how
-they came about.
+Every term is one function from a setup to bytes on one GPU; `part` gives it a name, and half a line that
+says how they came about.
 """
 
 from __future__ import annotations
