@@ -49,7 +49,7 @@ def fit_memory(wish: Wish, world: int, budget: float, lossy: bool = True) -> Fit
     found, cost = lossless(wish, wished, fits), 0
     if found is None and lossy:
         found, cost = _by_variation(wish, wished, fits)
-    return Fitted(wished, keeping_layers(found, fits), cost) if found else None
+    return Fitted(wished, keeping_layers(found, budget), cost) if found else None
 
 
 def _by_variation(wish: Wish, wished: Setup, fits: Fits) -> tuple[Setup | None, int]:
@@ -82,14 +82,15 @@ def _first(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
     return high
 
 
-def keeping_layers(found: Setup, fits: Fits) -> Setup:
-    """As many layers as fit stay gathered while it generates, where not all of them do."""
+def keeping_layers(found: Setup, budget: float) -> Setup:
+    """As many layers as fit stay gathered while it generates, where not all of them do: nothing else changes
+    with them."""
     if not found.gathers_to_generate or found.whole:
         return found
     low, high = 0, found.shape.layers
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(vary(found, whole=middle)):
+        if memory.generation_fits(vary(found, whole=middle), budget):
             low = middle
         else:
             high = middle - 1
@@ -163,9 +164,9 @@ def _own(wish: Wish, base: Setup) -> Optimizer:
 
 def _largest(base: Setup, least: int, most: int, fits: Fits) -> Setup | None:
     """The largest micro batch from `least` to `most` that fits; memory never falls with it."""
-    choices = [with_micro(base, micro) for micro in divisors(_per_gpu(base), most) if micro >= least]
-    at = _first(choices, fits)
-    return None if at is None else choices[at]
+    choices = [micro for micro in divisors(_per_gpu(base), most) if micro >= least]
+    at = _first(choices, lambda micro: fits(with_micro(base, micro)))
+    return None if at is None else with_micro(base, choices[at])
 
 
 def busy_micro(base: Setup) -> int:
@@ -179,6 +180,8 @@ def busy_micro(base: Setup) -> int:
 
 def with_micro(base: Setup, micro: int) -> Setup:
     """The same effective batch in passes of another size."""
+    if micro == base.micro:
+        return base
     return vary(base, micro=micro, accumulation=_per_gpu(base) // micro)
 
 

@@ -104,6 +104,10 @@ def evaluation_fits(setup: Setup, budget: float) -> bool:
     return _held(setup).total + _moving(_evaluation(setup)) <= budget
 
 
+def generation_fits(setup: Setup, budget: float) -> bool:
+    return _held(setup).total + _moving(_generation(setup, _trained(setup).buckets)) <= budget
+
+
 def moments(setup: Setup) -> Iterator[Moment]:
     for phase, held, passing in _moments(setup):
         yield Moment(setup, phase, held, passing)

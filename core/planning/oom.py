@@ -10,13 +10,12 @@ cutting them saves next to nothing: weights and optimizer states do not get smal
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from core.choices import Parallelism
 from core.plan import TrainingPlan
 from core.planning.gpus import COUNTS
 from core.planning.ladder import RESOLUTIONS, keeping_layers, with_length, with_micro
-from core.planning.memory import fits, peak_bytes
+from core.planning.memory import peak_bytes
 from core.planning.replan import OutOfMemory, Rung, replanned
 from core.planning.sequences import shorter_lengths
 from core.planning.setup import Setup, setup_of, vary
@@ -138,7 +137,7 @@ def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung |
         whole=0,
     )
     if not _gave_up_layers(plan):
-        wider = keeping_layers(wider, partial(fits, budget=plan.memory.budget_bytes))
+        wider = keeping_layers(wider, plan.memory.budget_bytes)
     return Rung(wider, "gpus", setup.world, count)
 
 
