@@ -94,6 +94,7 @@ def _assumed_text(task_type: TaskType, rows: int, given: Confidence) -> DatasetF
     )
 
 
+@lru_cache
 def image_facts(
     pictures: int, image_type: ImageModelType | None, confidence: Confidence = Confidence.CONFIG
 ) -> DatasetFacts:

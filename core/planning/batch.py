@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from core.budget import Concession
 from core.planning.costs import Site
 from core.planning.fit import Fit, fit
@@ -33,7 +31,7 @@ def with_steps_enough(wish: Wish, found: Fit, available: int, site: Site) -> tup
         return wish, found
     reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
     given = Concession(field="effective_batch_size", wanted=asked, got=batch, reason=reason)
-    return replace(wish, concessions=(*wish.concessions, given)), found
+    return wish._replace(concessions=(*wish.concessions, given)), found
 
 
 def _halved(wish: Wish) -> Wish | None:
@@ -42,4 +40,4 @@ def _halved(wish: Wish) -> Wish | None:
         return None
     targets = wish.targets.model_copy(update={"effective_batch_size": half})
     profile = wish.profile.model_copy(update={"targets": targets})
-    return replace(wish, profile=profile, asked_batch=wish.asked_batch or 2 * half)
+    return wish._replace(profile=profile, asked_batch=wish.asked_batch or 2 * half)

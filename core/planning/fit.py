@@ -8,8 +8,8 @@ first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from core.budget import Refusal
 from core.choices import Engine
@@ -35,8 +35,7 @@ MOST_EVAL_MICRO = 16
 LEAST_BYTES = 256 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """A setup with its schedule."""
 
     wished: Setup
@@ -69,8 +68,7 @@ class Timed:
         yield self.after
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """The candidate that was chosen, or the nearest one and why it will not do."""
 
     best: Timed

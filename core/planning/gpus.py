@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from core.choices import Engine, GpuStrategy
@@ -36,14 +37,25 @@ def choose_counts(wish: Wish, available: int) -> Choice:
     if wish.engine is Engine.AI_TOOLKIT:
         # Its ranks do not share the data out: each trains on all of it.
         return Choice((1,), "ai-toolkit trains on one GPU", False, 1)
-    allowed = tuple(count for count in COUNTS if limits.min_gpus <= count <= most) or (most,)
     if strategy is GpuStrategy.AUTO:
+        allowed = _allowed(limits.min_gpus, most)
         return Choice(allowed, "the fewest that fit in memory and time", True, allowed[0])
     wished, why = _by_strategy(wish, strategy, most)
+    counts = _around(limits.min_gpus, most, wished)
+    return Choice(counts, why, False, wished, strategy is GpuStrategy.LANES)
+
+
+def _allowed(least: int, most: int) -> tuple[int, ...]:
+    return tuple(count for count in COUNTS if least <= count <= most) or (most,)
+
+
+@lru_cache
+def _around(least: int, most: int, wished: int) -> tuple[int, ...]:
+    allowed = _allowed(least, most)
     first = max((count for count in allowed if count <= wished), default=allowed[0])
-    larger = tuple(count for count in allowed if count > first)
-    smaller = tuple(count for count in reversed(allowed) if count < first)
-    return Choice((first, *larger, *smaller), why, False, wished, strategy is GpuStrategy.LANES)
+    larger = [count for count in allowed if count > first]
+    smaller = [count for count in reversed(allowed) if count < first]
+    return first, *larger, *smaller
 
 
 def _by_strategy(wish: Wish, strategy: GpuStrategy, most: int) -> tuple[int, str]:

@@ -12,9 +12,9 @@ reason a micro batch that had to be checkpointed is not made larger than that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from core.choices import Engine, Method, Optimizer, Parallelism
 from core.planning import memory
@@ -34,8 +34,7 @@ Fits = Callable[[Setup], bool]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(NamedTuple):
     """A setup that fits, and how much of the wish's quality it cost: 0 for none."""
 
     wished: Setup

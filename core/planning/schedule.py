@@ -8,7 +8,7 @@ then smaller. Nothing here grows when the hours shrink, so more hours never make
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from core.choices import Engine
 from core.planning.costs import checkpoint_bytes, save_seconds
@@ -35,8 +35,7 @@ FEW_ROWS = 40
 LEAST_EVAL_ROWS, LEAST_EVAL_S = 16, 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Seconds of the things that repeat."""
 
     step_s: float
@@ -44,8 +43,7 @@ class Rates:
     save_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """What fits, and what it was cut down from."""
 
     total: int
@@ -163,7 +161,7 @@ def _early(cadence: Cadence, total: int) -> Cadence:
     """Where nothing evaluates, files on the way are all there is to submit if the run is cut off."""
     most = max(math.ceil(total / EARLY), 1)
     asked = max(min(cadence.save_asked or most, most), cadence.save_least)
-    return replace(cadence, eval_asked=asked, save_asked=asked)
+    return cadence._replace(eval_asked=asked, save_asked=asked)
 
 
 def _least(seconds: float, share: float, rate: Rates) -> int:
@@ -183,8 +181,7 @@ def count_of(total: int, every: int) -> int:
     return math.ceil(total / every) if total > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cadence:
+class Cadence(NamedTuple):
     """How often evaluations and checkpoints are asked for, and how far apart they must be at least."""
 
     eval_asked: int | None

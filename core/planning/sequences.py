@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.data import DatasetFacts, LengthStats
 from core.models import ModelFacts
@@ -28,8 +28,7 @@ GRPO_PROMPT = 512
 CUTS: tuple[float, ...] = (99, 95, 90, 80, 70, 60, 50)
 
 
-@dataclass(frozen=True, slots=True)
-class How:
+class How(NamedTuple):
     """What the profile says about making sequences."""
 
     #: None: packed where it saves time.
@@ -46,8 +45,7 @@ def how_of(targets: Targets) -> How:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
+class Sequences(NamedTuple):
     """Text or pictures as the GPUs see them in one epoch."""
 
     length: int

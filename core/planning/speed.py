@@ -8,7 +8,7 @@ them. `DERATE` then takes off what published end-to-end numbers fall short of su
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.choices import Attention
 from core.hardware import Device, Link
@@ -37,8 +37,7 @@ COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
 GENERATE_LAYER_S, VLLM_LAYER_S = 1.0e-3, 1.5e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What one forward pass works on, on average."""
 
     #: Tokens on one GPU in one pass, padding included; pictures for image tasks.
@@ -47,8 +46,7 @@ class Work:
     row_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     compute_s: float
     exchange_s: float
     optimizer_s: float

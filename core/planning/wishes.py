@@ -7,7 +7,7 @@ rank above the limit, fp8 on a card without it, a sequence beyond the model's wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -34,8 +34,7 @@ from core.profile.targets import Limits, Targets
 from core.tasks import TaskType
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """The profile's targets made concrete for one task, model and kind of GPU."""
 
     task: TaskSpec
@@ -97,7 +96,7 @@ class Wish:
         effective = setup.micro * setup.accumulation * setup.world
         how, rows = how_of(self.targets), self.training_rows
         if self.model.attention is not Attention.FLASH_2:
-            how = replace(how, packing=False)  # rows of one sequence would see each other
+            how = how._replace(packing=False)  # rows of one sequence would see each other
         return text_sequences(self.data, how, setup.length, rows, setup.micro, effective)
 
 

@@ -55,7 +55,8 @@ class Calendar:
         """The cards that are free all that time, and for how long afterwards."""
         found = {}
         for gpu in pool:
-            gap = _gap(self._taken.get(gpu.id, ()), start, end)
+            taken = self._taken.get(gpu.id)
+            gap = _gap(taken, start, end) if taken else FOREVER
             if gap is not None:
                 found[gpu.id] = gap
         return found
@@ -87,10 +88,10 @@ class Calendar:
 def _gap(taken: Iterable[Window], start: float, end: float) -> float | None:
     """How long a card stays free after `end`; None: it is not free until then."""
     following = FOREVER
-    for one in taken:
-        if one.end <= start:
+    for first, last in taken:
+        if last <= start:
             continue
-        if one.start < end:
+        if first < end:
             return None
-        following = min(following, one.start - end)
+        following = min(following, first - end)
     return following

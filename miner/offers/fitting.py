@@ -107,7 +107,7 @@ class _Tries:
         #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
         self.earliest: Placement | None = None
         self._placing = Placing(fleet, now)
-        self._found: dict[tuple[int, float], tuple[list[Placement], Iterator[Placement]]] = {}
+        self._found: dict[tuple[int, float], list[Placement]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
@@ -190,22 +190,20 @@ class _Tries:
         return self._room(plan.gpus, self._seconds(plan, 0.0), latest_start)
 
     def _room(self, count: int, seconds: float, latest_start: float) -> Placement | None:
-        in_time = (one for one in self._windows(count, seconds) if one.starts_at <= latest_start)
-        return next(in_time, None)
+        for one in self._windows(count, seconds):
+            if one.starts_at <= latest_start:
+                return one
+        return None
 
-    def _windows(self, count: int, seconds: float) -> Iterator[Placement]:
-        """The earliest up to the deadline in each pool of cards, what the task should rather have first. Each
-        is looked for once: it answers for every limit. Use it up or leave it before asking again."""
+    def _windows(self, count: int, seconds: float) -> list[Placement]:
+        """The earliest up to the deadline in each pool of cards, what the task should rather have first. They
+        are looked for once and answer for every limit."""
         asked = (count, seconds)
         if asked not in self._found:
             deadline = self.now + max(self.ask.hours, 0.0) * 3600
-            more = self._placing.options(count, duration_s=seconds, latest_start=deadline, lane=self.lane)
-            self._found[asked] = ([], more)
-        known, more = self._found[asked]
-        yield from tuple(known)
-        for found in more:
-            known.append(found)
-            yield found
+            options = self._placing.options(count, duration_s=seconds, latest_start=deadline, lane=self.lane)
+            self._found[asked] = list(options)
+        return self._found[asked]
 
     def _seconds(self, plan: PlanSummary, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
