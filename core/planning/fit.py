@@ -21,7 +21,7 @@ from core.planning.memory import evaluation_fits, peak_bytes
 from core.planning.schedule import Rates, Schedule, fit_schedule, rates
 from core.planning.sequences import Sequences
 from core.planning.setup import Setup, vary
-from core.planning.speed import StepTime
+from core.planning.speed import StepTime, least_generate_seconds
 from core.planning.start import start
 from core.planning.states import CONTEXT_BYTES
 from core.planning.wishes import Wish, lr_search
@@ -130,7 +130,7 @@ class _Search:
             return best
         pool = [best] if best else []
         smaller = (count for count in self.choice.counts if count < home)
-        pool += self._all(count for count in smaller if best is None or _could_beat(best, count))
+        pool += self._all(count for count in smaller if best is None or _could_beat(self.wish, best, count))
         if not self.choice.stays and all(one.cost for one in pool):
             pool += self._first(larger, lossy=False)
         return _most_trained(pool or self._first(larger))
@@ -152,11 +152,15 @@ def _most_trained(pool: list[Timed]) -> Timed | None:
     return max(pool, key=lambda timed: (round(_trained(timed), 3), -timed.cost), default=None)
 
 
-def _could_beat(best: Timed, count: int) -> bool:
+def _could_beat(wish: Wish, best: Timed, count: int) -> bool:
     """Fewer GPUs train more only if what they save in exchanging beats what they lose in computing; a third
-    more speed is the most that a change of checkpointing brings."""
-    saved = best.step.seconds / best.step.compute_s if best.step.compute_s else 1.0
-    return saved * 1.35 * count / best.setup.world > 1
+    more speed is the most that a change of checkpointing brings. Generating takes as long on few as on many;
+    where something had to be given up, fewer may give up less, and are looked at all the same."""
+    setup, step = best.setup, best.step
+    here, there = setup.micro * setup.accumulation, wish.per_gpu(count)
+    generating = 0.0 if best.cost else least_generate_seconds(setup)
+    least = step.compute_s * (there / here) / 1.35 + generating
+    return step.seconds * there * count > least * here * setup.world
 
 
 def _trained(timed: Timed) -> float:

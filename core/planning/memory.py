@@ -32,6 +32,8 @@ _STILL = (
     states.cuda,
 )
 _STILL_NAMES = frozenset(states.WORDS[part][0] for part in _STILL)
+#: What comes and goes, with what the allocator loses between blocks.
+_WITH_LOST = 1 + states.FRAGMENTATION
 #: Bytes of each, by what counts them.
 Parts = dict[Part, float]
 
@@ -85,69 +87,76 @@ def memory_of(setup: Setup, budget_bytes: int) -> MemoryBreakdown:
     )
 
 
-def peak_bytes(setup: Setup) -> float:
-    """Only the number."""
-    return max([held.total + _moving(passing) for _, held, passing in _moments(setup)])
+def peak_bytes(s: Setup) -> float:
+    """Only the number: the worst of `moments`."""
+    moving = max(_most_trained(s), sum(_generation(s).values()))
+    peak = _held(s).total + _WITH_LOST * moving
+    if s.picture is not None:
+        peak = max(peak, _beside_latents(s).total + _WITH_LOST * act.latent_work(s))
+    return peak
 
 
 def fits(setup: Setup, budget: float) -> bool:
-    """For the search: what is held all the time, or the first moment that is over, ends it."""
-    if _held(setup).total > budget:
-        return False
-    for _, held, passing in _moments(setup):  # noqa: SIM110 - half the time of `all`
-        if held.total + _moving(passing) > budget:
-            return False
-    return True
+    """For the search: what is held all the time ends it at once where it is over already."""
+    return _held(setup).total <= budget and peak_bytes(setup) <= budget
 
 
-def evaluation_fits(setup: Setup, budget: float) -> bool:
-    return _held(setup).total + _moving(_evaluation(setup)) <= budget
+def evaluation_fits(s: Setup, budget: float) -> bool:
+    return _held(s).total + _WITH_LOST * sum(_evaluation(s).values()) <= budget
 
 
-def generation_fits(setup: Setup, budget: float) -> bool:
-    return _held(setup).total + _moving(_generation(setup, _trained(setup).buckets)) <= budget
+def generation_fits(s: Setup, budget: float) -> bool:
+    return _held(s).total + _WITH_LOST * sum(_generation(s).values()) <= budget
 
 
-def moments(setup: Setup) -> Iterator[Moment]:
-    for phase, held, passing in _moments(setup):
-        yield Moment(setup, phase, held, passing)
+def _most_trained(s: Setup) -> float:
+    """What comes and goes at the worst moment of training and evaluating."""
+    gathered, gradients, buckets, cast, head, work = _trained(s)
+    waiting = gradients if s.accumulation > 1 else 0.0
+    passing = waiting + buckets + gathered + act.kept(s) + cast
+    recomputed = act.recomputed(s)
+    return max(
+        waiting + states.gathering(s) if s.sharded else 0.0,
+        passing + max(act.passing(s), act.logits(s), head + max(act.logits_backward(s), recomputed)),
+        buckets + gradients + max(gathered + _last_layer(s, recomputed), work),
+        buckets + gathered + act.evaluation_logits(s),
+    )
 
 
-def _moments(s: Setup) -> Iterator[tuple[str, Held, Parts]]:
-    """In numbers, what is most often the worst coming early."""
+def moments(s: Setup) -> Iterator[Moment]:
+    """Each moment's parts, for whoever asks what they are."""
     held, trained = _held(s), _trained(s)
     gathered, gradients, buckets, cast, head, work = trained
-    if s.task is TaskType.GRPO and not s.vllm_share:
-        yield "generation", held, _generation(s, buckets)
-    waiting = gradients if s.accumulation > 1 else 0.0
+    waiting = {states.gradients: gradients if s.accumulation > 1 else 0.0}
     if s.sharded:
-        yield "gathering", held, {states.gradients: waiting, states.gathering: states.gathering(s)}
+        yield Moment(s, "gathering", held, {**waiting, states.gathering: states.gathering(s)})
     passing = {
-        states.gradients: waiting,
+        **waiting,
         states.ddp_buckets: buckets,
         states.gathered: gathered,
         act.kept: act.kept(s),
         act.cast_adapter: cast,
     }
-    recomputed = act.recomputed(s)
     backward = {**passing, act.head_gradient: head}
-    yield "backward of the loss", held, {**backward, act.logits_backward: act.logits_backward(s)}
-    yield "forward", held, {**passing, act.passing: act.passing(s)}
-    yield "loss", held, {**passing, act.logits: act.logits(s)}
-    yield "backward, first layer", held, {**backward, act.recomputed: recomputed}
-    last = _last_layer(s, recomputed)
+    recomputed = act.recomputed(s)
+    yield Moment(s, "forward", held, {**passing, act.passing: act.passing(s)})
+    yield Moment(s, "loss", held, {**passing, act.logits: act.logits(s)})
+    yield Moment(s, "backward of the loss", held, {**backward, act.logits_backward: act.logits_backward(s)})
+    yield Moment(s, "backward, first layer", held, {**backward, act.recomputed: recomputed})
     beside = {states.ddp_buckets: buckets, states.gradients: gradients}
-    yield (
-        "backward, last layer",
-        held,
-        {**beside, states.gathered: gathered, act.recomputed: last},
-    )
-    yield "optimizer step", held, {**beside, states.optimizer_temporaries: work}
-    yield "evaluation", held, _evaluation(s)
+    last = {states.gathered: gathered, act.recomputed: _last_layer(s, recomputed)}
+    yield Moment(s, "backward, last layer", held, {**beside, **last})
+    yield Moment(s, "optimizer step", held, {**beside, states.optimizer_temporaries: work})
+    yield Moment(s, "evaluation", held, _evaluation(s))
+    if generation := _generation(s):
+        yield Moment(s, "generation", held, generation)
     if s.picture is not None:
-        # sd-scripts keeps the backbone in host memory until the latents are there.
-        there = held if s.engine is Engine.AI_TOOLKIT else _holding({states.cuda: states.cuda(s)})
-        yield "latents", there, {act.latent_work: act.latent_work(s)}
+        yield Moment(s, "latents", _beside_latents(s), {act.latent_work: act.latent_work(s)})
+
+
+def _beside_latents(s: Setup) -> Held:
+    """sd-scripts keeps the backbone in host memory until the latents are there."""
+    return _held(s) if s.engine is Engine.AI_TOOLKIT else _holding({states.cuda: states.cuda(s)})
 
 
 def _held(s: Setup) -> Held:
@@ -215,16 +224,15 @@ def _evaluation(s: Setup) -> Parts:
     }
 
 
-def _generation(s: Setup, buckets: float) -> Parts:
+def _generation(s: Setup) -> Parts:
+    """Nothing where none is generated, or vLLM has its own share."""
+    if s.task is not TaskType.GRPO or s.vllm_share:
+        return {}
     parts = (states.gathered_to_generate, act.kv_cache, act.generation_work)
-    return {states.ddp_buckets: buckets, **{part: part(s) for part in parts}}
-
-
-def _moving(passing: Parts) -> float:
-    """With what the allocator loses between blocks."""
-    return (1 + states.FRAGMENTATION) * sum(passing.values())
+    return {states.ddp_buckets: _trained(s).buckets, **{part: part(s) for part in parts}}
 
 
 def _whole(moment: Moment) -> list[Term]:
+    """With what the allocator loses between blocks."""
     terms = moment.terms
     return [*terms, states.fragmentation(sum(term.bytes for term in terms if term.name not in _STILL_NAMES))]

@@ -159,14 +159,22 @@ def _generate_seconds(s: Setup) -> float:
     prompts = together * max(s.length - s.completion, 1)
     prefill = prompts * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
     cache = together * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
-    read = (s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7)
-    layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
-    if s.kind.device is Device.CPU:
-        layer = 2e-4
-    token = max(read, s.shape.layers * layer)
+    token = _token_seconds(s, cache)
     gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
     again = 1 - s.whole / s.shape.layers
     return prefill + s.completion * token + gather * (1 + s.completion * again)
+
+
+def least_generate_seconds(s: Setup) -> float:
+    """However few completions a GPU generates, its layers gathered."""
+    return s.completion * _token_seconds(s, 0.0) if s.task is TaskType.GRPO else 0.0
+
+
+def _token_seconds(s: Setup, cache: float) -> float:
+    layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
+    if s.kind.device is Device.CPU:
+        layer = 2e-4
+    return max((s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7), s.shape.layers * layer)
 
 
 def evaluation_seconds(s: Setup, rows: int, work: Work, row_tokens: float) -> float:
