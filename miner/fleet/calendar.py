@@ -74,8 +74,17 @@ class Calendar:
         """So many cards from `first` on, or from when something else has ended."""
         if not 0 < count <= len(pool):
             return None
-        ends = {one.end for gpu in pool for one in self._taken.get(gpu.id, ()) if first < one.end <= latest}
-        for start in (first, *sorted(ends)):
+        ends, free_from = {first}, []
+        for gpu in pool:
+            soonest = first
+            for start, end in self._taken.get(gpu.id, ()):
+                if first < end <= latest:
+                    ends.add(end)
+                if start <= first:
+                    soonest = max(soonest, end)
+            free_from.append(soonest)
+        enough = sorted(free_from)[count - 1]  # before this, fewer are free whatever comes later
+        for start in sorted(one for one in ends if one >= enough):
             end = end_of(start)
             if start > latest or end <= start:
                 break
