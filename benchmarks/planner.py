@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count, product
+from random import Random
 from statistics import median, quantiles
 
 from benchmarks.report import Report
@@ -17,6 +18,9 @@ from core.planning.planner import PlanSummary, plan, quick_plan
 from core.profile import LoadedProfile, load_profile, resolve
 from core.tasks import ImageModelType, TaskType
 from core.units import parse_params
+from core.wire import MinerTaskOffer
+from miner.dev.samples import unknown_task
+from miner.offers.ask import understand
 
 PROFILES = {"h100x4": "4xH100", "h100x4-strategy": "4xH100", "h100x8": "8xH100", "steady": "4xH100"}
 SIZES = ("1b", "3b", "8b", "14b", "32b", "70b")
@@ -42,6 +46,14 @@ def run(quick: bool) -> Report:
             everything[kind] += taken
             report.rows.append((name, kind, *_figures(taken), f"{promised:.0%}"))
             report.data[f"{name}/{kind}"] = taken
+    profile, hardware = load_profile("h100x8"), Hardware(gpus=parse_gpus("8xH100"))
+    taken, promised = _measure([_all_new(profile, hardware)] * 100, rounds)
+    report.rows.append(("h100x8", "quick, all new", *_figures(taken), f"{promised:.0%}"))
+    report.data["all new"] = taken
+    report.notes.append(
+        f"quick plan, facts and profile with it, of offers that are new in everything: median "
+        f"{median(taken):.2f} ms, the bar is {BARS['quick']:g} ms."
+    )
     for kind, taken in everything.items():
         report.rows.append(("all", kind, *_figures(taken), ""))
         report.notes.append(f"{kind} plan: median {median(taken):.2f} ms, the bar is {BARS[kind]:g} ms.")
@@ -68,6 +80,30 @@ def _measure(calls: list[Callable[[int], Planned]], rounds: int) -> tuple[list[f
             taken.append((time.perf_counter() - began) * 1e3)
             promised.append(found.feasible if isinstance(found, PlanSummary) else found.verdict.feasible)
     return taken, sum(promised) / len(promised)
+
+
+def _all_new(profile: LoadedProfile, hardware: Hardware) -> Callable[[int], Planned]:
+    """The stream that `offers` sends."""
+    random = Random(56)
+
+    def offered(_: int) -> Planned:
+        ask = understand(MinerTaskOffer(**unknown_task(random).offer()))
+
+        def quick() -> PlanSummary:
+            return quick_plan(
+                ask.model,
+                ask.hours,
+                ask.task_type,
+                hardware,
+                resolve(profile, ask.task_type, ask.model),
+                image_type=ask.image_type,
+                rows=ask.rows,
+                stated_params=ask.planned_params,
+            )
+
+        return quick
+
+    return offered
 
 
 def _quick(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], Planned]]:

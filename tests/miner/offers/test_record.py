@@ -12,7 +12,7 @@ from miner.offers import record
 from miner.offers.decision import Decision, ExpectedValue, Factor, PlanBrief, Reason, below
 from miner.offers.record import decision_from, texts_of
 from tests.doubles.each import each
-from tests.miner.offers.builders import decided, offer, policy
+from tests.miner.offers.builders import decided, fleet, offer, policy
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
 
 
@@ -52,6 +52,11 @@ def test_the_texts_are_json() -> None:
     texts = texts_of(decided())
     assert set(json.loads(texts.details)) >= {"placement", "value", "plan", "profile"}
     assert json.loads(texts.reasons)[0]["rule"] == "task"
+
+
+def test_half_a_surrogate_pair_in_a_message_is_stored_and_read() -> None:
+    found = decided(on=fleet(trouble="no such file: \udcff"))
+    assert decision_from(*stored(found)) == found
 
 
 class _Later(NamedTuple):
