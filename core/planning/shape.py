@@ -79,10 +79,13 @@ def _adapted(model: ModelFacts, modules: tuple[str, ...]) -> Adapted:
     if model.image is not None:
         # A transformer block of a diffusion model: q, k, v, o and two MLP matrices, in and out.
         return Adapted(5.0 * model.hidden + model.intermediate, 6.0, model.image.adapter_params_per_rank)
-    carrying = [one for one in linear_shapes(model) if _carries(one, modules)]
-    inputs = sum(one.d_in * one.copies for one in carrying) / model.layers
-    count = sum(one.copies for one in carrying) / model.layers
-    return Adapted(inputs, count, sum((one.d_in + one.d_out) * one.copies for one in carrying))
+    inputs = outputs = count = 0
+    for one in linear_shapes(model):
+        if _carries(one, modules):
+            inputs += one.d_in * one.copies
+            outputs += one.d_out * one.copies
+            count += one.copies
+    return Adapted(inputs / model.layers, count / model.layers, inputs + outputs)
 
 
 def _carries(one: LinearShape, modules: tuple[str, ...]) -> bool:
