@@ -26,6 +26,10 @@ class Torn(AssertionError):
     """Bytes came, and they are not a whole reply."""
 
 
+class Cut(Torn):
+    """A reply began, and the connection ended within it."""
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -107,7 +111,7 @@ class Connection(asyncio.Protocol):
                 self._news.clear()
                 await self._news.wait()
         if self.received:
-            raise Torn(f"the connection ended within a reply: {bytes(self.received[:300])!r}")
+            raise Cut(f"the connection ended within a reply: {bytes(self.received[:300])!r}")
         return None
 
     async def __aenter__(self) -> Self:

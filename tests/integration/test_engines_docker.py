@@ -174,6 +174,33 @@ async def test_an_orderly_stop_of_the_engine_lets_the_trainer_save(mortal: Docke
     await bench.clear()
 
 
+async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
+    restorable: Dockerd, tmp_path: Path
+) -> None:
+    """Before a container is made, between that and its start, and while it runs."""
+    bench = on(restorable, tmp_path)
+    engine: Any = bench.engine
+    for part in ("making", "starting", "ending"):
+        spec = bench.code("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+        made = None
+        if part == "starting":
+            made = (await engine._made(spec, time.monotonic() + 300))["Id"]
+        elif part == "ending":
+            made = (await bench.submit(spec)).ref
+        await asyncio.to_thread(restorable.kill)
+        with pytest.raises(Unreachable):
+            await bench.engine.submit(spec)
+        await asyncio.to_thread(restorable.start)
+        run = await submitted_at_last(bench, spec)
+        assert made in (None, run.ref)
+        assert len(containers(restorable.host)) == 1
+        (run.dir / "go").touch()
+        assert (await bench.end_of(run)).why is Why.OK
+        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+        await bench.engine.remove(run.ref)
+        assert containers(restorable.host) == []
+
+
 async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
     restorable: Dockerd, tmp_path: Path
 ) -> None:

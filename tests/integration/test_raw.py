@@ -3,11 +3,15 @@
 import asyncio
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from miner.dev.stack import prepare
 from tests.integration import raw
 from tests.integration.raw import Torn
+from tests.integration.traffic import Stream, Validator
 
 WHOLE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{"a":1}'
 Manner = Callable[[asyncio.StreamWriter], None]
@@ -71,3 +75,27 @@ async def test_a_closed_port_is_no_answer() -> None:
 async def test_anything_less_than_a_whole_reply_is_torn(data: bytes) -> None:
     with pytest.raises(Torn):
         await asked(sends(data))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_reply_that_is_cut_is_an_error_unless_the_daemon_was_killed(
+    killed: bool, tmp_path: Path
+) -> None:
+    stack = prepare(tmp_path)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        stream.stopping = True
+        stream.killed = killed
+        sends(WHOLE[:-1])(writer)
+
+    server = await asyncio.start_server(serve, raw.LOOPBACK, 0)
+    stream = Stream(Validator(replace(stack, public_port=server.sockets[0].getsockname()[1])))
+    async with server:
+        if killed:
+            await stream.run(1)
+            assert (stream.answered, stream.unanswered) == (0, 1)
+        else:
+            with pytest.raises(ExceptionGroup) as caught:
+                await stream.run(1)
+            assert caught.group_contains(Torn)

@@ -19,7 +19,7 @@ from miner.dev.stack import Stack
 from miner.fiber import NONCE, sign_headers
 from miner.store.database import FILE_NAME, connect_for_reading
 from tests.integration import raw
-from tests.integration.raw import Answer, Connection
+from tests.integration.raw import Answer, Connection, Cut
 
 #: Nobody is to be refused for asking much: what is tried here is something else.
 GENEROUS = {
@@ -94,6 +94,8 @@ class Stream:
     refused: int = 0
     unanswered: int = 0
     stopping: bool = False
+    #: The daemon was killed: a reply that the kill cut is no answer. Otherwise a cut reply is an error.
+    killed: bool = False
     #: No starts.
     offers_only: bool = False
     #: Called with each answer that comes in.
@@ -138,7 +140,11 @@ class Stream:
         """Whether the conversation goes on."""
         self.sent.append(one)
         connection.send(one.request)
-        one.answer = await connection.answer()
+        try:
+            one.answer = await connection.answer()
+        except Cut:
+            if not self.killed:
+                raise
         if one.answer is None:
             self.unanswered += 1
             return False
