@@ -50,9 +50,8 @@ def daemon_command(which: str, training: str, report: Path, seed: int) -> list[s
     if which != "fast" and not (training and has_axolotl(training)):
         selected = f"({selected}) and {'(small or not training)' if training else 'not training'}"
     command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}"]
-    # The fast ones run alone: one more worker fills the pauses of the others (82 s, not 99, on two cores).
-    count = workers() + (which == "fast")
-    command += ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
+    # One more than there are cores fills the pauses of the others: half of a test with a process is waiting.
+    command += ["-n", str(workers() + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
 
 

@@ -128,9 +128,12 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/jobs/test_disk_full.py::test_at_whatever_instant",
         "integration/jobs/test_docker_dies.py::test_at_whatever_instant",
         "integration/jobs/test_faults.py::test_at_whatever_instant",
+        "integration/test_inputs.py::test_workers_killed_at_random_instants",
         "integration/test_crash.py::test_what_was_acknowledged_survives_kill_9_at_any_instant",
         "integration/test_engines_crash.py::test_a_daemon_killed_at_any_instant",
         "integration/test_engines_docker.py::test_an_engine_killed_at_any_instant",
+        "miner/jobs/test_recovery.py::test_a_daemon_that_dies_again_and_again",
+        "miner/jobs/test_worker_in_chaos.py",
         "trainer/callbacks/test_submission.py::test_kill_9_at_random_instants",
         "trainer/wrapper/test_course.py::test_killed_at_random_instants",
     ),
@@ -145,7 +148,11 @@ DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
 #: What `make test` leaves to `make test-all`: each of these takes long, and most of what it would find is
 #: found by a shorter test too.
 THOROUGH = (
+    "integration/jobs/test_disk_full.py::test_at_whatever_save",
     "integration/jobs/test_faults.py::test_at_whatever_step",
+    "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[books_made",
+    "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
+    "miner/test_identity.py::test_a_damaged_encrypted_hotkey",
     "trainer/inputs/test_text_fuzzed.py",
     "trainer/native/test___main__.py::test_a_task_ends_with_a_better_model_than_it_began_with[DpoTask]",
     "trainer/wrapper/test_course.py::test_a_task_with_rewards_raises_them[full",
@@ -156,6 +163,54 @@ THOROUGH = (
     "trainer/wrapper/test_course_launches.py::test_two_processes_train",
     "trainer/wrapper/test_course_sharded.py",
 )
+
+#: Of these tables `make test` runs the named rows only: the others take the same way, and differ in what a
+#: shorter test tries as well.
+ROWS: dict[str, tuple[str, ...]] = {
+    "integration/jobs/test_docker_dies.py::test_an_engine_that_is_killed_while_inputs": ("live-restore",),
+    "integration/jobs/test_docker_dies.py::test_what_the_trainer_finished": ("no live-restore",),
+    "integration/jobs/test_faults.py::test_a_crash_is_tried_again_once": ("process",),
+    "integration/jobs/test_faults.py::test_a_hang_is_seen": ("process",),
+    "integration/jobs/test_faults.py::test_a_loss_of_nan": ("process",),
+    "integration/jobs/test_faults.py::test_bad_data_is_not_tried_again": ("process",),
+    "integration/jobs/test_faults.py::test_out_of_gpu_memory": ("process",),
+    "integration/jobs/test_faults.py::test_the_deadline_is_kept": ("process",),
+    "integration/jobs/test_network.py::test_a_dataset_behind_a_bad_network": ("cut",),
+    "integration/jobs/test_network.py::test_a_hub_behind_a_bad_network": ("no reply",),
+    "integration/test_disk.py::test_a_database_that_is_removed": ("",),
+    "integration/test_disk.py::test_a_file_of_somebody_else": ("god-miner.sqlite3",),
+    "integration/test_disk.py::test_a_folder_that_can_not_be_written": ("False",),
+    "integration/test_disk.py::test_a_start_on_a_full_disk": ("limited",),
+    "integration/test_disk.py::test_nothing_is_lost_when_it_stops": ("limited",),
+    "integration/test_images.py::test_an_image_trainers_image": ("standalone-image-trainer",),
+    "integration/test_last_gpu.py::test_exactly_as_many": ("4xH100-4",),
+    "integration/test_secrets.py::test_no_secret_gets_out": ("json",),
+    "integration/test_starting.py::test_a_damaged_file": ("content0",),
+    "integration/test_starting.py::test_a_port_in_use": ("PUBLIC_PORT",),
+    "integration/test_starting.py::test_an_address_of_another_machine": (
+        "OPERATOR_HOST-no-such-host.invalid",
+    ),
+    "integration/test_stopping.py::test_a_second_signal": ("15",),
+    "integration/test_stopping.py::test_a_signal_lets_requests": ("15",),
+    "integration/test_stopping.py::test_what_does_not_end_within_the_grace": ("0",),
+    "miner/chain/test_sdk.py::test_a_node_in_trouble": (
+        "SubnetInfoRuntimeApi_get_metagraph-Fault.SILENT",
+        "SubnetInfoRuntimeApi_get_metagraph-Fault.CLOSE_1000",
+        "SubnetInfoRuntimeApi_get_metagraph-Fault.RANDOM_BYTES",
+        "state_getRuntimeVersion-Fault.SILENT",
+        "state_getRuntimeVersion-Fault.WRONG_TYPE",
+    ),
+    "miner/chain/test_sdk.py::test_a_submission_whose_fate_is_unknown": ("Fault.SILENT",),
+    "miner/jobs/inputs/test_fetch.py::test_lasting_trouble": (
+        "dataset 429",
+        "dataset damaged",
+        "hub cut",
+        "model damaged",
+    ),
+    "miner/jobs/inputs/test_fetch.py::test_passing_trouble": ("cut", "429", "slow"),
+    "miner/publish/test_publisher.py::test_a_full_model_is_published": ("3",),
+    "miner/publish/test_publisher_faults.py::test_a_hub_in_trouble": ("POST /api/repos/create-500",),
+}
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
@@ -193,6 +248,13 @@ def tier_of(node: str) -> str:
     return "training" if trainers else "fast"
 
 
+def is_thorough(item: pytest.Item) -> bool:
+    name = item.nodeid.removeprefix("tests/")
+    rows = [rows for start, rows in ROWS.items() if name.startswith(start)]
+    row = name.partition("[")[2].removesuffix("]")
+    return name.startswith(THOROUGH) or any(row not in kept for kept in rows)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     watch.start(config)
     outside.watch()
@@ -204,7 +266,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = tier_of(item.nodeid)
         item.add_marker(getattr(pytest.mark, tier))
         item.user_properties.append(("tier", tier))
-        if item.nodeid.removeprefix("tests/").startswith(THOROUGH):
+        if is_thorough(item):
             item.add_marker(pytest.mark.thorough)
         if item.nodeid.removeprefix("tests/").startswith(SMALL):
             item.add_marker(pytest.mark.small)

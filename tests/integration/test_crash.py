@@ -30,8 +30,8 @@ from tests.integration.traffic import (
 pytestmark = pytest.mark.integration
 
 LANES = 20
-#: Answers after which CI kills the daemon, one life each: at once, and deep in the stream, with commits of every
-#: size under way.
+#: Answers after which the daemon is killed, one life each: at once, and deep in the stream, with commits of
+#: every size under way.
 LIVES = (1, 200)
 INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "5"))
 SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
@@ -101,9 +101,7 @@ async def test_what_was_acknowledged_survives_kill_9_at_any_instant(
     await survives(validator, running, [random.randint(2, 1000) for _ in range(INSTANTS)])
 
 
-async def survives(
-    validator: Validator, running: Callable[..., ChildProcess], lives: Iterable[int]
-) -> None:
+async def survives(validator: Validator, running: Callable[..., ChildProcess], lives: Iterable[int]) -> None:
     ever: list[Sent] = []
     daemon = running(**GENEROUS)
     for answers in lives:

@@ -1,4 +1,4 @@
-"""Inputs under kills at random instants and on disks that fill up."""
+"""Inputs under kills and on disks that fill up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inputs_in(folder: Path, hub: Hub) -> JobInputs:
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
     }
     settings = load_settings(env=env, env_file=None)
-    return JobInputs(settings, patience=Patience(tries=2, first_pause=0.01, timeout=5.0))
+    return JobInputs(settings, patience=Patience(tries=2, first_pause=0.01, timeout=60.0))
 
 
 def wanted_in(folder: Path, store: FileStore, data: bytes = DATA) -> Wanted:
@@ -108,6 +108,39 @@ async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_a
             assert (wanted.folder / "data.json").read_bytes() == DATA
         for one in inputs.cache.snapshots():
             assert {path.name: path.read_bytes() for path in one.path.iterdir()} == MODEL
+    check(await inputs.fetch(wanted, silent))
+
+
+async def test_workers_killed_wherever_they_are_leave_nothing_that_is_trusted(
+    hub: Hub, store: FileStore, tmp_path: Path
+) -> None:
+    """Both sides hang until the workers are dead: at the first byte, within a dataset, within a model."""
+    inputs, wanted = inputs_in(tmp_path, hub), wanted_in(tmp_path, store)
+    for of_dataset, match, skip, of_model in (
+        (0, "GET /api", 0, 0),
+        (300_000, "GET /store", 0, 0),
+        (0, "GET /store", 0, 1000),
+        (0, "GET /store", 1, 1000),
+    ):
+        for one in (hub, store):
+            one.faults.clear()
+            one.requests.clear()
+        store.fail(cut_after=of_dataset, how="hang", times=None)
+        hub.fail(match, skip=skip, cut_after=of_model, how="hang", times=None)
+        others = children()
+        task = asyncio.create_task(inputs.fetch(wanted, silent))
+        while not store.requests or len(hub.lines(match)) <= skip:
+            assert not task.done(), "it never came to the gate"
+            await asyncio.sleep(0.02)
+        for pid in children() - others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StepFailed):
+            await task
+        assert not (wanted.folder / "data.json").exists()
+        assert inputs.cache.snapshots() == []
+    hub.faults.clear()
+    store.faults.clear()
     check(await inputs.fetch(wanted, silent))
 
 

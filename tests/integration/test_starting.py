@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -31,43 +33,23 @@ Running = Callable[..., ChildProcess]
 Ending = Callable[..., Ended]
 
 
-#: Says so when it has imported what the daemon is made of; and what that takes where the bar of 2 s was set.
-IMPORTS = "import fastapi, sqlalchemy, uvicorn, sys; print(flush=True); sys.stdin.read()"
-IMPORTS_S = 0.6
+#: What the daemon is made of, and no more.
+IMPORTS = "import fastapi, sqlalchemy, uvicorn"
+#: It was 2.4 when this was set; the packages of a chain or of a hub cost as much again.
+MOST_TIMES_IMPORTS = 4.0
 
 
-def test_it_answers_within_two_seconds_of_its_start(running: Running) -> None:
-    # The best of five, less what it waited for a core, and more where imports take longer just then: the bar
-    # is about the daemon, not about the machine or what else it is doing.
-    taken = []
-    for _ in range(5):
-        child = running()
-        seconds = child.start_s - _waited_for_a_core(child.pid)
-        assert child.stop() == ExitCode.OK
-        slowness = max(_imports_s() / IMPORTS_S, 1.0)
-        if seconds < 2 * slowness:
-            return
-        taken.append(f"{seconds:.1f} s, where imports take {slowness:.1f} times as long as they should")
-    pytest.fail(f"the first answer came after {'; '.join(taken)}")
-
-
-def _imports_s() -> float:
-    """Measured as the daemon's start is."""
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-c", IMPORTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"\n"
-        return time.perf_counter() - began - _waited_for_a_core(process.pid)
-
-
-def _waited_for_a_core(pid: int) -> float:
-    """Seconds in which its first thread could have gone on, and another had the core."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except OSError:  # a kernel that does not tell
-        return 0.0
+def test_a_start_costs_little_more_than_its_imports(running: Running) -> None:
+    """In processor time, which a busy machine hardly lengthens; `benchmarks/` has the seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    imports = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    child = running()
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    taken = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    print(f"a start: {taken:.2f} s, its imports: {imports:.2f} s")
+    assert taken < MOST_TIMES_IMPORTS * imports
 
 
 def test_the_run_file_tells_ports_that_answer_and_goes_with_the_daemon(
@@ -287,9 +269,11 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
         assert "Traceback" not in told
     assert not run_file_written(stack)
     assert not raw.listens(stack.public_port)
-    assert running().stop() == ExitCode.OK
-    with books(stack) as connection:
-        assert_whole(connection)
+    # Otherwise the next start is a first one, or one after a usual stop.
+    if moment in (lock_taken, books_under_way, books_made):
+        assert running().stop() == ExitCode.OK
+        with books(stack) as connection:
+            assert_whole(connection)
 
 
 def test_a_hotkey_that_can_not_be_opened_is_told_at_the_start(stack: Stack, running: Running) -> None:

@@ -92,7 +92,7 @@ async def test_one_validator_can_not_fill_the_ledger_for_all(books: Books) -> No
 async def test_a_clock_that_jumps_by_years_is_swept_at_once(books: Books) -> None:
     nonces = ledger(books)
     await nonces.use(KEY, "a", NOW * SECOND).settle()
-    await asyncio.wait_for(nonces.sweep(NOW + 10**9), 5)
+    await asyncio.wait_for(nonces.sweep(NOW + 10**9), 60)
     assert len(nonces) == 0
 
 

@@ -113,7 +113,7 @@ sleep 0.2; touch {tmp_path}/saved
         env={"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "saved").exists()

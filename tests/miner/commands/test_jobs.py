@@ -131,7 +131,7 @@ async def test_moments_of_json_output_are_rfc_3339_with_their_zone(run: Run, don
 
 async def test_logs_show_the_last_lines_and_follow_to_the_end(run: Run, done: int) -> None:
     assert (await asyncio.to_thread(run, "logs", "1", "-n", "2")).output == "line 98\nline 99\n"
-    followed = await asyncio.wait_for(asyncio.to_thread(run, "logs", "1", "-f", "-n", "1"), 10)
+    followed = await asyncio.wait_for(asyncio.to_thread(run, "logs", "1", "-f", "-n", "1"), 60)
     assert followed.output == "line 99\n"
     piece = json.loads((await asyncio.to_thread(run, "logs", "1", "-n", "1", "--json")).output)
     assert (piece["attempt"], piece["text"], piece["ended"]) == (1, "line 99\n", True)

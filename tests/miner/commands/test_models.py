@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 from core.errors import GodMinerError
 from miner.commands.models import app
 from miner.jobs.inputs.cache import ModelCache
+from miner.jobs.inputs.fetch import JobInputs
+from miner.jobs.inputs.words import Patience
 from tests.doubles.hub import Hub
 from tests.miner.jobs.inputs.models import model_files
 
@@ -87,11 +90,16 @@ def test_a_size_without_a_unit_is_refused(run: Any) -> None:
     assert run("prune", "--to", "100").exit_code == 2
 
 
-def test_fetch_brings_a_model_and_says_what_it_is(run: Any, hub: Hub, tmp_path: Path) -> None:
+def test_fetch_brings_a_model_and_says_what_it_is(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = json.loads(run("fetch", "owner/model", "--json").stdout)
     assert Path(found["path"], "config.json").exists()
     assert found["facts"]["architecture"] == "llama"
     assert "llama, in" in run("fetch", "owner/model").output
+    # What is not there is asked for again and again: it may have been made a moment ago.
+    quick = partial(JobInputs, patience=Patience(tries=2, first_pause=0.01))
+    monkeypatch.setattr("miner.jobs.inputs.fetch.JobInputs", quick)
     missing = run("fetch", "owner/none")
     assert isinstance(missing.exception, GodMinerError)
     assert "has no model owner/none" in str(missing.exception)

@@ -19,7 +19,7 @@ def test_all_that_carry_the_mark_are_found_and_ended_and_nobody_else() -> None:
         while remains.marked(value) != {process.pid for process in ours}:
             assert all(process.poll() is None for process in ours)
         assert remains.end(value) == 2
-        assert [process.wait(5) for process in ours] == [-9, -9]
+        assert [process.wait(60) for process in ours] == [-9, -9]
         assert remains.end(value) == 0
         assert [process.poll() for process in others] == [None, None]
     finally:

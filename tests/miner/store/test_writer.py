@@ -150,7 +150,7 @@ async def test_a_file_that_breaks_while_in_use_is_told_and_nobody_waits_for_ever
     made.start(asyncio.get_running_loop())
     connection.what = what
     with pytest.raises(StoreUnavailable, match="malformed"):
-        await asyncio.wait_for(made.submit(insert(1)), 5)
+        await asyncio.wait_for(made.submit(insert(1)), 60)
     connection.what = ""
-    assert await asyncio.wait_for(made.submit(insert(2)), 5) == 2
+    assert await asyncio.wait_for(made.submit(insert(2)), 60) == 2
     await made.close()

@@ -58,7 +58,7 @@ def test_an_interruption_asks_the_training_to_save_and_end(tmp_path: Path) -> No
     told: list[Event] = []
 
     def interrupt() -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while not told and time.monotonic() < until:
             time.sleep(0.02)
         signal.raise_signal(signal.SIGINT)

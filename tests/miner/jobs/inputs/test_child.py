@@ -37,7 +37,7 @@ async def test_of_many_jobs_a_few_have_processes_and_the_next_one_comes_when_one
     runs = [asyncio.create_task(worker.run(job, order(tmp_path), silent)) for job in range(3 * child.AT_ONCE)]
 
     async def processes(wanted: int) -> set[int]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(found := children() - others) != wanted:
                 await asyncio.sleep(0.02)
         return found
@@ -45,7 +45,7 @@ async def test_of_many_jobs_a_few_have_processes_and_the_next_one_comes_when_one
     try:
         before = await processes(child.AT_ONCE)
         runs[0].cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while (after := await processes(child.AT_ONCE)) == before:
                 await asyncio.sleep(0.02)
         assert len(after & before) == child.AT_ONCE - 1
