@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,7 +175,7 @@ def test_a_reward_with_a_new_excuse_every_time_fills_no_disk(tmp_path: Path) -> 
     "source",
     [
         "def f(completions):\n    while True: pass",
-        "def f(completions):\n    import time\n    time.sleep(60)",
+        "def f(completions):\n    import time\n    time.sleep(600)",
         DEAF,
         "while True: pass\ndef f(completions): return [0]",
     ],
@@ -188,11 +187,9 @@ def test_a_reward_that_never_comes_back_is_ended_and_after_some_times_not_called
     with rewards(tmp_path, source) as made:
         for _ in range(PATIENCE):
             assert made.call(0, ["a"]) == [0.0]
-        monkeypatch.setattr(sandbox, "FIRST_CALL", 60.0)
-        monkeypatch.setattr(sandbox, "CALL", 60.0)
-        began = time.monotonic()
-        assert made.call(0, ["a"]) == [0.0]
-        assert time.monotonic() - began < 30
+        monkeypatch.setattr(sandbox, "FIRST_CALL", 3600.0)
+        monkeypatch.setattr(sandbox, "CALL", 3600.0)
+        assert made.call(0, ["a"]) == [0.0]  # at once
     assert notes(tmp_path)[-1].endswith("it never came back")
 
 

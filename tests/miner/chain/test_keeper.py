@@ -61,7 +61,7 @@ class World:
         await self.rounds(len(self.pauses) + 1)
 
     async def rounds(self, count: int) -> None:
-        for _ in range(2000):
+        for _ in range(60_000):
             if len(self.pauses) >= count:
                 return
             await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ import pytest
 from miner.engines import wrapper
 
 #: Less than what hangs sleeps, so that it is never waited for to its end.
-PATIENCE = 50.0
+PATIENCE = 120.0
 UP = "import signal, time, os; open('up', 'w').write(str(os.getpid()));"
 
 
@@ -149,7 +149,7 @@ def test_nothing_starts_when_the_start_can_not_be_recorded(wrapped: Wrapped) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_trainer_is_asked_to_end_and_the_asking_recorded(number: int, wrapped: Wrapped) -> None:
-    code = f"{UP}signal.signal(15, lambda *_: exit(3)); open('ready', 'w').write('1'); time.sleep(60)"
+    code = f"{UP}signal.signal(15, lambda *_: exit(3)); open('ready', 'w').write('1'); time.sleep(600)"
     process = wrapped.start("python", "-c", code)
     wrapped.until("ready")
     process.send_signal(number)
@@ -175,7 +175,7 @@ def test_a_hangup_of_the_terminal_is_nothing(wrapped: Wrapped) -> None:
 
 
 def test_sigquit_kills_all_at_once_and_the_end_is_recorded(wrapped: Wrapped) -> None:
-    code = f"{UP}signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(60)"
+    code = f"{UP}signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
     process = wrapped.start("python", "-c", code)
     pid = int(wrapped.until("up"))
     process.send_signal(signal.SIGQUIT)
@@ -188,17 +188,17 @@ def test_the_limit_asks_first_and_kills_then(wrapped: Wrapped, tmp_path: Path) -
     # The grace is half a minute; here it is that of a copy.
     script = tmp_path / "wrapper.py"
     script.write_text(Path(wrapper.__file__).read_text().replace("GRACE_S = 30.0", "GRACE_S = 1.0"))
-    deaf = (
-        f"{UP}signal.signal(15, lambda *_: open('asked', 'w').write('1')); [time.sleep(1) for _ in range(60)]"
-    )
-    # Within the limit, which counts from the wrapper's start, the trainer must be ready to be asked.
-    options = ["--dir", wrapped.folder, "--limit-s", "3"]
-    command = [sys.executable, script, *options, "--", "python", "-c", deaf]
-    began = time.monotonic()
-    assert subprocess.run(command, timeout=PATIENCE, check=False).returncode == 137
-    assert time.monotonic() - began < 30
-    assert wrapped.until("asked")
-    assert wrapped.read("exit.json")["timeout"] is True
+    deaf = f"{UP}signal.signal(15, lambda *_: open('asked', 'w').write('1'))\nwhile True: time.sleep(1)"
+    # Counted from the wrapper's start: one that comes before the trainer can be asked shows nothing.
+    for limit_s in (1, 4, 16, 64):
+        options = ["--dir", wrapped.folder, "--limit-s", str(limit_s)]
+        command = [sys.executable, script, *options, "--", "python", "-c", deaf]
+        code = subprocess.run(command, timeout=PATIENCE + limit_s, check=False).returncode
+        assert wrapped.read("exit.json")["timeout"] is True
+        if (wrapped.folder / "asked").exists():
+            assert code == 137
+            return
+    pytest.fail("a trainer took a minute to start")
 
 
 def test_children_that_ran_away_end_with_it(wrapped: Wrapped) -> None:
@@ -208,7 +208,7 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         open('away', 'w').write(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(600)
     os._exit(0)
 while not (os.path.exists('away') and open('away').read()): time.sleep(0.01)
 """
@@ -217,9 +217,7 @@ while not (os.path.exists('away') and open('away').read()): time.sleep(0.01)
 
 
 def test_an_end_is_not_held_up_by_who_keeps_the_output_open(wrapped: Wrapped) -> None:
-    began = time.monotonic()
-    assert wrapped.run("import subprocess; subprocess.Popen(['sleep', '60']); print('done')") == 0
-    assert time.monotonic() - began < 30
+    assert wrapped.run("import subprocess; subprocess.Popen(['sleep', '600']); print('done')") == 0
     assert (wrapped.folder / "log").read_text() == "done\n"
 
 

@@ -75,7 +75,7 @@ def test_what_breaks_off_is_resumed_where_it_stopped(
     store: FileStore, target: Path, how: str, cut: int
 ) -> None:
     store.fail(cut_after=cut, how=how)
-    opener = Opener(OPENER.guard, timeout=1.0 if how == "hang" else 10.0)
+    opener = Opener(OPENER.guard, timeout=3.0 if how == "hang" else 10.0)
     check(get(store.add("a", DATA), target, opener=opener), target)
     # Where silence is what breaks it off, a slow machine may do so once more.
     assert len(store.requests) == 2 or how == "hang"
