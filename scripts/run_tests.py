@@ -32,6 +32,7 @@ NO_TRAINING = "no training environment: make training, or GOD_MINER_TRAINING_PYT
 NO_AXOLOTL = "training has only what needs no Axolotl, see make training"
 NO_TESTS = 5  # pytest's code
 REASONS_SHOWN = 12
+SLOWEST = "--durations=10"
 
 
 class Case(NamedTuple):
@@ -49,7 +50,7 @@ def daemon_command(which: str, training: str, report: Path, seed: int) -> list[s
     selected = SELECTED[which]
     if which != "fast" and not (training and has_axolotl(training)):
         selected = f"({selected}) and {'(small or not training)' if training else 'not training'}"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}", SLOWEST]
     # One more than there are cores fills the pauses of the others: half of a test with a process is waiting.
     command += ["-n", str(workers() + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
@@ -58,7 +59,7 @@ def daemon_command(which: str, training: str, report: Path, seed: int) -> list[s
 def training_command(which: str, training: str, report: Path, seed: int) -> list[str]:
     """At the lowest priority: the daemon's tests watch clocks, these only compute."""
     folder = Path(sys.prefix) / "training-tests"
-    command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q"]
+    command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q", SLOWEST]
     # All that is pure runs with the daemon's packages already.
     selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
     if has_axolotl(training):

@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from random import Random
 
 import pytest
@@ -140,10 +140,11 @@ async def test_what_was_in_flight_and_not_kept_may_be_sent_again(
         # It serves on, and so has read what came before.
         assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
         kill(daemon)
-        for connection in connections:
-            answer = await connection.answer()
+        for connection, one in zip(connections, offers, strict=True):
+            with suppress(raw.Cut):
+                one.answer = await connection.answer()
             # On a slow machine it may have given up waiting for the lock.
-            assert answer is None or (answer.status, answer.json["error"]) == (503, "store_unavailable")
+            assert one.answer is None or one.answer.json["error"] == "store_unavailable"
     with books(validator.stack) as kept:
         assert_whole(kept)
         assert_kept(kept, offers)
