@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from miner.dev.stack import ChildProcess, Stack, prepare
+from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
 from tests.integration.jobs.field import DATASET, base_model, rows
 from tests.integration.jobs.test_daemon_dies import DAEMON, SETTINGS
@@ -145,5 +146,10 @@ def test_an_open_stream_does_not_hold_the_daemons_end_up(
     code, out, _ = end(watching)
     assert code == 1
     assert "goes on when it is started again" in json.loads(out.splitlines()[-1])["error"]["message"]
-    training = int(json.loads((stack.data_dir / "jobs/1/attempt_1/start.json").read_text())["pid"])
-    os.killpg(os.getpgid(training), signal.SIGKILL)
+    # The training outlives the daemon, as it should; here it ends with the test.
+    attempt = stack.data_dir / "jobs/1/attempt_1"
+    Path(json.loads((attempt / "run.json").read_text())["stop_path"]).touch()
+    ends = time.monotonic() + 240
+    while not (attempt / EXIT_FILE).exists():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
