@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         self.transport.write(data)
 
-    async def answer(self, limit_s: float = 60.0) -> Answer | None:
+    async def answer(self, limit_s: float = 240.0) -> Answer | None:
         """The next whole answer; None when the connection ended before its first byte; `Torn` otherwise."""
         async with asyncio.timeout(limit_s):
             while True:
@@ -131,7 +131,7 @@ async def connect(port: int) -> Connection:
     return made
 
 
-async def ask(port: int, request: bytes, limit_s: float = 60.0) -> Answer | None:
+async def ask(port: int, request: bytes, limit_s: float = 240.0) -> Answer | None:
     """One request on a connection of its own; None when it was refused or ended before the first byte."""
     with contextlib.suppress(OSError):
         async with await connect(port) as connection:

@@ -42,7 +42,7 @@ async def exit_code(child: ChildProcess, limit_s: float = 120.0) -> int:
 
 
 def operator_answers(stack: Stack) -> bool:
-    with closing(http.client.HTTPConnection(LOOPBACK, stack.operator_port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(LOOPBACK, stack.operator_port, timeout=120)) as connection:
         connection.request("GET", "/status", headers=stack.operator_headers())
         return connection.getresponse().status == 200
 

@@ -69,7 +69,7 @@ class Operator:
 
     def ask(self, method: str, path: str, **more: Any) -> Any:
         with httpx.Client(
-            base_url=self.stack.operator_url, timeout=30, headers=self.stack.operator_headers()
+            base_url=self.stack.operator_url, timeout=120, headers=self.stack.operator_headers()
         ) as client:
             return client.request(method, path, **more).raise_for_status().json()
 
