@@ -148,11 +148,14 @@ DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
 #: What `make test` leaves to `make test-all`: each of these takes long, and most of what it would find is
 #: found by a shorter test too.
 THOROUGH = (
+    "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",
     "integration/jobs/test_disk_full.py::test_at_whatever_save",
     "integration/jobs/test_faults.py::test_at_whatever_step",
+    "integration/jobs/test_torch.py",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[books_made",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[lock_taken",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[run_file_w",
+    "integration/test_trainer_image.py::test_bad_rows_end_with_their_own_exit_code",
     "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
     "miner/test_identity.py::test_a_damaged_encrypted_hotkey",
     "trainer/inputs/test_text_fuzzed.py",
