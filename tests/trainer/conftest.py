@@ -8,9 +8,13 @@ environment, `make test-all` the others there as well; in CI a missing training 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import TORCH, needs_stack
+from tests.trainer.forks import ForkServer
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 for _name in (
@@ -33,3 +37,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     once = f"\n{ONCE}" in collection_path.read_text("utf-8")
     return (once if TORCH else needs_stack(collection_path)) or None
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """One for all: importing the training stack takes longer than most of the trainings here."""
+    with ForkServer() as server:
+        yield server

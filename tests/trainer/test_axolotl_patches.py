@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.trainer import odd_models
+from tests.trainer.forks import ForkServer
 from tests.trainer.fsdp_on_cpu.sitecustomize import shard
 from tests.trainer.sharding import adapted, together
 from trainer.axolotl_patches import (
@@ -113,8 +114,8 @@ def an_accelerator() -> Any:
     return Accelerator(fsdp_plugin=plugin, cpu=True)
 
 
-def test_fewer_parts_take_the_same_steps() -> None:
-    assert together(an_adapter_goes_with_its_layer)
+def test_fewer_parts_take_the_same_steps(forks: ForkServer, tmp_path: Path) -> None:
+    assert together(forks, tmp_path, an_adapter_goes_with_its_layer)
 
 
 def test_what_is_quantised_or_no_linear_layer_is_left_to_axolotl() -> None:
