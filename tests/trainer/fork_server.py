@@ -11,6 +11,7 @@ their own; nothing but the cost of the imports differs from a process started an
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -35,7 +36,13 @@ IMPORTED = (
     "trainer.native.__main__",
     "trainer.prepare",
 )
-AXOLOTL = ("axolotl.cli.train", "axolotl.core.builders", "axolotl.train", "trl", "trainer.axolotl_plugin")
+AXOLOTL = (
+    "axolotl.cli.train",
+    "axolotl.core.builders",
+    "axolotl.train",
+    "trainer.axolotl_plugin",
+    "trainer.axolotl_trainers",
+)
 
 
 def _run(command: list[str]) -> int:
