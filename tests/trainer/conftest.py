@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import TORCH, needs_stack
 from tests.trainer.forks import ForkServer
+from trainer.axolotl_patches import leave_out_trackio
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 for _name in (
@@ -27,6 +28,9 @@ for _name in (
     os.environ.setdefault(_name, "1")
 # Little models gain nothing from threads, and several that wait for each other lose ten times over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if TORCH:
+    leave_out_trackio({})  # as in a training process
 
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "

@@ -21,6 +21,8 @@ import sys
 import traceback
 from typing import Any
 
+from trainer.axolotl_patches import leave_out_trackio
+
 #: What can be asked for by its module, and what is called there with the arguments.
 PROGRAMS = {
     "axolotl.cli.train": "do_cli",
@@ -88,8 +90,10 @@ def _say(**words: Any) -> None:
 
 def main() -> None:
     there = importlib.util.find_spec("axolotl") is not None
+    leave_out_trackio({})
     for name in (*(AXOLOTL if there else ()), *IMPORTED):
         importlib.import_module(name)
+    gc.freeze()  # every fork would go through all of it whenever it collects garbage
     _say(ready=True)
     children: set[int] = set()
     open_ = True
