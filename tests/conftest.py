@@ -145,12 +145,13 @@ DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
 THOROUGH = (
     "integration/jobs/test_faults.py::test_at_whatever_step",
     "trainer/inputs/test_text_fuzzed.py",
-    "trainer/native/test___main__.py::test_a_task_ends_with_a_better_model_than_it_began_with[DpoTask]",
     "trainer/wrapper/test_course.py::test_a_task_with_rewards_raises_them[full",
     "trainer/wrapper/test_course.py::test_cut_off_at_a_random_moment",
     "trainer/wrapper/test_course_knobs.py::test_preferences_are_trained",
     "trainer/wrapper/test_course_knobs.py::test_rates_are_tried_out_without_a_trace[GrpoTask",
     "trainer/wrapper/test_course_launches.py::test_asked_to_stop_two_processes",
+    "trainer/wrapper/test_course_launches.py::test_bad_input_ends_with_its_reason",
+    "trainer/wrapper/test_course_launches.py::test_killed_with_its_wrapper",
     "trainer/wrapper/test_course_launches.py::test_two_processes_train",
     "trainer/wrapper/test_course_sharded.py",
 )

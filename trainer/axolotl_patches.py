@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from core.choices import Attention
 from trainer.inputs.tokens import forget_unknown, model_rows
-from trainer.loading import forbid_code, with_attention
+from trainer.loading import forbid_code, leave_out, with_attention
 
 #: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
 LANGUAGE, HEAD = "language_model", "lm_head"
@@ -37,7 +36,7 @@ def leave_out_trackio(config: Mapping[str, Any]) -> None:
     """trl imports it wherever it is installed, and Gradio with it: 2.6 s of every start with preferences or
     rewards."""
     if not config.get("use_trackio"):
-        cast(dict[str, Any], sys.modules).setdefault("trackio", None)
+        leave_out("trackio")
 
 
 def keep_imports_out_of_collections() -> None:

@@ -7,6 +7,7 @@ environment, `make test-all` the others there as well; in CI a missing training 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.conftest import TORCH, needs_stack
 from tests.trainer.forks import ForkServer
-from trainer.axolotl_patches import leave_out_trackio
+from trainer.loading import leave_out
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 for _name in (
@@ -30,7 +31,7 @@ for _name in (
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TORCH:
-    leave_out_trackio({})  # as in a training process
+    leave_out("trackio", "sklearn")  # as in a training process
 
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "
@@ -41,6 +42,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     once = f"\n{ONCE}" in collection_path.read_text("utf-8")
     return (once if TORCH else needs_stack(collection_path)) or None
+
+
+def pytest_collection_finish() -> None:
+    if TORCH:
+        gc.freeze()  # else every collection goes through all that the stack has brought along
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what some look after at the end has to be gone by then
 
 
 @pytest.fixture(scope="session")

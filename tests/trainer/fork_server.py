@@ -21,7 +21,7 @@ import sys
 import traceback
 from typing import Any
 
-from trainer.axolotl_patches import leave_out_trackio
+from trainer.loading import leave_out
 
 #: What can be asked for by its module, and what is called there with the arguments.
 PROGRAMS = {
@@ -90,7 +90,7 @@ def _say(**words: Any) -> None:
 
 def main() -> None:
     there = importlib.util.find_spec("axolotl") is not None
-    leave_out_trackio({})
+    leave_out("trackio", "sklearn")
     for name in (*(AXOLOTL if there else ()), *IMPORTED):
         importlib.import_module(name)
     gc.freeze()  # every fork would go through all of it whenever it collects garbage

@@ -138,7 +138,8 @@ def test_a_task_ends_with_a_better_model_than_it_began_with(
 
 
 def test_asked_to_stop_it_hands_in_what_it_has_and_ends_well(tmp_path: Path, profile: Path) -> None:
-    profile.write_text(profile.read_text().replace("max_steps: 30", "max_steps: 50") + "  max_steps: 5000\n")
+    endless = profile.read_text().replace("max_steps: 30", "max_steps: null\n  num_epochs: 1000")
+    profile.write_text(f"{endless}  max_steps: null\n  max_epochs: 1000\n  reserve: 1s\n  reserve_share: 0\n")
     task(tmp_path, TaskType.INSTRUCT, 1200)
     process = start(tmp_path, profile)
     deadline = time.monotonic() + PATIENCE
