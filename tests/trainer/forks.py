@@ -71,6 +71,7 @@ class ForkServer:
             if "ready" in said:
                 self._ready.set()
             elif "pid" in said:
+                self._codes.pop(said["pid"], None)  # of an earlier program: numbers come again
                 self._pids.put(said["pid"])
             elif "ended" in said:
                 self._codes[said["ended"]] = said["code"]
