@@ -56,7 +56,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         """The engine goes on without a plugin that it could not load: the marker tells the wrapper that ours
         is there."""
         catch_all(self.sheet, self.rank, lambda: self.session.moment if self.session else "load")
-        axolotl_patches.apply()
+        axolotl_patches.apply(cfg)
         dump_stacks_on_request()
         end_with(self.sheet.wrapper_pid)
         if self.rank == 0:

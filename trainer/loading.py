@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from core.choices import Attention
 
@@ -43,6 +44,13 @@ _REFUSED = re.compile(
     r"flash[ _-]?att|scaled_dot_product_attention|flex[ _]attention|attn_implementation|kernels-community/",
     re.IGNORECASE,
 )
+
+
+def leave_out(*packages: str) -> None:
+    """Packages that others import wherever they are installed, and that nothing here needs: from now on they
+    are not. Those imported already stay."""
+    for package in packages:
+        cast(dict[str, Any], sys.modules).setdefault(package, None)
 
 
 def without_code(config: Any, quantized: bool = False) -> Any:

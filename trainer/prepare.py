@@ -12,12 +12,14 @@ from core.plan import TrainingPlan
 from trainer.callbacks.failures import failure_of
 from trainer.inputs.text import read_task, write_task
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.loading import leave_out
 from trainer.native import corpus
 from trainer.own_plan import model_facts, own_plan
 from trainer.sheet import Ask, Prepared, write_whole
 
 
 def main(path: str) -> int:
+    leave_out("sklearn")  # transformers' generation would take a second and more to import it
     ask = Ask.model_validate_json(Path(path).read_bytes())
     try:
         prepared = prepare(ask)

@@ -7,10 +7,16 @@ environment, `make test-all` the others there as well; in CI a missing training 
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import TORCH, needs_stack
+from tests.trainer.forks import ForkServer
+from trainer.loading import leave_out
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 for _name in (
@@ -24,6 +30,9 @@ for _name in (
 # Little models gain nothing from threads, and several that wait for each other lose ten times over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+if TORCH:
+    leave_out("trackio", "sklearn")  # as in a training process
+
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "
 
@@ -33,3 +42,19 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     once = f"\n{ONCE}" in collection_path.read_text("utf-8")
     return (once if TORCH else needs_stack(collection_path)) or None
+
+
+def pytest_collection_finish() -> None:
+    if TORCH:
+        gc.freeze()  # else every collection goes through all that the stack has brought along
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what some look after at the end has to be gone by then
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """One for all: importing the training stack takes longer than most of the trainings here."""
+    with ForkServer() as server:
+        yield server

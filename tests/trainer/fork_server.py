@@ -11,6 +11,9 @@ their own; nothing but the cost of the imports differs from a process started an
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
+import importlib.util
 import json
 import os
 import select
@@ -18,21 +21,40 @@ import sys
 import traceback
 from typing import Any
 
+from trainer.loading import leave_out
+
+#: What can be asked for by its module, and what is called there with the arguments.
+PROGRAMS = {
+    "axolotl.cli.train": "do_cli",
+    "trainer.prepare": "main",
+    "tests.trainer.native.rank": "main",
+    "tests.trainer.sharding": "main",
+}
+#: What every fork would import. The small environment for the native engine has no Axolotl.
+IMPORTED = (
+    "peft",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+    "trainer.native.__main__",
+    "trainer.prepare",
+)
+AXOLOTL = (
+    "axolotl.cli.train",
+    "axolotl.core.builders",
+    "axolotl.train",
+    "trainer.axolotl_plugin",
+    "trainer.axolotl_trainers",
+)
+
 
 def _run(command: list[str]) -> int:
     """The part of the command after `-m`; a launcher for one process adds nothing that is needed here."""
     module = max(at for at, word in enumerate(command) if word == "-m")
     name, arguments = command[module + 1], command[module + 2 :]
-    if name == "axolotl.cli.train":
-        from axolotl.cli.train import do_cli
-
-        do_cli(arguments[0])
+    if name == "trainer.native":
+        importlib.import_module("trainer.native.__main__").main()
         return 0
-    if name == "trainer.prepare":
-        from trainer.prepare import main
-
-        return main(arguments[0])
-    raise ValueError(f"nothing is known of {name}")
+    return int(getattr(importlib.import_module(name), PROGRAMS[name])(*arguments) or 0)
 
 
 def _become(ask: dict[str, Any]) -> None:
@@ -67,14 +89,11 @@ def _say(**words: Any) -> None:
 
 
 def main() -> None:
-    import axolotl.cli.train
-    import axolotl.core.builders
-    import axolotl.train  # noqa: F401 - what every fork would import
-    import trl  # noqa: F401
-
-    import trainer.axolotl_plugin
-    import trainer.prepare  # noqa: F401
-
+    there = importlib.util.find_spec("axolotl") is not None
+    leave_out("trackio", "sklearn")
+    for name in (*(AXOLOTL if there else ()), *IMPORTED):
+        importlib.import_module(name)
+    gc.freeze()  # every fork would go through all of it whenever it collects garbage
     _say(ready=True)
     children: set[int] = set()
     open_ = True

@@ -19,6 +19,8 @@ from trainer.wrapper.processes import descendants
 ROOT = Path(__file__).parents[2]
 #: For importing the training stack, half a minute on an idle machine.
 START_LIMIT_S = 800.0
+#: For a program that takes seconds on an idle machine.
+RUN_LIMIT_S = 800.0
 
 
 class ForkServer:
@@ -69,6 +71,7 @@ class ForkServer:
             if "ready" in said:
                 self._ready.set()
             elif "pid" in said:
+                self._codes.pop(said["pid"], None)  # of an earlier program: numbers come again
                 self._pids.put(said["pid"])
             elif "ended" in said:
                 self._codes[said["ended"]] = said["code"]
@@ -81,6 +84,15 @@ class ForkServer:
         self._process.stdin.write(json.dumps(ask) + "\n")
         self._process.stdin.flush()
         return Fork(self._pids.get(timeout=60), self._codes, log)
+
+    def run(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> tuple[int, str]:
+        """To its end: the exit code, and all that it said."""
+        fork, until = self.start(command, env, cwd), time.monotonic() + RUN_LIMIT_S
+        while fork.ended() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        code = fork.close() if fork.ended() is None else fork.ended()
+        assert code is not None
+        return code, (cwd / "log").read_text("utf-8", "replace")
 
 
 class Fork:

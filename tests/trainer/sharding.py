@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +16,8 @@ from core.plan import TrainingPlan
 from core.plan_parts import FsdpPlan
 from core.run_files import RunSpec
 from tests.trainer import tiny
+from tests.trainer.forks import ForkServer
+from trainer.wrapper.course import free_port
 
 HERE = Path(__file__).parent
 #: What each rank says at the end of its work.
@@ -42,42 +42,28 @@ def sharded(run: RunSpec, *, whole: bool = False) -> RunSpec:
     return run
 
 
-def together(work: Callable[[int], None], world: int = 2) -> bool:
+def together(forks: ForkServer, folder: Path, work: Callable[[int], None], world: int = 2) -> bool:
     """`work(rank)`, a function of a test's module, in processes that gloo joins: whether all came to its end.
     One that fails fails the test, with all that they said."""
     named = f"{work.__module__}:{work.__name__}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(HERE.parents[1]),
-        "OMP_NUM_THREADS": "1",
-        FOUND_IN: os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.sharding", named, str(world)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout.count(DONE) == world
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), FOUND_IN: os.pathsep.join(sys.path)}
+    code, said = forks.run(("-m", __name__, named, str(world)), environment, folder)
+    assert code == 0, said
+    return said.count(DONE) == world
 
 
-def main(named: str, world: int) -> int:
-    """Imports the stack once and forks: nothing has run in this process that a fork would miss."""
+def main(named: str, world: str) -> int:
+    """In a fork of the process that has imported the stack: nothing has run there that a fork would miss."""
     beside = os.environ.get(FOUND_IN, "").split(os.pathsep)
     sys.path += [place for place in beside if place and place not in sys.path]
     module, function = named.split(":")
     work = getattr(importlib.import_module(module), function)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     children = []
-    for rank in range(world):
+    for rank in range(int(world)):
         child = os.fork()
         if child == 0:
-            _as_rank(work, rank, world, port)
+            _as_rank(work, rank, int(world), port)
         children.append(child)
     ended = [os.waitpid(child, 0)[1] for child in children]
     return int(any(ended))
@@ -148,7 +134,3 @@ class Gathers:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.count += 1
         return self._plain(*arguments, **named)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1], int(sys.argv[2])))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,49 @@ import pytest
 import torch
 
 from tests.trainer import odd_models
+from tests.trainer.forks import ForkServer
 from tests.trainer.fsdp_on_cpu.sitecustomize import shard
 from tests.trainer.sharding import adapted, together
 from trainer.axolotl_patches import (
     freeze_senses,
     goes_with_its_layer,
+    keep_imports_out_of_collections,
+    leave_out_trackio,
     linear_names,
     read_what_the_model_knows,
+    save_few_rows_here,
     shard_by_layer,
 )
 from trainer.generating import sharded_parts
+
+
+def test_trackio_is_there_only_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in (False, True):
+        monkeypatch.delitem(sys.modules, "trackio", raising=False)
+        leave_out_trackio({"use_trackio": asked})
+        there = importlib.util.find_spec("trackio") is not None
+        assert there is asked
+
+
+def test_few_rows_are_saved_without_a_process_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset: Any = importlib.import_module("datasets").Dataset
+    monkeypatch.setattr(dataset, "save_to_disk", dataset.save_to_disk)  # put back afterwards
+    module: Any = importlib.import_module("datasets.arrow_dataset")
+    monkeypatch.setattr(module.mp, "get_context", lambda how: pytest.fail(f"{how}s processes"))
+    save_few_rows_here()
+    dataset.from_dict({"row": [1, 2, 3]}).save_to_disk(str(tmp_path / "rows"), num_proc=1)
+    assert dataset.load_from_disk(str(tmp_path / "rows"))["row"][:] == [1, 2, 3]
+
+
+def test_what_was_imported_is_no_garbage_to_look_for() -> None:
+    before = len(gc.get_objects())
+    try:
+        keep_imports_out_of_collections()
+        assert len(gc.get_objects()) < before / 10
+    finally:
+        gc.unfreeze()
 
 
 def test_lora_on_all_linear_layers_finds_those_of_gpt2() -> None:
@@ -113,8 +149,8 @@ def an_accelerator() -> Any:
     return Accelerator(fsdp_plugin=plugin, cpu=True)
 
 
-def test_fewer_parts_take_the_same_steps() -> None:
-    assert together(an_adapter_goes_with_its_layer)
+def test_fewer_parts_take_the_same_steps(forks: ForkServer, tmp_path: Path) -> None:
+    assert together(forks, tmp_path, an_adapter_goes_with_its_layer)
 
 
 def test_what_is_quantised_or_no_linear_layer_is_left_to_axolotl() -> None:

@@ -14,6 +14,7 @@ import torch
 from core.evaluation import Era, rules_of
 from tests.trainer import tiny
 from tests.trainer.callbacks.simulated import Simulation, plan_of
+from tests.trainer.forks import ForkServer
 from tests.trainer.sharding import Gathers, adapted, split, together
 from trainer.generating import generate_well, kept_parts, sharded_parts, wake
 from trainer.inputs.rows import PromptRow
@@ -239,9 +240,8 @@ def everything(rank: int) -> None:
     ranks_with_unequal_shares(rank)
 
 
-def test_two_ranks() -> None:
-    """One after the other: to import the stack takes most of the time."""
-    assert together(everything)
+def test_two_ranks(forks: ForkServer, tmp_path: Path) -> None:
+    assert together(forks, tmp_path, everything)
 
 
 def test_a_model_of_one_gpu_generates_as_ever_and_is_wrapped_once() -> None:

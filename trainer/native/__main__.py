@@ -19,6 +19,7 @@ from trainer.callbacks.guard import StopFile, dump_stacks_on_request, end_with, 
 from trainer.callbacks.report import Report
 from trainer.callbacks.session import Session
 from trainer.callbacks.submission import Submission
+from trainer.loading import leave_out
 from trainer.native import parts
 from trainer.native.board import with_board
 from trainer.native.judging import HeldOutLoss
@@ -87,6 +88,7 @@ def hang_seconds(plan: TrainingPlan) -> float:
 
 
 def main() -> None:
+    leave_out("sklearn")  # transformers' generation would take a second and more to import it
     sheet, rank = Sheet.read(), int(os.environ.get("RANK", "0"))
     plan = TrainingPlan.from_json(Path(sheet.plan_path).read_bytes())
     report = Report(Path(sheet.run.progress_path) if rank == 0 else None)

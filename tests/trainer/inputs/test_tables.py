@@ -9,6 +9,7 @@ import pytest
 from axolotl.utils.data.rl import prepare_preference_datasets
 from axolotl.utils.data.sft import prepare_datasets
 from axolotl.utils.dict import DictDefault
+from datasets import Dataset
 
 from core.evaluation import Era
 from core.recipes.datasets import dataset_keys
@@ -16,9 +17,16 @@ from core.tasks import TaskType
 from tests.core.recipes.cases import inputs
 from tests.trainer.inputs.test_text import prepared
 from tests.trainer.runs import DATASETS
+from trainer.axolotl_patches import save_few_rows_here
 from trainer.inputs.rows import LabelledRow, PairRow, PromptRow
 from trainer.inputs.tables import PAIR_COLUMNS, read_table
 from trainer.inputs.tokens import load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dataset, "save_to_disk", Dataset.save_to_disk)  # put back afterwards
+    save_few_rows_here()
 
 
 def config(folder: Path, task: TaskType, **more: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from core.run_files import EXIT_OF, ExitCode, RunEnd
 from core.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
 from tests.trainer import odd_models, tiny
 from tests.trainer.runs import DATASETS, planned, spec
+from trainer import sandbox
 from trainer.errors import BadData, BadModel, BadReward, TrainingError
 from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
 from trainer.inputs.tables import read_table
@@ -285,30 +286,43 @@ def test_rewards_of_which_none_works_end_the_run_with_a_reason(
     assert raised.value.end is RunEnd.BAD_REWARD
 
 
-def test_an_endless_reward_ends_the_run_in_good_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 0.3)
-    began = time.monotonic()
+ENDLESS = "def f(completions):\n    import time\n    time.sleep(3600)  # endless"
+
+
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Functions that never come back, as often as they were called, with little time for each. Others have
+    what a busy machine needs."""
+    found: list[str] = []
+    ask = sandbox.Worker.ask
+
+    def soon(self: sandbox.Worker, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if question.get("source") != ENDLESS:
+            return ask(self, question, seconds)
+        found.append(ENDLESS)
+        return ask(self, question, 0.3)
+
+    monkeypatch.setattr(sandbox.Worker, "ask", soon)
+    return found
+
+
+def test_an_endless_reward_ends_the_run(tmp_path: Path, waited_for: list[str]) -> None:
     with pytest.raises(BadReward, match="did not come back in time"):
-        prepared(tmp_path, TaskType.GRPO, dataset=rewarded("def f(completions):\n    while True: pass"))
-    assert time.monotonic() - began < 200  # 90 by default, three times over
+        prepared(tmp_path, TaskType.GRPO, dataset=rewarded(ENDLESS))
+    assert waited_for
 
 
 def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, waited_for: list[str]
 ) -> None:
     """The training and its evaluations would each give it its minutes, three times over."""
-    monkeypatch.setattr("trainer.sandbox.FIRST_CALL", 15.0)
-    good, endless = (
-        "def f(completions): return [1.0] * len(completions)",
-        "def f(completions):\n    while 1: pass",
-    )
-    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, endless))
+    good = "def f(completions): return [1.0] * len(completions)"
+    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, ENDLESS))
     assert files.rewards_dir is not None
     rewards = Rewards.open(files.rewards_dir / TABLE)
-    began = time.monotonic()
     assert rewards.problems(["a"]) == [None, "it did not come back in time before the training"]
-    assert time.monotonic() - began < 15.0
     assert rewards.call(1, ["a", "b"]) == [0.0, 0.0]
+    assert waited_for == [ENDLESS]
     rewards.close()
 
 

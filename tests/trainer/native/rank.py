@@ -1,15 +1,13 @@
-"""The ranks of tiny runs, for tests with several: one process imports the stack and forks them all.
+"""The ranks of a tiny run, for tests with several: forks of a process that has imported the stack.
 
-usage: python -m tests.trainer.native.rank FOLDER CASE…    CASE: how:method:world[:trouble]
-
-For every case a line of JSON: the ranks' exit codes. What each said is in `FOLDER/said-CASE-RANK`.
+FOLDER CASE, and a case is how:method:world[:trouble]. The ranks' exit codes lie in `FOLDER/codes-CASE` as
+JSON, and what each said in `FOLDER/said-CASE-RANK`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -24,6 +22,7 @@ from tests.trainer.native import tiny
 from trainer.callbacks.failures import failure_of
 from trainer.native import ranks, saving
 from trainer.native.watch import Watch
+from trainer.wrapper.course import free_port
 
 #: What a rank that stands still is given, and what a healthy one never needs.
 SOON_S, LONG_S = {"hang": 3.0, "die": 15.0}, 300.0
@@ -81,25 +80,12 @@ def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoRetu
     os._exit(0)
 
 
-def main(folder: Path, cases: list[str]) -> None:
-    for case in cases:
-        world = int(case.split(":")[2])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        children = []
-        for rank in range(world):
-            if not (child := os.fork()):
-                as_rank(folder, case, rank, world, port)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
-
-
-if __name__ == "__main__":
-    # What every rank would import.
-    import peft  # noqa: F401
-    import torch.distributed.fsdp  # noqa: F401
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    main(Path(sys.argv[1]), sys.argv[2:])
+def main(folder: str, case: str) -> None:
+    world, port = int(case.split(":")[2]), free_port()
+    children = []
+    for rank in range(world):
+        if not (child := os.fork()):
+            as_rank(Path(folder), case, rank, world, str(port))
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    Path(folder, f"codes-{case}").write_text(json.dumps(codes))

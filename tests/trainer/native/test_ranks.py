@@ -5,56 +5,48 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from core.run_files import ExitCode
+from tests.trainer.forks import ROOT, ForkServer
 from tests.trainer.native import tiny
 from trainer.native import ranks
 
-ROOT = Path(__file__).parents[3]
-WORLDS = {"single": 1, "ddp": 2, "fsdp": 2}
-
-
-SAME = [f"{how}:{method}:{world}" for method in ("lora", "full") for how, world in WORLDS.items()]
-TIED = ["single:lora:1:kl", "ddp:lora:2:kl", "single:full:1:kl", "fsdp:full:2:kl"]
-RESUMED = ["ddp:full:2:resume", "fsdp:full:2:resume"]
 DIED, HUNG, OTHER = "ddp:full:2:die", "ddp:lora:2:hang", "ddp:lora:2:other-rows"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """All of them from one process, which imports the stack once."""
+def runs(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     tiny.model_folder(folder / "model")
-    cases = [*SAME, *TIED, *RESUMED, DIED, HUNG, OTHER]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.native.rank", str(folder), *cases],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=1500,
-        check=True,
-    )
-    codes = [json.loads(line) for line in done.stdout.splitlines()]
-    return Runs(folder, dict(zip(cases, codes, strict=True)))
+    return Runs(forks, folder)
 
 
-class Runs(NamedTuple):
-    folder: Path
-    codes: dict[str, list[int]]
+class Runs:
+    """Each is started when a test first asks for it."""
+
+    def __init__(self, forks: ForkServer, folder: Path) -> None:
+        self.forks, self.folder = forks, folder
+
+    def codes(self, case: str) -> list[int]:
+        left = self.folder / f"codes-{case}"
+        if not left.exists():
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            command = ("-m", "tests.trainer.native.rank", str(self.folder), case)
+            code, said = self.forks.run(command, environment, self.folder)
+            assert code == 0, said
+        return list(json.loads(left.read_text()))
 
     def said(self, case: str, rank: int = 0) -> str:
+        self.codes(case)
         return (self.folder / f"said-{case}-{rank}").read_text()
 
     def told(self, case: str) -> tiny.Told:
-        assert not any(self.codes[case]), self.said(case)
+        assert not any(self.codes(case)), self.said(case)
         return tiny.told(self.folder / case)
 
 
@@ -87,16 +79,17 @@ def test_tied_to_its_base_a_model_learns_the_same_on_two_processes(runs: Runs, h
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_go_on_where_they_were_cut(runs: Runs, how: str) -> None:
-    assert not any(runs.codes[f"{how}:full:2:resume"]), runs.said(f"{how}:full:2:resume")
-    losses = runs.told(f"{how}:full:2").losses
-    whole, rest = losses[:8], losses[8:]
+    case = f"{how}:full:2"
+    whole = runs.told(case).losses[:8]
+    assert not any(runs.codes(f"{case}:resume")), runs.said(f"{case}:resume")
+    rest = runs.told(case).losses[8:]
     assert 0 < len(rest) < 8
     assert rest == whole[-len(rest) :]
 
 
 def test_a_rank_that_is_gone_ends_the_other_with_the_reason(runs: Runs) -> None:
-    assert runs.codes[DIED][1] == 7
-    assert runs.codes[DIED][0] not in (0, 7)
+    assert runs.codes(DIED)[1] == 7
+    assert runs.codes(DIED)[0] not in (0, 7)
     # Mostly the connection says so at once; what is on its way may hide it until the watch looks.
     why = runs.said(DIED)
     assert "another process of this training is gone or silent" in why or "waiting for the other" in why
@@ -104,8 +97,8 @@ def test_a_rank_that_is_gone_ends_the_other_with_the_reason(runs: Runs) -> None:
 
 def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
     # Whichever looks first: the one that waits for the other may be told by its end.
-    assert runs.codes[HUNG][1] == ExitCode.HUNG
-    assert runs.codes[HUNG][0] != 0
+    assert runs.codes(HUNG)[1] == ExitCode.HUNG
+    assert runs.codes(HUNG)[0] != 0
     waited = runs.said(HUNG)
     assert "waiting for the other processes" in waited or "gone or silent" in waited
     assert "most recent call first" in runs.said(HUNG, 1)
@@ -113,7 +106,7 @@ def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
 
 
 def test_ranks_with_other_rows_end_with_that_reason(runs: Runs) -> None:
-    assert runs.codes[OTHER] == [ExitCode.BAD_DATA, ExitCode.BAD_DATA]
+    assert runs.codes(OTHER) == [ExitCode.BAD_DATA, ExitCode.BAD_DATA]
     assert "the ranks have different rows, this one's differ" in runs.said(OTHER, 1)
 
 

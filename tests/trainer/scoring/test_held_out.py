@@ -24,7 +24,8 @@ TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 def opened(folder: Path, task: TaskType, **changes: Any) -> HeldOut:
     run = spec(folder, task, **changes)
     tokenizer = load_tokenizer(run.model_path)
-    return HeldOut.open(run, write_task(read_task(run, tokenizer), planned(task), folder / "data"), tokenizer)
+    plan = planned(task, eval_rows=3 if task is TaskType.GRPO else 12)  # generating takes its time
+    return HeldOut.open(run, write_task(read_task(run, tokenizer), plan, folder / "data"), tokenizer)
 
 
 def adapted(folder: Path, *, moved: bool) -> Any:

@@ -1,22 +1,13 @@
-"""One fork server for all: importing the training stack takes longer than most of the trainings here.
+"""Profiles for the little tasks of these tests.
 
 What needs the stack is imported where it is used: this file is also read where there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.trainer.forks import ForkServer
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture

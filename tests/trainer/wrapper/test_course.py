@@ -337,7 +337,7 @@ def test_the_engines_own_loss_may_decide_but_not_where_it_says_nothing(
     forks: ForkServer, tmp_path: Path, task_type: TaskType, metric: str
 ) -> None:
     """Axolotl reads held-out pairs by the training's columns, and GRPO's loss is zero for any model."""
-    said = {"eval_metric": "loss", "max_steps": 6, "eval_steps": 3, "val_rows_max": 8}
+    said = {"eval_metric": "loss", "max_steps": 3, "eval_steps": 3, "val_rows_max": 4}
     run = planned(task(tmp_path, task_type), write_profile(tmp_path / "p.yaml", targets=said))
     result = follow(run, forks)
     assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
