@@ -1,7 +1,8 @@
 """Whether a task can be done here: planned for the GPUs that there are, and given a place among the others.
 
 The plan says how many GPUs and how long; the place says when they are free. Where it has to wait, the plan is
-made again for the hours that are left then. Where too few are free, it is made for fewer.
+made again for the hours that are left then. Where too few are free, it is made for fewer. Where all GPUs are
+held for longer than an offer may wait, nothing is planned: no plan could be given a place.
 """
 
 from __future__ import annotations
@@ -69,12 +70,15 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     inventory = _inventory(fleet)
     if fleet.hardware is None or not fleet.usable:
         return Fit((inventory, *_without_gpus()), Refusal.NO_GPU)
+    placing = Placing(fleet, now)
+    if (wait := placing.first_free() - now) > terms.max_wait:
+        return Fit((inventory, _all_held(ask, fleet, wait, terms)))
     try:
         resolved = resolve(profile, ask.task_type, ask.model)
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return Fit((inventory, *_unplanned(text, "a profile that `profile check` finds fine")))
-    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware)
+    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware, placing)
     whole = try_out.plan(fleet.hardware.gpus.count)
     if whole.code is not None:
         return Fit((inventory, *_unplanned(whole.reason, _WAYS[whole.code])), whole.code, whole)
@@ -101,12 +105,13 @@ class _Tries:
         terms: Fitting,
         profile: ResolvedProfile,
         hardware: Hardware,
+        placing: Placing,
     ) -> None:
         self.ask, self.now, self.fleet, self.terms = ask, now, fleet, terms
         self.profile, self.hardware = profile, hardware
         #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
         self.earliest: Placement | None = None
-        self._placing = Placing(fleet, now)
+        self._placing = placing
         self._found: dict[tuple[int, float], list[Placement]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
@@ -224,6 +229,16 @@ def _inventory(fleet: FleetSnapshot) -> Reason:
 
 def _without_gpus() -> tuple[Reason, Reason]:
     return _unplanned("no GPU is usable", "a usable GPU")
+
+
+def _all_held(ask: Ask, fleet: FleetSnapshot, wait_s: float, terms: Fitting) -> Reason:
+    held = f"not planned: all {len(fleet.usable)} GPUs are held"
+    if wait_s >= ask.hours * 3600:
+        return Reason("gpus", False, f"{held} until its deadline", "GPUs that are free earlier")
+    free = f"the first is free in {show_seconds(wait_s)}"
+    text = f"{held}, and a task may wait {show_seconds(terms.max_wait)}; {free}"
+    way = f"fitting.max_wait of {math.ceil(wait_s / 60)}m, if the time after it is enough, or free GPUs"
+    return Reason("gpus", False, text, way)
 
 
 def _unplanned(text: str, way: str) -> tuple[Reason, Reason]:

@@ -34,6 +34,7 @@ STATES = [
     (fleet("4xH100", hold("a", "01"), hold("b", "2", start=1.0, end=3.0)), "everything-feasible", "h100x4"),
     (fleet("2xA6000", hold("a", "0", end=0.3)), "everything-feasible", "steady"),
     (fleet("8xH100", hold("a", "012345", end=0.4)), "everything-feasible", "h100-fast"),
+    (fleet("4xH100", hold("a", "01", end=0.6), hold("b", "23", end=2)), "everything-feasible", "h100x4"),
 ]
 OFFERS = 60
 
@@ -85,4 +86,11 @@ def test_what_is_skipped_changes_no_decision(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fit, "_could_beat", any_count_that_exchanges_less)
     monkeypatch.setattr(Calendar, "earliest", every_end)
     assert decisions() == found
+    monkeypatch.setattr(Calendar, "first_free", lambda self, pool, now: now)
+    planned = decisions()
+    assert [one for one in planned if one.accepted] == [one for one in found if one.accepted]
+    assert [one for one, other in zip(planned, found, strict=True) if other.plan is not None] == [
+        one for one in found if one.plan is not None
+    ]
+    assert any(one.plan is not None and other.plan is None for one, other in zip(planned, found, strict=True))
     assert {one.accepted for one in found} == {True, False}

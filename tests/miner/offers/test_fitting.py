@@ -57,6 +57,19 @@ def test_no_task_waits_longer_than_allowed_and_is_told_how_long_it_would() -> No
     assert "until its deadline" in never.text
 
 
+def test_nothing_is_planned_while_all_gpus_are_held_for_longer_than_an_offer_may_wait() -> None:
+    held = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.3, end=0.8)
+    refused = decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="30m"))
+    assert not refused.accepted
+    assert refused.message == "Not taken: no capacity at the moment"
+    assert refused.plan is None
+    assert "plan" not in {reason.rule for reason in refused.reasons}
+    assert "all 4 GPUs are held" in verdict(refused, "gpus").text
+    gap = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.4, end=0.8)
+    assert decided(on=fleet("4xH100", *gap), by=policy(fitting__max_wait="30m")).plan is not None
+    assert decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="48m")).plan is not None
+
+
 def test_a_wait_that_leaves_too_little_time_is_no_way_out() -> None:
     busy = fleet("4xH100", hold("a", "0123", end=0.9))
     refused = decided(offer(hours_to_complete=1.0), policy(fitting__max_wait="1h"), busy)

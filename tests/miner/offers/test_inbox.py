@@ -270,6 +270,19 @@ async def test_a_start_that_can_not_be_done_at_all_is_noted_as_failed(tmp_path: 
         assert job == {"state": "failed", "end_reason": "infeasible"}
 
 
+async def test_so_is_one_that_comes_while_all_gpus_are_held(tmp_path: Path, template: Path) -> None:
+    async with open_house(tmp_path, template, GPUS="1xL4") as house:
+        await house.start(task(seed=1))
+        (before,) = holds(house)
+        reply = await house.start(replace(task(seed=2), model="unsloth/Meta-Llama-3.1-405B-Instruct"))
+        assert reply.json()["message"].startswith("Noted, but nothing can be trained")
+        assert set(holds(house)) == {before}
+        assert house.rows("SELECT state, end_reason FROM jobs ORDER BY id") == [
+            {"state": "queued", "end_reason": None},
+            {"state": "failed", "end_reason": "infeasible"},
+        ]
+
+
 async def test_a_start_whose_time_is_over_already_is_noted_as_failed(house: House) -> None:
     await hopeless(house, replace(task(), hours=0))
     (job,) = house.rows("SELECT state, end_reason FROM jobs")
