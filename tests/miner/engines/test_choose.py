@@ -25,7 +25,7 @@ def settings(tmp_path: Path, **more: Any) -> Settings:
 
 @pytest.fixture
 def no_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choose, "_SOURCE", tmp_path)
+    monkeypatch.setattr(choose, "SOURCE", tmp_path)
     monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None)
 
 
@@ -134,7 +134,7 @@ def test_the_training_s_python_is_the_setting_s(tmp_path: Path) -> None:
 def test_or_the_one_that_was_made_or_our_own_with_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "_SOURCE", tmp_path)
+    monkeypatch.setattr(choose, "SOURCE", tmp_path)
     monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: name == "torch")
     assert training_interpreter(settings(tmp_path)).path == Path(sys.executable)
     made = tmp_path / ".venv-training" / "bin"
