@@ -51,18 +51,6 @@ class Calendar:
     def is_free(self, gpu: str, start: float, end: float) -> bool:
         return _gap(self._taken.get(gpu, ()), start, end) is not None
 
-    def first_free(self, pool: Iterable[Gpu], now: float) -> float:
-        """The first moment from `now` on at which any of these GPUs is free."""
-        first = FOREVER
-        for gpu in pool:
-            soonest = now
-            for start, end in sorted(self._taken.get(gpu.id, ())):
-                if start > soonest:
-                    break
-                soonest = max(soonest, end)
-            first = min(first, soonest)
-        return first
-
     def free(self, pool: Sequence[Gpu], start: float, end: float) -> dict[str, float]:
         """The cards that are free all that time, and for how long afterwards."""
         found = {}

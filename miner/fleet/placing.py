@@ -17,10 +17,6 @@ class Placing:
         self._usable, self._now = snapshot.usable, now
         self._calendar, self._layout = Calendar.of(snapshot.holds, now), layout_of(snapshot.gpus)
 
-    def first_free(self) -> float:
-        """The first moment at which any usable GPU is free."""
-        return self._calendar.first_free(self._usable, self._now)
-
     def options(
         self, count: int, *, duration_s: float, latest_start: float, lane: NamedLane | None = None
     ) -> Iterator[Placement]:

@@ -1,8 +1,8 @@
 """Whether a task can be done here: planned for the GPUs that there are, and given a place among the others.
 
 The plan says how many GPUs and how long; the place says when they are free. Where it has to wait, the plan is
-made again for the hours that are left then. Where too few are free, it is made for fewer. Where all GPUs are
-held for longer than an offer may wait, nothing is planned: no plan could be given a place.
+made again for the hours that are left then. Where too few are free, it is made for fewer. Where too few are
+free for any plan as long as an offer may wait, nothing is planned.
 """
 
 from __future__ import annotations
@@ -70,15 +70,14 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
     inventory = _inventory(fleet)
     if fleet.hardware is None or not fleet.usable:
         return Fit((inventory, *_without_gpus()), Refusal.NO_GPU)
-    placing = Placing(fleet, now)
-    if (wait := placing.first_free() - now) > terms.max_wait:
-        return Fit((inventory, _all_held(ask, fleet, wait, terms)))
     try:
         resolved = resolve(profile, ask.task_type, ask.model)
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return Fit((inventory, *_unplanned(text, "a profile that `profile check` finds fine")))
-    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware, placing)
+    try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware)
+    if (too_few := try_out.too_few_free()) is not None:
+        return Fit((inventory, too_few))
     whole = try_out.plan(fleet.hardware.gpus.count)
     if whole.code is not None:
         return Fit((inventory, *_unplanned(whole.reason, _WAYS[whole.code])), whole.code, whole)
@@ -87,7 +86,12 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
         return Fit((inventory, *_unplanned(too_much, _WAYS[Refusal.TOO_SLOW])), Refusal.TOO_SLOW, whole)
     best = try_out.best(whole)
     if best is None:
-        free = _none_free(whole, try_out)
+        free = try_out.none_free(
+            f"{whole.gpus} GPUs",
+            f" for {show_seconds(whole.total_s)}",
+            try_out.wait_s,
+            ", nor would fewer do",
+        )
         return Fit((inventory, planned, free), None, whole)
     plan, placement = best
     wait = max(placement.starts_at - now, 0.0)
@@ -105,17 +109,29 @@ class _Tries:
         terms: Fitting,
         profile: ResolvedProfile,
         hardware: Hardware,
-        placing: Placing,
     ) -> None:
         self.ask, self.now, self.fleet, self.terms = ask, now, fleet, terms
         self.profile, self.hardware = profile, hardware
         #: Where the whole wish could be had, whatever the wait; known once it can't be had at once.
         self.earliest: Placement | None = None
-        self._placing = placing
+        self._placing = Placing(fleet, now)
         self._found: dict[tuple[int, float], list[Placement]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
+
+    def too_few_free(self) -> Reason | None:
+        """Why no plan could be given a place: a lane's GPUs for its tasks, elsewhere a single one, are not
+        free early enough."""
+        least = 1
+        if self.lane is not None and not self.ask.model.is_image:
+            _, lane = self.lane
+            least = min(lane.gpus_per_job or len(lane.gpus), len(self.fleet.usable))
+        soonest = min((one.starts_at for one in self._windows(least, self.terms.start_delay)), default=None)
+        wait = None if soonest is None else soonest - self.now
+        if wait is not None and wait <= self.terms.max_wait:
+            return None
+        return self.none_free(f"not planned: {least} GPU{'s' if least > 1 else ''}", "", wait)
 
     def plan(self, gpus: int, wait_s: float = 0.0) -> PlanSummary:
         ask = self.ask
@@ -210,6 +226,21 @@ class _Tries:
             self._found[asked] = list(options)
         return self._found[asked]
 
+    def none_free(self, what: str, how_long: str, wait_s: float | None, also: str = "") -> Reason:
+        held = len({gpu for hold in self.fleet.holds for gpu in hold.gpus})
+        where = ""
+        if self.lane is not None:
+            name, lane = self.lane
+            where = f" of lane {name}{' or beyond it' if lane.overflow else ''}"
+        text = (
+            f"{what}{where}{how_long} are not free within {show_seconds(self.terms.max_wait)}{also}; "
+            f"{held} of {len(self.fleet.usable)} held"
+        )
+        if wait_s is None:
+            return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
+        way = f"fitting.max_wait of {math.ceil(wait_s / 60)}m, if the time after it is enough, or free GPUs"
+        return Reason("gpus", False, f"{text}; free in {show_seconds(wait_s)}", way)
+
     def _seconds(self, plan: PlanSummary, wait_s: float) -> float:
         """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
         it a little longer since the start, and with it the deadline, comes later than the offer."""
@@ -231,16 +262,6 @@ def _without_gpus() -> tuple[Reason, Reason]:
     return _unplanned("no GPU is usable", "a usable GPU")
 
 
-def _all_held(ask: Ask, fleet: FleetSnapshot, wait_s: float, terms: Fitting) -> Reason:
-    held = f"not planned: all {len(fleet.usable)} GPUs are held"
-    if wait_s >= ask.hours * 3600:
-        return Reason("gpus", False, f"{held} until its deadline", "GPUs that are free earlier")
-    free = f"the first is free in {show_seconds(wait_s)}"
-    text = f"{held}, and a task may wait {show_seconds(terms.max_wait)}; {free}"
-    way = f"fitting.max_wait of {math.ceil(wait_s / 60)}m, if the time after it is enough, or free GPUs"
-    return Reason("gpus", False, text, way)
-
-
 def _unplanned(text: str, way: str) -> tuple[Reason, Reason]:
     return (
         Reason("plan", False, text, way),
@@ -254,20 +275,3 @@ def _planned(plan: PlanSummary) -> Reason:
         f"({plan.share:.0%} of the wish), ends {show_seconds(plan.slack_s)} before the reserve"
     )
     return Reason("plan", True, text)
-
-
-def _none_free(plan: PlanSummary, tries: _Tries) -> Reason:
-    held = len({gpu for hold in tries.fleet.holds for gpu in hold.gpus})
-    where = ""
-    if tries.lane is not None:
-        name, terms = tries.lane
-        where = f" of lane {name}{' or beyond it' if terms.overflow else ''}"
-    text = (
-        f"{plan.gpus} GPUs{where} for {show_seconds(plan.total_s)} are not free within "
-        f"{show_seconds(tries.terms.max_wait)}, nor would fewer do; {held} of {len(tries.fleet.usable)} held"
-    )
-    wait = tries.wait_s
-    if wait is None:
-        return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
-    way = f"fitting.max_wait of {math.ceil(wait / 60)}m, if the time after it is enough, or free GPUs"
-    return Reason("gpus", False, f"{text}; free in {show_seconds(wait)}", way)

@@ -118,7 +118,7 @@ def test_a_start_that_nobody_offered_is_explained_too(filled: Path) -> None:
         job(connection, asked, state=JobState.FAILED, decision=decided(asked, on=busy))
     said = run("explain", "uninvited").output
     assert "start without an accepted offer" in said
-    assert "all 4 GPUs are held" in said
+    assert "4 of 4 held" in said
 
 
 def test_what_is_not_there_is_told(filled: Path) -> None:

@@ -64,7 +64,7 @@ def test_nothing_is_planned_while_all_gpus_are_held_for_longer_than_an_offer_may
     assert refused.message == "Not taken: no capacity at the moment"
     assert refused.plan is None
     assert "plan" not in {reason.rule for reason in refused.reasons}
-    assert "all 4 GPUs are held" in verdict(refused, "gpus").text
+    assert "not planned" in verdict(refused, "gpus").text
     gap = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.4, end=0.8)
     assert decided(on=fleet("4xH100", *gap), by=policy(fitting__max_wait="30m")).plan is not None
     assert decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="48m")).plan is not None
