@@ -4,6 +4,9 @@ Three streams: the same few tasks again and again; 240 shapes under names never 
 name, size, hours, rows and type are all new, so that nothing of an earlier answer helps. Both servers run all
 the time and are asked one after the other, round after round, so that a machine that grows busier or warmer
 does so for both of them.
+
+The first offers fill the fleet, as on a miner that is in use; what cannot be given a GPU is not planned then.
+So a second daemon, whose policy accepts nothing, is asked the new offers too: it plans each for idle GPUs.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from miner.dev import stack
 from miner.dev.presign import LoadKind
 
 OURS = "god-miner"
+IDLE = "god-miner, idle GPUs"
 REFERENCE = "reference stand-in"
 STREAMS = {
     "repeated": LoadKind.OFFER,
@@ -26,6 +30,8 @@ STREAMS = {
 }
 #: What is to hold: requests per second relative to the reference, and p99 in ms.
 BARS = {"repeated": (2.2, 100), "240 shapes": (2.0, 100), "all new": (0.9, 150)}
+#: Every other rule is met; so each offer is planned and given a place, and no GPU is ever held.
+NOTHING_ACCEPTED = "extends: h100x8\nrules:\n  min_value: 1e9\n"
 #: Fills the fleet, and lets each server meet every shape.
 WARM_UP = 2000
 _LATENCIES = ("p50", "p90", "p99", "max")
@@ -44,32 +50,39 @@ def run(quick: bool) -> Report:
         report.data[stream] = runs
         report.rows += [_row(stream, name, done) for name, done in runs.items()]
         report.notes += [note for name, done in runs.items() for note in errors_of(name, done)]
-        report.notes.append(_ratio(stream, runs))
+        report.notes += [_ratio(stream, name, runs) for name in runs if name != REFERENCE]
     report.notes += [
         f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; one CPython "
         "process per server, at log level WARNING. CPU is the server's own, per request.",
         "God-miner judges every offer by policy and profile h100x8 for a pretended host of 8 H100; a few are "
-        "accepted and hold it, the others are refused with all their reasons. Its answers are on disk before "
-        "they are sent; the stand-in accepts all and stores nothing.",
+        "accepted and hold it, the others are refused with their reasons, not planned while no GPU is free. "
+        "With idle GPUs every offer is planned, given a place and refused for its value. Its answers are on "
+        "disk before they are sent; the stand-in accepts all and stores nothing.",
     ]
     return report
 
 
 def _measure(rounds: int, requests: int) -> dict[str, dict[str, list[Run]]]:
-    runs: dict[str, dict[str, list[Run]]] = {name: {OURS: [], REFERENCE: []} for name in STREAMS}
+    runs: dict[str, dict[str, list[Run]]] = {name: {} for name in STREAMS}
     with ExitStack() as running:
-        ground = running.enter_context(subjects.ground())
+        ground, idle = running.enter_context(subjects.ground()), running.enter_context(subjects.ground())
+        policy = idle.folder / "nothing-accepted.yaml"
+        policy.write_text(NOTHING_ACCEPTED, encoding="utf-8")
+        settings = {**subjects.OPEN_LIMITS, **subjects.QUIET}
         servers = {
-            OURS: stack.daemon(ground, {**subjects.OPEN_LIMITS, **subjects.QUIET}),
-            REFERENCE: subjects.reference(ground),
+            OURS: (ground, stack.daemon(ground, settings)),
+            IDLE: (idle, stack.daemon(idle, {**settings, "POLICY": str(policy)})),
+            REFERENCE: (ground, subjects.reference(ground)),
         }
-        for server in servers.values():
+        for on, server in servers.values():
             running.enter_context(server)
-            subjects.load(ground, server.port, LoadKind.SHAPED_OFFER, WARM_UP, seed=10**6)
+            subjects.load(on, server.port, LoadKind.SHAPED_OFFER, WARM_UP, seed=10**6)
         for stream, kind in STREAMS.items():
             for number in range(rounds):
-                for name, server in servers.items():
-                    runs[stream][name].append(_asked(ground, server, kind, requests, number + 1))
+                for name, (on, server) in servers.items():
+                    if name != IDLE or kind is LoadKind.NEW_OFFER:
+                        done = _asked(on, server, kind, requests, number + 1)
+                        runs[stream].setdefault(name, []).append(done)
     return runs
 
 
@@ -92,13 +105,13 @@ def _row(stream: str, name: str, runs: list[Run]) -> tuple[str, ...]:
     )
 
 
-def _ratio(stream: str, runs: dict[str, list[Run]]) -> str:
-    pairs = list(zip(runs[OURS], runs[REFERENCE], strict=True))
+def _ratio(stream: str, name: str, runs: dict[str, list[Run]]) -> str:
+    pairs = list(zip(runs[name], runs[REFERENCE], strict=True))
     rates = [our["per_second"] / their["per_second"] for our, their in pairs if their["per_second"]]
     cpu = [their["cpu_ms"] / our["cpu_ms"] for our, their in pairs if our["cpu_ms"]]
     bar, p99 = BARS[stream]
+    bars = f"; the bar is {bar:g}, for p99 {p99} ms" if name == OURS else ""
     return (
-        f"{stream}: {median(rates):.2f} × the reference's requests per second ({min(rates):.2f} to "
-        f"{max(rates):.2f} by round; the bar is {bar:g}), {median(cpu):.2f} × by CPU time; the bar for p99 "
-        f"is {p99} ms."
+        f"{stream}, {name}: {median(rates):.2f} × the reference's requests per second ({min(rates):.2f} to "
+        f"{max(rates):.2f} by round), {median(cpu):.2f} × by CPU time{bars}."
     )
