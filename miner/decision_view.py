@@ -96,7 +96,10 @@ def _worth(decision: Decision) -> str:
 
 
 def _ways(offer: MinerTaskOffer, decision: Decision) -> Text:
-    text = Text("\nIt would be accepted with all of these:\n", style="bold")
+    enough = (
+        "It would be accepted with all of these" if decision.plan else "This would have to change at least"
+    )
+    text = Text(f"\n{enough}:\n", style="bold")
     for reason in decision.failed:
         text.append(f"  {reason.rule}: {reason.way or 'otherwise'}\n", "")
     text.append(_try(offer, decision), "dim")

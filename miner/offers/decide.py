@@ -1,7 +1,8 @@
 """The decision about an offer. Pure: same offer, moment, fleet, history, policy and profile, same decision.
 
 Never raises for an offer that could be read: whatever is odd about it becomes a verdict with its reason. All
-rules are checked, not up to the first that fails, so that what is stored can be argued with as a whole.
+rules are checked, not up to the first that fails, so that what is stored can be argued with as a whole. Only what
+rests on a plan is left open where nothing was planned.
 """
 
 from __future__ import annotations
@@ -80,8 +81,7 @@ def decide_ask(
         *rules_of_offer(ask, terms.rules),
         *rules_of_moment(ask, terms.rules, profile, fleet, history, chances, _window(ask, now, fit)),
         *fit.reasons,
-        _worth(_value_rules(ask, terms.rules), value, _held_share(fleet, fit)),
-        _enough(terms, score),
+        *_rewarding(ask, terms, fleet, fit, value, score),
     )
     failed = [reason for reason in reasons if not reason.passed]
     return Decision(
@@ -101,6 +101,16 @@ def decide_ask(
         value=value,
         plan=fit.brief,
     )
+
+
+def _rewarding(
+    ask: Ask, terms: Policy, fleet: FleetSnapshot, fit: Fit, value: ExpectedValue, score: float
+) -> tuple[Reason, Reason]:
+    if fit.plan is None:
+        text = "not judged: nothing was planned"
+        return Reason("value", True, text), Reason("score", True, text)
+    worth = _worth(_value_rules(ask, terms.rules), value, _held_share(fleet, fit))
+    return worth, _enough(terms, score)
 
 
 def _gpu_hours(ask: Ask, fit: Fit) -> float:

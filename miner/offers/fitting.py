@@ -1,8 +1,8 @@
 """Whether a task can be done here: planned for the GPUs that there are, and given a place among the others.
 
 The plan says how many GPUs and how long; the place says when they are free. Where it has to wait, the plan is
-made again for the hours that are left then. Where too few are free, it is made for fewer. Where too few are
-free for any plan as long as an offer may wait, nothing is planned.
+made again for the hours that are left then. Where too few are free, it is made for fewer. Where none is free
+for as long as an offer may wait, nothing is planned.
 """
 
 from __future__ import annotations
@@ -121,17 +121,13 @@ class _Tries:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
 
     def too_few_free(self) -> Reason | None:
-        """Why no plan could be given a place: a lane's GPUs for its tasks, elsewhere a single one, are not
-        free early enough."""
-        least = 1
-        if self.lane is not None and not self.ask.model.is_image:
-            _, lane = self.lane
-            least = min(lane.gpus_per_job or len(lane.gpus), len(self.fleet.usable))
-        soonest = min((one.starts_at for one in self._windows(least, self.terms.start_delay)), default=None)
+        """Why no plan could be given a place: not a single GPU is free early enough."""
+        shortest = max(self.terms.start_delay, 1.0)
+        soonest = min((one.starts_at for one in self._windows(1, shortest)), default=None)
         wait = None if soonest is None else soonest - self.now
         if wait is not None and wait <= self.terms.max_wait:
             return None
-        return self.none_free(f"not planned: {least} GPU{'s' if least > 1 else ''}", "", wait)
+        return self.none_free("not planned: no GPU", " is free", wait)
 
     def plan(self, gpus: int, wait_s: float = 0.0) -> PlanSummary:
         ask = self.ask
@@ -226,18 +222,18 @@ class _Tries:
             self._found[asked] = list(options)
         return self._found[asked]
 
-    def none_free(self, what: str, how_long: str, wait_s: float | None, also: str = "") -> Reason:
-        held = len({gpu for hold in self.fleet.holds for gpu in hold.gpus})
+    def none_free(self, what: str, verb: str, wait_s: float | None, also: str = "") -> Reason:
+        held = (
+            f"{len({gpu for hold in self.fleet.holds for gpu in hold.gpus})} of {len(self.fleet.usable)} held"
+        )
         where = ""
         if self.lane is not None:
             name, lane = self.lane
             where = f" of lane {name}{' or beyond it' if lane.overflow else ''}"
-        text = (
-            f"{what}{where}{how_long} are not free within {show_seconds(self.terms.max_wait)}{also}; "
-            f"{held} of {len(self.fleet.usable)} held"
-        )
         if wait_s is None:
-            return Reason("gpus", False, f"{text} until its deadline", "GPUs that are free earlier")
+            text = f"{what}{where}{verb} before its deadline{also}; {held}"
+            return Reason("gpus", False, text, "GPUs that are free earlier")
+        text = f"{what}{where}{verb} within {show_seconds(self.terms.max_wait)}{also}; {held}"
         way = f"fitting.max_wait of {math.ceil(wait_s / 60)}m, if the time after it is enough, or free GPUs"
         return Reason("gpus", False, f"{text}; free in {show_seconds(wait_s)}", way)
 

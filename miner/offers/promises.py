@@ -103,10 +103,12 @@ class Promises:
         )
         fleet = self._fleet.snapshot(now).without(key)
         decision = self._judge.decide(offer, now, fleet, image_type).decision
-        planned = decision
-        if decision.plan is None:  # all GPUs are held: the job will wait for them longer than an offer may
+        if decision.plan is None and decision.refusal is None:
+            # All GPUs are held for longer than an offer may wait. A start waits until its deadline.
             planned = self._judge.decide(offer, now, replace(fleet, holds=()), image_type).decision
-        return decision, self._hopeless(start, planned, now)
+            if (end := self._hopeless(start, planned, now)) is not None:
+                return planned, end
+        return decision, self._hopeless(start, decision, now)
 
     def started(self, key: TaskKey, start: Start, decision: Decision | None) -> None:
         """The task is a job from now on: with the GPUs promised to it, or in the queue for some."""

@@ -54,7 +54,7 @@ def test_no_task_waits_longer_than_allowed_and_is_told_how_long_it_would() -> No
     assert found.way.startswith("fitting.max_wait of 90m")
     assert decided(on=busy, by=policy(fitting__max_wait="90m")).accepted
     never = verdict(decided(on=fleet("4xH100", hold("a", "0123", end=9))), "gpus")
-    assert "until its deadline" in never.text
+    assert "before its deadline" in never.text
 
 
 def test_nothing_is_planned_while_all_gpus_are_held_for_longer_than_an_offer_may_wait() -> None:
@@ -63,11 +63,16 @@ def test_nothing_is_planned_while_all_gpus_are_held_for_longer_than_an_offer_may
     assert not refused.accepted
     assert refused.message == "Not taken: no capacity at the moment"
     assert refused.plan is None
-    assert "plan" not in {reason.rule for reason in refused.reasons}
+    assert [reason.rule for reason in refused.failed] == ["gpus"]
+    assert "nothing was planned" in verdict(refused, "value").text
     assert "not planned" in verdict(refused, "gpus").text
     gap = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.4, end=0.8)
     assert decided(on=fleet("4xH100", *gap), by=policy(fitting__max_wait="30m")).plan is not None
     assert decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="48m")).plan is not None
+
+
+def test_a_start_without_any_delay_is_found_a_place() -> None:
+    assert decided(by=policy(fitting__start_delay="0m")).accepted
 
 
 def test_a_wait_that_leaves_too_little_time_is_no_way_out() -> None:

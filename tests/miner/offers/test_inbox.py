@@ -281,6 +281,8 @@ async def test_so_is_one_that_comes_while_all_gpus_are_held(tmp_path: Path, temp
             {"state": "queued", "end_reason": None},
             {"state": "failed", "end_reason": "infeasible"},
         ]
+        (kept,) = house.rows("SELECT * FROM decisions WHERE job_id = 2")
+        assert "no_memory" in str(kept)
 
 
 async def test_a_start_whose_time_is_over_already_is_noted_as_failed(house: House) -> None:
