@@ -10,7 +10,6 @@ from core.budget import Concession
 from core.choices import CompileMode, Engine, GpuStrategy, Parallelism
 from core.planning.fit import Fit, Timed
 from core.planning.ladder import BUSY_TOKENS, with_micro
-from core.planning.learning import alpha_of
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.setup import Setup, vary
 from core.planning.start import MOST_VAE_BATCH, shards_by_wish
@@ -103,10 +102,6 @@ def _quality(wish: Wish, timed: Timed, budget: int) -> Iterator[Concession]:
     if not setup.full and setup.rank < wish.rank:
         higher = vary(setup, rank=wish.rank)
         yield _gave("lora_r", wish.rank, setup.rank, over(higher, budget, TRAINED))
-        if wish.targets.lora_alpha is not None:
-            kept = "alpha/√rank" if wish.targets.rslora else "alpha/rank"
-            reason = f"lowered with the rank: {kept} stays as asked"
-            yield _gave("lora_alpha", wish.targets.lora_alpha, alpha_of(wish, setup.rank), reason)
     if not setup.full:
         yield from _experts(wish)
 

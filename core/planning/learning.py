@@ -20,11 +20,9 @@ TEXT_ALPHA = 32.0
 
 
 def alpha_of(wish: Wish, rank: int) -> float:
-    """As the profile asks; at a rank below the wished one, what keeps the adapter's scale."""
     asked = wish.targets.lora_alpha
     if asked is not None:
-        part = min(rank / wish.rank, 1.0)
-        return asked * (math.sqrt(part) if wish.targets.rslora else part)
+        return asked
     return float(rank) if wish.model.is_image else TEXT_ALPHA
 
 

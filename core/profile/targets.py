@@ -82,8 +82,7 @@ class Targets(Record):
     lora_alpha: float | None = Field(
         default=None,
         gt=0,
-        description="LoRA alpha (kohya: network_alpha). Unset: 32 for text, the rank for images. "
-        "Lowered with a rank that memory lowers.",
+        description="LoRA alpha (kohya: network_alpha). Unset: 32 for text, the rank for images.",
     )
     lora_dropout: float = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
     lora_target_modules: list[str] | None = Field(

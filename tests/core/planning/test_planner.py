@@ -277,26 +277,6 @@ def test_alpha_times_rate_is_guarded_where_the_profile_says_so() -> None:
     assert _gave(found, "learning_rate") is not None
 
 
-@pytest.mark.parametrize(
-    ("targets", "power", "kept"),
-    [({}, 1.0, "alpha/rank"), ({"rslora": True}, 0.5, "alpha/√rank"), ({"lora_alpha": None}, 0.0, None)],
-)
-def test_a_rank_that_memory_lowers_takes_alpha_with_it(
-    targets: dict[str, object], power: float, kept: str | None
-) -> None:
-    """A 70B DPO: at the asked alpha the smaller adapter would move the model further than asked."""
-    asked = {"method": "lora", "lora_r": 512, "lora_alpha": 1024.0, "engine": "axolotl", **targets}
-    found = _plan(resolved(**asked), model="x-70b", gpus="4xH100", task=TaskType.DPO, rows=10_000)
-    rank = _gave(found, "lora_r")
-    assert found.adapter is not None
-    assert rank is not None
-    assert found.adapter.rank < 512
-    whole = asked["lora_alpha"] or 32.0
-    assert found.adapter.alpha == pytest.approx(whole * (found.adapter.rank / 512) ** power)  # type: ignore[operator]
-    gave = _gave(found, "lora_alpha")
-    assert (gave and gave.reason) == (kept and f"lowered with the rank: {kept} stays as asked")
-
-
 def test_the_rate_grows_with_the_gpus_as_seed_001_says() -> None:
     profile = resolved(lr_gpu_scale={2: 1.2, 4: 1.5}, learning_rate=2e-4, gpu_strategy="all")
     rates = [_plan(profile, gpus=f"{n}xH100").optimizer.learning_rate for n in (1, 2, 3, 4)]
