@@ -5,8 +5,8 @@ name, size, hours, rows and type are all new, so that nothing of an earlier answ
 the time and are asked one after the other, round after round, so that a machine that grows busier or warmer
 does so for both of them.
 
-The first offers fill the fleet, as on a miner that is in use; what cannot be given a GPU is not planned then.
-So a second daemon, whose policy accepts nothing, is asked the new offers too: it plans each for idle GPUs.
+The first offers fill the fleet, as on a miner that is in use. A second daemon, whose policy accepts nothing,
+is asked the new offers too: it plans each of them for idle GPUs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(quick: bool) -> Report:
         f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; one CPython "
         "process per server, at log level WARNING. CPU is the server's own, per request.",
         "God-miner judges every offer by policy and profile h100x8 for a pretended host of 8 H100; a few are "
-        "accepted and hold it, the others are refused with their reasons, not planned while no GPU is free. "
+        "accepted and hold it, the others are refused with all their reasons. "
         "With idle GPUs every offer is planned, given a place and refused for its value. Its answers are on "
         "disk before they are sent; the stand-in accepts all and stores nothing.",
     ]
@@ -110,8 +110,7 @@ def _ratio(stream: str, name: str, runs: dict[str, list[Run]]) -> str:
     rates = [our["per_second"] / their["per_second"] for our, their in pairs if their["per_second"]]
     cpu = [their["cpu_ms"] / our["cpu_ms"] for our, their in pairs if our["cpu_ms"]]
     bar, p99 = BARS[stream]
-    bars = f"; the bar is {bar:g}, for p99 {p99} ms" if name == OURS else ""
     return (
         f"{stream}, {name}: {median(rates):.2f} × the reference's requests per second ({min(rates):.2f} to "
-        f"{max(rates):.2f} by round), {median(cpu):.2f} × by CPU time{bars}."
+        f"{max(rates):.2f} by round), {median(cpu):.2f} × by CPU time; the bar is {bar:g}, for p99 {p99} ms."
     )

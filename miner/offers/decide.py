@@ -1,8 +1,8 @@
 """The decision about an offer. Pure: same offer, moment, fleet, history, policy and profile, same decision.
 
 Never raises for an offer that could be read: whatever is odd about it becomes a verdict with its reason. All
-rules are checked, not up to the first that fails, so that what is stored can be argued with as a whole. Only what
-rests on a plan is left open where nothing was planned.
+rules are checked, not up to the first that fails, so that what is stored can be argued with as a whole. Only
+what rests on a plan is left open where nothing was planned.
 """
 
 from __future__ import annotations
