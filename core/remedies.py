@@ -24,19 +24,30 @@ def calmer(plan: TrainingPlan, times: int = 1) -> TrainingPlan:
     return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update={"learning_rate": rate})})
 
 
-#: How a kernel of flash attention fails once it is used: made for other GPUs, for another torch, not there.
-#: What a model refuses while it is loaded is met there (`trainer.loading`).
+_FLASH = r"(?:flash[ _-]?att|flash_(?:fwd|bwd))"
+#: How a kernel of flash attention fails once it is used: made for other GPUs, for another torch or libc, not
+#: there. What a model refuses while it is loaded is met there (`trainer.loading`).
 _NO_KERNEL = re.compile(
-    r"flash[ _-]?att.{0,40} only supports?\b|flash_attn.*undefined symbol|undefined symbol.*flash_?att"
-    r"|No module named '?flash_attn|no kernel image is available for execution",
+    rf"{_FLASH}.{{0,60}} (?:only supports?|requires)\b|{_FLASH}.*undefined symbol|undefined symbol.*{_FLASH}"
+    rf"|No module named '?flash_attn|GLIBC\S* not found.*{_FLASH}",
     re.IGNORECASE,
 )
+#: Any kernel's failure: flash attention's where it is named beside it.
+_NO_IMAGE = re.compile("no kernel image is available", re.IGNORECASE)
 
 
 def without_flash(plan: TrainingPlan, failure: str) -> TrainingPlan | None:
     """The same plan with torch's own attention, where the failure is a kernel's that this machine lacks."""
     used = plan.precision.attention
-    said = next((line for line in failure.splitlines() if _NO_KERNEL.search(line)), None)
+    named = re.search(_FLASH, failure, re.IGNORECASE) is not None
+    said = next(
+        (
+            line
+            for line in failure.splitlines()
+            if _NO_KERNEL.search(line) or (named and _NO_IMAGE.search(line))
+        ),
+        None,
+    )
     if said is None or used in (Attention.SDPA, Attention.EAGER):
         return None
     precision = plan.precision.model_copy(update={"attention": Attention.SDPA})

@@ -217,7 +217,7 @@ class TextCourse:
             moment=attempt.moment,
             start_s=min(time.time() - self._started, plan.time.total_s),
             left_s=self.run.end_by - time.time(),
-            detail=attempt.detail,
+            detail=f"{attempt.detail}\n{attempt.stack}",
         )
         return remedy_for(plan, failed, earlier)
 

@@ -26,7 +26,7 @@ class Failed:
     start_s: float
     #: From now to the end of the last save.
     left_s: float
-    #: What the failure said of itself.
+    #: What the failure said of itself, and its stack.
     detail: str = ""
 
 

@@ -26,6 +26,8 @@ class Attempt(NamedTuple):
     detail: str
     outcome: Outcome | None = None
     moment: str | None = None
+    #: Where the failure was raised, as far as it left a record.
+    stack: str = ""
 
 
 def _killed(ended: Ended) -> Attempt:
@@ -49,7 +51,8 @@ def judged(
         return room
     if found and (ended.verdict is None or ended.verdict.end is RunEnd.HUNG):
         # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
-        return Attempt(found[0].end, found[0].detail, moment=found[0].moment)
+        first = found[0]
+        return Attempt(first.end, first.detail, moment=first.moment, stack=first.traceback)
     if ended.verdict is not None:
         return Attempt(ended.verdict.end, ended.verdict.detail)
     if not marked and (room := _no_room(ended)):

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from core.choices import Attention
 from core.plan import TrainingPlan
 from core.run_files import RunEnd, RunSpec
 from core.tasks import TaskType
 from tests.core.recipes.cases import text_plan
 from tests.trainer.callbacks.simulated import write_adapter
-from trainer.sheet import Prepared
+from trainer.sheet import Failure, Prepared
 from trainer.wrapper.course import TextCourse
 from trainer.wrapper.signals import StopRequest
-from trainer.wrapper.verdict import Attempt
+from trainer.wrapper.supervise import Ended
+from trainer.wrapper.verdict import Attempt, judged
 
 
 class Launches(TextCourse):
@@ -79,3 +81,16 @@ def test_a_launch_that_begins_anew_is_never_gone_on_from_what_was_before_it(tmp_
 @pytest.mark.parametrize("end", [RunEnd.BAD_DATA, RunEnd.DISK_FULL, RunEnd.STOPPED])
 def test_what_nothing_helps_against_is_launched_once(tmp_path: Path, end: RunEnd) -> None:
     assert launched(tmp_path, end).resumed == [None]
+
+
+def test_a_kernel_of_flash_attention_is_known_by_the_stack(tmp_path: Path) -> None:
+    course, plan = launched(tmp_path, RunEnd.FINISHED), text_plan(TaskType.INSTRUCT)
+    precision = plan.precision.model_copy(update={"attention": Attention.FLASH_2})
+    plan = plan.model_copy(update={"precision": precision})
+    said = "CUDA error: no kernel image is available"
+    for stack, used in (("in _flash_attn_forward", Attention.SDPA), ("in rms_norm", Attention.FLASH_2)):
+        failure = Failure(end=RunEnd.CRASHED, detail=said, traceback=stack)
+        attempt = judged(Ended(1, None, ()), None, [failure], marked=True)
+        remedy = course._remedy(plan, attempt, [])
+        assert remedy is not None
+        assert remedy.plan.precision.attention is used
