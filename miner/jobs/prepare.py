@@ -42,6 +42,9 @@ _NO_BYTES_S = 120.0
 #: Inputs are judged by what came in so long, and given up where the rest would take more than this many times
 #: what is left. Twice, as lines are shared and may become faster.
 _WINDOW_S, _HOPELESS = 300.0, 2.0
+#: The window begins anew with the first bytes after so long without any, and only so many bad windows in a
+#: row end a job: a download that stalled and goes on is not judged by its silence.
+_STALLED_S, _BAD_WINDOWS = 60.0, 2
 #: Bytes per second, for a dataset whose size nobody says.
 _LEAST_RATE = 10_000.0
 
@@ -86,11 +89,25 @@ class _Arrival:
     """How fast one input comes, by (when, bytes) at the first look and at the start of the present window."""
 
     def __init__(self, now: float, done: int) -> None:
-        self._first = self._window = (now, done)
+        self._first = self._window = self._grown = (now, done)
+        self._bad = 0
+
+    def hopeless_s(self, now: float, done: int, total: int | None, left: float) -> float | None:
+        """Seconds until all of it is here, where that was too long for `left` in the last windows too."""
+        needs = self.remaining_s(now, done, total)
+        if needs is None:
+            return None
+        self._bad = self._bad + 1 if needs > _HOPELESS * left else 0
+        return needs if self._bad >= _BAD_WINDOWS else None
 
     def remaining_s(self, now: float, done: int, total: int | None) -> float | None:
         """Seconds until all of it is here, at the pace of this window, or of all so far where that is faster;
         None before a window has passed, and where nothing came at all: that has a limit of its own."""
+        grown_at, grown = self._grown
+        if done > grown:
+            self._grown = (now, done)
+            if now - grown_at > _STALLED_S:
+                self._window = (now, done)
         began, before = self._window
         if now - began < _WINDOW_S or done <= before:
             return None
@@ -144,8 +161,8 @@ async def _arriving(desk: Desk, wanted: Wanted) -> Fetched:
 def _too_late(desk: Desk, what: str, done: int, total: int | None, arrival: _Arrival) -> str | None:
     """Why this input is not worth waiting for."""
     left = max(useful_until(desk) - desk.now(), 0.0)
-    needs = arrival.remaining_s(desk.now(), done, total)
-    if needs is None or needs <= _HOPELESS * left:
+    needs = arrival.hopeless_s(desk.now(), done, total, left)
+    if needs is None:
         return None
     if total is None:
         return f"the {what} trickles: {done:,} bytes so far, less than {_LEAST_RATE:,.0f} per second"

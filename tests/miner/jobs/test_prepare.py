@@ -152,16 +152,39 @@ async def test_a_job_whose_dataset_trickles_gives_up_its_place(
     assert ("the dataset is too slow: " if total else "the dataset trickles: ") in row.detail
 
 
-def test_inputs_are_judged_by_a_window_and_by_all_so_far() -> None:
+def test_inputs_are_judged_by_a_window_and_by_all_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a slow window after fast ones nor a silence, which has a limit of its own, decides."""
-    arrival = prepare._Arrival(0.0, 500)
-    assert arrival.remaining_s(299.0, 600, 1000) is None
-    assert arrival.remaining_s(300.0, 500, 1000) is None
-    assert arrival.remaining_s(310.0, 810, 1010) == pytest.approx(200.0)
-    assert arrival.remaining_s(500.0, 820, 1010) is None
-    assert arrival.remaining_s(620.0, 820, 1440) == pytest.approx(620 / (320 / 620))
-    assert prepare._Arrival(0.0, 0).remaining_s(300.0, 2_999_999, None) == math.inf
-    assert prepare._Arrival(0.0, 0).remaining_s(300.0, 3_000_000, None) == 0.0
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare, "_STALLED_S", math.inf)
+        arrival = prepare._Arrival(0.0, 500)
+        assert arrival.remaining_s(299.0, 600, 1000) is None
+        assert arrival.remaining_s(310.0, 810, 1010) == pytest.approx(200.0)
+        assert arrival.remaining_s(500.0, 820, 1010) is None
+        assert arrival.remaining_s(620.0, 820, 1440) == pytest.approx(620 / (320 / 620))
+        assert prepare._Arrival(0.0, 0).remaining_s(300.0, 2_999_999, None) == math.inf
+        assert prepare._Arrival(0.0, 0).remaining_s(300.0, 3_000_000, None) == 0.0
+    assert prepare._Arrival(0.0, 500).remaining_s(300.0, 500, 1000) is None
+
+
+@each("total", [10**9, None])
+def test_a_download_that_stalled_and_goes_on_is_not_given_up_and_one_that_trickles_is(
+    total: int | None,
+) -> None:
+    def hopeless(*parts: tuple[int, int]) -> int | None:
+        """After how many seconds, of parts of (seconds, bytes per second)."""
+        arrival, now, done = prepare._Arrival(0.0, 0), 0, 0
+        for seconds, rate in parts:
+            for _ in range(seconds):
+                now, done = now + 1, done + rate
+                if arrival.hopeless_s(float(now), done, total, 3600.0) is not None:
+                    return now
+        return None
+
+    assert hopeless((300, 0), (900, 900_000)) is None
+    assert hopeless((30, 20_000), (400, 0), (10, 1_000), (900, 900_000)) is None
+    assert hopeless((310, 100), (900, 900_000)) is None
+    assert hopeless((900, 100)) == 600
+    assert hopeless((400, 0), (900, 100)) == 400 + 1 + 600
 
 
 async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(house: House) -> None:
