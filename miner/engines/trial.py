@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 import shutil
 import tempfile
@@ -26,6 +27,10 @@ PAUSE_S = 0.1
 #: A failed trial is repeated after RETRY_S; one that found something missing after RECHECK_S (a disk may have
 #: been slow, or it was mended elsewhere), and at once when the image or the interpreter changes.
 RETRY_S, RECHECK_S = 300.0, 3600.0
+#: After any trial, also one that has found out nothing.
+AGAIN_S = 10.0
+#: Between two questions which image is there: less often than whether the engine answers.
+LOOK_S = 30.0
 RESULTS_FILE = "trials.json"
 #: Until the first trial of what would be started has ended.
 BEING_TRIED = "what trains them is being tried out; this takes up to a few minutes after a change"
@@ -123,6 +128,10 @@ class Trials:
         #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
         self._failures: dict[str, str] = {}
         self._repeat_at: dict[str, float] = {}
+        #: Identities whose last trial has ended while the engine did not answer.
+        self._unanswered: set[str] = set()
+        #: By image: its identity, and when to ask for it again.
+        self._seen: dict[str, tuple[str, float]] = {}
         self._task: asyncio.Task[None] | None = None
         #: The run of the present trial, so that nobody takes it for one that was left behind.
         self.running: str | None = None
@@ -138,14 +147,16 @@ class Trials:
         for image, engines in _ENGINES_OF.items():
             if image in absent:
                 found |= dict.fromkeys(engines, absent[image])
+                self._seen.pop(image, None)
                 continue
-            identity = await self._identity(image)
+            identity = await self._lately(image)
             known = self._known(image, identity)
             found |= dict.fromkeys(engines, BEING_TRIED) if known is None else known
-            if known is None or (known and self._is_due(identity)):
+            if (known is None or known) and self._is_due(identity, known):
                 due.append((image, identity))
         if due and not self.trying:
-            self._task = asyncio.create_task(self._try(*due[0]), name="trial")
+            longest = min(due, key=lambda one: self._repeat_at.get(one[1], -math.inf))
+            self._task = asyncio.create_task(self._try(*longest), name="trial")
         return found
 
     @property
@@ -168,6 +179,14 @@ class Trials:
     async def _identity(self, image: str) -> str:
         return f"{self._engine.name} {image} {await self._engine.identity(image)}"
 
+    async def _lately(self, image: str) -> str:
+        """Its identity, at most LOOK_S old."""
+        identity, until = self._seen.get(image, ("", -math.inf))
+        if self._clock() >= until:
+            identity = await self._identity(image)
+            self._seen[image] = identity, self._clock() + LOOK_S
+        return identity
+
     def _known(self, image: str, identity: str) -> Lacks | None:
         """What the last trial has found; None: there was none."""
         if identity in self._results:
@@ -177,15 +196,29 @@ class Trials:
         return None
 
     async def _try(self, image: str, identity: str) -> None:
-        found, failure = await self._run(image)
+        """A trial that finds out nothing is repeated, too, but never at once."""
         try:
-            if await self._identity(image) != identity:
-                return  # another image by now
-        except Unreachable:
-            return  # the engine went away meanwhile: that says nothing about the image
-        if failure and identity not in self._results:  # else what it found when it ran still counts
-            text = f"the trial run of the {image} image failed (see god-miner doctor): {failure}"
-            self._failures[identity] = text
+            await self._try_once(image, identity)
+        except Unreachable as error:
+            # The engine went away meanwhile: that says nothing about the image, unless it does so each time.
+            if identity in self._unanswered:
+                self._failed(image, identity, str(error))
+            self._unanswered.add(identity)
+        except Exception as error:
+            log.exception("the trial of the %s image came to nothing", image)
+            self._failed(image, identity, f"{type(error).__name__}: {error}")
+        finally:
+            self._seen.pop(image, None)
+            soonest = self._clock() + AGAIN_S
+            self._repeat_at[identity] = max(self._repeat_at.get(identity, soonest), soonest)
+
+    async def _try_once(self, image: str, identity: str) -> None:
+        found, failure = await self._run(image)
+        if await self._identity(image) != identity:
+            return  # another image by now
+        self._unanswered.discard(identity)
+        if failure and identity not in self._results:
+            self._failed(image, identity, failure)
             self._repeat_at[identity] = self._clock() + RETRY_S
             return
         self._repeat_at[identity] = self._clock() + RECHECK_S
@@ -194,6 +227,12 @@ class Trials:
         self._failures.pop(identity, None)
         log.info("%s was tried out: %s", identity, found or "everything is there")
         self._remember(image, identity, found)
+
+    def _failed(self, image: str, identity: str, why: str) -> None:
+        """What it found when it ran still counts."""
+        if identity not in self._results:
+            text = f"the trial run of the {image} image failed (see god-miner doctor): {why}"
+            self._failures[identity] = text
 
     async def _run(self, image: str) -> tuple[Lacks, str]:
         """What the image lacks, and why the trial failed ("": it did not)."""
@@ -208,8 +247,9 @@ class Trials:
         finally:
             self.running = None
 
-    def _is_due(self, identity: str) -> bool:
-        return self._clock() >= self._repeat_at.setdefault(identity, self._clock() + RECHECK_S)
+    def _is_due(self, identity: str, known: Lacks | None) -> bool:
+        first = -math.inf if known is None else self._clock() + RECHECK_S
+        return self._clock() >= self._repeat_at.setdefault(identity, first)
 
     def _remember(self, image: str, identity: str, found: Lacks) -> None:
         """The newest of each image."""

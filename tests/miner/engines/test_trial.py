@@ -12,7 +12,17 @@ import pytest
 from core.choices import Engine as TrainingEngine
 from core.run_files import LOG_FILE
 from miner.engines.base import EngineSpec, Phase, Status, Unreachable, Why
-from miner.engines.trial import BEING_TRIED, RECHECK_S, RETRY_S, Lacks, TrialFailed, Trials, lacking_in
+from miner.engines.trial import (
+    AGAIN_S,
+    BEING_TRIED,
+    LOOK_S,
+    RECHECK_S,
+    RETRY_S,
+    Lacks,
+    TrialFailed,
+    Trials,
+    lacking_in,
+)
 
 READY = json.dumps({"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""})
 
@@ -31,6 +41,7 @@ class Answering:
     #: Runs end once it is set.
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: list[str] = field(default_factory=list)
+    asked: int = 0
 
     def __post_init__(self) -> None:
         self.ending.set()
@@ -57,6 +68,7 @@ class Answering:
         return self.absent
 
     async def identity(self, image: str) -> str:
+        self.asked += 1
         return self.identities[image]
 
 
@@ -75,11 +87,16 @@ async def settled(tried: Trials) -> Lacks:
 
 
 async def test_each_image_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
-    engine = Answering()
-    tried = trials(engine, tmp_path)
+    engine, clock = Answering(), [0.0]
+    tried = trials(engine, tmp_path, clock)
     assert await settled(tried) == await settled(tried) == {}
     assert engine.tried == ["text", "image", "toolkit"]
+    asked = engine.asked
     engine.identities["image"] = "2"
+    for _ in range(6):
+        await settled(tried)
+        clock[0] += LOOK_S / 6
+    assert engine.asked == asked
     await settled(tried)
     assert engine.tried[3:] == ["image"]
     assert tried.running is None
@@ -184,13 +201,16 @@ async def test_a_result_counts_only_for_the_image_that_is_still_there(
         raise Unreachable("Docker does not run")
 
     engine = Answering(why=Why.OOM_KILLED, absent={"image": "not built", "toolkit": "not built"})
-    tried = trials(engine, tmp_path)
+    clock = [0.0]
+    tried = trials(engine, tmp_path, clock)
     await tried.lacks()
     monkeypatch.setattr(Answering, "identity", away)
     await tried.pause(60)
     monkeypatch.undo()
     engine.why = Why.OK
+    clock[0] += LOOK_S
     assert TrainingEngine.NATIVE not in await settled(tried)
+    clock[0] += LOOK_S
     engine.identities["text"], engine.output = "2", json.dumps({"axolotl": "no axolotl", "native": ""})
     engine.ending.clear()
     await tried.lacks()
@@ -199,3 +219,36 @@ async def test_a_result_counts_only_for_the_image_that_is_still_there(
     engine.ending.set()
     assert TrainingEngine.AXOLOTL not in await settled(tried)
     assert engine.tried == ["text"] * 4
+
+
+@pytest.mark.parametrize("error", [Unreachable("Docker does not run"), ValueError("a bug")])
+async def test_a_trial_that_finds_out_nothing_is_repeated_after_a_pause_and_keeps_no_other_from_its_turn(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def identity(engine: Answering, image: str) -> str:
+        current = asyncio.current_task()
+        if image == "text" and current is not None and current.get_name() == "trial":
+            raise error
+        return engine.identities[image]
+
+    monkeypatch.setattr(Answering, "identity", identity)
+    engine, clock = Answering(), [0.0]
+    tried = trials(engine, tmp_path, clock)
+
+    async def rounds() -> Lacks:
+        found: Lacks = {}
+        for _ in range(20):
+            found = await tried.lacks()
+            if tried.trying:
+                await tried.pause(60)
+        return found
+
+    await rounds()
+    assert engine.tried == ["text", "image", "toolkit"]
+    clock[0] += AGAIN_S
+    found = await rounds()
+    assert engine.tried == ["text", "image", "toolkit", "text"]
+    assert str(error) in found[TrainingEngine.AXOLOTL]
+    monkeypatch.undo()
+    clock[0] += LOOK_S
+    assert await settled(tried) == {}
