@@ -120,7 +120,9 @@ def run(which: str, training: str, folder: Path) -> int:
     seed = int(os.environ.get("GOD_MINER_SEED") or random.randrange(2**31))  # noqa: S311
     environment = {**os.environ, "GOD_MINER_EXAMPLES": EXAMPLES[which]}
     # Without a cache every worker rewrites the asserts of all tests: 15 s of a core each, not 5.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Who wants no bytecode in the tree has it in the environment's own directory.
+    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+        environment.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "pycache"))
     if which == "campaign":
         environment |= {
             "GOD_MINER_SEED": str(seed),

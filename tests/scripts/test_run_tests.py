@@ -73,6 +73,19 @@ def test_in_continuous_integration_a_training_environment_must_be_there(
         assert shown.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
 
 
+def test_bytecode_is_kept_and_not_in_the_tree_of_who_wants_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "import os; print([os.environ.get('PYTHON' + n) for n in ('DONTWRITEBYTECODE', 'PYCACHEPREFIX')],"
+    command = [sys.executable, "-c", f"{shown} file=open({str(tmp_path / 'shown')!r}, 'w'))"]
+    monkeypatch.setattr(run_tests, "daemon_command", lambda *_: command)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    for setting, prefix in (("1", f"{sys.prefix}/pycache"), ("", None)):
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", setting)
+        run_tests.run("fast", "", tmp_path)
+        assert (tmp_path / "shown").read_text() == f"{[None, prefix]}\n"
+
+
 def test_what_ctrl_c_reaches_as_well_has_the_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input(); raise SystemExit(2)"], stdin=subprocess.PIPE
