@@ -30,7 +30,7 @@ from miner.dev.reading import Outcome
 from miner.dev.samples import SampleTask
 from miner.dev.site import Site
 from miner.engines.choose import SOURCE, NoEngine, training_interpreter
-from miner.engines.trial import BEING_TRIED
+from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
 from miner.jobs.pulse import NOT_TRIED
 from miner.settings import load_settings
 
@@ -138,7 +138,11 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell, python: Pat
             base_url=ground.operator_url, timeout=60, headers=ground.operator_headers()
         ) as operator,
     ):
-        missing = await _missing(operator)
+        try:
+            missing = await _missing(operator)
+        except stack.StackError as error:
+            result.trouble = str(error)
+            return result
         if missing is not None:
             raise NoEngine(f"{python} cannot train: {missing}")
         tell("engine", f"tried out after {time.monotonic() - began:.1f} s: it can train")
@@ -159,18 +163,25 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell, python: Pat
 
 
 async def _missing(operator: httpx.AsyncClient) -> str | None:
-    """Wait until the daemon has tried out what the demo trains with; why it cannot, or None."""
+    """Wait until the daemon has tried out what the demo trains with: what that lacks, or None. `StackError`
+    when it could not be tried out."""
     deadline = time.monotonic() + PATIENCE_S
+    seen = "nothing was shown"
     while time.monotonic() < deadline:
         reply = await operator.get("/status")
         training = reply.raise_for_status().json()["training"]
         trouble, lacks = training["trouble"], training["lacks"].get(Engine.NATIVE)
+        if trouble is None and lacks is None:
+            return None
+        seen = str(trouble or lacks)
+        if trouble is None and seen.startswith(TRIAL_FAILED):
+            raise stack.StackError(seen)
         if trouble is None and lacks != BEING_TRIED:
-            return None if lacks is None else str(lacks)
+            return seen
         if training["engine"] is None and trouble not in (None, NOT_TRIED.trouble):
-            return str(trouble)
+            raise stack.StackError(seen)
         await asyncio.sleep(_POLL_S)
-    return f"it was not tried out within {PATIENCE_S:g} s"
+    raise stack.StackError(f"it was not known within {PATIENCE_S:g} s whether this can train: {seen}")
 
 
 async def _to_its_end(

@@ -34,6 +34,8 @@ LOOK_S = 30.0
 RESULTS_FILE = "trials.json"
 #: Until the first trial of what would be started has ended.
 BEING_TRIED = "what trains them is being tried out; this takes up to a few minutes after a change"
+#: How what it lacks begins where that is not known, as its trial has failed.
+TRIAL_FAILED = "the trial run of the"
 _ENGINES_OF = {
     image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
 }
@@ -231,8 +233,7 @@ class Trials:
     def _failed(self, image: str, identity: str, why: str) -> None:
         """What it found when it ran still counts."""
         if identity not in self._results:
-            text = f"the trial run of the {image} image failed (see god-miner doctor): {why}"
-            self._failures[identity] = text
+            self._failures[identity] = f"{TRIAL_FAILED} {image} image failed (see god-miner doctor): {why}"
 
     async def _run(self, image: str) -> tuple[Lacks, str]:
         """What the image lacks, and why the trial failed ("": it did not)."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from miner.dev import demo, show
+from miner.dev import demo, show, stack
 from miner.dev.demo import DemoResult, Narrator, run_demo
+from miner.dev.stack import StackError
+from miner.dev.throwaway import keys_of
 from miner.engines.choose import SOURCE, NoEngine
-from miner.engines.trial import BEING_TRIED
+from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
 from miner.jobs.pulse import NOT_TRIED
 from miner.settings import Settings
 
@@ -46,7 +49,9 @@ def test_a_broken_training_environment_is_named_with_the_way_out(
         assert way_out in trouble
 
 
-async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what_is_missing() -> None:
+async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     being = {"native": BEING_TRIED, "kohya": "not built"}
     pages = [
         {"engine": None, "trouble": NOT_TRIED.trouble, "lacks": {}},
@@ -54,8 +59,13 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
         {"engine": "process", "trouble": None, "lacks": {"kohya": "not built"}},
         {"engine": "process", "trouble": None, "lacks": {"native": "no torch"}},
         {"engine": None, "trouble": "no sandbox", "lacks": {}},
+        {
+            "engine": "process",
+            "trouble": None,
+            "lacks": {"native": f"{TRIAL_FAILED} text image: slow"},
+        },
     ]
-    left = iter(pages)
+    left = itertools.chain(pages, itertools.repeat({"engine": "process", "trouble": None, "lacks": being}))
 
     def status(_request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"training": next(left)})
@@ -63,7 +73,32 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
     async with httpx.AsyncClient(base_url="http://miner", transport=httpx.MockTransport(status)) as operator:
         assert await demo._missing(operator) is None
         assert await demo._missing(operator) == "no torch"
-        assert await demo._missing(operator) == "no sandbox"
+        for seen in ("no sandbox", "text image: slow"):
+            with pytest.raises(StackError, match=seen):
+                await demo._missing(operator)
+        monkeypatch.setattr(demo, "PATIENCE_S", 0.01)
+        with pytest.raises(StackError, match=f"not known within .* s .*: {BEING_TRIED}"):
+            await demo._missing(operator)
+
+
+async def test_only_what_lacks_something_is_to_be_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else went wrong is told with the end of the daemon's log."""
+    answers: list[str | StackError] = ["no torch", StackError("it was not known")]
+
+    async def missing(_operator: object) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, StackError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(demo, "_missing", missing)
+    ground = stack.Stack(tmp_path, keys_of(tmp_path), 1, 2)
+    task = demo._task("http://127.0.0.1:3/rows.json")
+    with pytest.raises(NoEngine, match="cannot train: no torch"):
+        await demo._follow(ground, task, lambda *_: None, tmp_path)
+    assert (await demo._follow(ground, task, lambda *_: None, tmp_path)).trouble == "it was not known"
 
 
 @pytest.mark.parametrize(
