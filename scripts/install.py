@@ -38,21 +38,28 @@ def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - whichever python3 the shell finds
         version = sys.version.split()[0]
         raise SystemExit(f"god-miner needs Python 3.11 or newer, {sys.executable} is {version}: set PYTHON=")
-    make_environment(folder)
+    kept = make_environment(folder)
     if what in DAEMON:
-        return install(folder, what, ["-c", "constraints.txt", "-e", DAEMON[what]])
-    return install_training(folder, what)
+        code = install(folder, what, ["-c", "constraints.txt", "-e", DAEMON[what]])
+    else:
+        code = install_training(folder, what)
+    if kept:
+        print(kept, flush=True)
+    return code
 
 
-def make_environment(folder: Path) -> None:
+def make_environment(folder: Path) -> str:
+    """What is to be said again at the end: that the one that is there has another Python."""
     # pip comes last; python is a link that points nowhere once its Python was removed.
     if (folder / "bin" / "pip").exists() and (folder / "bin" / "python").exists():
         wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
         there = [one.name for one in (folder / "lib").glob("python3.*")]
-        if there and wanted not in there:
-            kept = f"{folder.name} is kept as it is, with {there[0]}"
-            print(f"{kept}; for {wanted} ({sys.executable}): rm -rf {folder.name}, and again", flush=True)
-        return
+        if not there or wanted in there:
+            return ""
+        kept = f"{folder.name} is kept as it is, with {there[0]}"
+        kept += f"; for {wanted} ({sys.executable}): rm -rf {folder.name}, and again"
+        print(kept, flush=True)
+        return kept
     try:
         import ensurepip  # noqa: F401 - Debian has it in another package
         import venv  # noqa: F401
@@ -63,6 +70,7 @@ def make_environment(folder: Path) -> None:
         ) from None
     if subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=False).returncode:
         raise SystemExit(f"{folder} could not be made: see above")
+    return ""
 
 
 def install_training(folder: Path, what: str) -> int:
