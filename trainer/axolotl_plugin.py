@@ -74,6 +74,12 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         cfg.early_stopping_patience = None
         cfg.load_best_model_at_end = False
 
+    def pre_model_load(self, cfg: Any) -> None:
+        """The engine seeds only when the trainer is made: an adapter's weights are drawn before."""
+        from transformers import set_seed
+
+        set_seed(self.plan.seed)
+
     def post_model_load(self, cfg: Any, model: Any) -> None:
         axolotl_patches.freeze_senses(model)
         planned, used = self.plan.precision.attention.value, cfg.attn_implementation

@@ -93,6 +93,15 @@ def better_every_time() -> None:
     Clock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
 
 
+def judged_every(steps: str) -> None:
+    """At these steps and at the end, however long steps and evaluations take."""
+    from trainer.callbacks import session
+    from trainer.callbacks.clock import Clock
+
+    session.AGREE_S = 0.0  # else the speed decides which steps are asked about
+    Clock._evaluation_due = lambda self: self.done % int(steps) == 0  # type: ignore[method-assign]
+
+
 def hangs_at_step_five() -> None:
     _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
 
@@ -150,6 +159,13 @@ def searches_in_few_steps(most: str) -> None:
     from trainer.callbacks import search
 
     search.MOST_STEPS = int(most)
+
+
+def unseeded() -> None:
+    """As a process begins in which something has drawn before."""
+    import torch
+
+    torch.seed()
 
 
 def dumps_arguments() -> None:

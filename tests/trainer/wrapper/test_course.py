@@ -91,19 +91,58 @@ def test_what_is_submitted_loads_anywhere_and_is_better_than_the_base_on_held_ou
     assert kind_of(Path(run.submission_dir)) == ("adapter" if method is Method.LORA else "full")
 
 
-@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
-def test_a_task_with_rewards_raises_them(forks: ForkServer, tmp_path: Path, method: Method) -> None:
-    faster = {"learning_rate": 5e-3, "max_steps": 40, "val_rows_max": 8, "grpo_generations": 4}
+def test_the_same_run_is_the_same_training(forks: ForkServer, tmp_path: Path) -> None:
+    """To the last digit: the adapter begins with weights of the plan's seed too."""
+    found = []
+    for attempt in ("first", "second"):
+        profile = write_profile(tmp_path / f"{attempt}.yaml", targets={"max_steps": 3})
+        run = planned(task(tmp_path / attempt, TaskType.INSTRUCT), profile)
+        assert follow(run, forks, patch="unseeded").end is RunEnd.FINISHED
+        found.append([event.loss for event in events(run) if isinstance(event, StepEvent)])
+    assert len(found[0]) == 3
+    assert found[0] == found[1]
+
+
+#: Every token counts, so hardly any two completions are worth the same: each step has something to learn.
+LETTERS = """
+def letters(completions, **kwargs):
+    return [one.count("a") / (len(one) + 1) for one in completions]
+"""
+
+
+@pytest.mark.parametrize(("method", "rate"), [(Method.LORA, 2e-2), (Method.FULL, 5e-3)])
+def test_a_task_with_rewards_raises_them(
+    forks: ForkServer, tmp_path: Path, method: Method, rate: float
+) -> None:
+    """Several times over, judged at fixed steps: neither the draws of a sample nor the clock decide."""
     profile = write_profile(
-        tmp_path / "grpo.yaml", targets=faster, sections={"grpo": {"targets": {"grpo_generations": 4}}}
+        tmp_path / "grpo.yaml",
+        targets={"learning_rate": rate, "val_rows_max": 16, "micro_batch_size": 16},
+        sections={"grpo": {"targets": {"grpo_generations": 8, "gradient_accumulation_steps": 1}}},
     )
-    run = planned(task(tmp_path, TaskType.GRPO, rows=100), profile, method=method)
-    result = follow(run, forks)
-    assert result.end is RunEnd.FINISHED, result.detail
-    assert result.best is not None
-    assert not result.best.lower_is_better
-    assert result.best.value > 0  # gains over the base's rewards, less KL
-    assert submitted_model(run) is not None
+    rewards = [RewardFunction(reward_func=LETTERS, reward_weight=1.0)]
+    dataset = GrpoDataset(field_prompt="prompt", reward_functions=rewards)
+    run = planned(task(tmp_path, TaskType.GRPO, 600, rows=100, dataset=dataset), profile, method=method)
+    result = follow(run, forks, patch="judged_every:10")
+    assert (result.end, result.steps) == (RunEnd.FINISHED, 20), result.detail
+    base, *scores = [event.score for event in events(run) if isinstance(event, EvalEvent)]
+    assert [score.step for score in scores] == [10, 20]
+    best = result.best
+    assert best in scores
+    assert best is not None
+    assert best.rewarded is not None
+    assert not best.lower_is_better
+    assert best.value > 0  # gains over the base's rewards, less KL
+    assert best.rewarded.means[0] > 2 * best.rewarded.base[0]
+    assert not any(score.beats(best) for score in (base, *scores))
+    # What was submitted is that one: of the others the KL is another.
+    reference = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
+    held = held_out(run)
+    held.remember_base(reference)
+    again = held.rewarded(held.score(submitted_model(run), reference=reference))
+    assert again is not None
+    assert again.kl == pytest.approx(best.rewarded.kl, abs=1e-3)
+    assert again.means[0] > 2 * again.base[0]
 
 
 class Watch(threading.Thread):
