@@ -170,16 +170,18 @@ import faulthandler, os, signal, subprocess, time
 other = subprocess.Popen(['sleep', '100'])
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 def inner_of_the_child():
+    open('child', 'w').write('1')
     while True: time.sleep(0.05)
 def inner_of_the_parent():
+    open('up', 'w').write('1')
     while True:
         time.sleep(0.05)
         open('others', 'w').write(str(other.poll()))
 if os.fork() == 0: inner_of_the_child()
-open('up', 'w').write('1')
 inner_of_the_parent()
 """
     run = await bench.submit(bench.code(text))
+    await bench.said(run, "child")
     await bench.said(run, "up")
     await bench.engine.dump_stacks(run.ref)
     ends = time.monotonic() + 60
