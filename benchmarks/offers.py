@@ -55,7 +55,7 @@ def run(quick: bool) -> Report:
         f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; one CPython "
         "process per server, at log level WARNING. CPU is the server's own, per request.",
         "God-miner judges every offer by policy and profile h100x8 for a pretended host of 8 H100; a few are "
-        "accepted and hold it, the others are refused with all their reasons. "
+        "accepted and hold it, the others are refused, unplanned while no GPU is free in time. "
         "With idle GPUs every offer is planned, given a place and refused for its value. Its answers are on "
         "disk before they are sent; the stand-in accepts all and stores nothing.",
     ]
