@@ -80,7 +80,7 @@ docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
-lock: ## resolve both constraint files anew, for plain PyPI
+lock: ## resolve both constraint files again, for plain PyPI
 	$(PYTHON) scripts/lock.py write
 
 lock-check: ## does everything that is installed resolve on plain PyPI?

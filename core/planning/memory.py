@@ -124,7 +124,7 @@ def _most_trained(s: Setup) -> float:
 
 
 def moments(s: Setup) -> Iterator[Moment]:
-    """Each moment's parts, for whoever asks what they are."""
+    """The parts of each moment, by name."""
     held, trained = _held(s), _trained(s)
     gathered, gradients, buckets, cast, head, work = trained
     waiting = {states.gradients: gradients if s.accumulation > 1 else 0.0}

@@ -76,8 +76,8 @@ def fit_in(ask: Ask, now: float, fleet: FleetSnapshot, terms: Fitting, profile: 
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return Fit((inventory, *_unplanned(text, "a profile that `profile check` finds fine")))
     try_out = _Tries(ask, now, fleet, terms, resolved, fleet.hardware)
-    if (too_few := try_out.too_few_free()) is not None:
-        return Fit((inventory, too_few))
+    if (no_gpu := try_out.no_gpu_in_time()) is not None:
+        return Fit((inventory, no_gpu))
     whole = try_out.plan(fleet.hardware.gpus.count)
     if whole.code is not None:
         return Fit((inventory, *_unplanned(whole.reason, _WAYS[whole.code])), whole.code, whole)
@@ -120,7 +120,7 @@ class _Tries:
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
             self.lane = lane_for(profile.targets, ask.model, ask.task_type)
 
-    def too_few_free(self) -> Reason | None:
+    def no_gpu_in_time(self) -> Reason | None:
         """Why no plan could be given a place: not a single GPU is free early enough."""
         shortest = max(self.terms.start_delay, 1.0)
         soonest = min((one.starts_at for one in self._windows(1, shortest)), default=None)

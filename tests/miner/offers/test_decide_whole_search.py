@@ -88,7 +88,7 @@ def test_what_is_skipped_changes_no_decision(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fit, "_could_beat", any_count_that_exchanges_less)
     monkeypatch.setattr(Calendar, "earliest", every_end)
     assert decisions() == found
-    monkeypatch.setattr(fitting._Tries, "too_few_free", lambda self: None)
+    monkeypatch.setattr(fitting._Tries, "no_gpu_in_time", lambda self: None)
     for planned, one in zip(decisions(), found, strict=True):
         if planned != one:
             assert one.plan is None
