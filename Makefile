@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # What `make training` made trains the demo as well; else it gets a small environment of its own.
 DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs lock lock-check clean
+.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs engine-tables lock lock-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,13 @@ docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
+
+TABLE = $(2) scripts/engine_tables/$(1)_table.py $(3) > core/engines/$(1)/table.json.new && mv core/engines/$(1)/table.json.new core/engines/$(1)/table.json
+
+engine-tables: ## read the engines' keys again: Axolotl's, and sd-scripts' and ai-toolkit's from KOHYA= and AI_TOOLKIT=
+	$(call TABLE,axolotl,$(WITH))
+	$(if $(KOHYA),$(call TABLE,kohya,$(PYTHON),$(KOHYA)))
+	$(if $(AI_TOOLKIT),$(call TABLE,ai_toolkit,$(PYTHON),$(AI_TOOLKIT)))
 
 lock: ## resolve both constraint files again, for plain PyPI
 	$(PYTHON) scripts/lock.py write

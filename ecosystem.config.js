@@ -2,7 +2,7 @@
 const fs = require("fs");
 const path = require("path");
 
-// Two servers may each take the grace to finish what is in flight; then the books are closed. Only after
+// Two servers may each take the grace to finish what is in flight; then the store is closed. Only after
 // that may pm2 use SIGKILL. Settings stand in the environment or in .env, as the daemon reads them.
 function graceSeconds() {
   const line = /^\s*(?:export\s+)?SHUTDOWN_GRACE_SECONDS\s*=\s*["']?([0-9.]+)/m;

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from benchmarks import machine
+from benchmarks.presign import LoadKind
 from benchmarks.report import Report, wide_console
-from miner.dev.presign import LoadKind
 
 #: In this order: the generator's ceiling first, since it bounds what the next can show.
 NAMES = (

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loadable import Faulty, load, whole
-from core.choices import Method
-from core.progress import SubmissionEvent, events_in
-from core.run_files import RunSpec
-from core.tasks import TaskType
+from core.domain.choices import Method
+from core.domain.tasks import TaskType
+from core.runs.progress import SubmissionEvent, parse_events
+from core.runs.run_files import RunSpec
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.tasks import ENDLESS, TEXT_TASKS, planned, task, write_profile
-from trainer.callbacks.submission import Submission
-from trainer.wrapper.course import TextCourse
-from trainer.wrapper.signals import StopRequest
+from trainer.runner.processes import StopRequest
+from trainer.runner.text_runner import TextRunner
+from trainer.session.submission import Submission
 
 #: From the first step on. GRPO's first evaluations answer prompts.
 CUT_OFF_S = dict.fromkeys(TEXT_TASKS, (1.0, 6.0)) | {TaskType.GRPO: (3.0, 10.0)}
@@ -86,10 +86,10 @@ class Field:
         watch.start()
 
         def start(command: Any, env: Any, cwd: Path) -> Any:
-            patch = "" if "trainer.prepare" in command else f"cut_off:{seconds}"
+            patch = "" if "trainer.runner.prepare" in command else f"cut_off:{seconds}"
             return self.forks.start(command, env, cwd, patch)
 
-        result = TextCourse(run, StopRequest(Path(run.stop_path)), retries=False, start=start).follow()
+        result = TextRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=start).execute()
         watch.done()
         launch = Path(run.work_dir) / "launch-1"
         late = (launch / "outcome.json").stat().st_mtime - float((launch / "end_by").read_text())
@@ -109,12 +109,12 @@ class Field:
         children: list[Any] = []
 
         def start(command: Any, env: Any, cwd: Path) -> Any:
-            patch = "" if "trainer.prepare" in command else "better_every_time"
+            patch = "" if "trainer.runner.prepare" in command else "better_every_time"
             children.append(self.forks.start(command, env, cwd, patch))
             return children[-1]
 
-        course = TextCourse(run, StopRequest(Path(run.stop_path)), retries=False, start=start)
-        thread = threading.Thread(target=course.follow)
+        runner = TextRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=start)
+        thread = threading.Thread(target=runner.execute)
         watch.start()
         thread.start()
         begun = Path(run.work_dir) / "launch-1" / "begun"
@@ -144,7 +144,7 @@ class Field:
 
 def submissions(run: RunSpec) -> int:
     path = Path(run.progress_path)
-    lines = events_in(path.read_bytes()) if path.exists() else ()
+    lines = parse_events(path.read_bytes()) if path.exists() else ()
     return sum(isinstance(line.event, SubmissionEvent) for line in lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.training_python import told
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 MODELS, METHODS = ("llama", "qwen"), ("lora", "full")

@@ -16,14 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from core.choices import Method
-from core.eval_task import EvalTask
-from core.run_files import RunResult, RunSpec
-from core.tasks import TaskType
+from core.domain.choices import Method
+from core.domain.tasks import TaskType
+from core.runs.run_files import EvalTask, RunResult, RunSpec
 from tests.trainer import tiny
 from tests.trainer.sharding import VARIABLES, sharded
 from tests.trainer.tasks import DATASETS, ROWS, planned, task, write_profile
-from trainer.eval import ModelScore, evaluate
+from trainer.scoring.eval import ModelScore, evaluate
 
 SECONDS, PATIENCE_S = 600.0, 480.0
 #: Rows to score on: the run chose its checkpoint by rows of its own.
@@ -55,7 +54,7 @@ def _case(folder: Path, kind: TaskType, processes: str, method: Method, model: P
     count, _, split = processes.partition(" ")
     folder.mkdir()
     rewarded = {"targets": {**REWARDED, "learning_rate": REWARDED_RATE[method]}}
-    parts = {"sections": {"grpo": rewarded}} if kind is TaskType.GRPO else {}
+    parts = {"sections": {"grpo": rewarded}} if kind.generates else {}
     profile = write_profile(folder / "profile.yaml", **parts)
     run = task(folder, kind, SECONDS, model=model)
     run = planned(run, profile, processes=int(count), method=method)
@@ -89,7 +88,7 @@ def _case(folder: Path, kind: TaskType, processes: str, method: Method, model: P
         "rewards": [base.rewards, ours.rewards],
         "kl": ours.kl,
         "told": result.best and result.best.value,
-        "lower": kind is not TaskType.GRPO,
+        "lower": not kind.generates,
     }
 
 

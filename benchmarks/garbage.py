@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import machine, subjects
+from benchmarks.presign import GARBAGE_KINDS, LoadKind
 from benchmarks.report import Report, latency
 from miner.dev import stack
-from miner.dev.presign import GARBAGE_KINDS, LoadKind
 
 #: The database, its write-ahead log and the shared index of that.
 DATABASE = "*.sqlite*"
@@ -42,7 +42,7 @@ def run(quick: bool, kinds: tuple[LoadKind, ...] = (LoadKind.GARBAGE,)) -> Repor
 
 def _flood(kind: LoadKind, total: int, step: int, settings: Mapping[str, str]) -> list[dict[str, Any]]:
     """A sample before anything was sent, and one after every step."""
-    with subjects.ground() as ground, stack.daemon(ground, settings) as child:
+    with subjects.ground() as ground, stack.daemon_process(ground, settings) as child:
         # A first good and a first bad request load what is loaded once.
         subjects.load(ground, child.port, LoadKind.OFFER, 100)
         subjects.load(ground, child.port, kind, 100)
@@ -54,7 +54,7 @@ def _flood(kind: LoadKind, total: int, step: int, settings: Mapping[str, str]) -
 
 
 def _sample(
-    ground: stack.Stack, child: stack.ChildProcess, sent: int, done: dict[str, Any] | None
+    ground: stack.DevStack, child: stack.ChildProcess, sent: int, done: dict[str, Any] | None
 ) -> dict[str, Any]:
     return {
         "sent": sent,

@@ -2,8 +2,8 @@
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. A random Llama with an adapter, split as
 Axolotl splits it, answers the same prompts with as many tokens in turns: whole on each process (with room for
-a copy and all its states), gathered once (`trainer/generating.py`), half of it once, and layer by layer. The
-processes talk over gloo, which is slower than NVLink, as the CPU is slower than a card.
+a copy and all its states), gathered once (`trainer/axolotl/patches.py`), half of it once, and
+layer by layer. The processes talk over gloo, which is slower than NVLink, as the CPU is slower than a card.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks import subjects
+from benchmarks.presign import LoadKind
 from benchmarks.report import Report, errors_of, latency
-from miner.dev.presign import LoadKind
 
 
 def run(quick: bool) -> Report:

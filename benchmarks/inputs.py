@@ -22,18 +22,18 @@ _SUBJECTS = {
         count = len(rows)
     """,
     "rows one at a time": """
-        from core.json_rows import JsonRows
+        from core.data.rows import JsonRows
         with open(path, "rb") as file:
             count = sum(1 for _ in JsonRows(file))
     """,
     "rows, columns, sample, lengths": """
-        from core.data_profile import facts_of, profile_rows
-        from core.json_rows import JsonRows
-        from core.tasks import InstructDataset
+        from core.data.scan import facts_from_scan, scan_rows
+        from core.data.rows import JsonRows
+        from core.domain.tasks import InstructDataset
         dataset = InstructDataset(field_instruction="instruct", field_input="input", field_output="output")
         with open(path, "rb") as file:
-            found, sample = profile_rows(JsonRows(file), dataset)
-        count = facts_of(dataset, found, sample).rows
+            found, sample = scan_rows(JsonRows(file), dataset)
+        count = facts_from_scan(dataset, found, sample).rows
     """,
 }
 #: The peak is not `ru_maxrss`, which a process inherits from the one that started it.

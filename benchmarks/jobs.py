@@ -1,7 +1,7 @@
 """What the pipeline adds to a training, by engine: from a start to its first step, and a restart.
 
 The trainer is one that does nothing (`tests/integration/jobs/payload.py`), inputs are at hand, so what is
-measured is ours: books, planning, GPUs, folders, the engine, and noticing the first step.
+measured is ours: store, planning, GPUs, folders, the engine, and noticing the first step.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report
-from miner.engines.base import Engine
+from core.domain.job_states import JobState
+from miner.engines.base import ExecutionEngine
 from miner.engines.choose import docker_engine, process_engine
-from miner.jobs.states import JobState
-from miner.jobs.times import Pace
+from miner.jobs.timeline import JobTimings
 from miner.settings import Settings
-from miner.store import database, work
+from miner.store import database
+from miner.store import jobs as store_jobs
 from tests.doubles import base_image, dockerd
 from tests.doubles.base_image import PYTHON
 from tests.integration.jobs.field import Field, Files, field_of, field_settings
 
-#: The daemon's own pace; a first step is noticed when its file is looked at.
-PACE = Pace()
+#: The daemon's own timings; a first step is noticed when its file is looked at.
+PACE = JobTimings()
 OVER = 1000
 RUNNING = 4
 
@@ -56,7 +57,7 @@ async def _measured(name: str, rounds: int) -> dict[str, list[float]]:
     with _place() as folder, Files() as files:
         async with (
             _engine(name, folder) as (engine, settings),
-            field_of(engine, settings, files, light=True, pace=PACE) as field,
+            field_of(engine, settings, files, light=True, timings=PACE) as field,
         ):
             overhead = [await _first_step(field, number) for number in range(rounds)]
             restarts = await _restarts(field, rounds)
@@ -100,10 +101,10 @@ async def _restarts(field: Field, rounds: int) -> list[float]:
 
 async def _fill(field: Field) -> None:
     """Jobs that are over, each with an attempt."""
-    book = field.jobs.parts.book
-    first = await book.read(lambda db: work.newest_jobs(db, 1))
+    records = field.jobs.services.records
+    first = await records.read(lambda db: store_jobs.newest_jobs(db, 1))
     assert first
-    with database.connect(field.books.path) as db:
+    with database.connect(field.store.path) as db:
         columns = (
             "validator, task_type, model, hours, state, end_reason, started_at, deadline_at, starts, "
             "request, lock_token, updated_at"
@@ -116,10 +117,10 @@ async def _fill(field: Field) -> None:
 
 
 @asynccontextmanager
-async def _engine(name: str, folder: Path) -> AsyncIterator[tuple[Engine, Settings]]:
+async def _engine(name: str, folder: Path) -> AsyncIterator[tuple[ExecutionEngine, Settings]]:
     if name == "process":
         settings = field_settings(folder / "data", trainer_python=PYTHON, trainer_sandbox="off")
-        engine: Engine = process_engine(settings)
+        engine: ExecutionEngine = process_engine(settings)
         yield engine, settings
         await engine.close()
         return

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import Report
-from core.choices import Attention, Engine, Method, Optimizer, Parallelism
-from core.hardware import KINDS
-from core.model_facts import facts_from_name
-from core.models import ModelFacts
+from core.domain.choices import Attention, Engine, Method, Optimizer, Parallelism
+from core.domain.hardware import GPU_KINDS
+from core.domain.tasks import TaskType
+from core.models.facts import ModelFacts
+from core.models.identify import facts_from_name
+from core.planning.candidate import LossKind, RunCandidate, shape_of
 from core.planning.memory import moments
-from core.planning.setup import Loss, Setup
-from core.planning.shape import shape_of
-from core.tasks import TaskType
 
 VARIABLE = "GOD_MINER_TRAINING_PYTHON"
 UNSEEN = ("cuda", "fragmentation", "compile", "ddp buckets")
@@ -90,14 +89,14 @@ def complete(name: str, case: dict[str, Any]) -> dict[str, Any]:
     return {"dropout": 0.05, "optimizer": "fused", "shards": SHARDS.get(name, 1), **case, "shape": shape}
 
 
-def setup_for(model: ModelFacts, case: dict[str, Any]) -> Setup:
+def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
     plain = case.get("fp32_embeddings")
-    return Setup(
+    return RunCandidate(
         task=TASKS[case.get("task", "sft")],
         engine=Engine.AXOLOTL,
         method=Method(case["method"]),
         shape=shape_of(model),
-        kind=KINDS["H100-SXM"],
+        kind=GPU_KINDS["H100-SXM"],
         world=case["shards"],
         parallelism=Parallelism.FSDP if case["shards"] > 1 else Parallelism.SINGLE,
         micro=case["micro"],
@@ -114,7 +113,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> Setup:
         checkpointing=case["checkpointing"],
         offload=False,
         attention=Attention.SDPA if plain else Attention.FLASH_2,
-        loss=Loss(case["loss"]),
+        loss=LossKind(case["loss"]),
         reshard=True,
         compile_mode=None,
         fp8=False,
@@ -122,9 +121,9 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> Setup:
         vllm_share=0.0,
         generations=8,
         kl=False,
-        whole=0,
+        gathered_layers=0,
         ema=False,
-        picture=None,
+        image=None,
     )
 
 

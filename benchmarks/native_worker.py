@@ -70,23 +70,22 @@ def _tokenizer() -> Any:
 def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
-    from core.choices import Attention
-    from trainer.native import net as nets
-    from trainer.native.batches import Layout, Loader, Rows
-    from trainer.native.optimizing import Masters
-    from trainer.native.order import Order
-    from trainer.native.tokens import write_rows
+    from core.domain.choices import Attention
+    from trainer.native import model as nets
+    from trainer.native.batches import BatchLayout, BatchLoader, SampleOrder, TokenRows
+    from trainer.native.optimizer import MasterWeights
+    from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
     file = write_rows(folder / "rows", VOCABULARY, marked)
     base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
-    net = nets.Net(base.train(), Attention.SDPA)
+    net = nets.LossModel(base.train(), Attention.SDPA)
     named = [(name, weight) for name, weight in net.named_parameters() if weight.requires_grad]
     how: dict[str, Any] = {"lr": 1e-3, "fused": True, "weight_decay": 0.0}
-    masters = Masters(named, lambda found: torch.optim.AdamW([one for _, one in found], **how))
+    masters = MasterWeights(named, lambda found: torch.optim.AdamW([one for _, one in found], **how))
     packing = bool(what.get("packing"))
-    order = Order(
+    order = SampleOrder(
         file.lengths,
         what["longest"],
         what["micro"],
@@ -96,8 +95,8 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
         packing=packing,
         group_by_length=what["grouped"],
     )
-    layout = Layout(packed=packing, length=what["longest"] if packing else None)
-    loader = Loader(Rows(file, layout), order)
+    layout = BatchLayout(packed=packing, length=what["longest"] if packing else None)
+    loader = BatchLoader(TokenRows(file, layout), order)
     weights = [weight for _, weight in named]
     stamps, tokens = [now()], []
     for (batch,) in loader:
@@ -177,15 +176,14 @@ def axolotl(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
 def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     """Batches alone, as fast as they come."""
-    from trainer.native.batches import Layout, Loader, Rows
-    from trainer.native.order import Order
-    from trainer.native.tokens import write_rows
+    from trainer.native.batches import BatchLayout, BatchLoader, SampleOrder, TokenRows
+    from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
     file = write_rows(folder / "rows", VOCABULARY, marked)
-    order = Order(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
-    batches = Loader(Rows(file, Layout()), order, ahead=8)
+    order = SampleOrder(file.lengths, what["longest"], what["micro"], 1, 1, group_by_length=what["grouped"])
+    batches = BatchLoader(TokenRows(file, BatchLayout()), order, ahead=8)
     stamps, tokens = [now()], []
     for (batch,) in batches:
         tokens.append(batch.tokens)

@@ -16,9 +16,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine, subjects
+from benchmarks.presign import LoadKind
 from benchmarks.report import Report, errors_of, latency
 from miner.dev import stack
-from miner.dev.presign import LoadKind
 
 OURS = "god-miner"
 IDLE = "god-miner, idle GPUs"
@@ -54,7 +54,7 @@ def run(quick: bool) -> Report:
     report.notes += [
         f"Medians of {rounds} interleaved rounds of {requests:,} offers each, after a warm-up; one CPython "
         "process per server, at log level WARNING. CPU is the server's own, per request.",
-        "God-miner judges every offer by policy and profile h100x8 for a pretended host of 8 H100; a few are "
+        "God-miner decides all offers by policy and profile h100x8 for a pretended host of 8 H100; a few are "
         "accepted and hold it, the others are refused, unplanned while no GPU is free in time. "
         "With idle GPUs every offer is planned, given a place and refused for its value. Its answers are on "
         "disk before they are sent; the stand-in accepts all and stores nothing.",
@@ -70,8 +70,8 @@ def _measure(rounds: int, requests: int) -> dict[str, dict[str, list[Run]]]:
         policy.write_text(NOTHING_ACCEPTED, encoding="utf-8")
         settings = {**subjects.OPEN_LIMITS, **subjects.QUIET}
         servers = {
-            OURS: (ground, stack.daemon(ground, settings)),
-            IDLE: (idle, stack.daemon(idle, {**settings, "POLICY": str(policy)})),
+            OURS: (ground, stack.daemon_process(ground, settings)),
+            IDLE: (idle, stack.daemon_process(idle, {**settings, "POLICY": str(policy)})),
             REFERENCE: (ground, subjects.reference(ground)),
         }
         for on, server in servers.values():
@@ -86,7 +86,9 @@ def _measure(rounds: int, requests: int) -> dict[str, dict[str, list[Run]]]:
     return runs
 
 
-def _asked(ground: stack.Stack, server: stack.ChildProcess, kind: LoadKind, requests: int, seed: int) -> Run:
+def _asked(
+    ground: stack.DevStack, server: stack.ChildProcess, kind: LoadKind, requests: int, seed: int
+) -> Run:
     before = machine.cpu_s(server.pid)
     done = subjects.load(ground, server.port, kind, requests, seed=seed)
     cpu_ms = 1000 * (machine.cpu_s(server.pid) - before) / requests

@@ -9,18 +9,17 @@ from random import Random
 from statistics import median, quantiles
 
 from benchmarks.report import Report
-from core.data_facts import assumed_facts
-from core.hardware import Hardware, parse_gpus
-from core.model_facts import facts_from_name
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.planner import PlanSummary, plan, quick_plan
-from core.profile import LoadedProfile, load_profile, resolve
-from core.tasks import ImageModelType, TaskType
-from core.units import parse_params
-from core.wire import MinerTaskOffer
+from core.data.facts import assumed_facts
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.units import parse_params
+from core.domain.wire import MinerTaskOffer
+from core.models.identify import facts_from_name
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import PlanSummary, plan_task, quick_plan
+from core.profile import LoadedProfile, load_profile, resolve_profile
 from miner.dev.samples import unknown_task
-from miner.offers.ask import understand
+from miner.offers.parsed_offer import parse_offer
 
 PROFILES = {"h100x4": "4xH100", "h100x4-strategy": "4xH100", "h100x8": "8xH100", "steady": "4xH100"}
 SIZES = ("1b", "3b", "8b", "14b", "32b", "70b")
@@ -87,18 +86,18 @@ def _all_new(profile: LoadedProfile, hardware: Hardware) -> Callable[[int], Plan
     random = Random(56)
 
     def offered(_: int) -> Planned:
-        ask = understand(MinerTaskOffer(**unknown_task(random).offer()))
+        parsed = parse_offer(MinerTaskOffer(**unknown_task(random).offer()))
 
         def quick() -> PlanSummary:
             return quick_plan(
-                ask.model,
-                ask.hours,
-                ask.task_type,
+                parsed.model,
+                parsed.hours,
+                parsed.task_type,
                 hardware,
-                resolve(profile, ask.task_type, ask.model),
-                image_type=ask.image_type,
-                rows=ask.rows,
-                stated_params=ask.planned_params,
+                resolve_profile(profile, parsed.task_type, parsed.model),
+                image_type=parsed.image_type,
+                rows=parsed.rows,
+                stated_params=parsed.planned_params,
             )
 
         return quick
@@ -108,7 +107,7 @@ def _all_new(profile: LoadedProfile, hardware: Hardware) -> Callable[[int], Plan
 
 def _quick(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], Planned]]:
     def make(task: TaskType, size: str, hours: float) -> Callable[[int], Planned]:
-        image = ImageModelType.FLUX if task is TaskType.IMAGE else None
+        image = ImageModelType.FLUX if not task.is_text else None
 
         def numbered(number: int) -> Planned:
             # Counts that differ a little, so that no two models have one shape.
@@ -116,7 +115,7 @@ def _quick(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], P
 
             def quick() -> PlanSummary:
                 model = facts_from_name(f"someone/model-v{number}x-{size}", params, image)
-                resolved = resolve(profile, task, model)
+                resolved = resolve_profile(profile, task, model)
                 return quick_plan(model, hours, task, hardware, resolved, image_type=image)
 
             return quick
@@ -130,10 +129,10 @@ def _final(profile: LoadedProfile, hardware: Hardware) -> list[Callable[[int], P
     """Facts are there already: reading config.json and counting tokens is the job's business."""
 
     def make(task: TaskType, size: str, hours: float) -> Callable[[int], Planned]:
-        image = ImageModelType.SDXL if task is TaskType.IMAGE else None
+        image = ImageModelType.SDXL if not task.is_text else None
         model = facts_from_name(f"llama-{size}", None, image)
         data = assumed_facts(task, 30 if image else 20_000, image_type=image)
         spec = TaskSpec(task_type=task, hours=hours, image_type=image)
-        return lambda _: lambda: plan(spec, model, data, hardware, profile)
+        return lambda _: lambda: plan_task(spec, model, data, hardware, profile)
 
     return [make(*case) for case in product(TASKS, SIZES, HOURS)]

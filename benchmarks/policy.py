@@ -14,22 +14,23 @@ from statistics import mean, median, quantiles
 from typing import NamedTuple
 
 from benchmarks.report import Report
-from core.choices import GpuStrategy
-from core.hardware import Hardware, parse_gpus
-from core.model_names import family_from_name
+from core.domain.choices import GpuStrategy
+from core.domain.decisions import PlanBrief
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.keys import GpuReservation, ReservationKind, TaskKey
+from core.models.names import family_from_name
 from core.planning.fit import reserve_of
 from core.planning.planner import PlanSummary, quick_plan
-from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
-from miner.fleet.base import FleetSnapshot, Hold, HoldKind, TaskKey
-from miner.offers.ask import Ask, understand
+from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve_profile
+from miner.fleet.base import FleetSnapshot
+from miner.offers.backtest.replay import ReplayedOffer, idle_fleet, replay
+from miner.offers.backtest.synthetic import synthetic_offers
 from miner.offers.decide import decide
-from miner.offers.decision import PlanBrief
-from miner.offers.history import Chances, History, Outcome
-from miner.offers.offered import Offered
+from miner.offers.history import JobOutcome, SuccessChances, SuccessHistory
+from miner.offers.parsed_offer import ParsedOffer, parse_offer
+from miner.offers.past_offers import HistoricalOffer
 from miner.offers.policies.load import load_policy
-from miner.offers.replay import Entry, idle_fleet, replay
 from miner.offers.scoring import expected_value
-from miner.offers.stream import stream
 
 SEEDS = (1, 2, 3, 4, 5)
 DAYS = 7.0
@@ -47,8 +48,8 @@ FLEETS = (
 BAR = 1.5
 PAST_JOBS, RUNNING, DECIDE_BAR_MS = 10_000, 12, 5.0
 
-#: What all are judged by: the shipped beliefs, no history.
-JUDGE = load_policy("base").terms
+#: Whose terms value all: the shipped beliefs, no history.
+VALUE_POLICY = load_policy("base").terms
 
 
 class Job(NamedTuple):
@@ -100,7 +101,7 @@ def _add_fleet(
     report: Report, gpus: str, profile_name: str, policies: Sequence[str], rate: float, seeds: Sequence[int]
 ) -> None:
     profile, hardware = load_profile(profile_name), Hardware(gpus=parse_gpus(gpus))
-    offers = {seed: list(stream(seed, days=DAYS, per_day=rate)) for seed in seeds}
+    offers = {seed: list(synthetic_offers(seed, days=DAYS, per_day=rate)) for seed in seeds}
     whole = hardware.gpus.count * DAYS * 24
     label = f"{gpus} {profile_name} {rate:g}/day"
     theirs = [_reference(offers[seed], profile, hardware) for seed in seeds]
@@ -134,7 +135,7 @@ def _add_row(
     report.data[f"{label}/{name}"] = {"weeks": [week._asdict() for week in weeks], "ratios": ratios}
 
 
-def _ours(offers: Sequence[Offered], name: str, profile: LoadedProfile, hardware: Hardware) -> Week:
+def _ours(offers: Sequence[HistoricalOffer], name: str, profile: LoadedProfile, hardware: Hardware) -> Week:
     taken = [
         entry for entry in replay(offers, load_policy(name), profile, hardware) if entry.decision.accepted
     ]
@@ -152,7 +153,7 @@ def _week(jobs: Sequence[Job], twice: int) -> Week:
     )
 
 
-def doubly_booked(taken: Sequence[Entry]) -> int:
+def doubly_booked(taken: Sequence[ReplayedOffer]) -> int:
     """Windows of one GPU that overlap."""
     windows: dict[str, list[tuple[float, float]]] = {}
     for entry in taken:
@@ -165,26 +166,30 @@ def doubly_booked(taken: Sequence[Entry]) -> int:
     )
 
 
-def _job(entry: Entry, profile: LoadedProfile, hardware: Hardware) -> Job:
+def _job(entry: ReplayedOffer, profile: LoadedProfile, hardware: Hardware) -> Job:
     """On its own GPUs, within its own window."""
-    ask, placement, brief = understand(entry.offered.offer), entry.decision.placement, entry.decision.plan
+    parsed, placement, brief = (
+        parse_offer(entry.historical.offer),
+        entry.decision.placement,
+        entry.decision.plan,
+    )
     assert placement is not None
     assert brief is not None
-    resolved = resolve(profile, ask.task_type, ask.model)
-    left = ask.hours - brief.wait_s / 3600
+    resolved = resolve_profile(profile, parsed.task_type, parsed.model)
+    left = parsed.hours - brief.wait_s / 3600
     window = placement.ends_at - placement.starts_at
     # The reserve is for the validator's deadline, not for the end of the window.
     hours = min(left, (window + reserve_of(resolved.limits, left * 3600)) / 3600)
     gpus = hardware.gpus.take(len(placement.gpus))
     gpu_hours = len(placement.gpus) * window / 3600
     return _trained(
-        ask, entry.offered, hours, hardware.model_copy(update={"gpus": gpus}), resolved, gpu_hours
+        parsed, entry.historical, hours, hardware.model_copy(update={"gpus": gpus}), resolved, gpu_hours
     )
 
 
 def _trained(
-    ask: Ask,
-    offered: Offered,
+    parsed: ParsedOffer,
+    historical: HistoricalOffer,
     hours: float,
     hardware: Hardware,
     profile: ResolvedProfile,
@@ -194,14 +199,14 @@ def _trained(
 
     def planned(with_profile: ResolvedProfile) -> PlanSummary:
         return quick_plan(
-            ask.model,
+            parsed.model,
             hours,
-            ask.task_type,
+            parsed.task_type,
             hardware,
             with_profile,
-            image_type=ask.image_type,
-            rows=offered.rows,
-            stated_params=ask.planned_params,
+            image_type=parsed.image_type,
+            rows=historical.rows,
+            stated_params=parsed.planned_params,
         )
 
     plan = planned(profile)
@@ -213,37 +218,37 @@ def _trained(
         seconds = plan.total_s if plan.feasible else hours * 3600
         held = hardware.gpus.count * seconds / 3600
     if not plan.feasible:
-        nothing = expected_value(ask, JUDGE.value, _chances(ask), None, held)
-        return Job(-nothing.work * JUDGE.value.penalty, held, False, False)
+        nothing = expected_value(parsed, VALUE_POLICY.value, _chances(parsed), None, held)
+        return Job(-nothing.work * VALUE_POLICY.value.penalty, held, False, False)
     brief = PlanBrief(plan.gpus, plan.total_s, 0.0, plan.epochs, plan.share)
-    value = expected_value(ask, JUDGE.value, _chances(ask), brief, held)
+    value = expected_value(parsed, VALUE_POLICY.value, _chances(parsed), brief, held)
     return Job(value.points, held, True, worthwhile)
 
 
-_NOBODY = History()
+_NOBODY = SuccessHistory()
 
 
-def _chances(ask: Ask) -> Chances:
-    return _NOBODY.chances(ask.kinds, ask.model.family, ask.params, JUDGE.success, 0.0)
+def _chances(parsed: ParsedOffer) -> SuccessChances:
+    return _NOBODY.chances(parsed.kinds, parsed.model.family, parsed.params, VALUE_POLICY.success, 0.0)
 
 
 def _undemanding(profile: ResolvedProfile) -> ResolvedProfile:
     return profile.model_copy(update={"limits": profile.limits.model_copy(update={"min_epochs": 0.0})})
 
 
-def _reference(offers: Sequence[Offered], profile: LoadedProfile, hardware: Hardware) -> Week:
+def _reference(offers: Sequence[HistoricalOffer], profile: LoadedProfile, hardware: Hardware) -> Week:
     """Llama in the name, under 13 hours, one job at a time, on the whole host; nothing is planned before."""
     jobs, busy_until = [], 0.0
-    for offered in offers:
-        offer = offered.offer
-        if "llama" not in offer.model.lower() or offer.hours_to_complete >= 13 or offered.at < busy_until:
+    for historical in offers:
+        offer = historical.offer
+        if "llama" not in offer.model.lower() or offer.hours_to_complete >= 13 or historical.at < busy_until:
             continue
-        ask = understand(offer)
-        resolved = resolve(profile, ask.task_type, ask.model)
+        parsed = parse_offer(offer)
+        resolved = resolve_profile(profile, parsed.task_type, parsed.model)
         targets = resolved.targets.model_copy(update={"gpu_strategy": GpuStrategy.ALL})
         whole = resolved.model_copy(update={"targets": targets})
-        job = _trained(ask, offered, ask.hours, hardware, whole, None)
-        busy_until = offered.at + 3600 * job.gpu_hours / hardware.gpus.count
+        job = _trained(parsed, historical, parsed.hours, hardware, whole, None)
+        busy_until = historical.at + 3600 * job.gpu_hours / hardware.gpus.count
         jobs.append(job)
     return _week(jobs, 0)
 
@@ -253,7 +258,7 @@ def _add_timing(report: Report, rounds: int) -> None:
     profile, policy = load_profile("h100x8"), load_policy("h100x8")
     hardware = Hardware(gpus=parse_gpus("8xH100"))
     fleet, history = _busy(hardware), _history()
-    offers = [offered.offer for offered in stream(99, days=rounds, per_day=1.0)][:rounds]
+    offers = [historical.offer for historical in synthetic_offers(99, days=rounds, per_day=1.0)][:rounds]
     fresh = [
         offer.model_copy(update={"model": f"someone/v{number}-{offer.model.rpartition('/')[2]}"})
         for number, offer in enumerate(offers)
@@ -278,30 +283,39 @@ def _busy(hardware: Hardware) -> FleetSnapshot:
     """Twelve tasks on eight GPUs: six run, six have their turn afterwards, two GPUs are free for an hour."""
     idle = idle_fleet(hardware)
     holds = [
-        Hold(TaskKey("v", f"job-{number}"), HoldKind.JOB, (str(number),), -600.0, 3600.0 + 600 * number, 0.3)
+        GpuReservation(
+            TaskKey("v", f"job-{number}"),
+            ReservationKind.JOB,
+            (str(number),),
+            -600.0,
+            3600.0 + 600 * number,
+            0.3,
+        )
         for number in range(6)
     ]
     holds += [
-        Hold(TaskKey("v", f"next-{number}"), HoldKind.OFFER, (str(number),), 7200.0, 14_400.0, 0.3)
+        GpuReservation(
+            TaskKey("v", f"next-{number}"), ReservationKind.OFFER, (str(number),), 7200.0, 14_400.0, 0.3
+        )
         for number in range(6)
     ]
     assert len(holds) == RUNNING
     return FleetSnapshot(idle.gpus, tuple(holds), hardware, 0.0)
 
 
-def _history() -> History:
-    return History(_outcomes(Random(7)))
+def _history() -> SuccessHistory:
+    return SuccessHistory(_outcomes(Random(7)))
 
 
-def _outcomes(draw: Random) -> Iterator[Outcome]:
-    for number, offered in enumerate(stream(7, days=PAST_JOBS, per_day=1.1)):
+def _outcomes(draw: Random) -> Iterator[JobOutcome]:
+    for number, historical in enumerate(synthetic_offers(7, days=PAST_JOBS, per_day=1.1)):
         if number == PAST_JOBS:
             return
-        ask = understand(offered.offer)
-        family = ask.model.family if ask.model.is_image else family_from_name(offered.offer.model)
-        ended = offered.at - PAST_JOBS * 86_400
+        parsed = parse_offer(historical.offer)
+        family = parsed.model.family if parsed.model.is_image else family_from_name(historical.offer.model)
+        ended = historical.at - PAST_JOBS * 86_400
         published = draw.random() < 0.9
-        yield Outcome(number, ask.task_type, ask.kinds[0], family, ask.params, published, ended)
+        yield JobOutcome(number, parsed.task_type, parsed.kinds[0], family, parsed.params, published, ended)
 
 
 _NOTES = (

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import Report
-from core.submission.check import Base
-from core.submission.judge import judge
-from core.submission.weigh import weigh
-from core.tasks import TaskType
-from miner.jobs.ports import Outgoing
-from miner.publish import HubPublisher, PublishTo
+from core.domain.tasks import TaskType
+from core.submission.check import BaseModelRef
+from core.submission.digests import digest_file
+from core.submission.prepare import check_submission
+from miner.publish import HubPublisher, PublishTarget
+from miner.publish.publisher import PublishRequest
 
 MEGA = 1e6
 TENSORS = 64
@@ -45,7 +45,7 @@ def _measure(report: Report, model: Path, dtype: str, size: int, rounds: int) ->
     weights = model / "model.safetensors"
     if dtype == "BF16":
         _row(report, "SHA-256 alone", size, rounds, lambda: _hashed(weights))
-    _row(report, f"{dtype}: SHA-256 and every number finite", size, rounds, lambda: weigh(weights))
+    _row(report, f"{dtype}: SHA-256 and every number finite", size, rounds, lambda: digest_file(weights))
     _row(report, f"{dtype}: the whole check", size, rounds, lambda: _judged(model))
     if dtype == "BF16":
         _row(report, "published to a folder: check, copy, verify", size, 1, lambda: _published(model))
@@ -72,14 +72,14 @@ def _hashed(path: Path) -> str:
 
 
 def _judged(folder: Path) -> None:
-    found = judge(folder, Base("owner/base"))
+    found = check_submission(folder, BaseModelRef("owner/base"))
     assert not found.faults, found.faults
 
 
 def _published(folder: Path) -> None:
-    to = PublishTo(f"local:{folder}.hub", "", None, "owner", folder.parent / "state")
-    outgoing = Outgoing(0, "task", TaskType.INSTRUCT, "owner/base", Path(), folder, "name")
-    asyncio.run(HubPublisher(to, noted=lambda *_: None).publish(outgoing, lambda *_: None))
+    to = PublishTarget(f"local:{folder}.hub", "", None, "owner", folder.parent / "state")
+    outgoing = PublishRequest(0, TaskType.INSTRUCT, "owner/base", Path(), folder, "name")
+    asyncio.run(HubPublisher(to, on_note=lambda *_: None).publish(outgoing, lambda *_: None))
 
 
 def _model(folder: Path, dtype: str, size: int) -> Path:

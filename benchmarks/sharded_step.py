@@ -1,7 +1,7 @@
 """A training step with a model split over two processes: an adapter with its layer, or matrix by matrix.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. A random Llama with an adapter takes the
-same steps in turns: whole on each process (DDP), split by layers (`trainer/axolotl_patches.py`), and with
+same steps in turns: whole on each process (DDP), split by layers (`trainer/axolotl/patches.py`), and with
 each matrix of the adapter as a part of its own, as Axolotl does it. gloo and a CPU are slower than NVLink and
 a card; what each part costs in Python is the same.
 """

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.sharding import Gathers, main, split
-from trainer.generating import generate_well
+from trainer.axolotl.patches import patch_generate
 
 ASKED = "GOD_MINER_ASKED"
 Work = Callable[[], torch.Tensor]
@@ -48,7 +48,7 @@ def _generation(asked: dict[str, Any]) -> dict[str, Work]:
     models = {"whole": _model(asked), "once": split(_model(asked)), "half": split(_model(asked))}
     models["token"] = split(_model(asked), True)
     for way, part in (("once", 1), ("half", 1 / 2)):
-        generate_well(models[way], part, True, contextlib.nullcontext)
+        patch_generate(models[way], part, True, contextlib.nullcontext)
     ids = _ids()
 
     def work(model: Any) -> Work:

@@ -43,9 +43,9 @@ def run(quick: bool) -> Report:
     return report
 
 
-def _once(on: stack.Stack, idle: float) -> tuple[float, float, float, float]:
+def _once(on: stack.DevStack, idle: float) -> tuple[float, float, float, float]:
     """Seconds to the first answer, RSS then, RSS after idling, seconds to stop."""
-    child = stack.daemon(on)
+    child = stack.daemon_process(on)
     with child:
         first = machine.rss_mb(child.pid)
         time.sleep(idle)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.presign import LoadKind
 from miner.dev import stack
-from miner.dev.presign import LoadKind
-from miner.dev.throwaway import VALIDATOR_STAKE
+from miner.dev.stack import VALIDATOR_STAKE
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,25 +33,25 @@ QUIET = {"LOG_LEVEL": "WARNING"}
 
 
 @contextmanager
-def ground() -> Iterator[stack.Stack]:
+def ground() -> Iterator[stack.DevStack]:
     """Keys, a nodes file and ports, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="god-miner-bench-") as folder:
-        yield stack.prepare(Path(folder))
+        yield stack.prepare_stack(Path(folder))
 
 
-def reference(on: stack.Stack, log_level: str = "warning") -> stack.ChildProcess:
+def reference(on: stack.DevStack, log_level: str = "warning") -> stack.ChildProcess:
     """The stand-in for the reference stack, knowing the same validator."""
     stakes = on.folder / "stakes.json"
     stakes.write_text(json.dumps({on.keys.validator.ss58_address: VALIDATOR_STAKE}), encoding="utf-8")
     return _module("benchmarks.reference_stack", on, str(stakes), log_level)
 
 
-def bare_server(on: stack.Stack) -> stack.ChildProcess:
+def bare_server(on: stack.DevStack) -> stack.ChildProcess:
     """Answers without looking."""
     return _module("benchmarks.bare_server", on)
 
 
-def _module(name: str, on: stack.Stack, *arguments: str) -> stack.ChildProcess:
+def _module(name: str, on: stack.DevStack, *arguments: str) -> stack.ChildProcess:
     (port,) = stack.free_ports(1)
     command = [sys.executable, "-m", name, str(port), *arguments]
     child = stack.ChildProcess(command, port, on.folder, on.folder / f"{name}.log", {})
@@ -60,10 +60,10 @@ def _module(name: str, on: stack.Stack, *arguments: str) -> stack.ChildProcess:
 
 
 def load(
-    on: stack.Stack, port: int, kind: LoadKind, requests: int, concurrency: int = 50, seed: int = 0
+    on: stack.DevStack, port: int, kind: LoadKind, requests: int, concurrency: int = 50, seed: int = 0
 ) -> dict[str, Any]:
-    """`god-miner dev load --json` in its own process. Its exit code repeats what the report says."""
-    command = [sys.executable, "-c", "from miner.commands.dev import app; app()", "load", "--json"]
+    """Run `python -m benchmarks.load --json` in its own process. Its exit code repeats the report."""
+    command = [sys.executable, "-m", "benchmarks.load", "--json"]
     options = {
         "--url": f"http://{stack.LOOPBACK}:{port}",
         "--kind": kind.value,

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.training_python import told
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 #: Seconds of training for each side, evaluations and submissions included; steps of the base's own training.

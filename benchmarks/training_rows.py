@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from core.evaluation import Era
-from core.tasks import (
+from core.domain.evaluation import Era
+from core.domain.tasks import (
     ChatDataset,
     DatasetType,
     DpoDataset,

@@ -18,16 +18,14 @@ from typing import Any
 
 from benchmarks import upstream
 from benchmarks.training_rows import DATASETS, ERA, ROWS, World, base_model
-from core.eval_task import EvalTask
-from core.progress import events_in
-from core.run_files import RunSpec
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
+from core.runs.progress import parse_events
+from core.runs.run_files import EvalTask, RunSpec
 from tests.trainer.forks import ForkServer
-from trainer.eval import evaluate
-from trainer.own_plan import PROFILE_VARIABLE
-from trainer.wrapper.course import TextCourse
-from trainer.wrapper.environment import child_environment
-from trainer.wrapper.signals import StopRequest
+from trainer.runner.planning import PROFILE_VARIABLE
+from trainer.runner.processes import StopRequest, child_environment
+from trainer.runner.text_runner import TextRunner
+from trainer.scoring.eval import evaluate
 
 PROFILE = Path(__file__).with_name("training.yaml")
 #: Around the training clock: reading rows, making a plan, loading.
@@ -110,10 +108,10 @@ class Trial:
         )
 
         def start(command: Any, env: Any, cwd: Path) -> Any:
-            training = "trainer.prepare" not in command
+            training = "trainer.runner.prepare" not in command
             return self.forks.start(command, env, cwd, f"cut_off:{self.seconds}" if training else "")
 
-        result = TextCourse(run, StopRequest(Path(run.stop_path)), retries=True, start=start).follow()
+        result = TextRunner(run, StopRequest(Path(run.stop_path)), retries=True, start=start).execute()
         if not result.submission:
             raise RuntimeError(f"{result.end}: {result.detail}\n{_tail(work)}")
         launch = sorted(work.glob("launch-*"))[-1]
@@ -149,7 +147,7 @@ class Trial:
 
 
 def _notes(work: Path) -> Iterator[Any]:
-    for line in events_in((work / "progress.jsonl").read_bytes()):
+    for line in parse_events((work / "progress.jsonl").read_bytes()):
         if line.event is not None and line.event.event == "note":
             yield line.event
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from core.tasks import ChatDataset, DatasetType, DpoDataset, GrpoDataset, InstructDataset
+from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, GrpoDataset, InstructDataset
 
 SECONDS = "UPSTREAM_SECONDS"
 BASE: dict[str, Any] = {

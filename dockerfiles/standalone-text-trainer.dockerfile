@@ -5,7 +5,7 @@
 #
 # The engine's own image, with kernels that take hours to build. Axolotl builds no others than CUDA 13 for these
 # versions. CUDA 13 wants a driver of 580; on data center GPUs it runs from 535 on with the user-space half of the
-# driver that the image brings along in /usr/local/cuda/compat. `trainer/wrapper/environment.py` sees to it.
+# driver that the image brings along in /usr/local/cuda/compat. `trainer/runner/processes.py` sees to it.
 ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
 FROM ${BASE_IMAGE}
 
@@ -38,7 +38,7 @@ ENV PYTHONPATH=/app/god-miner \
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
-    && python -c "import axolotl.cli.train, trainer.axolotl_plugin, trainer.axolotl_trainers, trainer.text"
+    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.ready, trainer.text"
 
 WORKDIR /app
 STOPSIGNAL SIGTERM

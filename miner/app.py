@@ -1,4 +1,4 @@
-"""Builds the daemon: its parts, in one visible order, and the two web applications in front of them."""
+"""The daemon: its parts, in the order in which they are built and started, and its two web applications."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from core.wire import TournamentType, TrainingRepoResponse
+from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
-from miner.alerts import Alerts
-from miner.api import errors, operator, signed, subnet
-from miner.api import jobs as jobs_api
-from miner.api.front import Front
-from miner.auth import Authenticator, Gate
-from miner.chain.base import Metagraph
-from miner.chain.factory import build_source
-from miner.chain.keeper import MetagraphKeeper
-from miner.clock import SteadyClock
-from miner.fiber import public_key
-from miner.fleet.base import Ability
+from miner.chain.auth import Authenticator, CallerPolicy
+from miner.chain.identity import IdentityError
+from miner.chain.keeper import METAGRAPH_FILE, MetagraphKeeper, build_source
+from miner.chain.nonces import NonceLedger
+from miner.daemon_client import ensure_operator_token
+from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory
-from miner.fleet.inventory import Inventory
-from miner.fleet.local import LocalFleet
-from miner.housekeeping import Chore, Housekeeping
-from miner.identity import IdentityError
-from miner.jobs.book import JobBook
-from miner.jobs.build import LOOK_AGAIN_SECONDS, build_jobs
-from miner.jobs.live import Live
-from miner.jobs.manager import Jobs, NoJobsYet
-from miner.jobs.pulse import NOT_TRIED
-from miner.limits import Buckets, Rate
-from miner.metrics import Metrics
-from miner.nonces import NonceLedger
-from miner.offers.inbox import Inbox
-from miner.offers.judge import Judge
-from miner.offers.promises import Promises
-from miner.running import made_token
+from miner.fleet.fleet import Fleet
+from miner.fleet.inventory import GpuInventory
+from miner.http.errors import install_error_handlers
+from miner.http.jobs import build_jobs_router
+from miner.http.middleware import RequestMiddleware
+from miner.http.operator import build_operator_router
+from miner.http.subnet import add_routes
+from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
+from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
+from miner.jobs.events import LiveJob
+from miner.jobs.job_records import JobRecords
+from miner.jobs.manager import JobManager, JobsNotReady
+from miner.observe.alerts import AlertKind, Alerts
+from miner.observe.metrics import Metrics
+from miner.offers.history import read_outcomes
+from miner.offers.policy_runtime import PolicyRuntime
+from miner.offers.service import OfferService
 from miner.settings import EngineKind, Settings
 from miner.store import database
-from miner.store.books import Books
+from miner.store.events import prune_history
+from miner.store.store import Store
 from miner.store.writer import StoreUnavailable
+from miner.support.addresses import public_key
+from miner.support.background import PeriodicTask, PeriodicTasks
+from miner.support.clock import SteadyClock
+from miner.support.rate_limits import RateLimit, TokenBuckets
 
 log = logging.getLogger(__name__)
 
-#: How long the start waits for a first metagraph when none is cached. A file is there at once, a chain takes
+#: How long the start waits for a first metagraph when none is cached: enough for a file. A chain takes
 #: seconds, and is not waited for.
 FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
@@ -61,81 +62,81 @@ _DAY = 86_400.0
 
 @dataclass
 class Daemon:
-    """The running parts. `start` brings them up in the order of need, `stop` takes them down in reverse."""
+    """The running parts. `start` starts them so that each has what it needs, `stop` goes in reverse."""
 
     settings: Settings
-    #: Our own address. Answering needs no private key, so the daemon never opens it.
+    #: The miner's own address. Answering needs no private key, so the daemon never opens it.
     hotkey: str
     clock: SteadyClock
-    books: Books
+    store: Store
     metrics: Metrics
     keeper: MetagraphKeeper
     nonces: NonceLedger
-    fleet: LocalFleet
-    inventory: Inventory
-    judge: Judge
-    inbox: Inbox
+    fleet: Fleet
+    inventory: GpuInventory
+    policy_runtime: PolicyRuntime
+    offer_service: OfferService
     authenticator: Authenticator
     alerts: Alerts
     started_at: float = 0.0
-    housekeeping: Housekeeping = field(init=False)
-    #: Why this daemon can't go on, and who is told then.
-    broken: str = ""
-    on_broken: Callable[[], None] = lambda: None
-    #: None until there is an engine, which is not waited for: validators are answered meanwhile.
-    jobs: Jobs | None = None
-    _beginning: set[asyncio.Task[None]] = field(default_factory=set)
+    periodic_tasks: PeriodicTasks = field(init=False)
+    #: Why this daemon cannot go on; `on_failure` is called then.
+    failure: str = ""
+    on_failure: Callable[[], None] = lambda: None
+    #: None until there is an engine, which the start does not wait for: validators are answered meanwhile.
+    jobs: JobManager | None = None
+    _background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.housekeeping = Housekeeping(
+        self.periodic_tasks = PeriodicTasks(
             [
-                Chore("the database's files", self._look_at_the_store),
-                Chore("what time has ended", self._settle),
-                Chore("expired nonces", lambda: self.nonces.sweep(time.time())),
-                Chore("edited policies and profiles", self._refresh),
-                Chore("jobs to learn from", self._learn, LEARN_SECONDS),
-                Chore("old offers and events", self._prune, PRUNE_SECONDS),
-                Chore("what finished jobs have left", self._make_room, PRUNE_SECONDS),
+                PeriodicTask("the database's files", self._check_store_files),
+                PeriodicTask("overdue offers and jobs", self._expire_overdue),
+                PeriodicTask("expired nonces", lambda: self.nonces.sweep(time.time())),
+                PeriodicTask("edited policies and profiles", self._reload_policies),
+                PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
+                PeriodicTask("old offers and events", self._prune_history, PRUNE_SECONDS),
+                PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
-        self.inbox.on_started = self._on_started
+        self.offer_service.on_started = self._on_started
 
     async def start(self) -> None:
         self.started_at = time.time()
-        # The memory of what was used and promised comes back before anything can be asked of us.
-        with database.failures_told(self.books.path):
-            self.nonces.load(self.started_at)
-            self.books.writer.start(asyncio.get_running_loop())
+        # Used nonces and accepted offers are loaded before any request can come.
+        with database.store_errors(self.store.path):
+            self.nonces.load_live(self.started_at)
+            self.store.writer.start(asyncio.get_running_loop())
         await self.inventory.start()
-        self.judge.refresh(self.fleet.stock.installed)
-        with database.failures_told(self.books.path):
-            self.inbox.load()
-            self.judge.learn(self.books.outcomes(self.clock()))
-        await self._settle()
+        self.policy_runtime.refresh(self.fleet.inventory.installed)
+        with database.store_errors(self.store.path):
+            self.offer_service.restore()
+            self.policy_runtime.add_outcomes(read_outcomes(self.store, self.clock()))
+        await self._expire_overdue()
         if self.settings.engine is not EngineKind.NONE:
-            self.fleet.ability = NOT_TRIED
+            self.fleet.ability = ENGINE_NOT_FOUND_YET
         await self.keeper.start()
-        await self._first_metagraph()
-        self.housekeeping.start()
-        self._in_background(self._begin_jobs())
+        await self._wait_for_first_metagraph()
+        self.periodic_tasks.start()
+        self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
-        await self.housekeeping.stop()
-        # Before the fleet and the books, which it writes to. Trainings go on without us.
-        for task in self._beginning:
+        await self.periodic_tasks.stop()
+        # Before the fleet and the store, which it writes to. Trainings go on without us.
+        for task in self._background_tasks:
             task.cancel()
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        await asyncio.gather(*self._background_tasks, return_exceptions=True)
         if self.jobs is not None:
             await self.jobs.close()
         await self.keeper.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
-        await self.books.writer.close()
+        await self.store.writer.close()
 
     async def status(self) -> dict[str, Any]:
         chain = self.keeper.status()
         own = self.keeper.current.find(self.authenticator.miner_key) if self.keeper.current else None
-        fleet = self.fleet.stock
+        fleet = self.fleet.inventory
         return {
             "version": __version__,
             "hotkey": self.hotkey,
@@ -143,52 +144,52 @@ class Daemon:
             "uptime_seconds": round(time.time() - self.started_at, 1),
             "chain": chain.as_dict(),
             "promises": {
-                "jobs": len(self.inbox.promises.jobs),
-                "held_offers": len(self.inbox.promises.holds),
+                "jobs": len(self.offer_service.reservations.jobs),
+                "held_offers": len(self.offer_service.reservations.holds),
             },
             "gpus": {
                 "known": len(fleet.gpus),
                 "usable": self.fleet.usable_count,
                 "waiting_jobs": len(self.fleet.queue()),
-                "trouble": fleet.trouble,
+                "trouble": fleet.problem,
             },
             "training": {
-                "engine": self.jobs.parts.engine.name if self.jobs else None,
-                "trouble": self.fleet.ability.trouble,
+                "engine": self.jobs.services.engine.name if self.jobs else None,
+                "trouble": self.fleet.ability.problem,
                 "no_sandbox": self.fleet.ability.no_sandbox,
-                "lacks": dict(self.fleet.ability.lacks),
-                "jobs_worked_on": self.jobs.working if self.jobs else 0,
+                "lacks": dict(self.fleet.ability.missing),
+                "jobs_worked_on": self.jobs.running_workers if self.jobs else 0,
             },
-            "policy": self.judge.policy.name,
-            "profile": self.judge.profile.name,
-            **self.judge.problems,
+            "policy": self.policy_runtime.policy.name,
+            "profile": self.policy_runtime.profile.name,
+            **self.policy_runtime.problems,
             "doubted_clock_seconds": self.clock.doubted_seconds,
-            "books": await asyncio.to_thread(self.books.summary),
+            "store": await self.store.summary(),
             "live_nonces": len(self.nonces),
         }
 
     @property
-    def book(self) -> JobBook:
-        """What is written down of jobs, to be read."""
-        return JobBook(self.books, clock=self.clock)
+    def job_records(self) -> JobRecords:
+        """The records of jobs, for reading."""
+        return JobRecords(self.store, clock=self.clock)
 
-    def live(self, job_id: int) -> Live | None:
+    def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
 
     @property
-    def running_jobs(self) -> Jobs:
+    def running_jobs(self) -> JobManager:
         if self.jobs is None:
-            raise NoJobsYet("there is no engine to train with yet; the log and `god-miner doctor` say why")
+            raise JobsNotReady("there is no engine to train with yet; the log and `god-miner doctor` say why")
         return self.jobs
 
     def close_streams(self) -> None:
-        """What would otherwise be answered for ever; before the operator's port closes."""
+        """End the event streams, which would keep the operator's port open."""
         if self.jobs is not None:
-            self.jobs.parts.bus.close()
+            self.jobs.services.events.close()
 
-    async def _begin_jobs(self) -> None:
-        """Take up what earlier lives have left, as soon as there is something to do it with. What is accepted
-        meanwhile has to be trained, so a disk that is full for an hour must not end this."""
+    async def _start_jobs(self) -> None:
+        """Resume the jobs of before the restart, and start new ones, as soon as there is an engine. What is
+        accepted meanwhile has to be trained, so a disk that is full for an hour must not end this."""
         if self.settings.engine is EngineKind.NONE:
             log.info("nothing is trained: ENGINE=none")
             return
@@ -197,99 +198,103 @@ class Daemon:
                 if self.jobs is None:
                     self.jobs = await self._build_jobs()
                 await self.jobs.start()
-            except Exception as error:  # whatever it is, a later try may go well
-                log.exception("the jobs can't be taken up; it is tried again")
-                self.alerts("jobs", f"the jobs can't be taken up yet: {error}")
-                self.fleet.ability = Ability(trouble=f"the jobs can't be taken up: {error}")
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            except Exception as error:  # whatever it is, a later try may succeed
+                log.exception("the jobs cannot be started; it is tried again")
+                self.alerts(AlertKind.JOBS, f"the jobs cannot be started yet: {error}")
+                self.fleet.ability = EngineAbility(problem=f"the jobs cannot be started: {error}")
+                await asyncio.sleep(ENGINE_RETRY_SECONDS)
             else:
                 return
 
-    async def _build_jobs(self) -> Jobs:
+    async def _build_jobs(self) -> JobManager:
         return await build_jobs(
             self.settings,
-            self.books,
+            self.store,
             self.fleet,
-            lambda: self.judge.profile,
+            lambda: self.policy_runtime.profile,
             alert=self.alerts,
             clock=self.clock,
-            on_taken=self.inbox.promises.jobs.add,
-            on_over=self.inbox.promises.over,
+            on_taken=self.offer_service.reservations.jobs.add,
+            on_over=self.offer_service.reservations.end_job,
         )
 
     def _on_started(self, job_id: int) -> None:
-        # One that comes before the jobs are up is in the books, and taken up from there.
+        # A start that comes before there is a job manager is in the store, and begun from there.
         if self.jobs is not None:
             self._in_background(self.jobs.started(job_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._beginning.add(task)
-        task.add_done_callback(self._noted)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._on_task_done)
 
-    def _noted(self, task: asyncio.Task[None]) -> None:
-        self._beginning.discard(task)
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._background_tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.alerts("jobs", f"a job could not be taken up: {error}")
-            log.error("a job could not be taken up", exc_info=error)
+            self.alerts(AlertKind.JOBS, f"a job could not be started: {error}")
+            log.error("a job could not be started", exc_info=error)
 
-    async def _make_room(self) -> None:
-        if self.jobs is not None and self.jobs.room is not None:
-            await self.jobs.room.tidy(self.clock())
+    async def _clean_disk(self) -> None:
+        if self.jobs is not None and self.jobs.cleaner is not None:
+            await self.jobs.cleaner.remove_expired(self.clock())
 
-    async def _first_metagraph(self) -> None:
-        """Wait a moment for the first metagraph: a validator that calls right now should not be told 503."""
+    async def _wait_for_first_metagraph(self) -> None:
+        """Wait a moment for the first metagraph, so that a validator that calls right now gets no 503."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_METAGRAPH_SECONDS):
                 while self.keeper.current is None:  # noqa: ASYNC110 - half a second at most, once
                     await asyncio.sleep(0.01)
 
-    async def _look_at_the_store(self) -> None:
-        """Without its files no write will ever succeed; a new life opens them anew."""
-        lost = await asyncio.to_thread(database.removed_files, self.books.path)
-        if lost and not self.broken:
-            self.broken = f"{', '.join(lost)} was removed while the daemon ran; it has to be started anew"
-            log.error("%s", self.broken)
-            self.on_broken()
+    async def _check_store_files(self) -> None:
+        """Fail when files of the database were removed: no write can succeed before a restart."""
+        lost = await asyncio.to_thread(database.removed_files, self.store.path)
+        if lost and not self.failure:
+            self.failure = f"{', '.join(lost)} was removed while the daemon ran; restart it"
+            log.error("%s", self.failure)
+            self.on_failure()
 
-    async def _settle(self) -> None:
-        await self.inbox.settle(self.clock())
-        self.fleet.arrange()
+    async def _expire_overdue(self) -> None:
+        await self.offer_service.expire(self.clock())
+        self.fleet.schedule()
 
-    async def _refresh(self) -> None:
-        self.judge.refresh(self.fleet.stock.installed)
+    async def _reload_policies(self) -> None:
+        self.policy_runtime.refresh(self.fleet.inventory.installed)
 
-    async def _learn(self) -> None:
+    async def _learn_from_outcomes(self) -> None:
         since = time.time() - 2 * LEARN_SECONDS
-        self.judge.learn(await asyncio.to_thread(self.books.outcomes, self.clock(), since))
+        self.policy_runtime.add_outcomes(
+            await asyncio.to_thread(read_outcomes, self.store, self.clock(), since)
+        )
 
-    async def _prune(self) -> None:
+    async def _prune_history(self) -> None:
         before = self.clock() - self.settings.history_days * _DAY
-        while await self.books.prune(before):
+        while await self.store.write(prune_history, before):
             pass  # in slices, with requests in between
 
 
-def build(settings: Settings, hotkey: str) -> Daemon:
-    """Make all parts; nothing runs yet."""
+def build_daemon(settings: Settings, hotkey: str) -> Daemon:
+    """Build all parts; nothing runs yet."""
     metrics = Metrics()
-    books = Books(database.prepare(settings.data_dir))
-    alerts = Alerts(metrics, books)
-    clock = SteadyClock(told=alerts)
+    store = Store(database.prepare_store(settings.data_dir))
+    alerts = Alerts(metrics, store)
+    clock = SteadyClock(on_jump=lambda text: alerts(AlertKind.CLOCK_JUMPED, text))
     keeper = MetagraphKeeper(
         build_source(settings, None),
-        cache_path=settings.data_dir / "metagraph.json",
+        cache_path=settings.data_dir / METAGRAPH_FILE,
         refresh_seconds=settings.metagraph_refresh_seconds,
         stale_seconds=settings.metagraph_stale_seconds,
         on_alert=alerts,
     )
-    nonces = NonceLedger(books, max_live=settings.max_live_nonces)
+    nonces = NonceLedger(store, max_live=settings.max_live_nonces)
     fleet = build_fleet(settings, clock)
-    judge = Judge(settings, alerts)
-    inbox = Inbox(
-        books,
-        Promises(judge, fleet, hold_seconds=settings.offer_hold_seconds),
+    policy_runtime = PolicyRuntime(settings, alerts)
+    offer_service = OfferService(
+        store,
+        policy_runtime,
+        fleet,
         training_repos(settings),
         metrics,
+        hold_seconds=settings.offer_hold_seconds,
         refusal_seconds=settings.refusal_seconds,
         clock=clock,
     )
@@ -297,14 +302,14 @@ def build(settings: Settings, hotkey: str) -> Daemon:
         settings=settings,
         hotkey=hotkey,
         clock=clock,
-        books=books,
+        store=store,
         metrics=metrics,
         keeper=keeper,
         nonces=nonces,
         fleet=fleet,
-        inventory=build_inventory(settings, fleet, alerts.of_gpu, clock),
-        judge=judge,
-        inbox=inbox,
+        inventory=build_inventory(settings, fleet, alerts, clock),
+        policy_runtime=policy_runtime,
+        offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, keeper),
         alerts=alerts,
     )
@@ -318,20 +323,16 @@ def public_app(daemon: Daemon) -> ASGIApp:
     # schema page: strangers have no business reading it.
     app = _fastapi("god-miner")
     app.state.authenticator = daemon.authenticator
-    app.state.inbox = daemon.inbox
+    app.state.offer_service = daemon.offer_service
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """Whether this daemon answers; says nothing about it that a stranger could use."""
+        """Whether this daemon answers; nothing that a stranger could use."""
         return {"status": "ok", "version": __version__}
 
-    subnet.add_routes(app)
-    return Front(
-        app,
-        signed.direct(app),
-        on_error=errors.error_reply,
-        metrics=daemon.metrics,
-        max_concurrent=daemon.settings.max_concurrent_requests,
+    add_routes(app)
+    return RequestMiddleware(
+        app, metrics=daemon.metrics, max_concurrent=daemon.settings.max_concurrent_requests
     )
 
 
@@ -341,13 +342,13 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.daemon = daemon
     app.state.metrics = daemon.metrics
     try:
-        app.state.operator_token = made_token(daemon.settings)
+        app.state.operator_token = ensure_operator_token(daemon.settings)
     except OSError as error:
-        text = f"the operator's token can't be kept in {daemon.settings.data_dir} ({error.strerror})"
+        text = f"the operator's token cannot be written to {daemon.settings.data_dir} ({error.strerror})"
         raise StoreUnavailable(f"{text}; free disk space, or set OPERATOR_TOKEN") from None
-    app.state.operator_failures = Buckets(_failures(daemon.settings))
-    app.include_router(operator.build_router())
-    app.include_router(jobs_api.build_router())
+    app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
+    app.include_router(build_operator_router())
+    app.include_router(build_jobs_router())
     return app
 
 
@@ -374,56 +375,45 @@ def _fastapi(title: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    errors.install(app)
+    install_error_handlers(app)
     return app
 
 
 def _authenticator(
     settings: Settings, hotkey: str, nonces: NonceLedger, keeper: MetagraphKeeper
 ) -> Authenticator:
-    def metagraph() -> Metagraph | None:
-        return keeper.current
-
     own_key = public_key(hotkey)
     if own_key is None:
         raise IdentityError(f"the hotkey's address {hotkey!r} is not an ss58 address; see WALLET_PATH")
 
-    def keys(addresses: tuple[str, ...]) -> frozenset[bytes]:
-        return frozenset(key for address in addresses if (key := public_key(address)) is not None)
-
     return Authenticator(
         miner_key=own_key,
-        gate=Gate(
-            min_stake=settings.min_stake_threshold,
-            require_permit=settings.require_validator_permit,
-            allowed=keys(settings.allow_hotkeys),
-            denied=keys(settings.deny_hotkeys),
-        ),
+        policy=CallerPolicy.from_settings(settings),
         nonces=nonces,
-        metagraph=metagraph,
-        failures=_failures(settings),
-        requests=Rate(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
+        metagraph=lambda: keeper.current,
+        failures=_failure_limit(settings),
+        requests=RateLimit(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
     )
 
 
-def _failures(settings: Settings) -> Rate:
+def _failure_limit(settings: Settings) -> RateLimit:
     """Refused requests that one address may send."""
-    return Rate(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
+    return RateLimit(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
 
 
 def _add_gauges(daemon: Daemon) -> None:
-    gauge, promises, fleet = daemon.metrics.gauge, daemon.inbox.promises, daemon.fleet
-    gauge("open_jobs", "Jobs that are not over", lambda: float(len(promises.jobs)))
-    gauge("held_offers", "Accepted offers without a start yet", lambda: float(len(promises.holds)))
-    gauge("gpus", "Cards that are known", lambda: float(len(fleet.stock.gpus)))
-    gauge("usable_gpus", "Cards that may be used", lambda: float(fleet.usable_count))
-    gauge("busy_gpus", "Cards that a job runs on", lambda: float(fleet.busy_count))
+    gauge, reservations, fleet = daemon.metrics.add_gauge, daemon.offer_service.reservations, daemon.fleet
+    gauge("open_jobs", "Jobs that are not over", lambda: float(len(reservations.jobs)))
+    gauge("held_offers", "Accepted offers without a start yet", lambda: float(len(reservations.holds)))
+    gauge("gpus", "GPUs that are known", lambda: float(len(fleet.inventory.gpus)))
+    gauge("usable_gpus", "GPUs that may be used", lambda: float(fleet.usable_count))
+    gauge("busy_gpus", "GPUs that a job runs on", lambda: float(fleet.busy_count))
     gauge("waiting_jobs", "Jobs that wait for GPUs", lambda: float(len(fleet.queue())))
     gauge(
         "jobs_worked_on",
-        "Jobs that a worker looks after",
-        lambda: float(daemon.jobs.working if daemon.jobs else 0),
+        "Jobs that have a worker",
+        lambda: float(daemon.jobs.running_workers if daemon.jobs else 0),
     )
     gauge("live_nonces", "Nonces that could still be replayed", lambda: float(len(daemon.nonces)))
-    gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.books.writer.pending))
+    gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.store.writer.pending))
     gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.keeper.age() or 0.0)

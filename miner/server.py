@@ -1,8 +1,8 @@
-"""Runs the daemon: sockets, signals, exit codes.
+"""Run the daemon: sockets, signals, exit codes.
 
-Started in an order in which each step can still fail cheaply, stopped in reverse: no new connections, the
-requests in flight are answered, the operator's port goes last, then the books are closed. A second signal
-ends it at once with a code of its own, for the operator who has lost patience and for pm2's logs.
+It starts in an order in which each step can still fail cheaply, and stops in reverse: no new connections,
+requests in flight are answered, the operator's port closes, then the store. A second signal ends the process
+at once with an exit code of its own, for an operator who cannot wait and for pm2's logs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,31 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from core.errors import ConfigError, GodMinerError
-from miner import logs
-from miner.api.protocol import WireLimits, protocol
-from miner.app import Daemon, build, operator_app, public_app
-from miner.identity import IdentityError, known_address, load_identity, password_trouble
-from miner.metrics import Metrics
-from miner.running import RUN_FILE
+from core.domain.errors import ConfigError, GodMinerError
+from miner.app import Daemon, build_daemon, operator_app, public_app
+from miner.chain.identity import IdentityError, address_without_password, load_identity, password_problem
+from miner.daemon_client import RUN_FILE
+from miner.http.limits import HttpLimits, protocol_class
+from miner.observe import logs
+from miner.observe.alerts import AlertKind
+from miner.observe.metrics import Metrics
 from miner.settings import Settings
-from miner.store.database import DataDirLock, DataDirLocked, DataDirUnusable, SchemaTooNew, StoreCorrupt
+from miner.store.database import (
+    DataDirLock,
+    DataDirLocked,
+    DataDirUnusable,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreCorrupt,
+)
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+LISTEN_BACKLOG = 2048
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class ExitCode(IntEnum):
+class DaemonExitCode(IntEnum):
     """After sysexits.h where it has a word for it."""
 
     OK = 0
@@ -59,7 +67,7 @@ class PortInUse(GodMinerError):
     code = "port_in_use"
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """uvicorn without its own signal handling: two servers in one process would fight over it."""
 
     @contextmanager
@@ -67,52 +75,58 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(settings: Settings) -> ExitCode:
+def run_daemon(settings: Settings) -> DaemonExitCode:
     """Run until a signal ends it."""
-    logs.lean()
+    logs.skip_call_sites()
     lock = DataDirLock(settings.data_dir)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_dying_of_signals())
-            public = stack.enter_context(_listen(settings.public_host, settings.public_port, "PUBLIC"))
-            private = stack.enter_context(_listen(settings.operator_host, settings.operator_port, "OPERATOR"))
+            stack.enter_context(_exit_on_signals())
+            public = stack.enter_context(
+                _listening_socket(settings.public_host, settings.public_port, "PUBLIC")
+            )
+            private = stack.enter_context(
+                _listening_socket(settings.operator_host, settings.operator_port, "OPERATOR")
+            )
             lock.acquire()
             stack.callback(lock.release)
             # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
-            hotkey = known_address(settings) or load_identity(settings).ss58_address
-            daemon = build(settings, hotkey)
+            hotkey = address_without_password(settings) or load_identity(settings).ss58_address
+            daemon = build_daemon(settings, hotkey)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_serve(daemon, public, private))
+                return runner.run(_serve_until_stopped(daemon, public, private))
     except PortInUse as error:
         log.error("%s", error)
-        return ExitCode.PORT_IN_USE
+        return DaemonExitCode.PORT_IN_USE
     except DataDirLocked as error:
         log.error("%s", error)
-        return ExitCode.LOCKED
+        return DaemonExitCode.LOCKED
     except GodMinerError as error:
         log.error("%s", error)
-        return ExitCode.CONFIG if isinstance(error, _MENDED_BY_HAND) else ExitCode.FAILED
+        return DaemonExitCode.CONFIG if isinstance(error, _NEED_THE_OPERATOR) else DaemonExitCode.FAILED
 
 
-#: Errors that a restart can't cure, so that pm2 should not try.
-_MENDED_BY_HAND = (ConfigError, IdentityError, DataDirUnusable, SchemaTooNew, StoreCorrupt)
+#: Errors that a restart cannot cure: pm2 should not try.
+_NEED_THE_OPERATOR = (ConfigError, IdentityError, DataDirUnusable, SchemaTooNew, SchemaTooOld, StoreCorrupt)
 
 
-async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket) -> ExitCode:
+async def _serve_until_stopped(
+    daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket
+) -> DaemonExitCode:
     settings = daemon.settings
-    public = _server(public_app(daemon), settings, daemon.metrics)
-    private = _server(operator_app(daemon), settings, daemon.metrics)
+    public = _uvicorn_server(public_app(daemon), settings, daemon.metrics)
+    private = _uvicorn_server(operator_app(daemon), settings, daemon.metrics)
     stop = asyncio.Event()
-    with _signals(stop.set):
+    with _stop_on_signals(stop.set):
         await daemon.start()
-        daemon.on_broken = stop.set
-        _look_at_the_password(daemon)
-        _settle_memory()
+        daemon.on_failure = stop.set
+        _check_hotkey_password(daemon)
+        _freeze_garbage_collector()
         try:
             async with asyncio.TaskGroup() as group:
                 serving_private = group.create_task(private.serve(sockets=[operator_socket]))
                 serving_public = group.create_task(public.serve(sockets=[public_socket]))
-                _announce(daemon, public_socket, operator_socket)
+                _write_run_file(daemon, public_socket, operator_socket)
                 await stop.wait()
                 log.info("stopping: %d connections are open", len(public.server_state.connections))
                 public.should_exit = True
@@ -122,54 +136,56 @@ async def _serve(daemon: Daemon, public_socket: socket.socket, operator_socket: 
                 await serving_private
         finally:
             await daemon.stop()
-            _forget(settings.data_dir)
-    if daemon.broken:
-        log.error("stopped: %s", daemon.broken)
-        return ExitCode.FAILED
+            _remove_run_file(settings.data_dir)
+    if daemon.failure:
+        log.error("stopped: %s", daemon.failure)
+        return DaemonExitCode.FAILED
     log.info("stopped")
-    return ExitCode.OK
+    return DaemonExitCode.OK
 
 
-def _look_at_the_password(daemon: Daemon) -> None:
-    """Nothing that is answered needs the hotkey open, but what is sent to the chain does: whoever starts the
-    daemon hears now that it can't be. Opening takes seconds, which a stop must not wait for."""
+def _check_hotkey_password(daemon: Daemon) -> None:
+    """Alert when the hotkey cannot be opened. No reply needs it open, but what is sent to the chain does.
+    Opening takes seconds, which a stop must not wait for."""
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
-        trouble = password_trouble(daemon.settings)
-        if trouble is not None:
+    def check() -> None:
+        problem = password_problem(daemon.settings)
+        if problem is not None:
             with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
-                loop.call_soon_threadsafe(daemon.alerts, "hotkey_locked", trouble)
+                loop.call_soon_threadsafe(daemon.alerts, AlertKind.HOTKEY_LOCKED, problem)
 
-    threading.Thread(target=look, name="hotkey", daemon=True).start()
+    threading.Thread(target=check, name="hotkey", daemon=True).start()
 
 
-def _settle_memory() -> None:
-    """Take what start-up made out of the garbage collector's rounds: 200,000 objects that live as long as
-    the process. Each full round would walk them all, in the middle of somebody's request."""
+def _freeze_garbage_collector() -> None:
+    """Exempt the 200,000 objects of the start from garbage collection: they live as long as the process, and
+    each full collection would walk them all, in the middle of a request."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
-def _server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Server:
+def _uvicorn_server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _UvicornServer:
     config = uvicorn.Config(
         app,
-        http=protocol(_wire_limits(settings), lambda status: metrics.request("refused", status, 0.0)),
+        http=protocol_class(
+            _http_limits(settings), lambda status: metrics.count_request("refused", status, 0.0)
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits go by the socket's address
-        backlog=BACKLOG,
+        proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits use the socket's address
+        backlog=LISTEN_BACKLOG,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
     )
-    return _Server(config)
+    return _UvicornServer(config)
 
 
-def _wire_limits(settings: Settings) -> WireLimits:
-    return WireLimits(
+def _http_limits(settings: Settings) -> HttpLimits:
+    return HttpLimits(
         header_seconds=settings.header_timeout_seconds,
         body_seconds=settings.body_timeout_seconds,
         max_body_bytes=int(settings.max_body_bytes),
@@ -179,88 +195,90 @@ def _wire_limits(settings: Settings) -> WireLimits:
 
 
 @contextmanager
-def _dying_of_signals() -> Iterator[None]:
-    """While the daemon is not up: end at once, with a shell's code for it.
+def _exit_on_signals() -> Iterator[None]:
+    """Until the daemon runs, end at once on a signal, with the exit code that a shell gives it.
 
-    Not by an exception: it would come up anywhere, in a library that takes it for a failure of its own as
-    well. Nothing needs tidying, since a start copes with whatever `kill -9` leaves.
+    Not by an exception: it could come up inside a library that takes it for a failure of its own. Nothing
+    needs cleaning up, since a start copes with whatever `kill -9` leaves.
     """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         logging.shutdown()
         os._exit(128 + number)
 
-    before = {number: signal.signal(number, on_signal) for number in STOPPING}
+    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """The first SIGTERM or SIGINT (pm2 sends that one) stops in order, the second at once."""
-    asked = False
+def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Stop in order on the first SIGTERM or SIGINT (which pm2 sends), at once on the second."""
+    is_stopping = False
 
     def on_signal() -> None:
-        nonlocal asked
-        if asked:
+        nonlocal is_stopping
+        if is_stopping:
             log.error("second signal: stopping at once; what was answered is on disk")
             logging.shutdown()
-            os._exit(ExitCode.FORCED)
-        asked = True
+            os._exit(DaemonExitCode.FORCED)
+        is_stopping = True
         stop()
 
     loop = asyncio.get_running_loop()
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
 
-def _listen(host: str, port: int, name: str) -> socket.socket:
-    """A port that is ours from here on.
+def _listening_socket(host: str, port: int, name: str) -> socket.socket:
+    """Bind a port and listen on it.
 
-    Listening is not left to uvloop: it passes over a port that another process took since `bind`, and stays
-    deaf (uvloop 0.23). Whoever calls during the start waits for its end.
+    Not left to uvloop, which ignores that another process took the port since `bind`, and then receives
+    nothing (uvloop 0.23). Clients that connect during the start wait for its end.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(BACKLOG)
+        listening.listen(LISTEN_BACKLOG)
     except OSError as error:
         listening.close()
         way_out = {
             errno.EADDRINUSE: f"free the port, or set {name}_PORT to another one",
             errno.EACCES: f"set {name}_PORT to one from 1024 on",
         }.get(error.errno or 0, f"set {name}_HOST to an address of this machine")
-        raise PortInUse(f"{host}:{port} can't be listened on ({error.strerror}); {way_out}") from None
+        raise PortInUse(f"{host}:{port} cannot be listened on ({error.strerror}); {way_out}") from None
     listening.setblocking(False)
     return listening
 
 
-def _announce(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
+def _write_run_file(daemon: Daemon, public: socket.socket, private: socket.socket) -> None:
     public_port, operator_port = public.getsockname()[1], private.getsockname()[1]
     settings = daemon.settings
     log.info("answering validators on %s:%d as %s", settings.public_host, public_port, daemon.hotkey)
     log.info("operator port on %s:%d", settings.operator_host, operator_port)
-    told = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
+    content = {"pid": os.getpid(), "public_port": public_port, "operator_port": operator_port}
     path = settings.data_dir / RUN_FILE
     partial = path.with_suffix(".part")
     try:
-        partial.write_text(json.dumps(told) + "\n")
+        partial.write_text(json.dumps(content) + "\n")
         partial.replace(path)
     except OSError as error:
-        log.warning("other commands won't find this daemon: %s can't be written (%s)", path, error.strerror)
+        log.warning(
+            "other commands will not find this daemon: %s cannot be written (%s)", path, error.strerror
+        )
 
 
-def _forget(data_dir: Path) -> None:
+def _remove_run_file(data_dir: Path) -> None:
     path = data_dir / RUN_FILE
     try:
         path.unlink(missing_ok=True)

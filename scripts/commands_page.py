@@ -1,4 +1,4 @@
-"""Writes docs/commands.md from the command line itself (make docs)."""
+"""Print docs/commands.md from the command line's own help (make docs)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import typer.main
 
-from miner.cli import app
+from miner.cli.main import app
 
 
 def commands(group: typer.core.TyperGroup, prefix: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:

@@ -1,7 +1,7 @@
-"""An environment with what one part needs: python scripts/install.py daemon|dev|bench|demo|training FOLDER
+"""Install what one part needs: python scripts/install.py daemon|dev|bench|demo|training FOLDER
 
-Makes the environment if it is not there and brings it up to date. One line tells how far it is; pip's own
-output is shown only when it fails.
+Creates the environment in FOLDER if needed and brings it up to date. One line shows the progress; pip's own
+output is shown only if it fails.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DAEMON = {"daemon": ".", "dev": ".[dev]", "bench": ".[dev,bench]"}
 TRAINING = ("demo", "training")
-#: Fetched and on disk, by what is installed and the build of torch: measured with Python 3.11, November 2026.
+#: Download and disk sizes by part and build of torch, measured with Python 3.11, November 2026.
 SIZES = {
     ("demo", "CPU"): "0.3 GB to fetch, 1.5 GB on disk",
     ("demo", "CUDA"): "2.9 GB to fetch, 5.2 GB on disk",
     ("training", "CPU"): "0.7 GB to fetch, 4 GB on disk",
     ("training", "CUDA"): "3.2 GB to fetch, 7.1 GB on disk",
 }
-#: Told one by one where no terminal shows how far it is.
+#: Files of this size are printed one by one when there is no terminal.
 LARGE_MB = 100.0
 FETCHED = re.compile(r"^\s*(Downloading|Using cached|Processing) (\S+)(?: \(([\d.]+) (\wB)\))?")
 UNITS = {"kB": 0.001, "MB": 1.0, "GB": 1000.0}
@@ -38,28 +38,28 @@ def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036 - whichever python3 the shell finds
         version = sys.version.split()[0]
         raise SystemExit(f"god-miner needs Python 3.11 or newer, {sys.executable} is {version}: set PYTHON=")
-    kept = make_environment(folder)
+    note = make_environment(folder)
     if what in DAEMON:
         code = install(folder, what, ["-c", "constraints.txt", "-e", DAEMON[what]])
     else:
         code = install_training(folder, what)
-    if kept:
-        print(kept, flush=True)
+    if note:
+        print(note, flush=True)
     return code
 
 
 def make_environment(folder: Path) -> str:
-    """What is to be said again at the end: that the one that is there has another Python."""
-    # pip comes last; python is a link that points nowhere once its Python was removed.
+    """Create the environment unless it exists; return a note for the end if it has another Python."""
+    # pip is installed last; python is a dangling link once its Python was removed.
     if (folder / "bin" / "pip").exists() and (folder / "bin" / "python").exists():
         wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        there = [one.name for one in (folder / "lib").glob("python3.*")]
-        if not there or wanted in there:
+        existing = [path.name for path in (folder / "lib").glob("python3.*")]
+        if not existing or wanted in existing:
             return ""
-        kept = f"{folder.name} is kept as it is, with {there[0]}"
-        kept += f"; for {wanted} ({sys.executable}): rm -rf {folder.name}, and again"
-        print(kept, flush=True)
-        return kept
+        note = f"{folder.name} is kept as it is, with {existing[0]}"
+        note += f"; for {wanted} ({sys.executable}): rm -rf {folder.name}, and run this again"
+        print(note, flush=True)
+        return note
     try:
         import ensurepip  # noqa: F401 - Debian has it in another package
         import venv  # noqa: F401
@@ -69,21 +69,21 @@ def make_environment(folder: Path) -> str:
             f"{sys.executable} cannot make environments: apt-get install python{version}-venv"
         ) from None
     if subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=False).returncode:
-        raise SystemExit(f"{folder} could not be made: see above")
+        raise SystemExit(f"{folder} could not be created: see above")
     return ""
 
 
 def install_training(folder: Path, what: str) -> int:
-    """torch first: with the right build there, nothing that needs it fetches another."""
+    """Install torch first: once the right build is there, no other is downloaded."""
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     packages = extras[what]
-    [torch] = [one for one in packages if one.startswith("torch==")]
+    [torch] = [package for package in packages if package.startswith("torch==")]
     cpu = f"{torch}+cpu"
     if shutil.which("nvidia-smi"):
         build, wanted = "CUDA", f"{torch},!={torch.removeprefix('torch==')}+cpu"
-    elif offered(folder, cpu):
+    elif is_available(folder, cpu):
         build, wanted = "CPU", cpu
     else:
         build, wanted = "CUDA", torch
@@ -98,10 +98,10 @@ def install_training(folder: Path, what: str) -> int:
     return install(folder, "torch", [*pinned, wanted]) or install(folder, what, [*pinned, *packages])
 
 
-def offered(folder: Path, requirement: str) -> bool:
-    """Whether pip, as it is configured here, finds it."""
-    asked = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", requirement]
-    return subprocess.run(pip(folder, asked), capture_output=True, check=False, cwd=ROOT).returncode == 0
+def is_available(folder: Path, requirement: str) -> bool:
+    """Whether pip finds it with this machine's configuration."""
+    arguments = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", requirement]
+    return subprocess.run(pip(folder, arguments), capture_output=True, check=False, cwd=ROOT).returncode == 0
 
 
 def pip(folder: Path, arguments: list[str]) -> list[str]:
@@ -109,24 +109,24 @@ def pip(folder: Path, arguments: list[str]) -> list[str]:
 
 
 class Progress:
-    """What pip has said, and one line of it."""
+    """pip's output, and one line that sums it up."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.began = time.monotonic()
+        self.started = time.monotonic()
         self.lines: list[str] = []
         self.files = 0
         self.megabytes = 0.0
-        self.now = "asks the index"
+        self.now = "reads the index"
 
-    def hear(self, line: str) -> None:
+    def add(self, line: str) -> None:
         self.lines.append(line)
-        found = FETCHED.match(line)
-        if found and not found[2].endswith(".metadata"):
-            size = float(found[3] or 0) * UNITS.get(found[4] or "", 0.0)
+        match = FETCHED.match(line)
+        if match and not match[2].endswith(".metadata"):
+            size = float(match[3] or 0) * UNITS.get(match[4] or "", 0.0)
             self.files += 1
             self.megabytes += size
-            self.now = Path(found[2]).name.split("-")[0] + (f" ({size:,.0f} MB)" if size >= 1 else "")
+            self.now = Path(match[2]).name.split("-")[0] + (f" ({size:,.0f} MB)" if size >= 1 else "")
             if size >= LARGE_MB and not sys.stdout.isatty():
                 print(f"  {self}", flush=True)
         elif line.startswith("Installing collected packages"):
@@ -135,7 +135,7 @@ class Progress:
                 print(f"  {self}", flush=True)
 
     def __str__(self) -> str:
-        seconds = int(time.monotonic() - self.began)
+        seconds = int(time.monotonic() - self.started)
         fetched = f"{self.files} files, {self.megabytes:,.0f} MB, " if self.files else ""
         return f"{self.what}: {fetched}{seconds // 60}:{seconds % 60:02d}, {self.now}"
 
@@ -151,7 +151,7 @@ def install(folder: Path, what: str, arguments: list[str]) -> int:
 
     def read() -> None:
         for line in output:
-            progress.hear(line.rstrip())
+            progress.add(line.rstrip())
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -171,7 +171,7 @@ def install(folder: Path, what: str, arguments: list[str]) -> int:
         print("\n".join(progress.lines[-60:]), file=sys.stderr)
         print(f"{what} was not installed into {folder}: pip ended with {code}, see above", file=sys.stderr)
         return 1
-    seconds = time.monotonic() - progress.began
+    seconds = time.monotonic() - progress.started
     print(f"{what}: installed into {os.path.relpath(folder, ROOT)} in {seconds:.0f} s", flush=True)
     return 0
 

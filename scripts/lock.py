@@ -1,8 +1,8 @@
-"""The constraint files, and whether they can be installed: python scripts/lock.py write|check
+"""Write the constraint files, or check that they can be installed: python scripts/lock.py write|check
 
-`write` resolves both files anew: `constraints.txt` for the daemon and its tools, `constraints-training.txt`
-for what trains. `check` resolves what the Makefile and the Dockerfiles install against the files as they are.
-Both ask plain PyPI for Linux on x86-64 and install nothing; no configuration of pip or uv is in force.
+`write` resolves both files again: `constraints.txt` for the daemon and its tools, `constraints-training.txt`
+for the training environment. `check` resolves what the Makefile and the Dockerfiles install against the
+current files. Both use plain PyPI for Linux on x86-64, install nothing, and ignore pip's and uv's settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parents[1]
 DAEMON, TRAINING = "constraints.txt", "constraints-training.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
-#: What is resolved for. uv repeats it behind every line; the files leave it out.
+#: The platform to resolve for. uv repeats it after every line; the files leave it out.
 PLATFORM = ("implementation_name == 'cpython'", "platform_machine == 'x86_64'", "sys_platform == 'linux'")
 IMPLIED = {*PLATFORM, "platform_python_implementation != 'PyPy'"}
 HEADER = "# Exact versions for reproducible installs (pip install -c {name}). Rewritten by: make lock\n"
@@ -38,12 +38,12 @@ UNREACHABLE = re.compile(r"Failed to fetch|Request failed after|error sending re
 
 @dataclass(frozen=True)
 class Install:
-    """One install command: what it asks for, and the constraint file that it names."""
+    """One install command: its requirements and its constraint file."""
 
     name: str
     requirements: tuple[str, ...]
     constraints: str | None
-    #: Whether its build goes on without it.
+    #: Whether the build goes on if it fails.
     optional: bool = False
 
 
@@ -52,7 +52,7 @@ class Outcome:
     install: Install
     python: str
     #: Why it cannot be installed, None if it can.
-    trouble: str | None = None
+    error: str | None = None
     unreachable: bool = False
 
 
@@ -65,13 +65,14 @@ def project() -> tuple[list[str], dict[str, list[str]]]:
 def installs() -> list[Install]:
     """Everything that the Makefile and the Dockerfiles install."""
     daemon, extras = project()
+    dockerfiles = sorted((ROOT / "dockerfiles").glob("*.dockerfile"))
     return [
         Install("the daemon", tuple(daemon), DAEMON),
         Install("dev", (*daemon, *extras["dev"]), DAEMON),
         Install("bench", (*daemon, *extras["dev"], *extras["bench"]), DAEMON),
         Install("demo", tuple(extras["demo"]), TRAINING),
         Install("training", tuple(extras["training"]), TRAINING),
-        *(one for path in sorted((ROOT / "dockerfiles").glob("*.dockerfile")) for one in of_dockerfile(path)),
+        *(install for path in dockerfiles for install in of_dockerfile(path)),
     ]
 
 
@@ -83,12 +84,12 @@ def of_dockerfile(path: Path) -> Iterator[Install]:
         loops = {name: values[items] for name, items in re.findall(r"for (\w+) in \$\{(\w+)\}", line)}
         for command in re.findall(r"\bpip install\s+([^&|;]*)", line):
             requirements, constraints = _arguments(shlex.split(command))
-            if not requirements:  # our own code, without what it needs
+            if not requirements:  # our own code, without its dependencies
                 continue
-            each = [name for name in loops if f"${name}" in requirements]
-            for value in loops[each[0]].split() if each else [""]:
-                asked = tuple(value if one == f"${each[0]}" else one for one in requirements) if each else ()
-                yield Install(path.name, asked or tuple(requirements), constraints, optional=bool(each))
+            variable = next((f"${name}" for name in loops if f"${name}" in requirements), "")
+            for value in loops[variable[1:]].split() if variable else [""]:
+                replaced = tuple(value if word == variable else word for word in requirements)
+                yield Install(path.name, replaced, constraints, optional=bool(variable))
 
 
 #: Options of pip and uv that are followed by a value.
@@ -96,13 +97,13 @@ _VALUED = {"-c", "-r", "--constraint", "--requirement", "--python", "--retries",
 
 
 def _arguments(words: list[str]) -> tuple[list[str], str | None]:
-    """What a `pip install` asks for, and which of our constraint files it names."""
+    """The requirements of a `pip install`, and which of our constraint files it names."""
     requirements, constraints, rest = [], None, iter(words)
     for word in rest:
         value = next(rest) if word in _VALUED else ""
         if word in ("-c", "--constraint"):
             constraints = Path(value).name if (ROOT / Path(value).name).exists() else None
-        elif word in ("-r", "--requirement"):  # made in the build, from pyproject.toml
+        elif word in ("-r", "--requirement"):  # written by the build, from pyproject.toml
             requirements += project()[0]
         elif not word.startswith("-") and word != ".":
             requirements.append(word)
@@ -110,23 +111,23 @@ def _arguments(words: list[str]) -> tuple[list[str], str | None]:
 
 
 def uv() -> str:
-    """The path to a uv that runs, installed below .cache where there is none."""
-    made = ROOT / ".cache" / "uv"
-    for name in ("uv", str(made / "bin" / "uv")):
-        found = shutil.which(name)
-        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-            return found
-    pip = [made / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "uv"]
-    for command in ([sys.executable, "-m", "venv", made], pip):
+    """The path of a working uv, installed in .cache if there is none."""
+    installed = ROOT / ".cache" / "uv"
+    for name in ("uv", str(installed / "bin" / "uv")):
+        path = shutil.which(name)
+        if path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+            return path
+    pip = [installed / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "uv"]
+    for command in ([sys.executable, "-m", "venv", installed], pip):
         if subprocess.run(command, check=False).returncode:
             print("uv is not here and cannot be installed, nothing was checked: see above", file=sys.stderr)
             raise SystemExit(2)
-    return str(made / "bin" / "uv")
+    return str(installed / "bin" / "uv")
 
 
 def resolve(program: str, requirements: tuple[str, ...], *options: str) -> subprocess.CompletedProcess[str]:
-    """`uv pip compile` on a project of its own, with nobody's settings."""
-    needed = ", ".join(f"'''{one}'''" for one in requirements)
+    """Run `uv pip compile` on a project of its own, without anybody's settings."""
+    needed = ", ".join(f"'''{requirement}'''" for requirement in requirements)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pyproject.toml").write_text(
             f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
@@ -143,7 +144,7 @@ def resolve(program: str, requirements: tuple[str, ...], *options: str) -> subpr
 
 
 def _environment(home: str) -> dict[str, str]:
-    """PATH, proxies and certificates of ours; no index, and no configuration file."""
+    """Our PATH, proxies and certificates; no index and no configuration file."""
     kept = re.compile(r"PATH|SSL_CERT_FILE|SSL_CERT_DIR|TMPDIR|\w+_proxy", re.IGNORECASE)
     cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
     return {
@@ -186,31 +187,33 @@ def check(program: str) -> int:
         by_file.setdefault((install.constraints, install.optional), []).append(install)
     groups = [(together, python) for together in by_file.values() for python in PYTHONS]
     with ThreadPoolExecutor(9) as pool:
-        outcomes = [one for found in pool.map(lambda group: _group(program, *group), groups) for one in found]
-    away = [one for one in outcomes if one.unreachable]
-    if away:
-        print(f"PyPI cannot be reached, nothing was checked:\n{away[0].trouble}", file=sys.stderr)
+        results = pool.map(lambda group: _group(program, *group), groups)
+        outcomes = [outcome for group in results for outcome in group]
+    unreachable = [outcome for outcome in outcomes if outcome.unreachable]
+    if unreachable:
+        print(f"PyPI cannot be reached, nothing was checked:\n{unreachable[0].error}", file=sys.stderr)
         return 2
-    for one in outcomes:
-        if one.trouble is not None:
-            word = "note, its build goes on without it" if one.install.optional else "CONFLICT"
-            asked = " ".join(one.install.requirements)
-            where = f"{one.install.name} on Python {one.python}"
-            print(f"{word}: {where}: pip install {asked}\n{one.trouble}", file=sys.stderr)
-    held = sum(one.trouble is None for one in outcomes)
-    print(f"{held} of {len(outcomes)} installs resolve on plain PyPI (Python {', '.join(PYTHONS)})")
-    return int(any(one.trouble is not None and not one.install.optional for one in outcomes))
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        install = outcome.install
+        kind = "note, its build goes on without it" if install.optional else "CONFLICT"
+        where = f"{install.name} on Python {outcome.python}"
+        command = f"pip install {' '.join(install.requirements)}"
+        print(f"{kind}: {where}: {command}\n{outcome.error}", file=sys.stderr)
+    resolved = len(outcomes) - len(failed)
+    print(f"{resolved} of {len(outcomes)} installs resolve on plain PyPI (Python {', '.join(PYTHONS)})")
+    return int(any(not outcome.install.optional for outcome in failed))
 
 
 def _group(program: str, installs: list[Install], python: str) -> list[Outcome]:
-    """Where every version is pinned by one file, what can be installed together can be installed alone: one
-    question instead of many. Only where it fails is each asked for."""
-    requirements = tuple(dict.fromkeys(one for install in installs for one in install.requirements))
+    """Resolve all together first: with every version pinned by one file, what can be installed together can
+    be installed alone. Only if that fails is each resolved alone."""
+    requirements = tuple(dict.fromkeys(name for install in installs for name in install.requirements))
     first = installs[0]
-    found = _checked(program, Install(first.name, requirements, first.constraints, first.optional), python)
-    if found.trouble is None or found.unreachable or len(installs) == 1:
-        return [Outcome(one, python, found.trouble, found.unreachable) for one in installs]
-    return [_checked(program, one, python) for one in installs]
+    together = _checked(program, Install(first.name, requirements, first.constraints, first.optional), python)
+    if together.error is None or together.unreachable or len(installs) == 1:
+        return [Outcome(install, python, together.error, together.unreachable) for install in installs]
+    return [_checked(program, install, python) for install in installs]
 
 
 def _checked(program: str, install: Install, python: str) -> Outcome:
@@ -239,6 +242,3 @@ if __name__ == "__main__":
     if sys.argv[1:] not in (["write"], ["check"]):
         raise SystemExit(__doc__)
     raise SystemExit((write if sys.argv[1] == "write" else check)(uv()))
-
-
-__all__ = ["Install", "check", "installs", "of_dockerfile", "resolve", "write"]

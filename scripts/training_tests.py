@@ -1,7 +1,7 @@
-"""The trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
+"""Run the trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
 
-That environment may be somebody else's and is left as it is. What the tests need beside it is installed into
-FOLDER, once, and found after everything of the environment's own.
+That environment may be somebody else's and is not changed. What the tests need beside it is installed once
+into FOLDER, which comes last on the path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("pytest", "pytest_asyncio", "hypothesis")
-#: Warnings of the stack are its own affair; with the project's setting each would be an error.
+#: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
 
 #: A test launches trainings, several of them one after the other, at the lowest priority.
@@ -22,13 +22,13 @@ LIMIT_S = "3000"
 
 
 def missing() -> list[str]:
-    found = []
+    names = []
     for name in NEEDED:
         try:
             importlib.import_module(name)
         except ImportError:
-            found.append(name.replace("_", "-"))
-    return found
+            names.append(name.replace("_", "-"))
+    return names
 
 
 def main(folder: Path, arguments: list[str]) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.docker.images import KINDS
+from miner.engines.docker.images import IMAGE_KINDS
 
 ROOT = Path(__file__).parents[1]
-TRAINERS = {kind.short: ROOT / "dockerfiles" / kind.dockerfile for kind in KINDS.values()}
+TRAINERS = {kind.short: ROOT / "dockerfiles" / kind.dockerfile for kind in IMAGE_KINDS.values()}
 MODULES = {"text": "trainer.text", "image": "trainer.image", "toolkit": "trainer.image"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from miner.api import jobs, operator, subnet
+from miner.http import jobs, operator, subnet
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -27,7 +27,7 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    pages = (operator.build_router(), jobs.build_router())
+    pages = (operator.build_operator_router(), jobs.build_jobs_router())
     own = [route.path for page in pages for route in page.routes]  # type: ignore[attr-defined]
     return ["/healthz", *paths, *own]
 
@@ -46,6 +46,15 @@ def test_the_page_of_commands_is_what_the_command_line_says() -> None:
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@each("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "scripts" / "engine_tables" / "README.md"])
+def test_every_file_named_in_a_page_exists(page: Path) -> None:
+    for name in re.findall(
+        r"`((?:core|miner|trainer|tests|configs|dockerfiles|benchmarks|scripts|docs)/[\w/.-]+)`",
+        page.read_text(),
+    ):
+        assert (ROOT / name).exists(), name
 
 
 def _mirrored(test: Path) -> bool:

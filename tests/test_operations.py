@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from miner.server import ExitCode
+from miner.server import DaemonExitCode
 from miner.settings import Settings, load_settings
 from miner.store import database
 from tests.doubles.each import each
@@ -51,7 +51,7 @@ def test_pm2_runs_the_installed_daemon_once_and_never_for_a_changed_file(tmp_pat
     assert told["script"] == str(tmp_path / ".venv/bin/god-miner")
     assert (told["cwd"], told["args"], told["interpreter"]) == (str(tmp_path), "run", "none")
     assert (told["instances"], told["watch"], told["autorestart"]) == (1, False, True)
-    assert told["stop_exit_codes"] == [ExitCode.CONFIG]
+    assert told["stop_exit_codes"] == [DaemonExitCode.CONFIG]
 
 
 @needs_node
@@ -73,8 +73,8 @@ def test_pm2_does_not_kill_before_both_servers_had_their_grace(
     assert told["kill_timeout"] == (2 * grace + 10) * 1000
 
 
-@each("code", list(ExitCode))
-def test_every_exit_code_is_explained(code: ExitCode) -> None:
+@each("code", list(DaemonExitCode))
+def test_every_exit_code_is_explained(code: DaemonExitCode) -> None:
     assert re.search(rf"^\| {code.value} \|", OPERATIONS, re.MULTILINE)
 
 
@@ -89,7 +89,7 @@ def test_only_settings_and_files_that_exist_are_spoken_of() -> None:
 def test_the_commands_spoken_of_exist() -> None:
     import typer.main
 
-    from miner.cli import app as cli
+    from miner.cli.main import app as cli
 
     known = typer.main.get_command(cli)
     for words in set(

@@ -1,11 +1,11 @@
-"""What ends a training on purpose: each error knows the end that the daemon and the exit code speak of."""
+"""Errors that end a training, each with the end that the result file and the exit code report."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from core.errors import GodMinerError
-from core.run_files import RunEnd
+from core.domain.errors import GodMinerError
+from core.runs.run_files import RunEnd
 
 
 class TrainingError(GodMinerError):
@@ -16,28 +16,28 @@ class TrainingError(GodMinerError):
 
 
 class BadData(TrainingError):
-    """Rows or pictures that nothing can be learned from."""
+    """Rows or pictures from which nothing can be learned."""
 
     code = "bad_data"
     end = RunEnd.BAD_DATA
 
 
 class BadModel(TrainingError):
-    """A model folder that cannot be loaded, or misses what training needs."""
+    """A model folder that cannot be loaded, or lacks what training needs."""
 
     code = "bad_model"
     end = RunEnd.BAD_MODEL
 
 
 class BadReward(TrainingError):
-    """Reward code that is no reward code."""
+    """Reward code that is not usable."""
 
     code = "bad_reward"
     end = RunEnd.BAD_REWARD
 
 
-class NoGpu(TrainingError):
-    """Cards that the machine has and nothing can use."""
+class UnusableGpu(TrainingError):
+    """GPUs that the machine has and that cannot be used."""
 
     code = "no_gpu"
     end = RunEnd.INFEASIBLE

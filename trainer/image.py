@@ -10,19 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from core.run_files import RunSpec
-from trainer.command_line import image_run
-from trainer.wrapper.image_course import ImageCourse
-from trainer.wrapper.main import nobody_else_retries, run_to_the_end
-from trainer.wrapper.signals import StopRequest
+from core.runs.run_files import RunSpec
+from trainer.runner.command_line import image_run
+from trainer.runner.image_runner import ImageRunner
+from trainer.runner.main import retries_here, run_to_end
+from trainer.runner.processes import StopRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_to_the_end(image_run, _course, sys.argv[1:] if arguments is None else arguments)
+    return run_to_end(image_run, _runner, sys.argv[1:] if arguments is None else arguments)
 
 
-def _course(run: RunSpec, stop: StopRequest) -> ImageCourse:
-    return ImageCourse(run, stop, retries=nobody_else_retries(run))
+def _runner(run: RunSpec, stop: StopRequest) -> ImageRunner:
+    return ImageRunner(run, stop, retries=retries_here(run))
 
 
 if __name__ == "__main__":

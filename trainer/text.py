@@ -10,19 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from core.run_files import RunSpec
-from trainer.command_line import text_run
-from trainer.wrapper.course import TextCourse
-from trainer.wrapper.main import nobody_else_retries, run_to_the_end
-from trainer.wrapper.signals import StopRequest
+from core.runs.run_files import RunSpec
+from trainer.runner.command_line import text_run
+from trainer.runner.main import retries_here, run_to_end
+from trainer.runner.processes import StopRequest
+from trainer.runner.text_runner import TextRunner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_to_the_end(text_run, _course, sys.argv[1:] if arguments is None else arguments)
+    return run_to_end(text_run, _runner, sys.argv[1:] if arguments is None else arguments)
 
 
-def _course(run: RunSpec, stop: StopRequest) -> TextCourse:
-    return TextCourse(run, stop, retries=nobody_else_retries(run))
+def _runner(run: RunSpec, stop: StopRequest) -> TextRunner:
+    return TextRunner(run, stop, retries=retries_here(run))
 
 
 if __name__ == "__main__":

@@ -1,120 +1,206 @@
-"""From the chosen candidate to the one plan: every number, and the reason for each."""
+"""Write the plan of the chosen candidate: every number, and the reason for each.
+
+That includes the host around the GPUs: loader processes, the container's limits, the launch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from core.budget import TimeBreakdown, Verdict
-from core.choices import Engine, Method, Parallelism
-from core.hardware import Hardware
-from core.plan import TrainingPlan
-from core.plan_parts import (
-    AdapterPlan,
-    BatchPlan,
-    DpoPlan,
-    FsdpPlan,
-    GrpoPlan,
-    ImagePlan,
-    PrecisionPlan,
-    SequencePlan,
-    StepsPlan,
-)
-from core.planning.concede import concessions, epochs_between_files, no_fp8
-from core.planning.fit import Fit, Timed, budget_of
-from core.planning.host import container_plan, host_concessions, launch_plan, loader_plan
-from core.planning.learning import (
-    alpha_of,
+from core.domain.choices import Engine, Method, Parallelism
+from core.domain.hardware import Hardware
+from core.domain.units import show_bytes
+from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
+from core.planning.candidate import RunCandidate
+from core.planning.fit import SearchResult, TimedCandidate, budget_of
+from core.planning.memory import memory_of
+from core.planning.optimizer import (
     ema_plan,
     guarded_rate,
     learning_concessions,
+    lora_alpha,
     optimizer_plan,
     plateau_plan,
     search_plan,
     warmup,
 )
-from core.planning.memory import memory_of
-from core.planning.reasons import reasons_for
-from core.planning.setup import Setup
-from core.planning.start import VLLM_SHARE
-from core.planning.wishes import Wish
-from core.profile.annotations import Case
-from core.profile.explain import annotate
-from core.tasks import TaskType
+from core.planning.plan import (
+    AdapterPlan,
+    BatchPlan,
+    ContainerPlan,
+    DpoPlan,
+    FsdpPlan,
+    GrpoPlan,
+    ImagePlan,
+    LaunchPlan,
+    LoaderPlan,
+    PrecisionPlan,
+    SequencePlan,
+    StepsPlan,
+    TrainingPlan,
+)
+from core.planning.requirements import VLLM_SHARE, Requirements
+from core.planning.tradeoffs import concessions, epochs_between_files, no_fp8, reasons_for
+from core.profile.effects import EngineCase
+from core.profile.explain import annotations_for
+
+#: The host memory of one loader process, and the part of the host that all of them may take.
+WORKER_BYTES, WORKERS_SHARE = 0.5e9, 0.25
+#: Shared memory per GPU where the profile names none, and the part of the host that it may take.
+SHM_PER_GPU, SHM_SHARE = 16e9, 0.5
+#: The container may not take the whole host: the daemon lives there too.
+CONTAINER_SHARE = 0.95
 
 
-def plan_of(wish: Wish, fit: Fit, hardware: Hardware, explained: bool = True) -> TrainingPlan:
-    """`explained=False` leaves out what only a reader needs: notes and reasons."""
-    timed, setup = fit.best, fit.best.setup
-    targets = wish.targets
-    budget = budget_of(wish.limits, wish.kind.memory_bytes)
-    rate, _, _ = guarded_rate(wish, timed)
-    warmup_steps, _ = warmup(wish, timed.schedule.total)
-    given = [
-        *concessions(wish, fit, budget),
-        *learning_concessions(wish, timed),
-        *host_concessions(wish, hardware, setup.world),
-    ]
-    return TrainingPlan(
-        task=wish.task,
-        model=wish.model,
-        data=wish.data,
-        available=hardware.gpus,
-        gpus=hardware.gpus.take(setup.world),
-        profile=wish.profile.name,
-        profile_digest=wish.profile.digest,
-        engine=wish.engine,
-        method=setup.method,
-        adapter=_adapter(wish, setup),
-        parallelism=setup.parallelism,
-        fsdp=_fsdp(wish, setup),
-        batch=_batch(setup),
-        sequence=_sequence(wish, timed),
-        optimizer=optimizer_plan(wish, timed, rate, warmup_steps),
-        steps=_steps(wish, timed),
-        precision=_precision(wish, setup),
-        loader=loader_plan(wish, hardware, setup.world),
-        ema=ema_plan(wish, setup),
-        plateau=plateau_plan(wish),
-        lr_search=search_plan(wish, timed, rate),
-        dpo=_dpo(wish, setup),
-        grpo=_grpo(wish, setup),
-        image=_image(wish, timed),
-        container=container_plan(wish, hardware, setup.world),
-        env=wish.profile.env,
-        launch=launch_plan(wish, setup.world),
-        seed=targets.seed,
-        engine_config=_raw(wish),
-        memory=memory_of(setup, budget),
-        time=time_of(timed),
-        verdict=Verdict(feasible=fit.code is None, code=fit.code, reason=fit.reason),
-        concessions=tuple(given),
-        notes=tuple(_notes(wish, timed)) if explained else (),
-        reasons=reasons_for(wish, fit, given) if explained else {},
+def loader_plan(needs: Requirements, hardware: Hardware, world: int) -> LoaderPlan:
+    targets, workers = needs.targets, loader_workers(needs, hardware, world)
+    if needs.engine is Engine.NATIVE:  # one thread of its own
+        return LoaderPlan(
+            workers=0,
+            pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
+            prefetch_factor=targets.dataloader_prefetch_factor,
+            persistent_workers=False,
+            drop_last=False,
+        )
+    return LoaderPlan(
+        workers=workers,
+        pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
+        prefetch_factor=targets.dataloader_prefetch_factor if workers else None,
+        persistent_workers=targets.dataloader_persistent_workers and workers > 0,
+        drop_last=targets.dataloader_drop_last,
     )
 
 
-def _adapter(wish: Wish, setup: Setup) -> AdapterPlan | None:
-    if setup.method is Method.FULL:
+def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
+    sharing = _sharing(hardware, world)
+    by_cores = max(hardware.cpu_cores // sharing, 1)
+    by_memory = max(int(hardware.memory_bytes * WORKERS_SHARE / WORKER_BYTES) // sharing, 1)
+    return min(needs.targets.dataloader_num_workers, by_cores, by_memory)
+
+
+def _sharing(hardware: Hardware, world: int) -> int:
+    """Processes that share the host's cores and memory: jobs on the other GPUs need theirs too."""
+    return max(hardware.host_gpus or hardware.gpus.count, world)
+
+
+def container_plan(needs: Requirements, hardware: Hardware, world: int) -> ContainerPlan:
+    asked = needs.profile.container
+    share = int(hardware.memory_bytes * CONTAINER_SHARE * world / _sharing(hardware, world))
+    shm = asked.shm or int(SHM_PER_GPU * world)
+    return ContainerPlan(
+        memory_bytes=min(asked.memory or share, share),
+        shm_bytes=min(shm, int(hardware.memory_bytes * SHM_SHARE)),
+        cpus=existing_cores(asked.cpus, hardware.cpu_cores),
+    )
+
+
+def existing_cores(cpus: str | None, cores: int) -> str | None:
+    """The part of a cpuset that exists: Docker refuses one that names a missing core."""
+    if cpus is None:
         return None
-    targets = wish.targets
+    spans = []
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", cpus):
+        first, last = int(low), min(int(high or low), cores - 1)
+        if first <= last:
+            spans.append(f"{first}-{last}" if last > first else str(first))
+    return ",".join(spans) or None
+
+
+def host_concessions(needs: Requirements, hardware: Hardware, world: int) -> Iterator[Concession]:
+    workers, asked = loader_workers(needs, hardware, world), needs.targets.dataloader_num_workers
+    if workers < asked and needs.engine is not Engine.NATIVE:
+        memory, sharing = show_bytes(hardware.memory_bytes), _sharing(hardware, world)
+        reason = f"{hardware.cpu_cores} cores and {memory} for {sharing} processes"
+        yield conceded("dataloader_num_workers", asked, workers, reason)
+    wanted, got = needs.profile.container, container_plan(needs, hardware, world)
+    host = f"the host has {show_bytes(hardware.memory_bytes)}"
+    if wanted.memory and got.memory_bytes != wanted.memory:
+        share = f"{host}, and {world} of {_sharing(hardware, world)} GPUs have their share of it"
+        yield conceded(
+            "container.memory", show_bytes(wanted.memory), show_bytes(got.memory_bytes or 0), share
+        )
+    if wanted.shm and got.shm_bytes != wanted.shm:
+        yield conceded("container.shm", show_bytes(wanted.shm), show_bytes(got.shm_bytes or 0), host)
+    if wanted.cpus and got.cpus != wanted.cpus:
+        yield conceded("container.cpus", wanted.cpus, got.cpus, f"the host has {hardware.cpu_cores} cores")
+
+
+def assemble_plan(
+    needs: Requirements, result: SearchResult, hardware: Hardware, explained: bool = True
+) -> TrainingPlan:
+    """Write the plan. `explained=False` leaves out what only a reader needs: notes and reasons."""
+    timed, candidate = result.best, result.best.candidate
+    targets = needs.targets
+    budget = budget_of(needs.limits, needs.kind.memory_bytes)
+    rate, _, _ = guarded_rate(needs, timed)
+    warmup_steps, _ = warmup(needs, timed.schedule.total)
+    conceded_targets = [
+        *concessions(needs, result, budget),
+        *learning_concessions(needs, timed),
+        *host_concessions(needs, hardware, candidate.world),
+    ]
+    return TrainingPlan(
+        task=needs.task,
+        model=needs.model,
+        data=needs.data,
+        available=hardware.gpus,
+        gpus=hardware.gpus.take(candidate.world),
+        profile=needs.profile.name,
+        profile_digest=needs.profile.digest,
+        engine=needs.engine,
+        method=candidate.method,
+        adapter=_adapter(needs, candidate),
+        parallelism=candidate.parallelism,
+        fsdp=_fsdp(needs, candidate),
+        batch=_batch(candidate),
+        sequence=_sequence(needs, timed),
+        optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
+        steps=_steps(needs, timed),
+        precision=_precision(needs, candidate),
+        loader=loader_plan(needs, hardware, candidate.world),
+        ema=ema_plan(needs, candidate),
+        plateau=plateau_plan(needs),
+        lr_search=search_plan(needs, timed, rate),
+        dpo=_dpo(needs, candidate),
+        grpo=_grpo(needs, candidate),
+        image=_image(needs, timed),
+        container=container_plan(needs, hardware, candidate.world),
+        env=needs.profile.env,
+        launch=LaunchPlan(processes=candidate.world, port=targets.main_process_port),
+        seed=targets.seed,
+        engine_config=_raw(needs),
+        memory=memory_of(candidate, budget),
+        time=time_breakdown(timed),
+        verdict=PlanVerdict(feasible=result.code is None, code=result.code, reason=result.reason),
+        concessions=tuple(conceded_targets),
+        notes=tuple(_notes(needs, timed)) if explained else (),
+        reasons=reasons_for(needs, result, conceded_targets) if explained else {},
+    )
+
+
+def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None:
+    if candidate.method is Method.FULL:
+        return None
+    targets = needs.targets
     return AdapterPlan(
-        rank=setup.rank,
-        alpha=alpha_of(wish, setup.rank),
+        rank=candidate.rank,
+        alpha=lora_alpha(needs, candidate.rank),
         dropout=targets.lora_dropout,
         target_modules=tuple(targets.lora_target_modules or ()),
         rslora=targets.rslora,
         dora=targets.dora,
         loraplus_lr_ratio=targets.loraplus_lr_ratio,
-        text_encoder=bool(setup.picture and setup.picture.text_adapter),
+        text_encoder=bool(candidate.image and candidate.image.text_adapter),
         fp32=targets.adapter_fp32,
-        params=setup.adapter_params,
+        params=candidate.adapter_params,
     )
 
 
-def _fsdp(wish: Wish, setup: Setup) -> FsdpPlan | None:
-    if setup.parallelism is not Parallelism.FSDP:
+def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
+    if candidate.parallelism is not Parallelism.FSDP:
         return None
-    targets = wish.targets
+    targets = needs.targets
     return FsdpPlan(
         reshard_after_forward=targets.fsdp_reshard_after_forward,
         forward_prefetch=targets.fsdp_forward_prefetch,
@@ -123,32 +209,32 @@ def _fsdp(wish: Wish, setup: Setup) -> FsdpPlan | None:
     )
 
 
-def _batch(setup: Setup) -> BatchPlan:
+def _batch(candidate: RunCandidate) -> BatchPlan:
     return BatchPlan(
-        micro=setup.micro,
-        accumulation=setup.accumulation,
-        world_size=setup.world,
-        eval_micro=setup.eval_micro,
+        micro=candidate.micro,
+        accumulation=candidate.accumulation,
+        world_size=candidate.world,
+        eval_micro=candidate.eval_micro,
     )
 
 
-def _sequence(wish: Wish, timed: Timed) -> SequencePlan:
+def _sequence(needs: Requirements, timed: TimedCandidate) -> SequencePlan:
     seq = timed.seq
     return SequencePlan(
         length=seq.length,
         packing=seq.packing,
-        group_by_length=wish.targets.group_by_length and not seq.packing and not wish.model.is_image,
+        group_by_length=needs.targets.group_by_length and not seq.packing and not needs.model.is_image,
         pad_to_length=seq.packing,
         prompt_limit=seq.prompt_limit,
         completion_limit=seq.completion_limit,
         dropped_share=min(max(seq.dropped_share, 0.0), 1.0),
         per_epoch=seq.per_epoch,
-        tokens_per_epoch=round(seq.per_epoch * (seq.length if wish.model.is_image else seq.padded)),
+        tokens_per_epoch=round(seq.per_epoch * (seq.length if needs.model.is_image else seq.padded)),
     )
 
 
-def _steps(wish: Wish, timed: Timed) -> StepsPlan:
-    schedule, targets = timed.schedule, wish.targets
+def _steps(needs: Requirements, timed: TimedCandidate) -> StepsPlan:
+    schedule, targets = timed.schedule, needs.targets
     return StepsPlan(
         epochs=schedule.epochs,
         per_epoch=schedule.per_epoch,
@@ -165,8 +251,8 @@ def _steps(wish: Wish, timed: Timed) -> StepsPlan:
     )
 
 
-def _precision(wish: Wish, setup: Setup) -> PrecisionPlan:
-    targets, kind, supervised = wish.targets, wish.kind, _supervised(wish)
+def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
+    targets, kind, supervised = needs.targets, needs.kind, _supervised(needs)
     on_gpu = kind.compute_capability > (0, 0)
     half = targets.bf16 and not kind.has_bf16
     kernels = targets.lora_kernels if targets.lora_kernels is not None else on_gpu
@@ -174,51 +260,51 @@ def _precision(wish: Wish, setup: Setup) -> PrecisionPlan:
         bf16=targets.bf16 and kind.has_bf16,
         fp16=targets.fp16 or half,
         tf32=targets.tf32 and kind.compute_capability >= (8, 0),
-        fp8=setup.fp8 and no_fp8(setup) is None,
-        attention=setup.attention,
-        compile_mode=setup.compile_mode,
-        gradient_checkpointing=setup.checkpointing,
-        activation_offload=setup.offload,
+        fp8=candidate.fp8 and no_fp8(candidate) is None,
+        attention=candidate.attention,
+        compile_mode=candidate.compile_mode,
+        gradient_checkpointing=candidate.checkpointing,
+        activation_offload=candidate.offload,
         # The KL to the base model is computed from the logits, which a fused loss never has.
-        fused_loss=targets.fused_loss and supervised and not wish.task.kl_coefficient,
+        fused_loss=targets.fused_loss and supervised and not needs.task.kl_coefficient,
         liger=targets.liger,
-        lora_kernels=kernels and supervised and setup.method is not Method.FULL,
+        lora_kernels=kernels and supervised and candidate.method is not Method.FULL,
         neftune_alpha=targets.neftune_alpha,
     )
 
 
-def _supervised(wish: Wish) -> bool:
-    return wish.task.task_type in (TaskType.INSTRUCT, TaskType.CHAT)
+def _supervised(needs: Requirements) -> bool:
+    return needs.task.task_type.is_supervised
 
 
-def _dpo(wish: Wish, setup: Setup) -> DpoPlan | None:
-    if wish.task.task_type is not TaskType.DPO:
+def _dpo(needs: Requirements, candidate: RunCandidate) -> DpoPlan | None:
+    if not needs.task.task_type.has_pairs:
         return None
-    return DpoPlan(beta=wish.targets.dpo_beta, precompute_reference=setup.reference_ready)
+    return DpoPlan(beta=needs.targets.dpo_beta, precompute_reference=candidate.reference_ready)
 
 
-def _grpo(wish: Wish, setup: Setup) -> GrpoPlan | None:
-    if wish.task.task_type is not TaskType.GRPO:
+def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
+    if not needs.task.task_type.generates:
         return None
-    targets = wish.targets
+    targets = needs.targets
     return GrpoPlan(
         beta=targets.grpo_beta,
         generations=targets.grpo_generations,
         temperature=targets.grpo_temperature,
         vllm=targets.grpo_vllm,
-        whole_layers=setup.whole if setup.gathers_to_generate else 0,
+        whole_layers=candidate.gathered_layers if candidate.gathers_to_generate else 0,
         vllm_memory_share=VLLM_SHARE,
     )
 
 
-def _image(wish: Wish, timed: Timed) -> ImagePlan | None:
-    picture, targets = timed.setup.picture, wish.targets
-    if picture is None:
+def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
+    image, targets = timed.candidate.image, needs.targets
+    if image is None:
         return None
     return ImagePlan(
-        resolution=picture.resolution,
-        repeats=targets.image_repeats or wish.data.image_repeats,
-        vae_batch=picture.vae_batch,
+        resolution=image.resolution,
+        repeats=targets.image_repeats or needs.data.image_repeats,
+        vae_batch=image.vae_batch,
         loss=targets.image_loss,
         huber_c=targets.huber_c,
         min_snr_gamma=targets.min_snr_gamma,
@@ -228,47 +314,46 @@ def _image(wish: Wish, timed: Timed) -> ImagePlan | None:
         guidance_scale=targets.guidance_scale,
         timestep_sampling=targets.timestep_sampling,
         flow_shift=targets.flow_shift,
-        cache_text=picture.text_put_away and targets.caption_dropout == 0,
-        quantize_base=picture.quantized,
+        cache_text=image.text_offloaded and targets.caption_dropout == 0,
+        quantize_base=image.quantized,
         save_every_epochs=epochs_between_files(timed),
         conv_rank=targets.conv_rank,
         conv_alpha=targets.conv_alpha,
     )
 
 
-def _raw(wish: Wish) -> dict[str, object]:
-    configs = wish.profile.engine_config
+def _raw(needs: Requirements) -> dict[str, object]:
+    configs = needs.profile.engine_config
     return {
         Engine.AXOLOTL: configs.axolotl,
         Engine.KOHYA: configs.kohya,
         Engine.AI_TOOLKIT: configs.ai_toolkit,
         Engine.NATIVE: configs.native,
-    }[wish.engine]  # type: ignore[return-value]
+    }[needs.engine]  # type: ignore[return-value]
 
 
-def time_of(timed: Timed, measured: bool = False) -> TimeBreakdown:
+def time_breakdown(timed: TimedCandidate, measured: bool = False) -> TimeBreakdown:
     """From now to the deadline."""
-    setup = timed.setup
-    effective = setup.micro * setup.accumulation * setup.world
-    peak = timed.step.flops / (timed.rate.step_s * setup.kind.bf16_flops) if timed.rate.step_s else 0.0
+    candidate = timed.candidate
+    peak = timed.step.flops / (timed.rate.step_s * candidate.kind.bf16_flops) if timed.rate.step_s else 0.0
     return TimeBreakdown(
-        phases=tuple(one.phase() for one in timed.stretches),
+        phases=tuple(phase.described() for phase in timed.phases),
         deadline_s=timed.deadline_s,
         reserve_s=timed.reserve_s,
         step_s=timed.rate.step_s,
-        throughput=effective * timed.seq.trained / timed.rate.step_s if timed.rate.step_s else 0.0,
+        throughput=candidate.effective * timed.seq.trained / timed.rate.step_s if timed.rate.step_s else 0.0,
         utilisation=min(max(peak, 0.0), 1.0),
         measured=measured,
     )
 
 
-def _notes(wish: Wish, timed: Timed) -> Iterator[str]:
-    """What today's engines do with the profile's words, and what of the facts is a guess."""
-    case = Case(wish.task.task_type, wish.task.image_type, wish.engine)
-    for note in annotate(wish.profile, case):
+def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
+    """What the engine does with the profile's keys, and which facts are guesses."""
+    case = EngineCase(needs.task.task_type, needs.task.image_type, needs.engine)
+    for note in annotations_for(needs.profile, case):
         yield f"{note.path.removeprefix('targets.')}: {note.text}"
-    data = wish.data
-    if not wish.model.is_image and data.lengths_confidence.value == "guess":
+    data = needs.data
+    if not needs.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"
     if timed.seq.dropped_share > 0.005:
         yield f"{timed.seq.dropped_share:.1%} of the rows exceed {timed.seq.length} tokens and are dropped"

@@ -11,117 +11,123 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from core.budget import Refusal
-from core.choices import Engine
-from core.hardware import Device
-from core.planning.costs import Site, Stretch, checkpoint_room, opening, publishing
-from core.planning.gpus import Choice, choose_counts
-from core.planning.ladder import Fitted, fit_memory
+from core.domain.choices import Engine, Refusal
+from core.domain.hardware import Device
+from core.domain.units import show_bytes, show_seconds
+from core.planning.candidate import RunCandidate, vary
+from core.planning.gpu_count import GpuCountChoice, choose_counts
+from core.planning.ladder import fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
-from core.planning.schedule import Rates, Schedule, fit_schedule, rates
+from core.planning.overheads import (
+    JobConditions,
+    PhaseEstimate,
+    checkpoint_space,
+    opening_phases,
+    publish_phase,
+)
+from core.planning.persistent_memory import CONTEXT_BYTES
+from core.planning.requirements import Requirements, first_candidate, lr_search
+from core.planning.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times
 from core.planning.sequences import Sequences
-from core.planning.setup import Setup, vary
 from core.planning.speed import StepTime, least_generate_seconds
-from core.planning.start import start
-from core.planning.states import CONTEXT_BYTES
-from core.planning.wishes import Wish, lr_search
-from core.profile.targets import Limits
-from core.tasks import TaskType
-from core.units import show_bytes, show_seconds
+from core.profile.targets import ProfileLimits
 
-#: Sequences that an evaluation works on at once, at most: the metric is computed row by row anyway.
+#: Sequences in one evaluation batch, at most: the metric is computed row by row anyway.
 MOST_EVAL_MICRO = 16
 #: What the context leaves must hold at least this, or the limit itself is the mistake.
 LEAST_BYTES = 256 * 2**20
 
 
-class Timed(NamedTuple):
-    """A setup with its schedule."""
+class TimedCandidate(NamedTuple):
+    """A candidate with its schedule."""
 
-    wished: Setup
-    setup: Setup
-    #: How far down the list of lossy variations it lies.
+    #: The candidate before anything was given up.
+    required: RunCandidate
+    candidate: RunCandidate
+    #: How far down the list of lossy variations it lies; 0 for a lossless one.
     cost: int
     seq: Sequences
-    rate: Rates
+    rate: RepeatTimes
     step: StepTime
-    before: tuple[Stretch, ...]
-    after: Stretch
-    schedule: Schedule
+    before: tuple[PhaseEstimate, ...]
+    after: PhaseEstimate
+    schedule: StepSchedule
     deadline_s: float
     reserve_s: float
 
     @property
-    def stretches(self) -> Iterator[Stretch]:
+    def phases(self) -> Iterator[PhaseEstimate]:
         """From now to the end. Evaluations and checkpoints are sums, not moments."""
-        one, rate = self.schedule, self.rate
+        schedule, rate = self.schedule, self.rate
         yield from self.before
-        yield Stretch(
+        yield PhaseEstimate(
             "train",
-            one.train_s,
-            lambda: f"{one.total:,} steps of {rate.step_s:.3g} s, {one.epochs:.3g} epochs",
+            schedule.train_s,
+            lambda: f"{schedule.total:,} steps of {rate.step_s:.3g} s, {schedule.epochs:.3g} epochs",
         )
-        if one.eval_s:
-            why = lambda: f"every {one.eval_every} steps, {one.eval_rows} rows"  # noqa: E731
-            yield Stretch("evaluate", one.eval_s, why)
-        yield Stretch("save", one.save_s, lambda: f"every {one.save_every} steps")
+        if schedule.eval_s:
+            why = lambda: f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"  # noqa: E731
+            yield PhaseEstimate("evaluate", schedule.eval_s, why)
+        yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
         yield self.after
 
 
-class Fit(NamedTuple):
-    """The candidate that was chosen, or the nearest one and why it will not do."""
+class SearchResult(NamedTuple):
+    """The candidate that was chosen, or the nearest one and why it is refused."""
 
-    best: Timed
-    choice: Choice
+    best: TimedCandidate
+    choice: GpuCountChoice
     code: Refusal | None = None
     reason: str = ""
 
 
-def budget_of(limits: Limits, memory_bytes: int) -> int:
-    """The lower of the limit in bytes and the limit as a share of the card."""
+def budget_of(limits: ProfileLimits, memory_bytes: int) -> int:
+    """The lower of the limit in bytes and the limit as a share of the GPU's memory."""
     share = int(limits.gpu_memory_share * memory_bytes)
     return share if limits.gpu_memory is None else min(limits.gpu_memory, share)
 
 
-def reserve_of(limits: Limits, deadline_s: float) -> float:
+def reserve_of(limits: ProfileLimits, deadline_s: float) -> float:
     return max(limits.reserve, limits.reserve_share * deadline_s)
 
 
-def fit(wish: Wish, available: int, site: Site) -> Fit:
-    """The best that these GPUs can do for this wish."""
-    choice = choose_counts(wish, available)
-    budget = budget_of(wish.limits, wish.kind.memory_bytes)
-    if refused := _impossible(wish, choice, budget, site):
+def best_fit(needs: Requirements, available: int, conditions: JobConditions) -> SearchResult:
+    """Find the best that these GPUs can do for these requirements."""
+    choice = choose_counts(needs, available)
+    budget = budget_of(needs.limits, needs.kind.memory_bytes)
+    if refused := _impossible(needs, choice, budget, conditions):
         return refused
-    search = _Search(wish, choice, budget, site)
-    found = search.by_time() if choice.by_time else search.by_strategy()
-    if found is None:
-        return _no_memory(wish, choice, budget, site)
-    if not trains_enough(found, wish.limits):
-        return Fit(found, choice, *_why_not(wish, found, choice))
-    return Fit(found, choice)
+    search = _Search(needs, choice, budget, conditions)
+    best = search.by_time() if choice.by_time else search.by_strategy()
+    if best is None:
+        return _no_memory(needs, choice, budget, conditions)
+    if not trains_enough(best, needs.limits):
+        return SearchResult(best, choice, *_too_little_training(needs, best, choice))
+    return SearchResult(best, choice)
 
 
 class _Search:
-    """Over counts of GPUs. Where the wish cannot be had whole, the count that trains most wins: so neither
-    more hours nor one more GPU can make the training smaller."""
+    """Over counts of GPUs. If no count meets the requirements in full, the one that trains most wins: so
+    neither more hours nor one more GPU can make the training smaller."""
 
-    def __init__(self, wish: Wish, choice: Choice, budget: int, site: Site) -> None:
-        self.wish, self.choice, self.budget, self.site = wish, choice, budget, site
+    def __init__(
+        self, needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
+    ) -> None:
+        self.needs, self.choice, self.budget, self.conditions = needs, choice, budget, conditions
 
-    def by_time(self) -> Timed | None:
-        """The fewest GPUs that hold the whole wish without loss."""
-        pool: list[Timed] = []
+    def by_time(self) -> TimedCandidate | None:
+        """The fewest GPUs that meet the requirements in full, without loss."""
+        pool: list[TimedCandidate] = []
         for count in self.choice.counts:
-            found = self.at(count, lossy=False)
-            if found is not None and found.schedule.complete:
-                return found
-            pool += [found] if found else []
-        known = {one.setup.world for one in pool}
+            timed = self.at(count, lossy=False)
+            if timed is not None and timed.schedule.complete:
+                return timed
+            pool += [timed] if timed else []
+        known = {timed.candidate.world for timed in pool}
         pool += self._all(count for count in self.choice.counts if count not in known)
         return _most_trained(pool)
 
-    def by_strategy(self) -> Timed | None:
+    def by_strategy(self) -> TimedCandidate | None:
         """As many as the strategy gives; fewer where links make that faster, more where memory asks."""
         home = self.choice.counts[0]
         larger = [count for count in self.choice.counts if count > home]
@@ -130,83 +136,92 @@ class _Search:
             return best
         pool = [best] if best else []
         smaller = (count for count in self.choice.counts if count < home)
-        pool += self._all(count for count in smaller if best is None or _could_beat(self.wish, best, count))
-        if not self.choice.stays and all(one.cost for one in pool):
+        pool += self._all(count for count in smaller if best is None or _could_beat(self.needs, best, count))
+        if not self.choice.fixed and all(timed.cost for timed in pool):
             pool += self._first(larger, lossy=False)
         return _most_trained(pool or self._first(larger))
 
-    def at(self, count: int, lossy: bool = True) -> Timed | None:
-        fitted = fit_memory(self.wish, count, self.budget, lossy)
-        return with_time(self.wish, fitted, self.budget, self.site) if fitted else None
+    def at(self, count: int, lossy: bool = True) -> TimedCandidate | None:
+        required = first_candidate(self.needs, count)
+        candidate, cost = fit_memory(self.needs, required, self.budget, lossy)
+        if candidate is None:
+            return None
+        return with_time(self.needs, required, candidate, cost, self.budget, self.conditions)
 
-    def _first(self, counts: list[int], lossy: bool = True) -> list[Timed]:
-        found = (self.at(count, lossy) for count in counts)
-        return list(islice((one for one in found if one), 1))
+    def _first(self, counts: list[int], lossy: bool = True) -> list[TimedCandidate]:
+        timed = (self.at(count, lossy) for count in counts)
+        return list(islice((each for each in timed if each), 1))
 
-    def _all(self, counts: Iterable[int]) -> list[Timed]:
-        return [found for count in counts if (found := self.at(count))]
+    def _all(self, counts: Iterable[int]) -> list[TimedCandidate]:
+        return [timed for count in counts if (timed := self.at(count))]
 
 
-def _most_trained(pool: list[Timed]) -> Timed | None:
+def _most_trained(pool: list[TimedCandidate]) -> TimedCandidate | None:
     """Ties go to the mildest, then to the first."""
-    return max(pool, key=lambda timed: (round(_trained(timed), 3), -timed.cost), default=None)
+    return max(pool, key=lambda timed: (round(timed.schedule.epochs, 3), -timed.cost), default=None)
 
 
-def _could_beat(wish: Wish, best: Timed, count: int) -> bool:
+def _could_beat(needs: Requirements, best: TimedCandidate, count: int) -> bool:
     """Fewer GPUs train more only if what they save in exchanging beats what they lose in computing; a third
     more speed is the most that a change of checkpointing brings. Generating takes as long on few as on many;
-    where something had to be given up, fewer may give up less, and are looked at all the same."""
-    setup, step = best.setup, best.step
-    here, there = setup.micro * setup.accumulation, wish.per_gpu(count)
-    generating = 0.0 if best.cost else least_generate_seconds(setup)
+    where something had to be given up, fewer may give up less, so that part is left out."""
+    candidate, step = best.candidate, best.step
+    here, there = candidate.per_gpu, needs.per_gpu(count)
+    generating = 0.0 if best.cost else least_generate_seconds(candidate)
     least = step.compute_s * (there / here) / 1.35 + generating
-    return step.seconds * there * count > least * here * setup.world
+    return step.seconds * there * count > least * here * candidate.world
 
 
-def _trained(timed: Timed) -> float:
-    return timed.schedule.epochs
-
-
-def trains_enough(timed: Timed, limits: Limits) -> bool:
-    """A training that was wished to be short is not too short."""
+def trains_enough(timed: TimedCandidate, limits: ProfileLimits) -> bool:
+    """Whether the training reaches `min_epochs`, or all that was asked for if that is less."""
     schedule = timed.schedule
     if schedule.total < 1 or timed.seq.per_epoch < 1:
         return False
     return schedule.complete or schedule.epochs >= limits.min_epochs
 
 
-def with_time(wish: Wish, fitted: Fitted, budget: int, site: Site) -> Timed:
-    """The largest training; for DPO with the reference's pass where it costs least time."""
-    setup = _evaluating(_with_master(wish, fitted.setup, budget), budget)
-    found = _timed(wish, fitted, setup, site)
-    if setup.task is not TaskType.DPO or wish.targets.dpo_precompute_reference is not None:
-        return found
-    other = vary(setup, reference_ready=not setup.reference_ready)
-    if setup.full and peak_bytes(other) > budget:
-        return found
-    return max(found, _timed(wish, fitted, other, site), key=lambda timed: (_trained(timed), -_busy(timed)))
+def with_time(
+    needs: Requirements,
+    required: RunCandidate,
+    candidate: RunCandidate,
+    cost: int,
+    budget: int,
+    conditions: JobConditions,
+) -> TimedCandidate:
+    """Fit the largest training into the time; for DPO with the reference's pass where it costs least."""
+    candidate = _with_eval_batch(_with_master(needs, candidate, budget), budget)
+    timed = _timed(needs, required, candidate, cost, conditions)
+    if not candidate.task.has_pairs or needs.targets.dpo_precompute_reference is not None:
+        return timed
+    other = vary(candidate, reference_ready=not candidate.reference_ready)
+    if candidate.full and peak_bytes(other) > budget:
+        return timed
+    return max(timed, _timed(needs, required, other, cost, conditions), key=_training_then_time)
 
 
-def _busy(timed: Timed) -> float:
-    return sum(phase.seconds for phase in timed.before) + timed.schedule.train_s
+def _training_then_time(timed: TimedCandidate) -> tuple[float, float]:
+    busy = sum(phase.seconds for phase in timed.before) + timed.schedule.train_s
+    return timed.schedule.epochs, -busy
 
 
-def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
-    seq = wish.sequences(setup)
-    deadline = wish.task.hours * 3600
-    reserve = reserve_of(wish.limits, deadline)
-    before = tuple(opening(setup, seq, wish.model, wish.data, site))
-    after = publishing(setup, site)
+def _timed(
+    needs: Requirements, required: RunCandidate, candidate: RunCandidate, cost: int, conditions: JobConditions
+) -> TimedCandidate:
+    seq = needs.sequences(candidate)
+    deadline = needs.task.hours * 3600
+    reserve = reserve_of(needs.limits, deadline)
+    before = tuple(opening_phases(candidate, seq, needs.model, needs.data, conditions))
+    after = publish_phase(candidate, conditions)
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
-    if searched := _searching(wish, seconds):
-        before, seconds = (*before, searched), seconds - searched.seconds
-    rate, step = rates(setup, seq, wish.eval_rows, site.slowness)
-    disk = checkpoint_room(setup, wish.model, site)
-    schedule = fit_schedule(setup, seq, rate, wish.eval_rows, seconds, wish.targets, wish.limits, disk)
-    return Timed(
-        wished=fitted.wished,
-        setup=setup,
-        cost=fitted.cost,
+    if search := _lr_search_phase(needs, seconds):
+        before, seconds = (*before, search), seconds - search.seconds
+    rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
+    disk = checkpoint_space(candidate, needs.model, conditions)
+    schedule = fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
+    return TimedCandidate(
+        required=required,
+        candidate=candidate,
+        cost=cost,
         seq=seq,
         rate=rate,
         step=step,
@@ -218,39 +233,39 @@ def _timed(wish: Wish, fitted: Fitted, setup: Setup, site: Site) -> Timed:
     )
 
 
-def _searching(wish: Wish, seconds: float) -> Stretch | None:
-    """The search for a learning rate, as long as it may take at most."""
-    searched = lr_search(wish)
-    if searched is None or seconds <= 0:
+def _lr_search_phase(needs: Requirements, seconds: float) -> PhaseEstimate | None:
+    """The longest that the search for a learning rate may take."""
+    search = lr_search(needs)
+    if search is None or seconds <= 0:
         return None
-    share = searched.share
-    why = f"at most {share:.0%}: short trainings at other learning rates"
-    return Stretch("search", share * seconds, lambda: why)
+    why = f"at most {search.share:.0%}: short trainings at other learning rates"
+    return PhaseEstimate("search", search.share * seconds, lambda: why)
 
 
-def _with_master(wish: Wish, setup: Setup, budget: int) -> Setup:
+def _with_master(needs: Requirements, candidate: RunCandidate, budget: int) -> RunCandidate:
     """fp32 master weights where they fit beside all the rest; Axolotl trains bf16 weights in place."""
-    if not setup.full or wish.targets.fp32_master is False or setup.engine is not Engine.NATIVE:
-        return setup
-    master = vary(setup, fp32_master=True)
-    return master if peak_bytes(master) <= budget else setup
+    if not candidate.full or needs.targets.fp32_master is False or candidate.engine is not Engine.NATIVE:
+        return candidate
+    master = vary(candidate, fp32_master=True)
+    return master if peak_bytes(master) <= budget else candidate
 
 
-def _evaluating(setup: Setup, budget: int) -> Setup:
+def _with_eval_batch(candidate: RunCandidate, budget: int) -> RunCandidate:
     """As many rows at once as fit beside the model, at most the micro batch."""
-    if setup.picture is not None:
-        return setup
-    micro = min(setup.micro, MOST_EVAL_MICRO)
-    while micro > 1 and not evaluation_fits(vary(setup, eval_micro=micro), budget):
+    if candidate.image is not None:
+        return candidate
+    micro = min(candidate.micro, MOST_EVAL_MICRO)
+    while micro > 1 and not evaluation_fits(vary(candidate, eval_micro=micro), budget):
         micro //= 2
-    return vary(setup, eval_micro=max(micro, 1))
+    return vary(candidate, eval_micro=max(micro, 1))
 
 
-def _impossible(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit | None:
-    """What no search can mend. The numbers shown are those of the wish itself."""
-    limits, context = wish.limits, CONTEXT_BYTES if wish.kind.device is Device.CUDA else 0
-    deadline = wish.task.hours * 3600
-    code, reason = None, ""
+def _impossible(
+    needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
+) -> SearchResult | None:
+    """What no search can solve. The numbers shown are those of the requirements."""
+    limits, context = needs.limits, CONTEXT_BYTES if needs.kind.device is Device.CUDA else 0
+    deadline = needs.task.hours * 3600
     if budget - context < LEAST_BYTES:
         code = Refusal.IMPOSSIBLE_LIMIT
         reason = (
@@ -260,43 +275,48 @@ def _impossible(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit | No
     elif deadline <= reserve_of(limits, deadline):
         code = Refusal.NO_TIME
         reason = (
-            f"{wish.task.hours:g} hours are no more than the reserve of "
+            f"{needs.task.hours:g} hours are no more than the reserve of "
             f"{show_seconds(reserve_of(limits, deadline))} before the deadline"
         )
-    if code is None:
+    else:
         return None
-    return Fit(_wished(wish, choice.counts[0], budget, site), choice, code, reason)
+    return SearchResult(_as_required(needs, choice.counts[0], budget, conditions), choice, code, reason)
 
 
-def as_wished(wish: Wish, site: Site, code: Refusal, reason: str) -> Fit:
-    """A refusal before any search: the wish's own numbers, to look at."""
-    available = site.hardware.gpus.count
-    choice = choose_counts(wish, available)
-    budget = budget_of(wish.limits, wish.kind.memory_bytes)
-    return Fit(_wished(wish, min(choice.counts[0], available), budget, site), choice, code, reason)
+def refused_as_required(
+    needs: Requirements, conditions: JobConditions, code: Refusal, reason: str
+) -> SearchResult:
+    """A refusal before any search, with the numbers of the requirements."""
+    available = conditions.hardware.gpus.count
+    choice = choose_counts(needs, available)
+    budget = budget_of(needs.limits, needs.kind.memory_bytes)
+    timed = _as_required(needs, min(choice.counts[0], available), budget, conditions)
+    return SearchResult(timed, choice, code, reason)
 
 
-def _wished(wish: Wish, world: int, budget: int, site: Site) -> Timed:
-    wished = start(wish, world)
-    return with_time(wish, Fitted(wished, wished, 0), budget, site)
+def _as_required(needs: Requirements, world: int, budget: int, conditions: JobConditions) -> TimedCandidate:
+    required = first_candidate(needs, world)
+    return with_time(needs, required, required, 0, budget, conditions)
 
 
-def _no_memory(wish: Wish, choice: Choice, budget: int, site: Site) -> Fit:
-    best = _wished(wish, max(choice.counts), budget, site)
-    needs = show_bytes(peak_bytes(best.setup))
+def _no_memory(
+    needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
+) -> SearchResult:
+    best = _as_required(needs, max(choice.counts), budget, conditions)
     reason = (
-        f"{needs} per GPU as wished on {max(choice.counts)} × {wish.kind.name}, and no variation fits into "
-        f"the {show_bytes(budget)} of the limit"
+        f"{show_bytes(peak_bytes(best.candidate))} per GPU as asked for on {max(choice.counts)} × "
+        f"{needs.kind.name}, and no variation fits into the {show_bytes(budget)} of the limit"
     )
-    return Fit(best, choice, Refusal.NO_MEMORY, reason)
+    return SearchResult(best, choice, Refusal.NO_MEMORY, reason)
 
 
-def _why_not(wish: Wish, timed: Timed, choice: Choice) -> tuple[Refusal, str]:
-    seq, schedule = timed.seq, timed.schedule
-    if seq.per_epoch < 1:
-        longest = f"{wish.data.total.max:,} tokens" if wish.data.total.max else "empty"
+def _too_little_training(
+    needs: Requirements, timed: TimedCandidate, choice: GpuCountChoice
+) -> tuple[Refusal, str]:
+    if timed.seq.per_epoch < 1:
+        longest = f"{needs.data.total.max:,} tokens" if needs.data.total.max else "empty"
         return Refusal.ROWS_TOO_LONG, (
-            f"no row is left at {timed.setup.length:,} tokens per sequence (rows are up to {longest}); "
+            f"no row is left at {timed.candidate.length:,} tokens per sequence (rows are up to {longest}); "
             f"raise sequence_len or limits.max_sequence_len"
         )
     spent = sum(phase.seconds for phase in timed.before) + timed.after.seconds
@@ -307,7 +327,7 @@ def _why_not(wish: Wish, timed: Timed, choice: Choice) -> tuple[Refusal, str]:
             f"{show_seconds(spent)} of preparing and publishing leave {show_seconds(left)} for training"
         )
     return Refusal.TOO_SLOW, (
-        f"{schedule.epochs:.2g} epochs in the {show_seconds(left)} left for training, at "
-        f"{timed.rate.step_s:.3g} s per step on {timed.setup.world} GPUs ({choice.why}); "
-        f"limits.min_epochs is {wish.limits.min_epochs:g}"
+        f"{timed.schedule.epochs:.2g} epochs in the {show_seconds(left)} left for training, at "
+        f"{timed.rate.step_s:.3g} s per step on {timed.candidate.world} GPUs ({choice.why}); "
+        f"limits.min_epochs is {needs.limits.min_epochs:g}"
     )

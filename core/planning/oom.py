@@ -1,144 +1,299 @@
-"""After an attempt that ran out of memory: the next plan, one rung down.
+"""After an attempt that ran out of memory: the next plan, one step further down.
 
-The rungs, in order. In an evaluation: fewer rows at once. While it generates: half as many layers gathered at
+The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many layers gathered at
 once, none, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
-checkpointing. For all: shorter sequences (pictures: fewer pixels), the GPUs for itself alone, more GPUs. The
-effective batch is kept but for the completions. Sequences are left alone where the memory model says that
-cutting them saves next to nothing: weights and optimizer states do not get smaller by it.
+checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs.
+The effective batch stays, except for completions. Sequences stay where the memory model says that cutting
+them saves next to nothing: weights and optimizer states do not get smaller by it.
+
+The new plan keeps the requirements and is fitted into the time that is left.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from core.choices import Parallelism
-from core.plan import TrainingPlan
-from core.planning.gpus import COUNTS
-from core.planning.ladder import RESOLUTIONS, keeping_layers, with_length, with_micro
-from core.planning.memory import peak_bytes
-from core.planning.replan import OutOfMemory, Rung, replanned
-from core.planning.sequences import shorter_lengths
-from core.planning.setup import Setup, setup_of, vary
-from core.planning.start import SHARDABLE, largest_divisor
-from core.tasks import TaskType
+from pydantic import Field, JsonValue
 
+from core.domain.choices import Parallelism, Refusal
+from core.domain.records import Record
+from core.domain.units import show_seconds
+from core.planning.budget import Concession, PlanVerdict, TimelinePhase
+from core.planning.candidate import RunCandidate, candidate_of, vary
+from core.planning.gpu_count import GPU_COUNTS
+from core.planning.ladder import RESOLUTIONS, with_gathered_layers, with_length, with_micro
+from core.planning.memory import memory_of, peak_bytes
+from core.planning.plan import BatchPlan, FsdpPlan, SequencePlan, TrainingPlan
+from core.planning.requirements import SHARDABLE, largest_divisor
+from core.planning.schedule import Cadence, RepeatTimes, most_steps, repeat_count
+from core.planning.sequences import (
+    SequenceOptions,
+    Sequences,
+    image_sequences,
+    shorter_lengths,
+    text_sequences,
+)
+from core.planning.speed import step_time
+
+#: Starting and loading again, where the plan no longer says what they take.
+RESTART_S = 120.0
 #: Sequences are not shortened below this: nearly every answer would be cut off.
-SHORTEST = 256
-#: A rung is worth an attempt when the model says it saves at least this part.
-WORTH = 0.03
-#: The rung that gives up gathering weights for a whole generation: its name in `oom_steps`.
-WHOLE = "grpo.whole_layers"
+SHORTEST_RETRY_LENGTH = 256
+#: A step is worth an attempt when the model says it saves at least this part.
+LEAST_SAVING = 0.03
+#: The step that gives up gathering weights for a whole generation: its name in `oom_steps`.
+WHOLE_LAYERS_FIELD = "grpo.whole_layers"
+
+
+class OutOfMemory(Record):
+    """What is known of the failure."""
+
+    #: "train", "evaluation" or "generation", as the trainer's progress says.
+    moment: str = "train"
+    #: Since the plan was made.
+    elapsed_s: float = Field(default=0.0, ge=0)
+    #: Another job was on the same GPUs.
+    shared_gpus: bool = False
+    #: GPUs that the next attempt could have, those of this one included. None: no more than this one had.
+    available: int | None = Field(default=None, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class OomStep:
+    """What changes for the next attempt."""
+
+    candidate: RunCandidate
+    field: str
+    wanted: JsonValue
+    got: JsonValue
+    exclusive: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.wanted} → {self.got}"
+
+
+def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: OutOfMemory) -> TrainingPlan:
+    """The same requirements with the new numbers, in the time that is left."""
+    new = step.candidate
+    seq = _sequences(plan, new)
+    step_s = plan.time.step_s * _slowdown(plan, old, new, seq)
+    why = f"out of memory in {failure.moment}"
+    concession = Concession(field=step.field, wanted=step.wanted, got=step.got, reason=why)
+    sharded = new.parallelism is Parallelism.FSDP
+    return plan.model_copy(
+        update={
+            **_timed(plan, new, seq, step_s, failure),
+            "gpus": plan.gpus.take(new.world),
+            "parallelism": new.parallelism,
+            "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
+            "optimizer": plan.optimizer.model_copy(update={"name": new.optimizer}),
+            "batch": BatchPlan(
+                micro=new.micro,
+                accumulation=new.accumulation,
+                world_size=new.world,
+                eval_micro=new.eval_micro,
+            ),
+            "sequence": _sequence(plan, seq),
+            "precision": plan.precision.model_copy(update={"gradient_checkpointing": new.checkpointing}),
+            "image": plan.image and new.image and _image(plan, new),
+            "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_layers": new.gathered_layers}),
+            "memory": memory_of(new, plan.memory.budget_bytes),
+            "concessions": (*plan.concessions, concession),
+            "oom_steps": (*plan.oom_steps, str(step)),
+            "launch": plan.launch.model_copy(
+                update={"processes": new.world, "exclusive": plan.launch.exclusive or step.exclusive}
+            ),
+        }
+    )
+
+
+def _image(plan: TrainingPlan, new: RunCandidate) -> object:
+    assert plan.image is not None
+    assert new.image is not None
+    update = {"resolution": new.image.resolution, "vae_batch": new.image.vae_batch}
+    return plan.image.model_copy(update=update)
+
+
+def _sequences(plan: TrainingPlan, candidate: RunCandidate) -> Sequences:
+    if plan.image is not None and candidate.image is not None:
+        return image_sequences(plan.data, plan.model, candidate.image.resolution, plan.image.repeats)
+    old = plan.sequence
+    options = SequenceOptions(old.packing, old.group_by_length, candidate.generations, candidate.completion)
+    effective = candidate.effective
+    rows = plan.data.rows - plan.steps.eval_rows
+    return text_sequences(plan.data, options, candidate.length, rows, candidate.micro, effective)
+
+
+def _sequence(plan: TrainingPlan, seq: Sequences) -> SequencePlan:
+    return plan.sequence.model_copy(
+        update={
+            "length": seq.length,
+            "prompt_limit": seq.prompt_limit,
+            "completion_limit": seq.completion_limit,
+            "dropped_share": min(max(seq.dropped_share, 0.0), 1.0),
+            "per_epoch": seq.per_epoch,
+            "tokens_per_epoch": round(seq.per_epoch * (seq.length if seq.images else seq.padded)),
+        }
+    )
+
+
+def _slowdown(plan: TrainingPlan, old: RunCandidate, new: RunCandidate, seq: Sequences) -> float:
+    """How many times longer a step takes: a factor on the plan's step time, which may be measured."""
+    before = step_time(old, _sequences(plan, old).work(old.micro)).seconds
+    return step_time(new, seq.work(new.micro)).seconds / before
+
+
+def _timed(
+    plan: TrainingPlan, new: RunCandidate, seq: Sequences, step_s: float, failure: OutOfMemory
+) -> dict[str, object]:
+    """Steps, time and verdict. The download is done; starting, loading and the rest come again."""
+    steps, time = plan.steps, plan.time
+    names = [phase.name for phase in time.phases]
+    at = names.index("train") if "train" in names else 0
+    opening = [phase for phase in time.phases[:at] if phase.name not in ("download", "so far")]
+    opening = opening or [TimelinePhase(name="start", seconds=RESTART_S, why="starting and loading again")]
+    tail = time.phases[-1]
+    spent = failure.elapsed_s + sum(phase.seconds for phase in opening) + tail.seconds
+    slower = step_s / time.step_s if time.step_s else 1.0
+    eval_s = time["evaluate"] / (repeat_count(steps.total, steps.eval_every) + 1) * slower
+    rate = RepeatTimes(step_s, eval_s, time["save"] / max(repeat_count(steps.total, steps.save_every), 1))
+    per_epoch = max(-(-seq.per_epoch // new.effective), 1)
+    epochs = (steps.wanted or steps.total) / max(steps.per_epoch, 1)
+    wanted = max(round(epochs * per_epoch), 1)
+    cadence = Cadence(steps.eval_every, steps.save_every, 1, 1, eval_s)
+    total = most_steps(wanted, rate, cadence, time.deadline_s - time.reserve_s - spent)
+    phases = [
+        TimelinePhase(name="so far", seconds=failure.elapsed_s, why="attempts that ran out of memory"),
+        *opening,
+        TimelinePhase(name="train", seconds=total * step_s, why=f"{total:,} steps of {step_s:.3g} s"),
+        TimelinePhase(
+            name="evaluate", seconds=(repeat_count(total, steps.eval_every) + 1) * eval_s if total else 0.0
+        ),
+        TimelinePhase(name="save", seconds=repeat_count(total, steps.save_every) * rate.save_s),
+        tail,
+    ]
+    verdict = plan.verdict
+    if total < 1:
+        why = f"{show_seconds(time.deadline_s - time.reserve_s - spent)} are left after the attempts before"
+        verdict = PlanVerdict(feasible=False, code=Refusal.NO_TIME, reason=why)
+    update = {"total": total, "wanted": wanted, "per_epoch": per_epoch, "epochs": total / per_epoch}
+    return {
+        "steps": steps.model_copy(update=update),
+        "time": time.model_copy(
+            update={
+                "phases": tuple(phases),
+                "step_s": step_s,
+                "throughput": new.effective * seq.trained / step_s,
+                "utilisation": min(time.utilisation / slower, 1.0),
+            }
+        ),
+        "verdict": verdict,
+    }
 
 
 def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
-    """The plan of the next attempt; None when there is no rung left."""
-    setup = setup_of(plan)
-    rung = _next(plan, setup, failure)
-    return replanned(plan, setup, rung, failure) if rung else None
+    """The plan of the next attempt; None when there is no step left."""
+    candidate = candidate_of(plan)
+    step = _next_step(plan, candidate, failure)
+    return _replanned(plan, candidate, step, failure) if step else None
 
 
-def _next(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    if failure.moment == "evaluation" and setup.eval_micro > 1:
-        half = setup.eval_micro // 2
-        return Rung(vary(setup, eval_micro=half), "eval_micro", setup.eval_micro, half)
-    # What is generated knows nothing of micro batches, and keeps nothing for a backward pass.
-    generating = (_layer_by_layer, _fewer_completions)
-    for step in generating if failure.moment == "generation" else (_smaller_batch, _checkpointing):
-        if rung := step(plan, setup, failure):
-            return rung
-    for step in (_shorter, _smaller_pictures):
-        rung = step(plan, setup, failure)
-        if rung and peak_bytes(rung.setup) <= (1 - WORTH) * peak_bytes(setup):
-            return rung
-    if failure.neighbours and not plan.launch.exclusive:
-        return Rung(setup, "exclusive", False, True, exclusive=True)
-    return _more_gpus(plan, setup, failure)
+def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory) -> OomStep | None:
+    if failure.moment == "evaluation" and candidate.eval_micro > 1:
+        half = candidate.eval_micro // 2
+        return OomStep(vary(candidate, eval_micro=half), "eval_micro", candidate.eval_micro, half)
+    if failure.moment == "generation":
+        # A generation has no micro batches, and saves nothing for a backward pass.
+        step = _fewer_gathered_layers(plan, candidate) or _fewer_completions(candidate)
+    else:
+        step = _smaller_batch(candidate) or _checkpointing(candidate)
+    if step:
+        return step
+    step = _shorter(plan, candidate) if candidate.image is None else _smaller_images(candidate)
+    if step and peak_bytes(step.candidate) <= (1 - LEAST_SAVING) * peak_bytes(candidate):
+        return step
+    if failure.shared_gpus and not plan.launch.exclusive:
+        return OomStep(candidate, "exclusive", False, True, exclusive=True)
+    return _more_gpus(plan, candidate, failure.available or candidate.world)
 
 
-def _layer_by_layer(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    """What was gathered did not leave enough for what is generated: half of it, then nothing."""
-    if not (setup.whole and setup.reshard):
+def _fewer_gathered_layers(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
+    """The gathered layers did not leave enough for the generation: half of them, then none."""
+    if not (candidate.gathered_layers and candidate.reshard):
         return None
-    half = vary(setup, whole=setup.whole // 2)
-    worth = not _gave_up_layers(plan) and peak_bytes(half) <= (1 - WORTH) * peak_bytes(setup)
-    fewer = half if worth else vary(setup, whole=0)
-    return Rung(fewer, WHOLE, setup.whole, fewer.whole)
+    half = vary(candidate, gathered_layers=candidate.gathered_layers // 2)
+    worth = not _gave_up_layers(plan) and peak_bytes(half) <= (1 - LEAST_SAVING) * peak_bytes(candidate)
+    fewer = half if worth else vary(candidate, gathered_layers=0)
+    return OomStep(fewer, WHOLE_LAYERS_FIELD, candidate.gathered_layers, fewer.gathered_layers)
 
 
 def _gave_up_layers(plan: TrainingPlan) -> bool:
-    return any(step.startswith(WHOLE) for step in plan.oom_steps)
+    return any(step.startswith(WHOLE_LAYERS_FIELD) for step in plan.oom_steps)
 
 
-def _smaller_batch(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    if setup.micro == 1:
+def _smaller_batch(candidate: RunCandidate) -> OomStep | None:
+    if candidate.micro == 1:
         return None
-    micro = largest_divisor(setup.micro * setup.accumulation, setup.micro // 2)
-    smaller = vary(with_micro(setup, micro), eval_micro=min(setup.eval_micro, micro))
-    return Rung(smaller, "micro_batch_size", setup.micro, micro)
+    micro = largest_divisor(candidate.per_gpu, candidate.micro // 2)
+    smaller = vary(with_micro(candidate, micro), eval_micro=min(candidate.eval_micro, micro))
+    return OomStep(smaller, "micro_batch_size", candidate.micro, micro)
 
 
-def _checkpointing(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    if setup.checkpointing:
+def _checkpointing(candidate: RunCandidate) -> OomStep | None:
+    if candidate.checkpointing:
         return None
-    return Rung(vary(setup, checkpointing=True), "gradient_checkpointing", False, True)
+    return OomStep(vary(candidate, checkpointing=True), "gradient_checkpointing", False, True)
 
 
-def _fewer_completions(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
+def _fewer_completions(candidate: RunCandidate) -> OomStep | None:
     """GRPO generates a step's completions together, whatever the micro batch."""
-    together, least = setup.micro * setup.accumulation, setup.generations * setup.world
-    if setup.task is not TaskType.GRPO or together // 2 < least:
+    completions, least = candidate.per_gpu, candidate.generations * candidate.world
+    if not candidate.task.generates or completions // 2 < least:
         return None
-    half = together // 2 // least * least
-    micro = largest_divisor(half, setup.micro)
-    smaller = vary(setup, micro=micro, accumulation=half // micro)
-    return Rung(smaller, "effective_batch_size", together * setup.world, half * setup.world)
+    half = completions // 2 // least * least
+    micro = largest_divisor(half, candidate.micro)
+    smaller = vary(candidate, micro=micro, accumulation=half // micro)
+    return OomStep(smaller, "effective_batch_size", completions * candidate.world, half * candidate.world)
 
 
-def _shorter(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    if setup.picture is not None:
-        return None
-    choices = shorter_lengths(plan.data, setup.length, SHORTEST)
-    worth = [length for length in choices if length <= 0.9 * setup.length]
+def _shorter(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
+    choices = shorter_lengths(plan.data, candidate.length, SHORTEST_RETRY_LENGTH)
+    worth = [length for length in choices if length <= 0.9 * candidate.length]
     if not worth:
         return None
-    return Rung(with_length(setup, worth[0]), "sequence_len", setup.length, worth[0])
+    return OomStep(with_length(candidate, worth[0]), "sequence_len", candidate.length, worth[0])
 
 
-def _smaller_pictures(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
-    if setup.picture is None:
-        return None
-    now = setup.picture.resolution
-    smaller = next((one for one in RESOLUTIONS if one < now), None)
+def _smaller_images(candidate: RunCandidate) -> OomStep | None:
+    assert candidate.image is not None
+    now = candidate.image.resolution
+    smaller = next((resolution for resolution in RESOLUTIONS if resolution < now), None)
     if smaller is None:
         return None
-    picture = replace(setup.picture, resolution=smaller, vae_batch=min(setup.picture.vae_batch, 4))
-    return Rung(vary(setup, picture=picture), "resolution", now, smaller)
+    image = replace(candidate.image, resolution=smaller, vae_batch=min(candidate.image.vae_batch, 4))
+    return OomStep(vary(candidate, image=image), "resolution", now, smaller)
 
 
-def _more_gpus(plan: TrainingPlan, setup: Setup, failure: OutOfMemory) -> Rung | None:
+def _more_gpus(plan: TrainingPlan, candidate: RunCandidate, most: int) -> OomStep | None:
     """Only sharding makes one GPU's part smaller, so it comes with them."""
-    most = failure.available or setup.world
-    effective = setup.micro * setup.accumulation * setup.world
-    larger = [one for one in COUNTS if setup.world < one <= most]
-    count = next((one for one in larger if effective % one == 0), larger[0] if larger else None)
-    if count is None or setup.picture is not None or setup.kind.compute_capability == (0, 0):
+    effective = candidate.effective
+    larger = [count for count in GPU_COUNTS if candidate.world < count <= most]
+    count = next((count for count in larger if effective % count == 0), larger[0] if larger else None)
+    if count is None or candidate.image is not None or candidate.kind.compute_capability == (0, 0):
         return None
     per_gpu = max(round(effective / count), 1)
-    if setup.task is TaskType.GRPO:
-        per_gpu = max(-(-per_gpu // setup.generations), count) * setup.generations
-    micro = largest_divisor(per_gpu, setup.micro)
+    if candidate.task.generates:
+        per_gpu = max(-(-per_gpu // candidate.generations), count) * candidate.generations
+    micro = largest_divisor(per_gpu, candidate.micro)
     wider = vary(
-        setup,
+        candidate,
         world=count,
         parallelism=Parallelism.FSDP,
-        optimizer=SHARDABLE.get(setup.optimizer, setup.optimizer),
+        optimizer=SHARDABLE.get(candidate.optimizer, candidate.optimizer),
         micro=micro,
         accumulation=per_gpu // micro,
-        whole=0,
+        gathered_layers=0,
     )
     if not _gave_up_layers(plan):
-        wider = keeping_layers(wider, plan.memory.budget_bytes)
-    return Rung(wider, "gpus", setup.world, count)
-
-
-__all__ = ["OutOfMemory", "Rung", "next_after_oom"]
+        wider = with_gathered_layers(wider, plan.memory.budget_bytes)
+    return OomStep(wider, "gpus", candidate.world, count)

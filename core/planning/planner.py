@@ -1,4 +1,8 @@
-"""The two ways to a plan: a summary for an offer, all of it for a task that starts."""
+"""The entry points: `quick_plan` summarises a plan for an offer, `plan_task` plans a task that starts.
+
+Before the search, tasks that no plan can do are refused; after it, the batch is made smaller where a run
+would have too few steps to leave its warmup.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,106 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from core.budget import Refusal
-from core.data import DatasetFacts
-from core.data_facts import assumed_facts
-from core.hardware import Hardware
-from core.models import ModelFacts
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.assemble import plan_of
-from core.planning.batch import with_steps_enough
-from core.planning.costs import Site
-from core.planning.fit import Fit, as_wished, fit
-from core.planning.learned import Learned, with_learned
-from core.planning.refuse import refusal
-from core.planning.wishes import Wish, wish_for
-from core.profile.load import LoadedProfile
-from core.profile.resolve import resolve
+from core.data.facts import DatasetFacts, assumed_facts
+from core.domain.choices import Refusal
+from core.domain.hardware import Hardware
+from core.domain.records import Confidence
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.units import show_params
+from core.models.facts import ModelFacts
+from core.planning.assemble import assemble_plan
+from core.planning.budget import Concession
+from core.planning.calibration import LearnedBounds, with_bounds
+from core.planning.fit import SearchResult, best_fit, refused_as_required
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.requirements import Requirements, requirements_for
+from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
-from core.tasks import ImageModelType, TaskType
+from core.profile.targets import ProfileLimits
+
+#: The largest published model has a trillion or two; a count beyond this is a mistake or a joke.
+MOST_PARAMS = 5 * 10**12
+RefusedTask = tuple[Refusal, str]
+
+
+def task_refusal(
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    hardware: Hardware,
+    limits: ProfileLimits,
+    stated: int | None = None,
+) -> RefusedTask | None:
+    """The first reason to refuse the task, or None. `stated` is a parameter count from outside."""
+    if refused := _model_refusal(model, stated):
+        return refused
+    if task.hours <= 0:
+        return Refusal.NO_TIME, f"{task.hours:g} hours leave no time at all"
+    if data.rows < 1:
+        return Refusal.EMPTY_DATASET, "the dataset has no rows"
+    if hardware.gpus.count < limits.min_gpus:
+        return Refusal.NO_GPU, f"{hardware.gpus} is there; limits.min_gpus is {limits.min_gpus}"
+    if limits.min_gpus > limits.max_gpus:
+        why = f"limits.min_gpus {limits.min_gpus} is above limits.max_gpus {limits.max_gpus}"
+        return Refusal.IMPOSSIBLE_LIMIT, why
+    return None
+
+
+def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
+    name = model.model_id or "the model"
+    params = max(model.params_total, 0 if model.is_image else stated or 0)
+    if params > MOST_PARAMS:
+        return Refusal.ABSURD_SIZE, (
+            f"{name} is said to have {show_params(params)} parameters; "
+            f"no model has more than {show_params(MOST_PARAMS)}"
+        )
+    if model.params_total < 1 or model.sources.get("params_total") is Confidence.GUESS:
+        return Refusal.UNKNOWN_SIZE, (
+            f"nothing tells how large {name} is: no config, no parameter count, no size in its name"
+        )
+    return None
+
+
+#: Gradients of fewer sequences are mostly noise.
+SMALLEST_BATCH = 8
+
+
+def with_enough_steps(
+    needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
+) -> tuple[Requirements, SearchResult]:
+    """Halve the effective batch until the run has the profile's `least_steps`."""
+    least, asked = needs.targets.least_steps, needs.targets.effective_batch_size
+    if least is None or asked is None or result.code is not None or needs.task.task_type.generates:
+        return needs, result
+    first = result.best.schedule.total
+    while result.best.schedule.total < least:
+        smaller = _halved(needs)
+        if smaller is None:
+            break
+        other = best_fit(smaller, available, conditions)
+        if other.code is not None or other.best.schedule.total <= result.best.schedule.total:
+            break
+        needs, result = smaller, other
+    batch = needs.targets.effective_batch_size
+    if batch == asked:
+        return needs, result
+    reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
+    concession = Concession(field="effective_batch_size", wanted=asked, got=batch, reason=reason)
+    return needs._replace(concessions=(*needs.concessions, concession)), result
+
+
+def _halved(needs: Requirements) -> Requirements | None:
+    half = (needs.targets.effective_batch_size or 0) // 2
+    if half < SMALLEST_BATCH:
+        return None
+    targets = needs.targets.model_copy(update={"effective_batch_size": half})
+    profile = needs.profile.model_copy(update={"targets": targets})
+    return needs._replace(profile=profile, asked_batch=needs.asked_batch or 2 * half)
 
 
 class PlanSummary(NamedTuple):
-    """What an offer is judged by; times in seconds."""
+    """What an offer is decided by; times in seconds."""
 
     #: None: feasible.
     code: Refusal | None
@@ -35,13 +117,13 @@ class PlanSummary(NamedTuple):
     gpus: int
     gpu_kind: str
     epochs: float
-    #: What part of the wished training is done.
+    #: The part of the training asked for that is done.
     share: float
     total_s: float
     slack_s: float
     #: Until the reserve begins.
     budget_s: float
-    #: DPO's pass of the reference model over all rows, and all else that comes before or after the training.
+    #: DPO's pass of the reference model over all rows; everything before and after the training.
     reference_s: float
     around_s: float
     #: Assumed of a text dataset.
@@ -52,53 +134,53 @@ class PlanSummary(NamedTuple):
         return self.code is None
 
 
-def plan(
+def plan_task(
     task: TaskSpec,
     model: ModelFacts,
     data: DatasetFacts,
     hardware: Hardware,
     profile: ResolvedProfile | LoadedProfile,
     *,
-    site: Site | None = None,
-    learned: Learned | None = None,
+    conditions: JobConditions | None = None,
+    learned: LearnedBounds | None = None,
     stated_params: int | None = None,
     explained: bool = True,
 ) -> TrainingPlan:
-    """Every number of the run. What cannot be done comes back as a plan whose verdict says why.
+    """Plan every number of the run. A task that cannot be done returns a plan whose verdict says why.
 
-    `stated_params` is a count from outside, for the refusal of one that nobody can mean; what is believed of
-    it is in the model's facts already.
+    `stated_params` is a count from outside, used only to refuse an absurd one; what is believed of it is in
+    the model's facts already.
     """
     if isinstance(profile, LoadedProfile):
-        profile = resolve(profile, task.task_type, model)
-    site = site or Site(hardware)
+        profile = resolve_profile(profile, task.task_type, model)
+    conditions = conditions or JobConditions(hardware)
     if learned is not None:
-        profile, site = (
-            with_learned(profile, learned),
-            replace(site, slowness=site.slowness * learned.slowness),
+        profile, conditions = (
+            with_bounds(profile, learned),
+            replace(conditions, slowness=conditions.slowness * learned.slowness),
         )
-    wish, found = _candidate(task, model, data, site, profile, stated_params)
-    return plan_of(wish, found, hardware, explained)
+    needs, result = _search(task, model, data, conditions, profile, stated_params)
+    return assemble_plan(needs, result, hardware, explained)
 
 
-def _candidate(
+def _search(
     task: TaskSpec,
     model: ModelFacts,
     data: DatasetFacts,
-    site: Site,
+    conditions: JobConditions,
     profile: ResolvedProfile,
     stated_params: int | None,
-) -> tuple[Wish, Fit]:
-    gpus = site.hardware.gpus
-    wish = wish_for(task, model, data, profile, gpus.kind)
-    refused = refusal(task, model, data, site.hardware, profile.limits, stated_params)
+) -> tuple[Requirements, SearchResult]:
+    gpus = conditions.hardware.gpus
+    needs = requirements_for(task, model, data, profile, gpus.kind)
+    refused = task_refusal(task, model, data, conditions.hardware, profile.limits, stated_params)
     if refused is not None:
-        return wish, as_wished(wish, site, *refused)
-    return with_steps_enough(wish, fit(wish, gpus.count, site), gpus.count, site)
+        return needs, refused_as_required(needs, conditions, *refused)
+    return with_enough_steps(needs, best_fit(needs, gpus.count, conditions), gpus.count, conditions)
 
 
 def usable_hours(hours: float) -> float:
-    """What is no number of hours is none at all, and refused as such."""
+    """The hours if they are a number that is not negative, else 0, which is refused as no time."""
     return max(hours, 0.0) if math.isfinite(hours) else 0.0
 
 
@@ -113,27 +195,27 @@ def quick_plan(
     rows: int | None = None,
     stated_params: int | None = None,
 ) -> PlanSummary:
-    """The plan for what an offer says, in the numbers that decide: the same search, nothing written out."""
+    """Plan for what an offer says, in the numbers that decide: the same search, nothing written out."""
     hours = usable_hours(hours)
     task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
     data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)
-    _, found = _candidate(task, model, data, Site(hardware), profile, stated_params)
-    best, schedule = found.best, found.best.schedule
-    stretches = list(best.stretches)
-    total_s, budget_s = sum([one.seconds for one in stretches]), best.deadline_s - best.reserve_s
-    training = sum([one.seconds for one in stretches if one.name in ("train", "evaluate", "save")])
+    _, result = _search(task, model, data, JobConditions(hardware), profile, stated_params)
+    best, schedule = result.best, result.best.schedule
+    phases = list(best.phases)
+    total_s, budget_s = sum([phase.seconds for phase in phases]), best.deadline_s - best.reserve_s
+    training = sum([phase.seconds for phase in phases if phase.name in ("train", "evaluate", "save")])
     wanted = schedule.wanted or schedule.total
     return PlanSummary(
-        code=found.code,
-        reason=found.reason,
-        gpus=best.setup.world,
+        code=result.code,
+        reason=result.reason,
+        gpus=best.candidate.world,
         gpu_kind=hardware.gpus.kind.name,
         epochs=schedule.epochs,
         share=min(schedule.total / wanted, 1.0) if wanted else 0.0,
         total_s=total_s,
         slack_s=budget_s - total_s,
         budget_s=budget_s,
-        reference_s=sum([one.seconds for one in stretches if one.name == "reference"]),
+        reference_s=sum([phase.seconds for phase in phases if phase.name == "reference"]),
         around_s=total_s - training,
         rows=data.rows,
     )

@@ -1,6 +1,6 @@
 """The largest training that ends in time: steps, evaluations and checkpoints from the clock.
 
-The wish is a number of epochs (the profile's, or its upper limit); the clock says how many steps fit between
+The profile wants a number of epochs, or its upper limit of them; the clock says how many steps fit between
 the first step and the reserve. Evaluations get at most their share of the time: first they become rarer,
 then smaller. Nothing here grows when the hours shrink, so more hours never make the training smaller.
 """
@@ -10,40 +10,40 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from core.choices import Engine
-from core.planning.costs import checkpoint_bytes, save_seconds
+from core.domain.choices import Engine
+from core.domain.tasks import TaskType
+from core.planning.candidate import RunCandidate
+from core.planning.overheads import checkpoint_bytes, save_seconds
 from core.planning.sequences import Sequences
-from core.planning.setup import Setup
 from core.planning.speed import StepTime, evaluation_seconds, step_time
-from core.profile.targets import Limits, Targets
-from core.tasks import TaskType
+from core.profile.targets import ProfileLimits, Targets
 
 #: Evaluations of a run whose profile does not say how often.
 EVALUATIONS = 10
-#: Pictures to see where the profile gives neither epochs nor steps.
-PICTURES = 2000
-#: GRPO evaluates by generating; more prompts than this cost more than they tell.
+#: Images to train on where the profile gives neither epochs nor steps.
+IMAGES = 2000
+#: GRPO evaluates by generating; more prompts than this cost more than they show.
 GRPO_EVAL_ROWS = 64
-#: Files on the way at least where nothing evaluates.
-EARLY = 4
+#: Checkpoints during a run without evaluations, at least.
+LEAST_SAVES = 4
 #: Part of the training time that writing checkpoints may take.
 SAVE_SHARE = 0.1
-#: Below this many rows none can be spared.
+#: With fewer rows than this none are held out.
 FEW_ROWS = 40
-#: Rows that an evaluation keeps in a short run: with fewer, chance chooses the checkpoint. For their sake
+#: Rows of an evaluation, at least, in a short run: with fewer, chance chooses the checkpoint. For their sake
 #: three evaluations may take so many seconds, or twice their share of the steps' time.
 LEAST_EVAL_ROWS, LEAST_EVAL_S = 16, 60.0
 
 
-class Rates(NamedTuple):
-    """Seconds of the things that repeat."""
+class RepeatTimes(NamedTuple):
+    """Seconds of each step, evaluation and save."""
 
     step_s: float
     eval_s: float
     save_s: float
 
 
-class Schedule(NamedTuple):
+class StepSchedule(NamedTuple):
     """What fits, and what it was cut down from."""
 
     total: int
@@ -56,7 +56,7 @@ class Schedule(NamedTuple):
     train_s: float
     eval_s: float
     save_s: float
-    #: Steps that were wished for before the clock had its say.
+    #: What was asked for, before the clock and the disk.
     wanted: int
     wanted_epochs: float
     wanted_keep: int
@@ -67,72 +67,76 @@ class Schedule(NamedTuple):
 
 
 def held_out(task: TaskType, rows: int, targets: Targets) -> int:
-    """Rows that evaluate instead of training; validators hold out their own pictures."""
-    if task is TaskType.IMAGE or rows < FEW_ROWS:
+    """Rows that evaluate instead of training; validators hold out their own images."""
+    if not task.is_text or rows < FEW_ROWS:
         return 0
-    most = min(targets.val_rows_max, GRPO_EVAL_ROWS) if task is TaskType.GRPO else targets.val_rows_max
+    most = min(targets.val_rows_max, GRPO_EVAL_ROWS) if task.generates else targets.val_rows_max
     return min(round(rows * targets.val_set_size), most)
 
 
-def wanted_steps(seq: Sequences, effective: int, targets: Targets, limits: Limits) -> tuple[int, float]:
-    """Steps and epochs of the whole wish, the clock aside."""
+def wanted_steps(
+    seq: Sequences, effective: int, targets: Targets, limits: ProfileLimits
+) -> tuple[int, float]:
+    """Steps and epochs that the profile asks for, whatever the clock."""
     per_epoch = steps_per_epoch(seq, effective)
     caps = [steps for steps in (targets.max_steps, limits.max_steps) if steps is not None]
     if targets.num_epochs is not None:
         steps = targets.num_epochs * per_epoch
-    elif seq.pictures:
-        # An epoch of pictures is a moment: they are counted in steps.
-        steps = math.inf if caps else max(limits.max_epochs * per_epoch, PICTURES / effective)
+    elif seq.images:
+        # An epoch of images takes moments, so they are counted in steps.
+        steps = math.inf if caps else max(limits.max_epochs * per_epoch, IMAGES / effective)
     else:
         steps = limits.max_epochs * per_epoch
-    whole = max(round(min([steps, *caps])), 1)
-    return whole, whole / per_epoch
+    wanted = max(round(min([steps, *caps])), 1)
+    return wanted, wanted / per_epoch
 
 
 def steps_per_epoch(seq: Sequences, effective: int) -> int:
-    """The last batch of an epoch may be smaller, but it is a step."""
+    """The last batch of an epoch may be smaller, but it counts as a step."""
     return max(math.ceil(seq.per_epoch / effective), 1)
 
 
-def rates(s: Setup, seq: Sequences, eval_rows: int, slowness: float = 1.0) -> tuple[Rates, StepTime]:
-    """`slowness`: what earlier runs of this shape took, relative to the prior."""
+def repeat_times(
+    s: RunCandidate, seq: Sequences, eval_rows: int, slowness: float = 1.0
+) -> tuple[RepeatTimes, StepTime]:
+    """`slowness`: how long earlier runs of this shape took, relative to the prior."""
     step = step_time(s, seq.work(s.micro))
-    one_eval = evaluation_seconds(s, eval_rows, seq.work(s.micro), seq.row_tokens * seq.sides)
-    return Rates(step.seconds * slowness, one_eval * slowness, save_seconds(s)), step
+    evaluation = evaluation_seconds(s, eval_rows, seq.work(s.micro), seq.row_tokens * seq.sides)
+    return RepeatTimes(step.seconds * slowness, evaluation * slowness, save_seconds(s)), step
 
 
 def fit_schedule(
-    s: Setup,
+    s: RunCandidate,
     seq: Sequences,
-    rate: Rates,
+    rate: RepeatTimes,
     eval_rows: int,
     seconds: float,
     targets: Targets,
-    limits: Limits,
+    limits: ProfileLimits,
     disk: float = math.inf,
-) -> Schedule:
+) -> StepSchedule:
     """The most steps, with their evaluations and checkpoints, that `seconds` and `disk` hold."""
-    effective = s.micro * s.accumulation * s.world
+    effective = s.effective
     wanted, epochs = wanted_steps(seq, effective, targets, limits)
     per_epoch = steps_per_epoch(seq, effective)
     eval_s, rows = (rate.eval_s, eval_rows) if eval_rows else (0.0, 0)
-    every_least = _least(eval_s, limits.eval_share, rate)
+    eval_least = _least(eval_s, limits.eval_share, rate)
     save_least = _least(rate.save_s, SAVE_SHARE, rate)
-    if every_least > max(wanted // 2, 1):  # not even two would fit their share: smaller ones
+    if eval_least > max(wanted // 2, 1):  # not even two would fit their share: evaluate fewer rows
         least = _least_rows(rate, rows, limits.eval_share, wanted)
-        rows = max(int(rows * max(wanted // 2, 1) / every_least), least, 1)
+        rows = max(int(rows * max(wanted // 2, 1) / eval_least), least, 1)
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
-        every_least = _least(eval_s, limits.eval_share, rate)
-    save_asked = saves_asked(s, targets, per_epoch)
-    cadence = Cadence(targets.eval_steps if rows else save_asked, save_asked, every_least, save_least, eval_s)
+        eval_least = _least(eval_s, limits.eval_share, rate)
+    save_asked = _save_interval_asked(s, targets, per_epoch)
+    cadence = Cadence(targets.eval_steps if rows else save_asked, save_asked, eval_least, save_least, eval_s)
     total = most_steps(wanted, rate, cadence, seconds)
     if not rows:
-        cadence = _early(cadence, total)
+        cadence = _early_saves(cadence, total)
     asked = cadence.eval_asked or math.ceil(total / EVALUATIONS)
-    eval_every = min(max(asked, every_least, 1), max(total, 1))
+    eval_every = min(max(asked, eval_least, 1), max(total, 1))
     save_every = save_interval(cadence, eval_every, total)
     keep = _keep(s, targets, min(disk, limits.checkpoint_disk if limits.checkpoint_disk else math.inf))
-    return Schedule(
+    return StepSchedule(
         total=total,
         per_epoch=per_epoch if seq.per_epoch else 0,
         epochs=total / per_epoch if seq.per_epoch else 0.0,
@@ -142,47 +146,47 @@ def fit_schedule(
         keep=keep,
         train_s=total * rate.step_s,
         # Axolotl evaluates once before the first step too.
-        eval_s=(count_of(total, eval_every) + 1) * eval_s if total else 0.0,
-        save_s=count_of(total, save_every) * rate.save_s,
+        eval_s=(repeat_count(total, eval_every) + 1) * eval_s if total else 0.0,
+        save_s=repeat_count(total, save_every) * rate.save_s,
         wanted=wanted,
         wanted_epochs=epochs,
         wanted_keep=targets.save_total_limit,
     )
 
 
-def saves_asked(s: Setup, targets: Targets, per_epoch: int) -> int | None:
-    """sd-scripts' step files go unrecognised by validators: it saves by epochs."""
+def _save_interval_asked(s: RunCandidate, targets: Targets, per_epoch: int) -> int | None:
+    """Steps between saves. sd-scripts saves by epochs: validators do not recognise its step files."""
     if s.engine is not Engine.KOHYA:
         return targets.save_steps
     return targets.save_every_epochs * per_epoch if targets.save_every_epochs else None
 
 
-def _early(cadence: Cadence, total: int) -> Cadence:
-    """Where nothing evaluates, files on the way are all there is to submit if the run is cut off."""
-    most = max(math.ceil(total / EARLY), 1)
+def _early_saves(cadence: Cadence, total: int) -> Cadence:
+    """Without evaluations, only these checkpoints can be submitted if the run is cut off."""
+    most = max(math.ceil(total / LEAST_SAVES), 1)
     asked = max(min(cadence.save_asked or most, most), cadence.save_least)
     return cadence._replace(eval_asked=asked, save_asked=asked)
 
 
-def _least(seconds: float, share: float, rate: Rates) -> int:
-    """Steps apart at least, for something that may take this share of the time."""
+def _least(seconds: float, share: float, rate: RepeatTimes) -> int:
+    """The least interval in steps for something that may take this share of the time."""
     return max(math.ceil(seconds / (share * rate.step_s)), 1)
 
 
-def _least_rows(rate: Rates, rows: int, share: float, wanted: int) -> int:
-    """Depends on the wish and not on the clock, so that more hours never mean fewer steps."""
-    one_row = max((rate.eval_s - 2.0) / rows, 1e-9)
+def _least_rows(rate: RepeatTimes, rows: int, share: float, wanted: int) -> int:
+    """Depends on the steps asked for and not on the clock, so that more hours never mean fewer steps."""
+    per_row = max((rate.eval_s - 2.0) / rows, 1e-9)
     seconds = max(2 * share * wanted * rate.step_s, LEAST_EVAL_S) / 3
-    return min(rows, LEAST_EVAL_ROWS, int(max(seconds - 2.0, 0.0) / one_row))
+    return min(rows, LEAST_EVAL_ROWS, int(max(seconds - 2.0, 0.0) / per_row))
 
 
-def count_of(total: int, every: int) -> int:
-    """On the way, and the last one at the end."""
+def repeat_count(total: int, every: int) -> int:
+    """How often something happens: at every interval, and at the end."""
     return math.ceil(total / every) if total > 0 else 0
 
 
 class Cadence(NamedTuple):
-    """How often evaluations and checkpoints are asked for, and how far apart they must be at least."""
+    """The intervals asked for evaluations and checkpoints, and their least values."""
 
     eval_asked: int | None
     save_asked: int | None
@@ -191,12 +195,12 @@ class Cadence(NamedTuple):
     eval_s: float
 
 
-def most_steps(wanted: int, rate: Rates, cadence: Cadence, seconds: float) -> int:
-    """By bisection over the steps; the overhead is an upper bound that never falls with more of them."""
+def most_steps(wanted: int, rate: RepeatTimes, cadence: Cadence, seconds: float) -> int:
+    """The most steps in `seconds`, by bisection: the overhead is a bound that never falls with more steps."""
     most = _overhead(wanted, rate, cadence)
     if wanted * rate.step_s + most <= seconds:
         return wanted
-    # Without any overhead, and with all of it; one step more and less for what rounding does.
+    # Without any overhead, and with all of it; one step more and less for rounding.
     high = min(max(int(seconds / rate.step_s) + 1, 0), wanted)
     low = min(max(int((seconds - most) / rate.step_s) - 1, 0), high)
     while low < high:
@@ -208,19 +212,19 @@ def most_steps(wanted: int, rate: Rates, cadence: Cadence, seconds: float) -> in
     return low
 
 
-def _overhead(total: int, rate: Rates, cadence: Cadence) -> float:
+def _overhead(total: int, rate: RepeatTimes, cadence: Cadence) -> float:
     evaluations = _at_most(total, cadence.eval_asked, cadence.eval_least)
     if cadence.save_asked:
         saves = math.ceil(total / max(cadence.save_asked, cadence.save_least))
     else:
         saves = min(evaluations, math.ceil(total / cadence.save_least))
     # An interval longer than the run is cut to the last evaluation: that checkpoint and the end.
-    least = 2 if cadence.eval_s else EARLY + 1
+    least = 2 if cadence.eval_s else LEAST_SAVES + 1
     return (evaluations + 1) * cadence.eval_s + max(saves, least) * rate.save_s
 
 
 def _at_most(total: int, asked: int | None, least: int) -> int:
-    """An upper bound on how often something comes in so many steps."""
+    """An upper bound on how often something happens in so many steps."""
     if asked:
         return math.ceil(total / max(asked, least))
     return min(EVALUATIONS, math.ceil(total / least))
@@ -232,7 +236,7 @@ def save_interval(cadence: Cadence, eval_every: int, total: int) -> int:
     return max(min(math.ceil(asked / eval_every), total // eval_every), 1) * eval_every
 
 
-def _keep(s: Setup, targets: Targets, disk: float) -> int:
-    """One always: without a checkpoint there is nothing to submit."""
-    room = disk // max(checkpoint_bytes(s), 1)
-    return int(max(min(targets.save_total_limit, room), 1))
+def _keep(s: RunCandidate, targets: Targets, disk: float) -> int:
+    """Checkpoints to keep; always one, because without it there is nothing to submit."""
+    fitting = disk // max(checkpoint_bytes(s), 1)
+    return int(max(min(targets.save_total_limit, fitting), 1))

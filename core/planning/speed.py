@@ -1,21 +1,71 @@
-"""Seconds per optimizer step, from the card's peaks: a prior until the run has measured itself.
+"""Seconds per optimizer step, from the GPU's peaks: a prior until the run has measured itself.
 
-Matrix products run at a share of the peak, everything between them at the speed of memory, and small batches
-at the speed at which Python launches kernels. The shares were fitted to a per-operation roofline of Hugging
-Face and PEFT in eager mode, which lay 3 % off torchtune's published A100 figure; no H100 run stands behind
-them. `DERATE` then takes off what published end-to-end numbers fall short of such a roofline.
+Matrix products run at a share of the peak, everything between them at the speed of memory, and small
+batches at the speed at which Python launches kernels. The shares were fitted to a per-operation roofline of
+Hugging Face and PEFT in eager mode, which lay 3 % off torchtune's published A100 figure; no H100 run stands
+behind them. `DERATE` then takes off what published end-to-end numbers fall short of such a roofline.
+
+Floating-point operations are those of the matrix products: a LoRA has no weight gradients. `s` is the
+candidate.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from core.choices import Attention
-from core.hardware import Device, Link
-from core.planning.flops import forward_flops, picture_flops, training_flops
-from core.planning.setup import Setup, image_type, tokens_of_picture
-from core.planning.states import STATE_BYTES
-from core.tasks import ImageModelType, TaskType
+from core.domain.choices import Attention
+from core.domain.hardware import Device, GpuLink
+from core.domain.tasks import ImageModelType
+from core.planning.candidate import RunCandidate, image_tokens, image_type
+from core.planning.persistent_memory import STATE_BYTES
+
+#: One 1024² image through SDXL's U-Net, forward: its convolutions see tokens at several resolutions.
+SDXL_FORWARD = 6.0e12
+
+
+def training_flops(s: RunCandidate, row_tokens: float) -> float:
+    """Per token: forward, backward, recomputation, the reference's pass.
+
+    4N for LoRA, 6N for a full fine-tune; checkpointing adds another 2N; adapters 6P, 8P with checkpointing;
+    attention by the tokens of a row that it can see.
+    """
+    recomputed = 1 if s.checkpointing else 0
+    dense = 2.0 * matmul_params(s) * ((3 if s.full else 2) + recomputed)
+    adapters = 2.0 * s.adapter_params * (3 + recomputed)
+    # Causal attention sees half of the row; its backward pass costs two and a half forward passes.
+    attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens * (3.5 + recomputed)
+    return dense + adapters + attention + reference_flops(s, row_tokens)
+
+
+def reference_flops(s: RunCandidate, row_tokens: float) -> float:
+    """The untrained model's pass, where a step needs one."""
+    needed = s.kl if not s.task.has_pairs else not s.reference_ready
+    return forward_flops(s, row_tokens) if needed else 0.0
+
+
+def forward_flops(s: RunCandidate, row_tokens: float) -> float:
+    attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens
+    return 2.0 * (matmul_params(s) + s.adapter_params) + attention
+
+
+def matmul_params(s: RunCandidate) -> float:
+    """Parameters that are multiplied: not the embedding, which is looked up; the head, tied or not."""
+    lookup = max(s.shape.embedding_params - s.shape.vocab_params, 0)
+    return float(max(s.shape.active - lookup, 1))
+
+
+def image_flops(s: RunCandidate) -> float:
+    """Per image: the backbone's forward pass and its multiples."""
+    assert s.image is not None
+    passes = (3 if s.full else 2) + (1 if s.checkpointing else 0)
+    if image_type(s) is ImageModelType.SDXL:
+        forward = SDXL_FORWARD * (s.image.resolution / 1024) ** 2
+    else:
+        tokens = image_tokens(s.image.facts, s.image.resolution)
+        attention = 4.0 * s.shape.layers * s.shape.hidden * tokens
+        forward = tokens * (2.0 * s.image.facts.backbone_params + attention)
+    return forward * passes
+
 
 GEMM_SHARE = 0.65
 #: Attention kernels reach less of the peak than plain products; weights their part in `_gemm_share`.
@@ -25,7 +75,7 @@ DERATE = 0.75
 #: Bytes moved between the products, per token, layer and element of width: (plain, with checkpointing).
 LORA_MOVES, FULL_MOVES = (975.0, 1280.0), (700.0, 800.0)
 #: Kernels that one layer launches in a step, and what launching one costs.
-LORA_KERNELS, FULL_KERNELS, PICTURE_KERNELS = 370.0, 190.0, 250.0
+LORA_KERNELS, FULL_KERNELS, IMAGE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
 #: What of the nominal link bandwidth collectives reach, and what part of the work can hide them.
 LINK_SHARE, HIDES = 0.65, 0.6
@@ -37,10 +87,10 @@ COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
 GENERATE_LAYER_S, VLLM_LAYER_S = 1.0e-3, 1.5e-4
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """What one forward pass works on, on average."""
 
-    #: Tokens on one GPU in one pass, padding included; pictures for image tasks.
+    #: Tokens on one GPU in one pass, padding included; images for image tasks.
     tokens: float
     #: Tokens that attention sees on average.
     row_tokens: float
@@ -59,7 +109,7 @@ class StepTime(NamedTuple):
         return self.compute_s + self.exchange_s + self.optimizer_s + self.generate_s
 
 
-def step_time(s: Setup, work: Work) -> StepTime:
+def step_time(s: RunCandidate, work: PassWork) -> StepTime:
     """One optimizer step: every accumulated pass, the exchange of gradients, the update."""
     flops = work.tokens * _per_token(s, work)
     one_pass = _pass_seconds(s, flops, work.tokens)
@@ -73,25 +123,25 @@ def step_time(s: Setup, work: Work) -> StepTime:
     )
 
 
-def _per_token(s: Setup, work: Work) -> float:
-    return picture_flops(s) if s.picture is not None else training_flops(s, work.row_tokens)
+def _per_token(s: RunCandidate, work: PassWork) -> float:
+    return image_flops(s) if s.image is not None else training_flops(s, work.row_tokens)
 
 
-def _pass_seconds(s: Setup, flops: float, tokens: float) -> float:
+def _pass_seconds(s: RunCandidate, flops: float, tokens: float) -> float:
     products = flops / (s.kind.bf16_flops * _gemm_share(s) * _precision(s))
-    moved = products_free_bytes(s) * (tokens * _picture_tokens(s))
+    moved = moved_bytes(s) * (tokens * _image_tokens(s))
     busy = (products + moved / (s.kind.bandwidth * BANDWIDTH_SHARE)) / DERATE
     launch = _kernels(s) * LAUNCH_S
-    # Neither adds nor hides wholly: at 512 tokens the roofline with 7 µs per launch gave 0.117 s for 0.067
-    # of work and 0.083 of launching.
+    # They neither add up nor hide each other fully: at 512 tokens the roofline with 7 µs per launch gave
+    # 0.117 s for 0.067 of work and 0.083 of launching.
     return float((busy**1.5 + launch**1.5) ** (1 / 1.5))
 
 
-def _gemm_share(s: Setup) -> float:
+def _gemm_share(s: RunCandidate) -> float:
     return EAGER_SHARE if s.attention is Attention.EAGER and s.kind.device is Device.CUDA else GEMM_SHARE
 
 
-def _precision(s: Setup) -> float:
+def _precision(s: RunCandidate) -> float:
     """Relative to the bf16 peak. Without bf16 there is TF32 at half of it; fp8 pays only where it is measured
     to: full fine-tunes, compiled, not recomputed."""
     if s.fp8 and s.kind.has_fp8 and s.full and s.compile_mode and not s.checkpointing:
@@ -99,30 +149,30 @@ def _precision(s: Setup) -> float:
     return 1.0 if s.width == 2 else 0.5
 
 
-def _picture_tokens(s: Setup) -> float:
-    return tokens_of_picture(s.picture.facts, s.picture.resolution) if s.picture is not None else 1.0
+def _image_tokens(s: RunCandidate) -> float:
+    return image_tokens(s.image.facts, s.image.resolution) if s.image is not None else 1.0
 
 
-def products_free_bytes(s: Setup) -> float:
-    """Per token, over all layers: casts, norms, activations, the loss."""
+def moved_bytes(s: RunCandidate) -> float:
+    """Bytes moved between the products, per token over all layers: casts, norms, activations, the loss."""
     moves = (FULL_MOVES if s.full else LORA_MOVES)[1 if s.checkpointing else 0]
     width = s.shape.layers * (s.shape.hidden + s.shape.mlp) / 4.5
     if image_type(s) is ImageModelType.SDXL:
         width *= SDXL_TOKENS
     gain = COMPILED_MOVES if s.compile_mode is not None else 1.0
-    head = 0.0 if s.picture is not None else 20.0 * s.shape.vocab
+    head = 0.0 if s.image is not None else 20.0 * s.shape.vocab
     return (moves * width * gain + head) * (s.width / 2)
 
 
-def _kernels(s: Setup) -> float:
+def _kernels(s: RunCandidate) -> float:
     if s.kind.device is Device.CPU:
         return 0.0
-    per = PICTURE_KERNELS if s.picture is not None else FULL_KERNELS if s.full else LORA_KERNELS
+    per = IMAGE_KERNELS if s.image is not None else FULL_KERNELS if s.full else LORA_KERNELS
     return per * s.shape.layers * (0.3 if s.compile_mode is not None else 1.0)
 
 
-def _exchange_seconds(s: Setup, one_pass: float) -> float:
-    """What of the communication the computation does not hide."""
+def _exchange_seconds(s: RunCandidate, one_pass: float) -> float:
+    """The communication that the computation does not hide."""
     if s.world == 1:
         return 0.0
     rate, part = link_rate(s), (s.world - 1) / s.world
@@ -135,15 +185,15 @@ def _exchange_seconds(s: Setup, one_pass: float) -> float:
     return s.accumulation * max(moved - HIDES * one_pass, 0.1 * moved)
 
 
-def link_rate(s: Setup) -> float:
-    """Bridges join pairs; a ring over more than two cards goes through PCIe."""
+def link_rate(s: RunCandidate) -> float:
+    """Bridges join pairs; a ring over more than two GPUs goes through PCIe."""
     rate = s.kind.link_bandwidth
-    if s.kind.link is Link.NVLINK_PAIR and s.world > 2:
+    if s.kind.link is GpuLink.NVLINK_PAIR and s.world > 2:
         rate = min(rate, 28e9)
     return rate * LINK_SHARE
 
 
-def _optimizer_seconds(s: Setup) -> float:
+def _optimizer_seconds(s: RunCandidate) -> float:
     """Read and write weights and states, read gradients: bound by memory."""
     fp32, bf16 = STATE_BYTES[s.optimizer]
     states = fp32 if s.trained_width == 4 else bf16
@@ -151,44 +201,43 @@ def _optimizer_seconds(s: Setup) -> float:
     return 0.01 + moved / (s.kind.bandwidth * 0.6)
 
 
-def _generate_seconds(s: Setup) -> float:
+def _generate_seconds(s: RunCandidate) -> float:
     """GRPO: one token after the other, all completions of the step together; bound by memory and launches."""
-    if s.task is not TaskType.GRPO:
+    if not s.task.generates:
         return 0.0
-    together = s.micro * s.accumulation
-    prompts = together * max(s.length - s.completion, 1)
+    completions = s.per_gpu
+    prompts = completions * max(s.length - s.completion, 1)
     prefill = prompts * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
-    cache = together * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
+    cache = completions * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
     token = _token_seconds(s, cache)
     gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
-    again = 1 - s.whole / s.shape.layers
-    return prefill + s.completion * token + gather * (1 + s.completion * again)
+    per_token = 1 - s.gathered_layers / s.shape.layers
+    return prefill + s.completion * token + gather * (1 + s.completion * per_token)
 
 
-def least_generate_seconds(s: Setup) -> float:
-    """However few completions a GPU generates, its layers gathered."""
-    return s.completion * _token_seconds(s, 0.0) if s.task is TaskType.GRPO else 0.0
+def least_generate_seconds(s: RunCandidate) -> float:
+    """The least time for any number of completions, its layers gathered."""
+    return s.completion * _token_seconds(s, 0.0) if s.task.generates else 0.0
 
 
-def _token_seconds(s: Setup, cache: float) -> float:
+def _token_seconds(s: RunCandidate, cache: float) -> float:
     layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
     if s.kind.device is Device.CPU:
         layer = 2e-4
     return max((s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7), s.shape.layers * layer)
 
 
-def evaluation_seconds(s: Setup, rows: int, work: Work, row_tokens: float) -> float:
+def evaluation_seconds(s: RunCandidate, rows: int, work: PassWork, row_tokens: float) -> float:
     """One evaluation of all held-out rows, split over the GPUs; small batches, nothing recomputed."""
-    if rows <= 0 or s.picture is not None:
+    if rows <= 0 or s.image is not None:
         return 0.0
     batches = -(-rows // (s.eval_micro * s.world))
-    passes = 2 if (s.task is TaskType.DPO and not s.reference_ready) or s.kl else 1
+    passes = 2 if (s.task.has_pairs and not s.reference_ready) or s.kl else 1
     tokens = s.eval_micro * row_tokens
     products = tokens * forward_flops(s, work.row_tokens) / (s.kind.bf16_flops * GEMM_SHARE)
-    moved = tokens * products_free_bytes(s) * 0.3 / (s.kind.bandwidth * BANDWIDTH_SHARE)
+    moved = tokens * moved_bytes(s) * 0.3 / (s.kind.bandwidth * BANDWIDTH_SHARE)
     launch = _kernels(s) * LAUNCH_S * 0.3
-    one = passes * max((products + moved) / DERATE, launch)
+    per_batch = passes * max((products + moved) / DERATE, launch)
     if s.sharded:
-        one += passes * s.shape.params * 2 / link_rate(s)
-    generate = _generate_seconds(s) if s.task is TaskType.GRPO else 0.0
-    return 2.0 + batches * one + (generate * batches if generate else 0.0)
+        per_batch += passes * s.shape.params * 2 / link_rate(s)
+    return 2.0 + batches * per_batch + batches * _generate_seconds(s)

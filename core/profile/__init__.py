@@ -1,25 +1,29 @@
 """The operator's tuning profiles: schema, loading, inheritance, resolution, explanation."""
 
-from core.profile.load import LoadedProfile, load_profile, parse_profile, profile_files
-from core.profile.resolve import resolve
-from core.profile.schema import EngineConfigs, Origin, Profile, ResolvedProfile, Section, When
-from core.profile.targets import ContainerTargets, Lane, Limits, Scale, Targets
+from core.domain.selectors import Lane
+from core.profile.resolve import LoadedProfile, load_profile, profile_files, resolve_profile
+from core.profile.schema import (
+    EngineConfigs,
+    Profile,
+    ProfileSection,
+    ResolvedProfile,
+    SectionSelector,
+)
+from core.profile.targets import ContainerTargets, ProfileLimits, Targets, TargetScale
 
 __all__ = [
     "ContainerTargets",
     "EngineConfigs",
     "Lane",
-    "Limits",
     "LoadedProfile",
-    "Origin",
     "Profile",
+    "ProfileLimits",
+    "ProfileSection",
     "ResolvedProfile",
-    "Scale",
-    "Section",
+    "SectionSelector",
+    "TargetScale",
     "Targets",
-    "When",
     "load_profile",
-    "parse_profile",
     "profile_files",
-    "resolve",
+    "resolve_profile",
 ]

@@ -1,22 +1,29 @@
-"""Profiles as answers: what a profile says for a task, what becomes of it, what differs, what is wrong."""
+"""Answer questions about a profile: values for a task, their effects, differences, and mistakes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from pydantic import JsonValue
+from pydantic import BaseModel, BeforeValidator, JsonValue
+from pydantic.fields import FieldInfo
 
-from core.errors import ConfigError
-from core.model_facts import facts_from_name
-from core.models import Family, ModelFacts
-from core.profile.annotation_rules import RULES
-from core.profile.annotations import Annotation, Case, Effect, engine_for
-from core.profile.load import LoadedProfile
-from core.profile.resolve import matches, resolve, selectors
-from core.profile.schema import ResolvedProfile, When
-from core.tasks import ImageModelType, TaskType
+from core.domain.errors import ConfigError
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.units import parse_bytes, parse_params, parse_seconds, show_bytes, show_params, show_seconds
+from core.models.facts import Family, ModelFacts
+from core.models.identify import facts_from_name
+from core.profile.effects import EFFECT_RULES, EffectAnnotation, EngineCase, EngineEffect
+from core.profile.resolve import (
+    LoadedProfile,
+    engine_for,
+    resolve_profile,
+    selector_matches,
+)
+from core.profile.schema import ResolvedProfile, SectionSelector
+from core.profile.targets import ContainerTargets, ProfileLimits, Targets
 
 #: One model per size that profiles tell apart, and each kind of image model.
 SIZES: tuple[tuple[str, int], ...] = (
@@ -33,44 +40,45 @@ SIZES: tuple[tuple[str, int], ...] = (
 
 
 class Subject(NamedTuple):
-    """A task on a model, as far as profiles care."""
+    """A task on a model, as far as profiles tell them apart."""
 
     task_type: TaskType
     model: ModelFacts
 
     @property
-    def words(self) -> str:
-        short = self.task_type.value.removesuffix("Task").removesuffix("Text").lower()
-        return f"{short} {self.model.architecture if self.model.is_image else self.model.model_id}"
+    def label(self) -> str:
+        return (
+            f"{self.task_type.word} {self.model.architecture if self.model.is_image else self.model.model_id}"
+        )
 
 
-def subject(task_type: TaskType, model_id: str, params: int | None = None) -> Subject:
+def text_subject(task_type: TaskType, model_id: str, params: int | None = None) -> Subject:
     return Subject(task_type, facts_from_name(model_id, params))
 
 
-def representative() -> list[Subject]:
+def representative_subjects() -> list[Subject]:
     """Every text task at every size, every image model type."""
-    texts = [subject(task, name, params) for task in TaskType if task.is_text for name, params in SIZES]
+    texts = [text_subject(task, name, params) for task in TaskType if task.is_text for name, params in SIZES]
     images = [Subject(TaskType.IMAGE, facts_from_name(kind.value, None, kind)) for kind in ImageModelType]
     return texts + images
 
 
-def case_of(profile: ResolvedProfile, about: Subject) -> Case:
+def engine_case_of(profile: ResolvedProfile, about: Subject) -> EngineCase:
     image = about.model.image.image_type if about.model.image else None
-    return Case(about.task_type, image, engine_for(profile.targets, about.task_type, image))
+    return EngineCase(about.task_type, image, engine_for(profile.targets, about.task_type, image))
 
 
-def annotate(profile: ResolvedProfile, case: Case) -> list[Annotation]:
-    """Of the values that an operator wrote; defaults need no apology."""
+def annotations_for(profile: ResolvedProfile, case: EngineCase) -> list[EffectAnnotation]:
+    """Annotations of the values that an operator wrote, not of defaults."""
     return [
-        Annotation(rule.path, rule.effect, rule.text)
-        for rule in RULES
+        EffectAnnotation(rule.path, rule.effect, rule.text)
+        for rule in EFFECT_RULES
         if profile.is_set(rule.path) and rule.applies(profile.targets, case)
     ]
 
 
-class Setting(NamedTuple):
-    """One value as it stands for one subject."""
+class ProfileSetting(NamedTuple):
+    """One value for one subject."""
 
     path: str
     value: JsonValue
@@ -80,54 +88,56 @@ class Setting(NamedTuple):
     unscaled: float | None
 
 
-def settings(profile: ResolvedProfile, defaults: bool = False) -> list[Setting]:
-    """Flat, in the order of the schema; with `defaults` also what nobody wrote."""
+def profile_settings(profile: ResolvedProfile, defaults: bool = False) -> list[ProfileSetting]:
+    """Flat, in the order of the schema; with `defaults` also the values that nobody wrote."""
     return [
-        Setting(path, value, str(profile.origin(path)), profile.before_scale.get(path.partition(".")[2]))
-        for path, value in flat(profile).items()
+        ProfileSetting(
+            path, value, str(profile.origin(path)), profile.before_scale.get(path.partition(".")[2])
+        )
+        for path, value in flat_values(profile).items()
         if defaults or profile.is_set(path)
     ]
 
 
-def flat(profile: ResolvedProfile) -> dict[str, JsonValue]:
-    """By dotted path; plain JSON values."""
-    found: dict[str, JsonValue] = {}
+def flat_values(profile: ResolvedProfile) -> dict[str, JsonValue]:
+    """JSON values by dotted path."""
+    flat: dict[str, JsonValue] = {}
     for part in ("targets", "limits", "container"):
         values: dict[str, Any] = getattr(profile, part).model_dump(mode="json")
-        found.update({f"{part}.{key}": value for key, value in values.items()})
-    found.update({f"env.{key}": value for key, value in profile.env.items()})
+        flat.update({f"{part}.{key}": value for key, value in values.items()})
+    flat.update({f"env.{key}": value for key, value in profile.env.items()})
     for engine, keys in profile.engine_config.model_dump(mode="json").items():
-        found.update({f"engine_config.{engine}.{key}": value for key, value in keys.items()})
-    return found
+        flat.update({f"engine_config.{engine}.{key}": value for key, value in keys.items()})
+    return flat
 
 
-class Remark(NamedTuple):
-    """An annotation and all the subjects that it was found for."""
+class ProfileRemark(NamedTuple):
+    """An annotation and all subjects that it applies to."""
 
     path: str
-    effect: Effect
+    effect: EngineEffect
     text: str
     value: JsonValue
     origin: str
     subjects: tuple[str, ...]
 
 
-def explain(profile: LoadedProfile, about: Sequence[Subject] | None = None) -> list[Remark]:
-    """What becomes of the profile's values, said once per value and remark."""
-    found: dict[tuple[str, str, str], Remark] = {}
-    for each in about or representative():
-        resolved = resolve(profile, each.task_type, each.model)
-        values = flat(resolved)
-        for note in annotate(resolved, case_of(resolved, each)):
+def explain_profile(profile: LoadedProfile, about: Sequence[Subject] | None = None) -> list[ProfileRemark]:
+    """What engines make of the profile's values: one remark per value and annotation."""
+    remarks: dict[tuple[str, str, str], ProfileRemark] = {}
+    for subject in about or representative_subjects():
+        resolved = resolve_profile(profile, subject.task_type, subject.model)
+        values = flat_values(resolved)
+        for note in annotations_for(resolved, engine_case_of(resolved, subject)):
             origin = str(resolved.origin(note.path))
             key = (note.path, note.text, origin)
-            before = found[key].subjects if key in found else ()
-            found[key] = Remark(*note, values[note.path], origin, (*before, each.words))
-    return list(found.values())
+            before = remarks[key].subjects if key in remarks else ()
+            remarks[key] = ProfileRemark(*note, values[note.path], origin, (*before, subject.label))
+    return list(remarks.values())
 
 
-class Difference(NamedTuple):
-    """A value that two profiles do not share; None and an empty origin where one does not have it."""
+class ProfileDifference(NamedTuple):
+    """A value that differs between two profiles; None and an empty origin where one does not have it."""
 
     path: str
     left: JsonValue
@@ -136,81 +146,129 @@ class Difference(NamedTuple):
     right_origin: str
 
 
-def diff(left: LoadedProfile, right: LoadedProfile, about: Subject) -> list[Difference]:
-    """For one subject: two profiles may agree on one task and differ on the next."""
-    one, two = (resolve(profile, about.task_type, about.model) for profile in (left, right))
-    ours, theirs = flat(one), flat(two)
-    paths = [*ours, *(path for path in theirs if path not in ours)]
+def diff_profiles(left: LoadedProfile, right: LoadedProfile, about: Subject) -> list[ProfileDifference]:
+    """Compare for one subject: two profiles may agree on one task and differ on the next."""
+    here, there = (resolve_profile(profile, about.task_type, about.model) for profile in (left, right))
+    ours, theirs = flat_values(here), flat_values(there)
+    paths = list(ours | theirs)
     return [
-        Difference(path, ours.get(path), theirs.get(path), str(one.origin(path)), str(two.origin(path)))
+        ProfileDifference(
+            path, ours.get(path), theirs.get(path), str(here.origin(path)), str(there.origin(path))
+        )
         for path in paths
         if ours.get(path) != theirs.get(path) or (path in ours) is not (path in theirs)
     ]
 
 
-class Level(StrEnum):
+class ProfileFindingLevel(StrEnum):
     ERROR = "error"
     WARNING = "warning"
 
 
-class Finding(NamedTuple):
-    """Something `profile check` has to say."""
+class ProfileFinding(NamedTuple):
+    """One line of `profile check`."""
 
-    level: Level
+    level: ProfileFindingLevel
     #: A section, a path or a subject.
     where: str
     message: str
 
 
-#: Plans a subject with a resolved profile and says what is wrong with the result. The planner brings its own.
-PlanCheck = Callable[[ResolvedProfile, Subject], Iterable[Finding]]
+#: Plans a subject with a resolved profile and reports what is wrong. The planner provides it.
+PlanCheck = Callable[[ResolvedProfile, Subject], Iterable[ProfileFinding]]
 
 
-def check(profile: LoadedProfile, plan_check: PlanCheck | None = None) -> list[Finding]:
-    """Every section against every representative subject; with `plan_check` down to the rendered config."""
-    found: dict[Finding, None] = {}
-    for each in [*representative(), *_for_each_section(profile)]:
+def check_profile(profile: LoadedProfile, plan_check: PlanCheck | None = None) -> list[ProfileFinding]:
+    """Check all sections for all representative subjects; with `plan_check` down to the rendered config."""
+    findings: dict[ProfileFinding, None] = {}
+    for subject in [*representative_subjects(), *_for_each_section(profile)]:
         try:
-            resolved = resolve(profile, each.task_type, each.model)
+            resolved = resolve_profile(profile, subject.task_type, subject.model)
         except ConfigError as error:
-            problems = [Finding(Level.ERROR, each.words, str(problem)) for problem in error.problems]
-            found.update(dict.fromkeys(problems))
+            problems = [
+                ProfileFinding(ProfileFindingLevel.ERROR, subject.label, str(problem))
+                for problem in error.problems
+            ]
+            findings.update(dict.fromkeys(problems))
             continue
-        found.update(dict.fromkeys(plan_check(resolved, each) if plan_check else ()))
-    found.update(dict.fromkeys(_dead(profile)))
-    found.update(dict.fromkeys(_harm(profile)))
-    return list(found)
+        findings.update(dict.fromkeys(plan_check(resolved, subject) if plan_check else ()))
+    findings.update(dict.fromkeys(_unreachable_sections(profile)))
+    findings.update(dict.fromkeys(_harmful_values(profile)))
+    return list(findings)
 
 
 def _for_each_section(profile: LoadedProfile) -> list[Subject]:
-    """A narrow band of sizes or an odd family may lie between the representative ones."""
-    found = [_subject_of(when) for _, when in selectors(profile)]
-    return [each for each in found if each is not None]
+    """A subject for each section: a narrow size band or a rare family has no representative."""
+    subjects = (_subject_of(when) for _, when in profile.selectors)
+    return [subject for subject in subjects if subject is not None]
 
 
-def _dead(profile: LoadedProfile) -> Iterator[Finding]:
-    for name, when in selectors(profile):
+def _unreachable_sections(profile: LoadedProfile) -> Iterator[ProfileFinding]:
+    for name, when in profile.selectors:
         if _subject_of(when) is None:
-            yield Finding(
-                Level.ERROR, f"sections.{name}", "matches nothing: its conditions exclude each other"
+            yield ProfileFinding(
+                ProfileFindingLevel.ERROR,
+                f"sections.{name}",
+                "matches nothing: its conditions exclude each other",
             )
 
 
-def _subject_of(when: When) -> Subject | None:
-    """Something that the section is for; None if nothing can be."""
+def _subject_of(when: SectionSelector) -> Subject | None:
+    """A subject that the selector matches; None if nothing can."""
     low, high = (when.size.low, when.size.high) if when.size else (0, None)
     params = (low + high) // 2 if high is not None else max(low, 8_000_000_000)
     names = [family.value for family in when.family or [Family.LLAMA]]
-    texts = [subject(task, name, params) for task in TaskType if task.is_text for name in names]
+    texts = [text_subject(task, name, params) for task in TaskType if task.is_text for name in names]
     images = [Subject(TaskType.IMAGE, facts_from_name(kind.value, None, kind)) for kind in ImageModelType]
-    return next((each for each in texts + images if matches(when, each.task_type, each.model)), None)
+    return next((s for s in texts + images if selector_matches(when, s.task_type, s.model)), None)
 
 
-def _harm(profile: LoadedProfile) -> Iterator[Finding]:
+def _harmful_values(profile: LoadedProfile) -> Iterator[ProfileFinding]:
     try:
-        remarks = explain(profile)
+        remarks = explain_profile(profile)
     except ConfigError:
-        return  # already told, subject by subject
+        return  # already reported, subject by subject
     for remark in remarks:
-        if remark.effect is Effect.HARMFUL:
-            yield Finding(Level.WARNING, f"{remark.origin}: {remark.path}", remark.text)
+        if remark.effect is EngineEffect.HARMFUL:
+            yield ProfileFinding(ProfileFindingLevel.WARNING, f"{remark.origin}: {remark.path}", remark.text)
+
+
+_PARTS: dict[str, type[BaseModel]] = {
+    "targets": Targets,
+    "limits": ProfileLimits,
+    "container": ContainerTargets,
+}
+_UNITS: tuple[tuple[Callable[[Any], float], Callable[[float], str]], ...] = (
+    (parse_bytes, show_bytes),
+    (parse_seconds, show_seconds),
+    (parse_params, show_params),
+)
+
+
+def format_value(path: str, value: JsonValue) -> str:
+    """Format a value as in a profile: sizes, durations and ranges with their units."""
+    if value is None:
+        return "–"
+    part, _, name = path.partition(".")
+    model = _PARTS.get(part)
+    if model is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        return _format_measure(model.model_fields[name], value)
+    if isinstance(value, dict) and value.keys() == {"low", "high"}:
+        low, high = value["low"], value["high"]
+        return str(low) if low == high else f"{low}-{high}"
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return {"True": "yes", "False": "no"}.get(str(value), str(value))
+
+
+def _format_measure(field: FieldInfo, value: float) -> str:
+    rules = [*field.metadata, *(rule for kind in get_args(field.annotation) for rule in _type_metadata(kind))]
+    for rule in rules:
+        for parse, show in _UNITS:
+            if isinstance(rule, BeforeValidator) and rule.func is parse:
+                return show(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _type_metadata(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())

@@ -1,4 +1,4 @@
-"""A profile file, its sections, and what remains of it for one task and model."""
+"""A profile file, its sections, and what it resolves to for one task and model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from core.facts import Record
-from core.layers.files import FileModel
-from core.models import Family
-from core.profile.targets import ContainerTargets, Limits, Scale, Targets
-from core.profile.words import Band, OneOrMany, TaskWord
-from core.tasks import ImageModelType
+from core.config.files import ConfigFileModel
+from core.config.yaml_lines import ValueOrigin
+from core.domain.records import Record
+from core.domain.selectors import Band, OneOrMany, TaskWord
+from core.domain.tasks import ImageModelType
+from core.models.facts import Family
+from core.profile.targets import ContainerTargets, ProfileLimits, Targets, TargetScale
 
 
-class When(Record):
-    """What a section is for; all that is written must hold. Nothing written: always."""
+class SectionSelector(Record):
+    """Which tasks a section is for: all conditions must hold, and without any it always applies."""
 
     task: Annotated[list[TaskWord], OneOrMany()] | None = Field(
         default=None, description="Task types: instruct, chat, dpo, grpo, image."
@@ -33,7 +34,7 @@ EngineConfig = dict[str, JsonValue]
 
 
 def _env_value(value: Any) -> Any:
-    """`NCCL_NTHREADS: 8` is fine; `on` and `no` are words to YAML and would arrive as True and False."""
+    """`NCCL_NTHREADS: 8` is fine; YAML reads `on` and `no` as True and False."""
     if isinstance(value, bool):
         raise ValueError("quote it: YAML reads this word as a boolean, the program reads the text")
     return str(value) if isinstance(value, int | float) else value
@@ -46,7 +47,7 @@ Env = dict[
 
 
 class EngineConfigs(Record):
-    """Keys handed to an engine as they are; checked against its real schema like all others."""
+    """Keys passed to an engine unchanged; checked against its real schema like all others."""
 
     axolotl: EngineConfig = Field(default_factory=dict, description="Into Axolotl's YAML.")
     kohya: EngineConfig = Field(default_factory=dict, description="Into kohya's TOML.")
@@ -56,18 +57,18 @@ class EngineConfigs(Record):
     native: EngineConfig = Field(default_factory=dict, description="Into the native trainer's settings.")
 
 
-class Section(Record):
+class ProfileSection(Record):
     """Settings for some tasks, sizes or families, laid over the general ones in the order written."""
 
-    when: When = Field(default=When(), description="What the section is for.")
+    when: SectionSelector = Field(default=SectionSelector(), description="What the section is for.")
     targets: Targets = Field(default=Targets(), description="Targets that differ.")
-    scale: Scale = Field(default=Scale(), description="Factors on targets.")
-    limits: Limits = Field(default=Limits(), description="Limits that differ.")
+    scale: TargetScale = Field(default=TargetScale(), description="Factors on targets.")
+    limits: ProfileLimits = Field(default=ProfileLimits(), description="Limits that differ.")
     env: Env = Field(default_factory=dict, description="Environment variables to add.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys to add.")
 
 
-class Profile(FileModel):
+class Profile(ConfigFileModel):
     """One profile file."""
 
     description: str = Field(default="", description="One line for `profile list`.")
@@ -83,49 +84,35 @@ class Profile(FileModel):
         description="Lines for `profile explain`: what of the source is not set here, and why.",
     )
     targets: Targets = Field(default=Targets(), description="What the operator wants, for every task.")
-    limits: Limits = Field(default=Limits(), description="What is never exceeded.")
+    limits: ProfileLimits = Field(default=ProfileLimits(), description="What is never exceeded.")
     container: ContainerTargets = Field(default=ContainerTargets(), description="The container around a job.")
     env: Env = Field(default_factory=dict, description="Environment variables of the training.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
-    sections: dict[str, Section] = Field(
+    sections: dict[str, ProfileSection] = Field(
         default_factory=dict, description="Differences by task, size or family, by a name of your choice."
     )
 
 
-class Origin(Record):
-    """Where a value came from."""
-
-    file: str
-    #: None for a built-in default.
-    line: int | None = None
-    #: The section, when it is not general.
-    section: str | None = None
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line is not None else self.file
-        return f"{where} ({self.section})" if self.section else where
-
-
 class ResolvedProfile(Record):
-    """A profile for one task and model: flat, every value with its origin. What the planner reads."""
+    """A profile for one task and model: flat, every value with its origin. The planner's input."""
 
     name: str
     digest: str
     hardware: str | None
     targets: Targets
-    limits: Limits
+    limits: ProfileLimits
     container: ContainerTargets
     env: dict[str, str]
     engine_config: EngineConfigs
     #: The sections that matched, in order.
     sections: tuple[str, ...]
     #: By dotted path without "sections": "targets.lora_r", "limits.gpu_memory", "env.NCCL_NTHREADS".
-    origins: dict[str, Origin]
+    origins: dict[str, ValueOrigin]
     #: Targets changed by `scale`: the value before, by name.
     before_scale: dict[str, float]
 
-    def origin(self, path: str) -> Origin:
-        return self.origins.get(path, Origin(file="default"))
+    def origin(self, path: str) -> ValueOrigin:
+        return self.origins.get(path, ValueOrigin(file="default"))
 
     def is_set(self, path: str) -> bool:
         """Whether an operator wrote it (in this profile or one it extends), as opposed to a default."""

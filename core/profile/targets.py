@@ -1,8 +1,7 @@
-"""What an operator may want (`Targets`), never exceed (`Limits`) and multiply (`Scale`).
+"""What an operator may want (`Targets`), never exceed (`ProfileLimits`) and multiply (`TargetScale`).
 
 Every key is documented where it is declared; `docs/profiles.md` and the JSON Schema come from here. Names are
-Axolotl's where the idea is the same, for text and images alike; what another engine calls it is the
-renderer's business.
+Axolotl's where the idea is the same, for text and images alike; other names are in `field_names.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from core.choices import (
+from core.domain.choices import (
     Attention,
     BackwardPrefetch,
     CompileMode,
@@ -19,14 +18,13 @@ from core.choices import (
     EvalMetric,
     GpuStrategy,
     ImageLoss,
+    LrSchedule,
     Method,
     Optimizer,
-    Schedule,
 )
-from core.facts import Record
-from core.profile.words import Band, IntRange, OneOrMany, Range, TaskWord
-from core.tasks import ImageModelType
-from core.units import Bytes, Params, Seconds
+from core.domain.records import Record
+from core.domain.selectors import IntegerRange, IntRange, Lane
+from core.domain.units import Bytes, Params, Seconds
 
 
 class GpuStep(Record):
@@ -43,27 +41,10 @@ class LrStageTarget(Record):
     factor: float = Field(gt=0, le=100, description="Factor on `learning_rate` during it.")
 
 
-class Lane(Record):
-    """GPUs set aside for some tasks."""
-
-    gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
-    size: Band | None = Field(default=None, description="Only models in this size band.")
-    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Only these tasks.")
-    image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
-        default=None, description="Only these image model types."
-    )
-    gpus_per_job: int | None = Field(
-        default=None, ge=1, description="GPUs that one job takes of the lane; unset: all of it."
-    )
-    overflow: bool = Field(
-        default=False, description="Take free GPUs of other lanes when those of this lane are taken too long."
-    )
-
-
 class Targets(Record):
-    """What the operator wants. Honoured as far as the limits allow; each step back is reported."""
+    """What the operator wants. Honoured as far as the limits allow; each concession is reported."""
 
-    # — which machinery
+    # — what trains
     engine: Engine | None = Field(
         default=None,
         description="What trains. Unset: axolotl for text, kohya for SDXL and "
@@ -148,9 +129,9 @@ class Targets(Record):
         description="Factor on the learning rate by GPU count: `{2: 1.2, 4: "
         "1.5}`; the nearest count below applies.",
     )
-    lr_scheduler: Schedule = Field(default=Schedule.COSINE, description="How the rate moves.")
+    lr_scheduler: LrSchedule = Field(default=LrSchedule.COSINE, description="How the rate moves.")
     lr_cycles: IntRange = Field(
-        default=Range(low=1, high=1),
+        default=IntegerRange(low=1, high=1),
         description="Restarts of cosine_with_restarts: a number, or a range to "
         "choose from by training length.",
     )
@@ -188,7 +169,7 @@ class Targets(Record):
         default=10.0,
         ge=1,
         le=100,
-        description="Rates are tried up to this many times learning_rate, and down to its so-manieth part.",
+        description="Rates are tried up to this many times learning_rate, and down to the same part of it.",
     )
     # — the optimizer
     optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
@@ -244,7 +225,7 @@ class Targets(Record):
     eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What 'best' is measured in.")
     # — numbers and kernels
     bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
-    fp16: bool = Field(default=False, description="float16 arithmetic; only for cards without bfloat16.")
+    fp16: bool = Field(default=False, description="float16 arithmetic; only for GPUs without bfloat16.")
     tf32: bool = Field(default=True, description="TensorFloat-32 for what is left in fp32.")
     fp8: bool = Field(
         default=False, description="fp8 matrix products (Hopper and later; native trainer and full SFT)."
@@ -275,7 +256,7 @@ class Targets(Record):
     )
     lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
     fsdp_above: Params | None = Field(
-        default=None, description="FSDP from this size on. Unset: where one card cannot hold the model."
+        default=None, description="FSDP from this size on. Unset: where one GPU cannot hold the model."
     )
     fsdp_reshard_after_forward: bool = Field(default=True, description="full_shard: free layers after use.")
     fsdp_forward_prefetch: bool = Field(default=True, description="Fetch the next layer early (FSDP1).")
@@ -347,14 +328,17 @@ class Targets(Record):
         return self
 
 
-class Limits(Record):
+class ProfileLimits(Record):
     """What is never exceeded."""
 
     gpu_memory: Bytes | None = Field(
-        default=None, description="GPU memory that a job may use, per card. Unset: `gpu_memory_share` of it."
+        default=None, description="GPU memory that a job may use, per GPU. Unset: `gpu_memory_share` of it."
     )
     gpu_memory_share: float = Field(
-        default=0.9, gt=0, le=1, description="The same as a share of the card; the lower of the two counts."
+        default=0.9,
+        gt=0,
+        le=1,
+        description="The same as a share of the memory; the lower of the two counts.",
     )
     min_gpus: int = Field(default=1, ge=1, le=64, description="GPUs that a job gets at least.")
     max_gpus: int = Field(default=64, ge=1, le=64, description="GPUs that a job gets at most.")
@@ -405,19 +389,19 @@ class ContainerTargets(Record):
     )
 
 
-Factor = Annotated[float, Field(gt=0, le=100)]
+ScaleFactor = Annotated[float, Field(gt=0, le=100)]
 
 
-class Scale(Record):
+class TargetScale(Record):
     """Factors on targets; those of all matching sections multiply. A rank of a multiple of 8 stays one."""
 
-    lora_r: Factor = Field(default=1.0, description="Factor on lora_r.")
-    lora_alpha: Factor = Field(default=1.0, description="Factor on lora_alpha.")
-    micro_batch_size: Factor = Field(default=1.0, description="Factor on micro_batch_size.")
-    effective_batch_size: Factor = Field(default=1.0, description="Factor on effective_batch_size.")
-    learning_rate: Factor = Field(default=1.0, description="Factor on learning_rate.")
-    text_encoder_lr: Factor = Field(default=1.0, description="Factor on text_encoder_lr.")
-    num_epochs: Factor = Field(default=1.0, description="Factor on num_epochs.")
-    max_steps: Factor = Field(default=1.0, description="Factor on max_steps.")
-    weight_decay: Factor = Field(default=1.0, description="Factor on weight_decay.")
-    warmup_steps: Factor = Field(default=1.0, description="Factor on warmup_steps.")
+    lora_r: ScaleFactor = Field(default=1.0, description="Factor on lora_r.")
+    lora_alpha: ScaleFactor = Field(default=1.0, description="Factor on lora_alpha.")
+    micro_batch_size: ScaleFactor = Field(default=1.0, description="Factor on micro_batch_size.")
+    effective_batch_size: ScaleFactor = Field(default=1.0, description="Factor on effective_batch_size.")
+    learning_rate: ScaleFactor = Field(default=1.0, description="Factor on learning_rate.")
+    text_encoder_lr: ScaleFactor = Field(default=1.0, description="Factor on text_encoder_lr.")
+    num_epochs: ScaleFactor = Field(default=1.0, description="Factor on num_epochs.")
+    max_steps: ScaleFactor = Field(default=1.0, description="Factor on max_steps.")
+    weight_decay: ScaleFactor = Field(default=1.0, description="Factor on weight_decay.")
+    warmup_steps: ScaleFactor = Field(default=1.0, description="Factor on warmup_steps.")

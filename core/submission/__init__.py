@@ -1,4 +1,4 @@
-"""A submission: the folder that a training leaves, what is published of it, and whether it is worth it.
+"""A submission: select, mend and check the files of a training's folder, and put them in place.
 
-Pure and light: the daemon checks with it what it uploads, the trainer what it puts in place.
+Pure and light: the daemon checks what it uploads, the trainer what it puts in place.
 """

@@ -1,18 +1,21 @@
-"""Whether a submission is worth publishing: what evaluators would hold against it, found before they do."""
+"""Check a submission before publishing: find what evaluators would reject.
+
+That includes the weights as a whole: every shard present, every tensor once, embeddings of the right size.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.submission import adapters, card, configs, weights
-from core.submission.documents import Item, json_object
-from core.submission.faults import Fault, FaultKind
-from core.submission.model_hash import model_hash
-from core.submission.safetensors import MAX_HEADER, BadHeader, Header
+from core.submission import metadata
+from core.submission.digests import FileDigest, OnBytesRead, digest_file, model_hash
+from core.submission.faults import Fault, FaultKind, printable
+from core.submission.folder import SubmissionItem, json_object
+from core.submission.safetensors import MAX_HEADER, BadHeader, SafetensorsHeader, StoredTensor
 from core.submission.selection import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -20,21 +23,111 @@ from core.submission.selection import (
     CONFIG,
     IMAGE_WEIGHTS,
     INDEX,
+    SHARD,
+    WEIGHTS,
     SubmissionKind,
 )
-from core.submission.weigh import Told, Weighed, weigh
+
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "embed_out.weight",
+)
+#: Prefixes of training wrappers in the names of a model that was saved through them: no loader finds these.
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
+_ANYWHERE = _WRAPPERS[:3]
+WEIGHTS_OF = {SubmissionKind.ADAPTER: ADAPTER_WEIGHTS, SubmissionKind.IMAGE: IMAGE_WEIGHTS}
+
+
+def shard_faults(names: Set[str], index: SubmissionItem | None) -> Iterator[Fault]:
+    """Whether a full model's files are one complete model."""
+    shards = sorted(name for name in names if SHARD.fullmatch(name))
+    if WEIGHTS in names and shards:
+        rule = "a single file beside a model in parts: loaders take the first; keep the newer one only"
+        yield Fault(FaultKind.BOTH_KINDS, WEIGHTS, f"{len(shards)} parts beside it", rule)
+    elif WEIGHTS not in names and not shards:
+        yield Fault(FaultKind.MISSING, WEIGHTS, "", "is missing: there are no weights to publish")
+    if not shards:
+        return
+    totals = {name.split("-of-")[1] for name in shards}
+    total = int(totals.pop().split(".")[0]) if len(totals) == 1 else -1
+    numbers = {int(name[6:11]) for name in shards}
+    if numbers != set(range(1, total + 1)):
+        rule = "must be all parts of one model, numbered from 1; remove those of an earlier save"
+        yield Fault(FaultKind.BAD_INDEX, shards[0], f"{len(shards)} parts in all", rule)
+    if index is None:
+        yield Fault(FaultKind.MISSING, INDEX, "", "is missing: without it the parts are not found")
+
+
+def index_faults(
+    names: Set[str], headers: Mapping[str, SafetensorsHeader], index: SubmissionItem
+) -> Iterator[Fault]:
+    """Whether the index names every tensor with the part that contains it."""
+    document = json_object(INDEX, index)
+    if isinstance(document, Fault):
+        yield document
+        return
+    indexed = document.get("weight_map")
+    if not isinstance(indexed, dict) or not all(isinstance(part, str) for part in indexed.values()):
+        yield Fault(FaultKind.BAD_INDEX, f"{INDEX}: weight_map", "", "must be an object of tensors and files")
+        return
+    actual = {tensor: part for part, header in headers.items() for tensor in header.tensors}
+    wrong = sorted(name for name in indexed.keys() | actual.keys() if indexed.get(name) != actual.get(name))
+    if wrong and names >= headers.keys():
+        value = f"{len(wrong)} tensors elsewhere than it says, the first {printable(wrong[0], 80)}"
+        yield Fault(FaultKind.BAD_INDEX, INDEX, value, "does not match the parts; save the model again")
+
+
+def tensor_faults(
+    name: str,
+    header: SafetensorsHeader,
+    kind: SubmissionKind,
+    vocabulary: int | None,
+    not_finite: tuple[int, tuple[str, ...]],
+) -> Iterator[Fault]:
+    """Yield what is wrong with the tensors of one file."""
+    if not any(tensor.count for tensor in header.tensors.values()):
+        yield Fault(FaultKind.NO_WEIGHTS, name, "", "contains no weights at all; save the model again")
+    count, first = not_finite
+    if count:
+        rule = "weights must be finite: the training diverged, or the saved type is too small"
+        value = f"NaN or infinity in {count} of {len(header.tensors)} tensors ({printable(', '.join(first))})"
+        yield Fault(FaultKind.NOT_FINITE, name, value, rule)
+    wrapped = next((tensor for tensor in header.tensors if _is_wrapped(tensor)), None)
+    if wrapped:
+        rule = "names of a wrapper around the model, which no loader finds; unwrap the model before saving"
+        yield Fault(FaultKind.WRAPPED, name, printable(wrapped, 80), rule)
+    if vocabulary is not None and kind is not SubmissionKind.IMAGE:
+        yield from _embeddings(name, header.tensors.values(), vocabulary)
+
+
+def _embeddings(name: str, tensors: Iterable[StoredTensor], vocabulary: int) -> Iterator[Fault]:
+    for tensor in tensors:
+        embedding = len(tensor.shape) == 2 and tensor.name.endswith(_EMBEDDINGS)
+        if embedding and tensor.shape[0] != vocabulary:
+            where, rows = f"{name}: {printable(tensor.name)}", f"{tensor.shape[0]:,} rows"
+            rule = f"must have the base model's {vocabulary:,} rows: add no tokens, resize nothing"
+            yield Fault(FaultKind.VOCABULARY, where, rows, rule)
+
+
+def _is_wrapped(name: str) -> bool:
+    return name.startswith(_WRAPPERS) or any(wrapper in name for wrapper in _ANYWHERE)
+
 
 #: More than the largest model that is trained here, in full precision.
 MAX_BYTES = 400 * 10**9
-#: Of all files together: each of many parts may have a large one, and all of them are held in memory.
+#: Of all files together: many parts may have a large header each, and all are held in memory.
 MAX_HEADERS = 4 * MAX_HEADER
 
-Weigh = Callable[[Path, Told | None], Weighed]
+DigestFile = Callable[[Path, OnBytesRead | None], FileDigest]
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The model that was trained: the hub's name, and the folder it lies in, as far as they are known."""
+class BaseModelRef:
+    """The base model: its name on the hub and its folder, as far as they are known."""
 
     model_id: str | None = None
     folder: Path | None = None
@@ -43,11 +136,11 @@ class Base:
         if self.folder is None or not (self.folder / CONFIG).is_file():
             return None
         try:
-            # Caches of the hub keep links.
-            found = json_object(CONFIG, (self.folder / CONFIG).resolve())
+            # The hub's cache contains links.
+            config = json_object(CONFIG, (self.folder / CONFIG).resolve())
         except OSError:
             return None
-        return None if isinstance(found, Fault) else found
+        return None if isinstance(config, Fault) else config
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +150,16 @@ class FileFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What was found. Without faults it may be published; with any, there is no hash to promise."""
+class SubmissionReport:
+    """The result of the check. Without faults it may be published; with any it has no hash."""
 
     kind: SubmissionKind
-    #: By the names they are published under.
+    #: By published name.
     files: dict[str, FileFact]
     faults: tuple[Fault, ...]
     model_hash: str | None
     parameters: int = 0
-    headers: dict[str, Header] = field(default_factory=dict, repr=False)
+    headers: dict[str, SafetensorsHeader] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -74,50 +167,52 @@ class Report:
 
 
 def examine(
-    items: Mapping[str, Item],
+    items: Mapping[str, SubmissionItem],
     kind: SubmissionKind,
-    base: Base | None = None,
+    base: BaseModelRef | None = None,
     *,
-    told: Told | None = None,
-    weighed_by: Weigh = weigh,
-) -> Report:
-    """Look at everything that is to be published, each file once. Nothing here raises for what is in them."""
-    base = base or Base()
+    on_read: OnBytesRead | None = None,
+    digest: DigestFile = digest_file,
+) -> SubmissionReport:
+    """Check everything that is to be published, reading each file once. No content makes this raise."""
+    base = base or BaseModelRef()
     faults = list(_missing(items, kind))
     sizes = {name: _size(item) for name, item in items.items()}
     if sum(sizes.values()) > MAX_BYTES:
         rule = "is more than any model needs; look for what wrote it"
         faults.append(Fault(FaultKind.TOO_MUCH, "the folder", f"{sum(sizes.values()):,} bytes", rule))
-        return Report(kind, {}, tuple(faults), None)
+        return SubmissionReport(kind, {}, tuple(faults), None)
     files: dict[str, FileFact] = {}
-    found: dict[str, Weighed] = {}
-    described = 0
+    weights: dict[str, FileDigest] = {}
+    header_bytes = 0
     for name, item in sorted(items.items()):
         try:
-            seen = _weighed(name, item, told, weighed_by)
+            digested = _digest_item(item, on_read, digest)
         except BadHeader as error:
             faults.append(Fault(FaultKind.BAD_HEADER, name, "", str(error)))
         except OSError as error:
-            why = f"can't be read: {error.strerror or error}"
+            why = f"cannot be read: {error.strerror or error}"
             faults.append(Fault(FaultKind.UNREADABLE, name, "", why))
         else:
-            files[name] = FileFact(seen.size, seen.sha256)
-            if seen.header is not None:
-                found[name] = seen
-                described += seen.header.data_at
-        if described > MAX_HEADERS:
+            files[name] = FileFact(digested.size, digested.sha256)
+            if digested.header is not None:
+                weights[name] = digested
+                header_bytes += digested.header.data_at
+        if header_bytes > MAX_HEADERS:
             rule = "describe more tensors than any model has; save it again"
-            faults.append(Fault(FaultKind.TOO_MUCH, "the headers of all parts", f"{described:,} bytes", rule))
-            return Report(kind, {}, tuple(faults), None)
-    faults += _said(items, kind, base)
-    faults += _held(items, kind, base, found)
-    headers = {name: seen.header for name, seen in found.items() if seen.header is not None}
+            faults.append(
+                Fault(FaultKind.TOO_MUCH, "the headers of all parts", f"{header_bytes:,} bytes", rule)
+            )
+            return SubmissionReport(kind, {}, tuple(faults), None)
+    headers = {name: digested.header for name, digested in weights.items() if digested.header is not None}
+    faults += _document_faults(items, kind, base)
+    faults += _weight_faults(items, kind, base, weights, headers)
     count = sum(tensor.count for header in headers.values() for tensor in header.tensors.values())
-    whole = {} if faults else {name: (fact.size, fact.sha256) for name, fact in files.items()}
-    return Report(kind, files, tuple(faults), model_hash(whole), count, headers)
+    hashed = {} if faults else {name: (fact.size, fact.sha256) for name, fact in files.items()}
+    return SubmissionReport(kind, files, tuple(faults), model_hash(hashed), count, headers)
 
 
-def _missing(items: Mapping[str, Item], kind: SubmissionKind) -> Iterator[Fault]:
+def _missing(items: Mapping[str, SubmissionItem], kind: SubmissionKind) -> Iterator[Fault]:
     needed = {
         SubmissionKind.ADAPTER: (ADAPTER_CONFIG, ADAPTER_WEIGHTS),
         SubmissionKind.FULL: (CONFIG,),
@@ -127,48 +222,54 @@ def _missing(items: Mapping[str, Item], kind: SubmissionKind) -> Iterator[Fault]
         if name not in items:
             yield Fault(FaultKind.MISSING, name, "", f"is missing: without it there is no {kind} submission")
     if kind is SubmissionKind.FULL:
-        yield from weights.shards(items.keys(), items.get(INDEX))
+        yield from shard_faults(items.keys(), items.get(INDEX))
 
 
-def _said(items: Mapping[str, Item], kind: SubmissionKind, base: Base) -> Iterator[Fault]:
-    """What the small files say."""
-    if kind is SubmissionKind.ADAPTER and ADAPTER_CONFIG in items:
-        said = json_object(ADAPTER_CONFIG, items[ADAPTER_CONFIG])
-        yield from [said] if isinstance(said, Fault) else adapters.faults(said, base.model_id)
-    if kind is SubmissionKind.FULL and CONFIG in items:
-        said = json_object(CONFIG, items[CONFIG])
-        wanted = base.config()
-        if isinstance(said, Fault):
-            yield said
-        elif wanted is not None:
-            yield from configs.differences(said, wanted)
-    if CARD in items and (wrong := card.fault_of(items[CARD], base.model_id)):
-        yield wrong
-
-
-def _held(
-    items: Mapping[str, Item], kind: SubmissionKind, base: Base, found: Mapping[str, Weighed]
+def _document_faults(
+    items: Mapping[str, SubmissionItem], kind: SubmissionKind, base: BaseModelRef
 ) -> Iterator[Fault]:
-    """What the weights hold."""
-    rows = _rows(items, kind, base)
-    for name, seen in found.items():
-        assert seen.header is not None
-        bad = (seen.not_finite_count, seen.not_finite)
-        yield from weights.contents(name, seen.header, kind, rows, bad)
-    if kind is SubmissionKind.FULL and INDEX in items and any(name != INDEX for name in found):
-        headers = {name: seen.header for name, seen in found.items() if seen.header is not None}
-        yield from weights.indexed(items.keys(), headers, items[INDEX])
+    """What is wrong with the small files."""
+    if kind is SubmissionKind.ADAPTER and ADAPTER_CONFIG in items:
+        config = json_object(ADAPTER_CONFIG, items[ADAPTER_CONFIG])
+        yield from [config] if isinstance(config, Fault) else metadata.adapter_faults(config, base.model_id)
+    if kind is SubmissionKind.FULL and CONFIG in items:
+        config, wanted = json_object(CONFIG, items[CONFIG]), base.config()
+        if isinstance(config, Fault):
+            yield config
+        elif wanted is not None:
+            yield from metadata.config_faults(config, wanted)
+    if CARD in items and (fault := metadata.card_fault(items[CARD], base.model_id)):
+        yield fault
 
 
-def _rows(items: Mapping[str, Item], kind: SubmissionKind, base: Base) -> int | None:
+def _weight_faults(
+    items: Mapping[str, SubmissionItem],
+    kind: SubmissionKind,
+    base: BaseModelRef,
+    weights: Mapping[str, FileDigest],
+    headers: Mapping[str, SafetensorsHeader],
+) -> Iterator[Fault]:
+    """What is wrong with the weights."""
+    rows = _vocabulary_rows(items, kind, base)
+    for name, header in headers.items():
+        bad = (weights[name].not_finite_count, weights[name].not_finite)
+        yield from tensor_faults(name, header, kind, rows, bad)
+    if kind is SubmissionKind.FULL and INDEX in items and headers:
+        yield from index_faults(items.keys(), headers, items[INDEX])
+
+
+def _vocabulary_rows(
+    items: Mapping[str, SubmissionItem], kind: SubmissionKind, base: BaseModelRef
+) -> int | None:
+    """From the base's configuration, else from the model's own."""
     config = base.config()
     if config is None and kind is SubmissionKind.FULL and CONFIG in items:
         own = json_object(CONFIG, items[CONFIG])
         config = None if isinstance(own, Fault) else own
-    return None if config is None else configs.vocabulary(config)
+    return None if config is None else metadata.vocabulary_rows(config)
 
 
-def _size(item: Item) -> int:
+def _size(item: SubmissionItem) -> int:
     if isinstance(item, bytes):
         return len(item)
     try:
@@ -177,7 +278,7 @@ def _size(item: Item) -> int:
         return 0
 
 
-def _weighed(name: str, item: Item, told: Told | None, weighed_by: Weigh) -> Weighed:
+def _digest_item(item: SubmissionItem, on_read: OnBytesRead | None, digest: DigestFile) -> FileDigest:
     if isinstance(item, Path):
-        return weighed_by(item, told)
-    return Weighed(hashlib.sha256(item).hexdigest(), len(item))
+        return digest(item, on_read)
+    return FileDigest(hashlib.sha256(item).hexdigest(), len(item))

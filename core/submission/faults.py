@@ -1,4 +1,4 @@
-"""What can be wrong with a submission, and how grave it is."""
+"""What can be wrong with a submission."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from core.errors import GodMinerError
+from core.domain.errors import GodMinerError
 
 
 class FaultKind(StrEnum):
@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: where, the value, and the rule with the way out."""
+    """One thing that is wrong: where, the value, and the rule with what to do."""
 
     kind: FaultKind
     where: str
@@ -48,27 +48,27 @@ class Fault:
     rule: str
 
     def __str__(self) -> str:
-        shown = f" has {self.value}" if self.value else ""
-        return f"{self.where}{shown}: {self.rule}"
+        value = f" has {self.value}" if self.value else ""
+        return f"{self.where}{value}: {self.rule}"
 
     def as_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "where": self.where, "value": self.value, "rule": self.rule}
 
 
 class BadSubmission(GodMinerError):
-    """A folder that must not be published as it is. Carries every fault found."""
+    """A folder that must not be published as it is, with every fault found."""
 
     code: ClassVar[str] = "bad_submission"
 
     def __init__(self, folder: str, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         count = f"{len(self.faults)} fault{'s' if len(self.faults) != 1 else ''}"
-        lines = [f"{folder} is no valid submission, {count}", *(f"  - {fault}" for fault in self.faults)]
+        lines = [f"{folder} is not a valid submission, {count}", *(f"  - {fault}" for fault in self.faults)]
         super().__init__("\n".join(lines))
 
 
-def shown(value: object, limit: int = 120) -> str:
-    """A value from outside as it may stand in a message: one line, printable, not long."""
+def printable(value: object, limit: int = 120) -> str:
+    """A value from outside, made safe for a message: one line, printable, shortened."""
     text = ascii(value) if not isinstance(value, str) else value
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

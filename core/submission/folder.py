@@ -1,91 +1,92 @@
-"""What lies in a folder that somebody else wrote, looked at without following or opening anything odd."""
+"""Read a folder that somebody else wrote: its files and small JSON documents.
+
+Only regular files are opened, no link is followed, and no content is trusted.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from core.submission.faults import BadSubmission, Fault, FaultKind, shown
+from core.submission.faults import BadSubmission, Fault, FaultKind, printable
 
-#: Far more than any submission has; a folder with more is an attack or a mistake.
+#: Far more than any submission has; more is an attack or a mistake.
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 12
-#: Changes whenever a file's content may have: device, inode, size, time of the last write.
-Identity = tuple[int, int, int, int]
+#: Differs whenever a file's content may differ: device, inode, size, time of the last write.
+FileIdentity = tuple[int, int, int, int]
 _PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """A regular file, by its path inside the folder."""
 
     path: str
     size: int
-    identity: Identity
+    identity: FileIdentity
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    files: tuple[Entry, ...]
-    #: Links, pipes, sockets, devices, unreadable folders, names that are no text.
-    odd: tuple[Fault, ...]
+class FolderListing:
+    files: tuple[FolderEntry, ...]
+    #: Links, pipes, sockets, devices, unreadable folders, unprintable names.
+    faults: tuple[Fault, ...]
 
     def names(self) -> frozenset[str]:
         return frozenset(entry.path for entry in self.files)
 
 
-def listing(folder: Path) -> Listing:
-    """Every regular file below `folder`, in order of their paths; `BadSubmission` for no folder, or for one
-    without an end."""
-    files: list[Entry] = []
-    odd: list[Fault] = []
+def list_folder(folder: Path) -> FolderListing:
+    """List every regular file below `folder`, sorted by path. `BadSubmission` if it is not a folder, or too
+    large."""
+    files: list[FolderEntry] = []
+    faults: list[Fault] = []
     try:
-        for found in _walk(folder, "", 0):
-            (files if isinstance(found, Entry) else odd).append(found)  # type: ignore[arg-type]
-            if len(files) + len(odd) > MAX_ENTRIES:
+        for entry in _walk(folder, "", 0):
+            (files if isinstance(entry, FolderEntry) else faults).append(entry)  # type: ignore[arg-type]
+            if len(files) + len(faults) > MAX_ENTRIES:
                 raise _too_much(folder, f"more than {MAX_ENTRIES} entries")
     except OSError as error:
-        rule = f"can't be looked at: {error.strerror or error}"
+        rule = f"cannot be read: {error.strerror or error}"
         raise BadSubmission(str(folder), [Fault(FaultKind.UNREADABLE, str(folder), "", rule)]) from None
-    return Listing(tuple(sorted(files, key=lambda entry: entry.path)), tuple(odd))
+    return FolderListing(tuple(sorted(files, key=lambda entry: entry.path)), tuple(faults))
 
 
-def _walk(folder: Path, inside: str, depth: int) -> Iterator[Entry | Fault]:
+def _walk(folder: Path, inside: str, depth: int) -> Iterator[FolderEntry | Fault]:
     if depth > MAX_DEPTH:
         raise _too_much(folder, f"folders {MAX_DEPTH} deep")
     with os.scandir(folder) as entries:
         for entry in entries:
             path = f"{inside}{entry.name}"
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
             if not _is_text(entry.name):
-                yield Fault(FaultKind.BAD_NAME, shown(path), "", "a file's name is text that can be printed")
-            elif stat.S_ISDIR(found.st_mode):
-                yield from _inner(Path(entry.path), path, depth)
-            elif stat.S_ISREG(found.st_mode):
-                yield Entry(path, found.st_size, identity(found))
+                yield Fault(FaultKind.BAD_NAME, printable(path), "", "a file's name must be printable text")
+            elif stat.S_ISDIR(status.st_mode):
+                try:
+                    yield from _walk(Path(entry.path), f"{path}/", depth + 1)
+                except PermissionError as error:
+                    yield Fault(FaultKind.UNREADABLE, path, "", f"cannot be read: {error.strerror}")
+            elif stat.S_ISREG(status.st_mode):
+                yield FolderEntry(path, status.st_size, file_identity(status))
             else:
-                kind = stat.filemode(found.st_mode)
+                mode = stat.filemode(status.st_mode)
                 rule = "only regular files and folders belong here: no links, pipes, sockets or devices"
-                yield Fault(FaultKind.NOT_A_FILE, path, f"mode {kind}", rule)
+                yield Fault(FaultKind.NOT_A_FILE, path, f"mode {mode}", rule)
 
 
-def _inner(folder: Path, path: str, depth: int) -> Iterator[Entry | Fault]:
-    try:
-        yield from _walk(folder, f"{path}/", depth + 1)
-    except PermissionError as error:
-        yield Fault(FaultKind.UNREADABLE, path, "", f"can't be looked at: {error.strerror}")
-
-
-def identity(found: os.stat_result) -> Identity:
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+def file_identity(status: os.stat_result) -> FileIdentity:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor of a regular file; never follows a link, never waits for a pipe. `OSError` otherwise."""
+    """Open a regular file, and `OSError` for anything else: no link is followed, no pipe waited for."""
     opened = os.open(path, _PLAIN)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
@@ -94,7 +95,7 @@ def open_plain(path: Path) -> int:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """All of a small file; `OSError` when it is larger than `limit` or not a regular one."""
+    """Read a small file; `OSError` if it is larger than `limit` or not a regular file."""
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -107,5 +108,35 @@ def _is_text(name: str) -> bool:
 
 
 def _too_much(folder: Path, value: str) -> BadSubmission:
-    rule = "that is no submission; look for what wrote it, and keep only the model's own files"
+    rule = "that is not a submission; look for what wrote it, and keep only the model's own files"
     return BadSubmission(str(folder), [Fault(FaultKind.TOO_MUCH, str(folder), value, rule)])
+
+
+#: Configurations and cards are kilobytes; the index of a mixture of experts with many shards is megabytes.
+MAX_DOCUMENT = 32_000_000
+
+SubmissionItem = Path | bytes
+
+
+def read_item(item: SubmissionItem, limit: int = MAX_DOCUMENT) -> bytes:
+    return read_plain(item, limit) if isinstance(item, Path) else item
+
+
+def json_object(name: str, item: SubmissionItem) -> dict[str, Any] | Fault:
+    """The object in a JSON file, or what is wrong with it."""
+    try:
+        value = json.loads(read_item(item))
+    except OSError as error:
+        return Fault(FaultKind.UNREADABLE, name, "", f"cannot be read: {error.strerror or error}")
+    except (ValueError, RecursionError) as error:
+        rule = f"is not valid JSON: {printable(str(error), 100)}; save it again"
+        return Fault(FaultKind.BAD_JSON, name, "", rule)
+    if not isinstance(value, dict):
+        return Fault(FaultKind.BAD_JSON, name, type(value).__name__, "must be a JSON object; save it again")
+    return value
+
+
+def to_json(value: dict[str, Any]) -> bytes:
+    """JSON as transformers and peft write it. Lone surrogates, which UTF-8 cannot encode, stay escapes."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
+    return text.encode(errors="backslashreplace") + b"\n"

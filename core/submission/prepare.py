@@ -1,4 +1,4 @@
-"""From a folder that an engine left to what is published of it: chosen, and mended where that is safe."""
+"""Prepare what is published of a folder that an engine wrote: selected, mended and checked."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.files import write_atomically
-from core.submission import adapters, card, configs
-from core.submission.check import Base
-from core.submission.documents import Item, json_object, to_json
+from core.domain.tasks import TaskType
+from core.submission import metadata
+from core.submission.check import BaseModelRef, DigestFile, SubmissionReport, examine
+from core.submission.digests import OnBytesRead, counts_for_hash, digest_file, model_hash
 from core.submission.faults import Fault, FaultKind
-from core.submission.folder import listing
+from core.submission.folder import SubmissionItem, json_object, list_folder, to_json
 from core.submission.selection import (
     ADAPTER_CONFIG,
     CARD,
     CONFIG,
-    Selection,
+    FileSelection,
     SubmissionKind,
     kind_of,
-    select,
+    select_files,
 )
-from core.tasks import TaskType
+from core.system.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSubmission:
     kind: SubmissionKind
     #: By published name: a file of the folder, or new content in its place.
-    items: dict[str, Item]
-    #: What was given new content, each with the reason.
+    items: dict[str, SubmissionItem]
+    #: The files with new content, each with the reason.
     mended: tuple[Fault, ...]
     #: What is not published, each with the reason.
     left_out: tuple[Fault, ...]
 
 
 def prepare(
-    folder: Path, base: Base, task_type: TaskType | None = None, *, keep_card: bool = False
-) -> Prepared:
-    """What of `folder` is to be published; nothing in it is changed. `BadSubmission` for what is none."""
-    seen = listing(folder)
-    chosen = select(seen.names(), kind_of(seen.names(), task_type))
-    items: dict[str, Item] = {name: folder / path for name, path in chosen.files.items()}
-    changed = _mended(items, chosen, base, keep_card=keep_card)
-    why = {name: reason for name, (_, reason) in changed.items()}
-    items.update({name: content for name, (content, _) in changed.items()})
-    return Prepared(chosen.kind, items, tuple(why.values()), (*seen.odd, *chosen.left_out))
+    folder: Path, base: BaseModelRef, task_type: TaskType | None = None, *, keep_card: bool = False
+) -> PreparedSubmission:
+    """Select and mend what is published; `folder` itself is not changed. `BadSubmission` if it is not one."""
+    listing = list_folder(folder)
+    selection = select_files(listing.names(), kind_of(listing.names(), task_type))
+    items: dict[str, SubmissionItem] = {name: folder / path for name, path in selection.files.items()}
+    mended = _mended(items, selection, base, keep_card=keep_card)
+    items.update({name: content for name, (content, _) in mended.items()})
+    reasons = tuple(reason for _, reason in mended.values())
+    return PreparedSubmission(selection.kind, items, reasons, (*listing.faults, *selection.left_out))
 
 
-def mend_in_place(folder: Path, base: Base, task_type: TaskType | None = None) -> Prepared:
-    """For who made the folder: write what was mended into it, and say what else lies there."""
+def mend_in_place(folder: Path, base: BaseModelRef, task_type: TaskType | None = None) -> PreparedSubmission:
+    """Prepare a folder of our own, and write the mended files into it."""
     prepared = prepare(folder, base, task_type)
     for name, item in prepared.items.items():
         if isinstance(item, bytes):
@@ -59,40 +59,76 @@ def mend_in_place(folder: Path, base: Base, task_type: TaskType | None = None) -
 
 
 def _mended(
-    items: Mapping[str, Item], chosen: Selection, base: Base, *, keep_card: bool
+    items: Mapping[str, SubmissionItem], selection: FileSelection, base: BaseModelRef, *, keep_card: bool
 ) -> dict[str, tuple[bytes, Fault]]:
-    found: dict[str, tuple[bytes, Fault]] = {}
+    """By name: the new content, and the reason."""
+    mended: dict[str, tuple[bytes, Fault]] = {}
     if base.model_id is None:
-        return found
-    if chosen.kind is SubmissionKind.ADAPTER and ADAPTER_CONFIG in items:
-        _adapter(items[ADAPTER_CONFIG], base.model_id, found)
-    if chosen.kind is SubmissionKind.FULL and CONFIG in items:
-        _config(items[CONFIG], base, found)
-    good = CARD in items and card.fault_of(items[CARD], base.model_id) is None
+        return mended
+    if selection.kind is SubmissionKind.ADAPTER and ADAPTER_CONFIG in items:
+        mended |= _mended_adapter(items[ADAPTER_CONFIG], base.model_id)
+    if selection.kind is SubmissionKind.FULL and CONFIG in items:
+        mended |= _mended_config(items[CONFIG], base)
+    good = CARD in items and metadata.card_fault(items[CARD], base.model_id) is None
     if not (keep_card and good):
-        licence = card.licence_of(base.folder) if base.folder is not None and base.folder.is_dir() else {}
-        rule = "is written anew: engines put local folders and settings into it"
+        licence = metadata.licence_of(base.folder) if base.folder is not None and base.folder.is_dir() else {}
+        rule = "is replaced: engines write local folders and settings into it"
         fault = Fault(FaultKind.BAD_CARD, CARD, "", rule)
-        found[CARD] = (card.card(chosen.kind, base.model_id, licence), fault)
-    return found
+        mended[CARD] = (metadata.model_card(selection.kind, base.model_id, licence), fault)
+    return mended
 
 
-def _adapter(item: Item, model_id: str, found: dict[str, tuple[bytes, Fault]]) -> None:
-    said = json_object(ADAPTER_CONFIG, item)
-    if isinstance(said, Fault):
-        return
-    mended = adapters.mended(said, model_id)
-    if mended != said:
-        fault = Fault(FaultKind.WRONG_BASE, ADAPTER_CONFIG, "", f"now names {model_id} as its base")
-        found[ADAPTER_CONFIG] = (to_json(mended), fault)
+def _mended_adapter(item: SubmissionItem, model_id: str) -> dict[str, tuple[bytes, Fault]]:
+    config = json_object(ADAPTER_CONFIG, item)
+    if isinstance(config, Fault):
+        return {}
+    mended = metadata.mended_adapter_config(config, model_id)
+    fault = Fault(FaultKind.WRONG_BASE, ADAPTER_CONFIG, "", f"now names {model_id} as its base")
+    return {ADAPTER_CONFIG: (to_json(mended), fault)} if mended != config else {}
 
 
-def _config(item: Item, base: Base, found: dict[str, tuple[bytes, Fault]]) -> None:
-    said, wanted = json_object(CONFIG, item), base.config()
-    if isinstance(said, Fault) or wanted is None:
-        return
-    mended = configs.restored(said, wanted)
-    if mended != said:
-        keys = ", ".join(sorted(key for key in mended if mended[key] != said.get(key, ...)))
-        rule = f"has again what the base model's says and older readers need: {keys}"
-        found[CONFIG] = (to_json(mended), Fault(FaultKind.CONFIG_CHANGED, CONFIG, "", rule))
+def _mended_config(item: SubmissionItem, base: BaseModelRef) -> dict[str, tuple[bytes, Fault]]:
+    config, wanted = json_object(CONFIG, item), base.config()
+    if isinstance(config, Fault) or wanted is None:
+        return {}
+    mended = metadata.restored_config(config, wanted)
+    if mended == config:
+        return {}
+    keys = ", ".join(sorted(key for key in mended if mended[key] != config.get(key, ...)))
+    rule = f"has the base model's keys again, which older readers need: {keys}"
+    return {CONFIG: (to_json(mended), Fault(FaultKind.CONFIG_CHANGED, CONFIG, "", rule))}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSubmission:
+    prepared: PreparedSubmission
+    report: SubmissionReport
+    faults: tuple[Fault, ...]
+
+
+def check_submission(
+    folder: Path,
+    base: BaseModelRef,
+    task_type: TaskType | None = None,
+    *,
+    as_is: bool = False,
+    keep_card: bool = False,
+    on_read: OnBytesRead | None = None,
+    digest: DigestFile = digest_file,
+) -> CheckedSubmission:
+    """Check whether `folder` can be published. With `as_is` nothing is mended or left out first: a
+    tournament's uploader takes everything in the folder. `BadSubmission` if it is not a folder."""
+    prepared = prepare(folder, BaseModelRef() if as_is else base, task_type, keep_card=keep_card)
+    report = examine(prepared.items, prepared.kind, base, on_read=on_read, digest=digest)
+    strays = prepared.left_out if as_is else ()
+    return CheckedSubmission(prepared, report, (*report.faults, *strays))
+
+
+def folder_model_hash(folder: Path, on_read: OnBytesRead | None = None) -> str | None:
+    """The model hash that a validator takes of these files."""
+    files = {}
+    for entry in list_folder(folder).files:
+        if counts_for_hash(entry.path) and entry.size:
+            digest = digest_file(folder / entry.path, on_read, plain=True)
+            files[entry.path] = (digest.size, digest.sha256)
+    return model_hash(files)

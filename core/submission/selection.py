@@ -1,7 +1,7 @@
-"""Which files of a folder are the submission, and under which name each is published.
+"""Select the files of a folder that are the submission, and the name under which each is published.
 
-What an engine leaves beside the model (states to resume from, logs, the other kind of model, whole copies of
-the base) is known by not being named here: a list of what belongs has no gaps that a new engine falls into.
+Engines leave more beside the model: states to resume from, logs, the other kind of model, copies of the
+base. Only what is named here is published, so that nothing of a new engine gets through.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from core.domain.tasks import TaskType
 from core.submission.faults import Fault, FaultKind
-from core.tasks import TaskType
 
 
 class SubmissionKind(StrEnum):
@@ -23,7 +23,7 @@ class SubmissionKind(StrEnum):
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-#: Where evaluators of the offer era look for an image model (docs/protocol.md).
+#: Where evaluators of offers look for an image model (docs/protocol.md).
 IMAGE_WEIGHTS = "checkpoint/last.safetensors"
 CARD = "README.md"
 
@@ -52,47 +52,49 @@ _WHOLE_NAMES = {
     SubmissionKind.FULL: _COMMON | _TOKENIZER | {CONFIG, WEIGHTS, INDEX, "generation_config.json"},
     SubmissionKind.IMAGE: _COMMON,
 }
-#: Loading one runs whatever code is in it; nobody should have to.
+#: Loading one runs whatever code is in it.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _MODELS = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS, INDEX)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class FileSelection:
     kind: SubmissionKind
-    #: The name it is published under → its path in the folder.
+    #: Published name → path in the folder.
     files: dict[str, str]
     #: What is not published, each with the reason.
     left_out: tuple[Fault, ...]
 
 
 def kind_of(names: Iterable[str], task_type: TaskType | None = None) -> SubmissionKind:
-    """An adapter's configuration at the root decides for evaluators, so it does here."""
+    """Decided as evaluators do: by an adapter's configuration at the root."""
     have = set(names)
-    if task_type is TaskType.IMAGE or (task_type is None and not have & {*_MODELS, CONFIG} and _image(have)):
+    if task_type is None and not have & {*_MODELS, CONFIG} and _image_file(have):
+        return SubmissionKind.IMAGE
+    if task_type is not None and not task_type.is_text:
         return SubmissionKind.IMAGE
     return SubmissionKind.ADAPTER if ADAPTER_CONFIG in have else SubmissionKind.FULL
 
 
-def select(names: Iterable[str], kind: SubmissionKind) -> Selection:
-    """What of these is published. Nothing is said here of what is missing."""
+def select_files(names: Iterable[str], kind: SubmissionKind) -> FileSelection:
+    """Select what is published. What is missing is left to the check."""
     have = sorted(set(names))
     files = {name: name for name in have if _belongs(name, kind)}
-    if kind is SubmissionKind.IMAGE and (best := _image(have)):
+    if kind is SubmissionKind.IMAGE and (best := _image_file(have)):
         files[IMAGE_WEIGHTS] = best
-    taken = set(files.values())
-    return Selection(kind, files, tuple(_stray(name, kind) for name in have if name not in taken))
+    selected = set(files.values())
+    return FileSelection(kind, files, tuple(_stray(name, kind) for name in have if name not in selected))
 
 
 def _belongs(name: str, kind: SubmissionKind) -> bool:
     return name in _WHOLE_NAMES[kind] or (kind is SubmissionKind.FULL and SHARD.fullmatch(name) is not None)
 
 
-def _image(names: Iterable[str]) -> str | None:
-    """The last one; with several that are numbered, the highest, as evaluators choose."""
+def _image_file(names: Iterable[str]) -> str | None:
+    """The last file, or the numbered one with the highest number, as evaluators choose."""
     have = sorted(names, key=len)
     last = next((name for name in have if _IMAGE_LAST.fullmatch(name)), None)
-    steps = {name: int(found[1]) for name in have if (found := _IMAGE_STEP.fullmatch(name))}
+    steps = {name: int(match[1]) for name in have if (match := _IMAGE_STEP.fullmatch(name))}
     return last or max(steps, key=steps.__getitem__, default=None)
 
 
@@ -101,6 +103,6 @@ def _stray(name: str, kind: SubmissionKind) -> Fault:
         rule = "a full model beside an adapter: only one kind is published, and the adapter is what counts"
         return Fault(FaultKind.BOTH_KINDS, name, "", rule)
     if name.endswith(_PICKLES):
-        rule = "is a pickle, which runs code when it is loaded; save as safetensors"
+        rule = "is a pickle, which runs code when it is loaded; save it as safetensors"
         return Fault(FaultKind.PICKLE, name, "", rule)
-    return Fault(FaultKind.STRAY, name, "", f"is no part of the {kind} submission; move it elsewhere")
+    return Fault(FaultKind.STRAY, name, "", f"is not part of the {kind} submission; move it elsewhere")

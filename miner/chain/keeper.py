@@ -1,7 +1,7 @@
-"""Keeps a metagraph at hand: read in the background, kept on disk, served however old it is.
+"""Keep a current metagraph: read it in the background from the settings' source, cache it on disk.
 
-Whoever answers validators reads `current` and never waits. A refresh swaps the object whole; when the chain
-is down the last good one stays, its age grows, and past `stale_seconds` the alert hook hears of it.
+Whoever answers validators reads `current` and never waits. A refresh replaces the whole object. While the
+chain is down the last good metagraph stays, also across a restart; past `stale_seconds` an alert is raised.
 """
 
 from __future__ import annotations
@@ -12,25 +12,105 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from core.errors import GodMinerError
-from miner.chain import cache
-from miner.chain.base import ChainSource, Metagraph
-from miner.chain.errors import ChainUnavailable, WrongChain
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.domain.errors import GodMinerError
+from core.system.files import write_atomically
+from miner.chain.identity import Identity
+from miner.chain.metagraph import (
+    ChainSource,
+    ChainUnavailable,
+    Metagraph,
+    NodeRow,
+    NodesFileError,
+    NoSuchSubnet,
+    WrongChain,
+    node_problems,
+    nodes_from_rows,
+)
+from miner.chain.nodes_file import NodesFileSource
+from miner.chain.sdk import SdkSource
+from miner.observe.alerts import AlertKind, SendAlert
+from miner.settings import ChainKind, Settings
 
 log = logging.getLogger(__name__)
+
+#: Its name in the data directory.
+METAGRAPH_FILE = "metagraph.json"
+
+
+class _CachedMetagraph(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    source: str
+    netuid: int
+    genesis: str | None
+    block: int | None
+    fetched_at: float
+    nodes: list[NodeRow]
+
+
+def save_metagraph(path: Path, graph: Metagraph) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = {name: getattr(graph, name) for name in ("source", "netuid", "genesis", "block", "fetched_at")}
+    document = _CachedMetagraph(**values, nodes=[NodeRow(**asdict(node)) for node in graph.nodes])
+    write_atomically(path, document.model_dump_json().encode())
+
+
+def load_metagraph(path: Path, source: ChainSource) -> Metagraph | None:
+    """The cached metagraph, or None and a log line if it is damaged or not of the subnet of `source`."""
+    try:
+        cached = _CachedMetagraph.model_validate_json(path.read_bytes())
+        values = cached.model_dump(exclude={"format", "nodes"})
+        graph = Metagraph(**values, nodes=nodes_from_rows(cached.nodes))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problem = node_problems(error)[0] if isinstance(error, ValidationError) else error
+        log.warning("ignoring the metagraph cache %s: %s", path, problem)
+        return None
+    if not is_of_source(graph, source):
+        log.warning(
+            "ignoring the metagraph cache %s: it is of subnet %d from %s, not of subnet %d from %s",
+            path,
+            graph.netuid,
+            graph.source,
+            source.netuid,
+            source.name,
+        )
+        return None
+    return graph
+
+
+def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
+    """Whether a metagraph is of the subnet and the chain that `source` serves.
+
+    Chains are told apart by genesis hash where both are known, so that moving to another node of the same
+    chain keeps the cache; by the source's name where not.
+    """
+    if graph.netuid != source.netuid:
+        return False
+    if graph.genesis is not None and source.genesis is not None:
+        return graph.genesis == source.genesis
+    return graph.source == source.name
+
 
 #: The first wait after a failed refresh; doubles up to the ordinary interval.
 RETRY_SECONDS = 5.0
 
-STALE = "metagraph_stale"
-RECOVERED = "metagraph_recovered"
+_ALERTS: dict[type[GodMinerError], AlertKind] = {
+    WrongChain: AlertKind.WRONG_CHAIN,
+    NoSuchSubnet: AlertKind.NO_SUCH_SUBNET,
+    NodesFileError: AlertKind.BAD_NODES_FILE,
+}
 
 
 @dataclass(frozen=True)
 class ChainStatus:
-    """The metagraph's state, to be shown. `last_error` is of the latest refresh, None if that one worked."""
+    """The metagraph's state, to be shown. `last_error` is the latest refresh's, None if it worked."""
 
     source: str
     netuid: int
@@ -53,7 +133,7 @@ class MetagraphKeeper:
         cache_path: Path | None,
         refresh_seconds: float,
         stale_seconds: float,
-        on_alert: Callable[[str, str], None] | None = None,
+        on_alert: SendAlert = lambda _kind, _text: None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -75,10 +155,10 @@ class MetagraphKeeper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve the copy on disk, if there is one, and begin to refresh. Waits for no network."""
+        """Serve the copy on disk, if there is one, and start refreshing. Waits for no network."""
         self._started_at = self._clock()
         if self._cache_path is not None and self.current is None:
-            self.current = cache.load(self._cache_path, self.source)
+            self.current = load_metagraph(self._cache_path, self.source)
         if self.current is not None:
             log.info("serving the cached metagraph of %s, %.0f s old", self.current.source, self.age() or 0)
         self._task = asyncio.create_task(self._run(), name="metagraph-keeper")
@@ -91,7 +171,7 @@ class MetagraphKeeper:
         await self.source.close()
 
     def age(self) -> float | None:
-        """Seconds since the metagraph was read; a clock set back since then counts as none."""
+        """Seconds since the metagraph was read, 0 if the clock was set back since then."""
         return None if self.current is None else max(0.0, self._clock() - self.current.fetched_at)
 
     def status(self) -> ChainStatus:
@@ -108,7 +188,7 @@ class MetagraphKeeper:
         )
 
     async def refresh_once(self) -> bool:
-        """Read the metagraph now. False when that failed; `status` says why, `current` stays as it was."""
+        """Read the metagraph now. False if that failed: `status` says why, `current` stays as it was."""
         async with self._lock:
             try:
                 graph = await self.source.metagraph()
@@ -135,15 +215,16 @@ class MetagraphKeeper:
         return float(min(usual, RETRY_SECONDS * 2 ** min(self._failures - 1, 16)))
 
     def _note_success(self, graph: Metagraph) -> None:
-        if self.current is not None and not cache.belongs(self.current, self.source):
+        if self.current is not None and not is_of_source(self.current, self.source):
             log.warning("%s serves another chain than before: genesis %s", graph.source, graph.genesis)
         self.current = graph
         self._failures = 0
         self._last_error = self._last_error_at = None
         if self._alerted:
             self._alerted.clear()
-            self._alert(
-                RECOVERED, f"the metagraph of {graph.source} is fresh again: {len(graph.nodes)} nodes"
+            self._on_alert(
+                AlertKind.METAGRAPH_RECOVERED,
+                f"the metagraph of {graph.source} is fresh again: {len(graph.nodes)} nodes",
             )
 
     def _note_failure(self, error: GodMinerError) -> None:
@@ -151,46 +232,65 @@ class MetagraphKeeper:
             log.warning("could not refresh the metagraph from %s: %s", self.source.name, error)
         self._failures += 1
         self._last_error, self._last_error_at = error, self._clock()
-        if self.current is not None and not self._still_ours(self.current, error):
+        if self.current is not None and not self._may_keep_serving(self.current, error):
             log.error("no longer serving the metagraph of %s: it is of another chain", self.current.source)
             self.current = None
-        # A chain that is down for a minute is nobody's business yet. Anything else waits for the operator.
+        # A chain that is down for a minute needs nobody. Any other error needs the operator.
         if not isinstance(error, ChainUnavailable):
-            self._alert_once(error.code, str(error), key=f"{error.code}: {error}")
+            kind = _ALERTS.get(type(error), AlertKind.CHAIN)
+            self._alert_once(kind, str(error), key=f"{kind}: {error}")
         if self._is_stale():
-            self._alert_once(STALE, self._stale_text(error), key=STALE)
+            self._alert_once(
+                AlertKind.METAGRAPH_STALE, self._stale_text(error), key=AlertKind.METAGRAPH_STALE
+            )
 
-    def _still_ours(self, graph: Metagraph, error: GodMinerError) -> bool:
-        """A node of the wrong chain says nothing about a metagraph read from the right one."""
-        return isinstance(error, WrongChain) or cache.belongs(graph, self.source)
+    def _may_keep_serving(self, graph: Metagraph, error: GodMinerError) -> bool:
+        """Also after a node of the wrong chain answered: that says nothing about what the right one sent."""
+        return isinstance(error, WrongChain) or is_of_source(graph, self.source)
 
     def _is_stale(self) -> bool:
-        """Having none since the start counts from the start."""
+        """Without a metagraph, its age counts from the start of the daemon."""
         age = self.age()
         return (self._clock() - self._started_at if age is None else age) > self._stale_seconds
 
     def _stale_text(self, error: GodMinerError) -> str:
         age = self.age()
-        held = "there is no metagraph at all" if age is None else f"the metagraph is {age:.0f} s old"
-        return f"{held}, older than METAGRAPH_STALE_SECONDS={self._stale_seconds:g}: {error}"
+        state = "there is no metagraph at all" if age is None else f"the metagraph is {age:.0f} s old"
+        return f"{state}, older than METAGRAPH_STALE_SECONDS={self._stale_seconds:g}: {error}"
 
-    def _alert_once(self, code: str, text: str, *, key: str) -> None:
+    def _alert_once(self, kind: AlertKind, text: str, *, key: str) -> None:
         if key not in self._alerted:
             self._alerted.add(key)
-            self._alert(code, text)
-
-    def _alert(self, code: str, text: str) -> None:
-        if self._on_alert is not None:
-            self._on_alert(code, text)
+            self._on_alert(kind, text)
 
     async def _save(self, graph: Metagraph) -> None:
-        """Keep it on disk, unless it is what lies there already."""
+        """Write it to disk, unless it is there already."""
         state = (graph.nodes, graph.block, graph.genesis)
         if self._cache_path is None or state == self._saved:
             return
         try:
-            await asyncio.to_thread(cache.save, self._cache_path, graph)
+            await asyncio.to_thread(save_metagraph, self._cache_path, graph)
         except OSError as error:
-            log.warning("could not keep the metagraph on disk at %s: %s", self._cache_path, error)
+            log.warning("could not write the metagraph to %s: %s", self._cache_path, error)
             return
         self._saved = state
+
+
+def build_source(settings: Settings, identity: Identity | None) -> ChainSource:
+    """The source that `CHAIN` names. Connects to nothing; without an identity it can read but not publish."""
+    if settings.chain is ChainKind.FILE:
+        return NodesFileSource(
+            settings.nodes_file,
+            settings.netuid,
+            identity=identity,
+            allow_private=settings.allow_private_axon,
+        )
+    return SdkSource(
+        settings.netuid,
+        settings.subtensor_network,
+        address=settings.subtensor_address,
+        identity=identity,
+        timeout=settings.chain_timeout_seconds,
+        allow_private=settings.allow_private_axon,
+        cache_dir=settings.data_dir / "runtime-cache",
+    )

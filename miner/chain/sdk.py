@@ -1,14 +1,13 @@
 """The subnet from the chain, through the bittensor SDK in a process of its own.
 
-`sdk_worker` tells why the SDK gets no place in the daemon. A process for every look costs about half a
+`sdk_worker` says why the SDK is not imported by the daemon. A process for every request costs about half a
 second of one core every few minutes; in return the daemon's memory grows by 2 MB instead of 27, its event
-loop is not held up by 50 ms of imports, and no hang or leak of the SDK outlives the look.
+loop is not held up by 50 ms of imports, and no hang or leak of the SDK outlives the request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -21,30 +20,44 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-import miner
-from miner.chain import axon
-from miner.chain.base import Metagraph, PublishOutcome, PublishResult, endpoint
-from miner.chain.errors import ChainUnavailable, IdentityMissing, NoSuchSubnet, WrongChain
-from miner.chain.rows import NodeRow, nodes_of, problems
-from miner.identity import Identity
+from miner.chain.identity import Identity
+from miner.chain.metagraph import (
+    ChainUnavailable,
+    IdentityMissing,
+    Metagraph,
+    NodeRow,
+    NoSuchSubnet,
+    PublishOutcome,
+    PublishResult,
+    WrongChain,
+    checked_axon_address,
+    host_and_port,
+    node_problems,
+    nodes_from_rows,
+    result_without_submitting,
+    shows_address,
+)
+from miner.support.subprocess import python_path, run_child
 
 log = logging.getLogger(__name__)
 
-#: The networks whose name promises a certain chain. `local` and the like promise nothing.
-GENESIS = {
+#: The networks whose name stands for a certain chain. `local` and the like do not.
+GENESIS_HASHES = {
     "finney": "0x2f0555cc76fc2840a25a6ea3b9637146806f1f44b090c175ffde2a7e5ab36c03",
     "archive": "0x2f0555cc76fc2840a25a6ea3b9637146806f1f44b090c175ffde2a7e5ab36c03",
     "test": "0x8f9cf856bf558a14440e75569c9e58594757048d7b3a84b5d25f6bd978263105",
 }
-WORKER = (sys.executable, "-P", "-m", "miner.chain.sdk_worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "miner.chain.sdk_worker")
 #: For the worker to start and to import the SDK, on a machine that is busy training.
-START_SECONDS = 60.0
+WORKER_START_SECONDS = 60.0
+#: A metagraph of thousands of nodes has a quarter of this.
+_MAX_ANSWER = 1 << 24
 #: A submitted call waits for the next block or two, of 12 seconds each.
 SUBMIT_SECONDS = 60.0
-#: When to look whether a call landed whose submission was cut off: at once, and after a block or two.
+#: When to check whether a call landed whose submission was cut off: at once, and after a block or two.
 READ_BACK_SECONDS = (0.0, 13.0, 13.0)
 #: Outcomes after which the call may still be in a block: none named, or the pool lost sight of it.
-UNDECIDED = frozenset({None, "Dropped", "Usurped", "Retracted", "FinalityTimeout"})
+UNDECIDED_ERRORS = frozenset({None, "Dropped", "Usurped", "Retracted", "FinalityTimeout"})
 
 _ROWS = TypeAdapter(list[NodeRow])
 
@@ -62,9 +75,9 @@ class SdkSource:
         allow_private: bool = False,
         cache_dir: Path | None = None,
         submit_timeout: float = SUBMIT_SECONDS,
-        start_timeout: float = START_SECONDS,
+        start_timeout: float = WORKER_START_SECONDS,
         read_back: Sequence[float] = READ_BACK_SECONDS,
-        worker: Sequence[str] = WORKER,
+        worker: Sequence[str] = WORKER_COMMAND,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -76,9 +89,9 @@ class SdkSource:
         self.netuid = netuid
         self.poll_seconds: float | None = None
         self._node = address or network
-        self.name = f"bittensor:{shown_node(self._node)}"
-        self._promised = GENESIS.get(self._node)
-        self.genesis: str | None = self._promised
+        self.name = f"bittensor:{node_without_credentials(self._node)}"
+        self._expected_genesis = GENESIS_HASHES.get(self._node)
+        self.genesis: str | None = self._expected_genesis
         self._fallbacks = None if fallbacks is None else list(fallbacks)
         self._identity = identity
         self._timeout = timeout
@@ -87,62 +100,66 @@ class SdkSource:
         self._allow_private = allow_private
         self._read_back = read_back
         self._worker = worker
-        self._environment = _environment(cache_dir)
+        self._environment = _worker_environment(cache_dir)
         self._pause = pause
         self._clock = clock
 
     async def metagraph(self) -> Metagraph:
-        found = await self._ask({})
-        self.genesis = found["genesis"]
-        graph = found["metagraph"]
+        answer = await self._request({})
+        self.genesis, graph = answer["genesis"], answer["metagraph"]
         if graph is None:
             raise NoSuchSubnet(f"{self.name} has no subnet {self.netuid}: check NETUID and SUBTENSOR_NETWORK")
         return self._checked(graph)
 
     async def publish_axon(self, ip: str, port: int) -> PublishResult:
         """Publish the address unless the chain shows it already: the chain limits how often one may."""
-        ip = axon.checked_address(ip, port, allow_private=self._allow_private)
+        ip = checked_axon_address(ip, port, allow_private=self._allow_private)
         if self._identity is None:
             raise IdentityMissing("publishing needs the hotkey: set WALLET_NAME and HOTKEY_NAME")
-        settled = axon.settled(await self.metagraph(), self._identity.public_key, ip, port)
-        return settled or await self._submit(self._identity, ip, port)
+        result = result_without_submitting(await self.metagraph(), self._identity.public_key, ip, port)
+        return result or await self._submit(self._identity, ip, port)
 
     async def close(self) -> None:
-        """Nothing is held open: the worker of a cancelled question is killed at once."""
+        """Nothing is held open: the worker of a cancelled request is killed at once."""
 
     def _checked(self, graph: dict[str, Any]) -> Metagraph:
-        """The worker's answer as a metagraph. A node can send rubbish that is well-formed."""
+        """The worker's answer as a metagraph. A node can send nonsense that is well-formed."""
         try:
             return Metagraph(
                 netuid=self.netuid,
                 block=graph["block"],
                 fetched_at=self._clock(),
                 source=self.name,
-                nodes=nodes_of(_ROWS.validate_python(graph["nodes"])),
+                nodes=nodes_from_rows(_ROWS.validate_python(graph["nodes"])),
                 genesis=self.genesis,
             )
         except ValidationError as error:
-            raise ChainUnavailable(f"{self.name} sent a metagraph with {problems(error)[0]}") from None
+            raise ChainUnavailable(f"{self.name} sent a metagraph with {node_problems(error)[0]}") from None
         except ValueError as error:
             raise ChainUnavailable(f"{self.name} sent a metagraph that makes no sense: {error}") from None
 
     async def _submit(self, identity: Identity, ip: str, port: int) -> PublishResult:
-        job = {"keyfile": identity.keyfile(), "ip": ip, "port": port, "submit_timeout": self._submit_timeout}
+        request = {
+            "keyfile": identity.keyfile(),
+            "ip": ip,
+            "port": port,
+            "submit_timeout": self._submit_timeout,
+        }
         try:
-            result = await self._ask(job, self._submit_timeout)
+            result = await self._request(request, self._submit_timeout)
         except ChainUnavailable as error:
-            return await self._find_out(identity, ip, port, str(error))
+            return await self._check_published(identity, ip, port, str(error))
         if result["success"]:
-            text = f"{endpoint(ip, port)} is published on subnet {self.netuid}"
+            text = f"{host_and_port(ip, port)} is published on subnet {self.netuid}"
             return PublishResult(PublishOutcome.PUBLISHED, text, result["block_hash"])
-        if result["error"] in UNDECIDED:
-            return await self._find_out(identity, ip, port, result["message"])
+        if result["error"] in UNDECIDED_ERRORS:
+            return await self._check_published(identity, ip, port, result["message"])
         text = f"the chain refused: {result['message']} {result['help']}"
         return PublishResult(PublishOutcome.REFUSED, text)
 
-    async def _find_out(self, identity: Identity, ip: str, port: int, doubt: str) -> PublishResult:
+    async def _check_published(self, identity: Identity, ip: str, port: int, doubt: str) -> PublishResult:
         """Whether a call landed whose submission was cut off: to send it again blindly could do it twice."""
-        log.warning("publishing the axon was cut off (%s); looking whether it landed", doubt)
+        log.warning("publishing the axon was cut off (%s); checking whether it landed", doubt)
         for wait in self._read_back:
             if wait:
                 await self._pause(wait)
@@ -151,62 +168,65 @@ class SdkSource:
             except ChainUnavailable as error:
                 doubt = str(error)
                 continue
-            if axon.shows(graph.find(identity.public_key), ip, port):
-                text = f"{endpoint(ip, port)} is published: cut off while submitting, but the chain shows it"
+            if shows_address(graph.find(identity.public_key), ip, port):
+                place = host_and_port(ip, port)
+                text = f"{place} is published: cut off while submitting, but the chain shows it"
                 return PublishResult(PublishOutcome.PUBLISHED, text)
         return PublishResult(
             PublishOutcome.UNKNOWN,
-            f"cut off while submitting ({doubt}), and the chain does not show {endpoint(ip, port)} so far: "
-            "look again with `god-miner chain status` in a minute, before publishing again",
+            f"cut off while submitting ({doubt}), and the chain does not show {host_and_port(ip, port)} "
+            "so far: look again with `god-miner chain status` in a minute, before publishing again",
         )
 
-    async def _ask(self, job: dict[str, Any], extra_seconds: float = 0.0) -> dict[str, Any]:
-        """Have a worker do a job. Its own limits are tighter; the one here is for a worker that is stuck."""
-        job |= {
+    async def _request(self, request: dict[str, Any], extra_seconds: float = 0.0) -> dict[str, Any]:
+        """Run a request in a worker. Its own limits are tighter; the one here is for a worker that hangs."""
+        request |= {
             "netuid": self.netuid,
             "node": self._node,
             "timeout": self._timeout,
             "fallbacks": self._fallbacks,
-            "genesis": self._promised,
+            "genesis": self._expected_genesis,
         }
         limit = self._start_timeout + 3 * self._timeout + extra_seconds
-        told = await self._run(json.dumps(job).encode(), limit)
-        if "wrong_chain" in told:
+        response = await self._run_worker(json.dumps(request).encode(), limit)
+        if "wrong_chain" in response:
             raise WrongChain(
-                f"{self.name}: {told['wrong_chain']}: check SUBTENSOR_NETWORK and SUBTENSOR_ADDRESS"
+                f"{self.name}: {response['wrong_chain']}: check SUBTENSOR_NETWORK and SUBTENSOR_ADDRESS"
             )
-        if "unavailable" in told:
-            raise ChainUnavailable(f"{self.name} is of no help: {told['unavailable']}")
-        found: dict[str, Any] = told["answer"]
-        return found
+        if "unavailable" in response:
+            raise ChainUnavailable(f"{self.name} is of no help: {response['unavailable']}")
+        answer: dict[str, Any] = response["answer"]
+        return answer
 
-    async def _run(self, job: bytes, limit: float) -> dict[str, Any]:
-        pipe = asyncio.subprocess.PIPE
+    async def _run_worker(self, request: bytes, limit: float) -> dict[str, Any]:
+        lines: list[bytes] = []
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._worker, stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment
-            )
-        except OSError as error:
-            raise ChainUnavailable(f"the chain worker can't be started: {error}") from error
-        try:
-            output, noise = await asyncio.wait_for(process.communicate(job), limit)
+            async with asyncio.timeout(limit):
+                child = await run_child(
+                    self._worker,
+                    request + b"\n",
+                    lines.append,
+                    environment=self._environment,
+                    max_line=_MAX_ANSWER,
+                )
         except TimeoutError:
             raise ChainUnavailable(f"the chain worker was stuck and was killed after {limit:g} s") from None
-        finally:
-            await _reap(process)
+        except OSError as error:
+            raise ChainUnavailable(f"the chain worker cannot be started: {error}") from error
+        noise = child.noise.decode(errors="replace").strip()
         if noise:
-            log.debug("the chain worker said: %s", noise.decode(errors="replace"))
+            log.debug("the chain worker said: %s", noise)
         try:
-            told: dict[str, Any] = json.loads(output)
+            response: dict[str, Any] = json.loads(b"".join(lines))
         except ValueError:
-            last_words = noise.decode(errors="replace").strip().rpartition("\n")[2]
+            last_line = noise.rpartition("\n")[2]
             raise ChainUnavailable(
-                f"the chain worker ended with status {process.returncode} and no answer: {last_words}"
+                f"the chain worker ended with status {child.code} and no answer: {last_line}"
             ) from None
-        return told
+        return response
 
 
-def shown_node(node: str) -> str:
+def node_without_credentials(node: str) -> str:
     """A network's name, or a node's address without user, path and query, where access tokens live."""
     if "://" not in node:
         return node
@@ -215,21 +235,13 @@ def shown_node(node: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
 
 
-def _environment(cache_dir: Path | None) -> dict[str, str]:
-    """The worker's environment: it has to find this very package, wherever the daemon was started."""
-    root = str(Path(miner.__file__).parent.parent)
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-    # Nothing in there is for the worker, and what it does not have it can't leak.
-    found.pop("WALLET_PASSWORD", None)
+def _worker_environment(cache_dir: Path | None) -> dict[str, str]:
+    """The worker's environment: it has to import this very package, wherever the daemon was started."""
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    # The worker does not need it, and what it does not have it cannot leak.
+    environment.pop("WALLET_PASSWORD", None)
     if cache_dir is not None:
         # Where the SDK keeps the chain's metadata, 400 kB per runtime version; its default is in the home
         # directory, which a service account may not have.
-        found.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(cache_dir))
-    return found
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        environment.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(cache_dir))
+    return environment

@@ -1,6 +1,6 @@
-"""One question to the chain, asked by a process that exists for nothing else.
+"""One request to the chain, in a process of its own.
 
-`miner.chain.sdk` starts it, writes a job to its standard input and reads the answer from its output. The
+`miner.chain.sdk` starts it, writes a request to its standard input and reads the answer from its output. The
 bittensor SDK is imported here and nowhere else, because nothing it does can be trusted to end. Version 11.3
 hangs for ever when a node closes the socket cleanly while a request is pending, takes five minutes to give
 up on a silent one, and answers a cancelled submission by unsubscribing through the same dead socket. Cancel
@@ -24,20 +24,20 @@ from typing import Any, TypeVar
 import bittensor
 from bittensor_core import deserialize_keypair_from_keyfile_data
 
-from miner.chain.base import Node
+from miner.chain.metagraph import Node
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to find out or to do, and how long each step may take."""
+class ChainRequest:
+    """What to read or to publish, and how long each step may take."""
 
     netuid: int
     node: str
     timeout: float
     fallbacks: list[str] | None = None
-    #: What the chain's genesis hash has to be, if that is known.
+    #: The genesis hash that the chain must have, if known.
     genesis: str | None = None
     #: To publish an axon instead of reading the metagraph: the plain keyfile, and the address.
     keyfile: str | None = None
@@ -46,25 +46,27 @@ class Job:
     submit_timeout: float = 0.0
 
 
-class Unavailable(Exception):
-    """The node is of no help."""
+class NodeUnavailable(Exception):
+    """The node does not answer, or answers nonsense."""
 
 
-class WrongChain(Exception):
+class WrongGenesis(Exception):
     """The node serves another chain."""
 
 
-async def answer(job: Job) -> dict[str, Any]:
-    substrate, client = _connection(job)
-    # `Client.connect` would do as well, but reads every subnet's token symbol on top.
-    await _within(job.timeout, "connecting", substrate.connect())
-    genesis = str(await _within(job.timeout, "reading the genesis hash", substrate.block_hash(0)))
-    if job.genesis not in (None, genesis):
-        raise WrongChain(f"it serves the chain with genesis {genesis}, not {job.genesis}")
-    if job.keyfile is None:
-        graph = await _within(job.timeout, "reading the metagraph", _metagraph(client, job.netuid))
+async def run_request(request: ChainRequest) -> dict[str, Any]:
+    substrate, client = _connection(request)
+    # The SDK's own `Client.connect` would do as well, but reads every subnet's token symbol on top.
+    await _with_timeout(request.timeout, "connecting", substrate.connect())
+    genesis = str(await _with_timeout(request.timeout, "reading the genesis hash", substrate.block_hash(0)))
+    if request.genesis not in (None, genesis):
+        raise WrongGenesis(f"it serves the chain with genesis {genesis}, not {request.genesis}")
+    if request.keyfile is None:
+        graph = await _with_timeout(
+            request.timeout, "reading the metagraph", _metagraph(client, request.netuid)
+        )
         return {"genesis": genesis, "metagraph": graph}
-    return await _within(job.submit_timeout, "publishing the axon", _publish(client, job))
+    return await _with_timeout(request.submit_timeout, "publishing the axon", _publish(client, request))
 
 
 async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
@@ -72,11 +74,11 @@ async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
     return graph and {"block": graph.block, "nodes": [asdict(node_of(neuron)) for neuron in graph.neurons]}
 
 
-async def _publish(client: Any, job: Job) -> dict[str, Any]:
-    assert job.keyfile is not None
+async def _publish(client: Any, request: ChainRequest) -> dict[str, Any]:
+    assert request.keyfile is not None
     # The keypair and not a wallet: given a wallet, the SDK unlocks an encrypted key once more, and prompts.
-    keypair = deserialize_keypair_from_keyfile_data(job.keyfile.encode())
-    intent = bittensor.ServeAxon(netuid=job.netuid, ip=job.ip, port=job.port)
+    keypair = deserialize_keypair_from_keyfile_data(request.keyfile.encode())
+    intent = bittensor.ServeAxon(netuid=request.netuid, ip=request.ip, port=request.port)
     # In a block is enough: finality would be another half minute of waiting.
     result = await client.execute(intent, keypair, wait_for_inclusion=True, wait_for_finalization=False)
     return {
@@ -88,15 +90,15 @@ async def _publish(client: Any, job: Job) -> dict[str, Any]:
     }
 
 
-def _connection(job: Job) -> tuple[Any, Any]:
-    """The SDK's connection and client. Archive nodes are for old blocks, which nobody asks for here."""
+def _connection(request: ChainRequest) -> tuple[Any, Any]:
+    """The SDK's connection and client. Archive nodes are for old blocks, which are not needed here."""
     try:
-        label, url = bittensor.settings.resolve_endpoint(job.node)
+        label, url = bittensor.settings.resolve_endpoint(request.node)
     except ValueError as error:
-        raise WrongChain(str(error)) from None
-    fallbacks = job.fallbacks
+        raise WrongGenesis(str(error)) from None
+    fallbacks = request.fallbacks
     if fallbacks is None:
-        fallbacks = [] if "://" in job.node else bittensor.settings.default_fallback_endpoints(label)
+        fallbacks = [] if "://" in request.node else bittensor.settings.default_fallback_endpoints(label)
     substrate = bittensor.RpcSubstrate(url, fallback_endpoints=fallbacks, archive_endpoints=[])
     return substrate, bittensor.Client(label, substrate=substrate)
 
@@ -127,8 +129,8 @@ def axon_of(published: str | None) -> tuple[str, int] | tuple[None, None]:
     return (address, int(port)) if int(port) else (None, None)
 
 
-async def _within(seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
-    """The result of an SDK call; whatever else comes of it is Unavailable.
+async def _with_timeout(seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
+    """The result of an SDK call; any other outcome is `NodeUnavailable`.
 
     Not `asyncio.wait_for`, which waits for the cancelled call to end. The SDK's documented errors are not
     all there are: a nonsense answer surfaces as AttributeError or TypeError wherever it was first touched.
@@ -136,22 +138,22 @@ async def _within(seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(call)
     await asyncio.wait({task}, timeout=seconds)
     if not task.done():
-        raise Unavailable(f"{what}: no answer in {seconds:g} s")
+        raise NodeUnavailable(f"{what}: no answer in {seconds:g} s")
     try:
         return task.result()
     except (bittensor.BittensorError, TimeoutError, OSError) as error:
-        raise Unavailable(f"{what}: {str(error).strip() or type(error).__name__}") from error
+        raise NodeUnavailable(f"{what}: {str(error).strip() or type(error).__name__}") from error
     except Exception as error:  # a boundary, see above
         traceback.print_exc()
-        raise Unavailable(f"{what}: the answer makes no sense to the SDK: {error!r}") from error
+        raise NodeUnavailable(f"{what}: the answer makes no sense to the SDK: {error!r}") from error
 
 
-async def _told(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def _response_of(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     try:
         return {"answer": await work}
-    except WrongChain as error:
+    except WrongGenesis as error:
         return {"wrong_chain": str(error)}
-    except Unavailable as error:
+    except NodeUnavailable as error:
         return {"unavailable": str(error)}
 
 
@@ -160,12 +162,12 @@ def main() -> None:
     # The answer alone goes to the output; what the SDK prints goes where its log goes.
     output = os.dup(1)
     os.dup2(2, 1)
-    job = Job(**json.load(sys.stdin))
+    request = ChainRequest(**json.loads(sys.stdin.readline()))
     loop = asyncio.new_event_loop()
-    told = json.dumps(loop.run_until_complete(_told(answer(job)))).encode()
-    while told:
-        told = told[os.write(output, told) :]
-    # Without goodbye: closing the SDK's client can hang, and nothing here needs an orderly end.
+    response = json.dumps(loop.run_until_complete(_response_of(run_request(request)))).encode()
+    while response:
+        response = response[os.write(output, response) :]
+    # Without closing the SDK's client: that can hang, and nothing here needs an orderly end.
     os._exit(0)
 
 

@@ -19,35 +19,34 @@ from typing import Any
 
 import httpx
 
-from core.choices import Engine
-from core.plan import TrainingPlan
-from core.run_files import PLAN_FILE, RESULT_FILE, RunResult
-from core.submission.model_hash import model_hash
-from core.tasks import TaskType
-from miner.dev import little, stack
-from miner.dev.client import ValidatorClient
-from miner.dev.reading import Outcome
+from core.domain.choices import Engine
+from core.domain.tasks import TaskType
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import PLAN_FILE, RESULT_FILE, RunResult
+from core.submission.digests import model_hash
+from miner.dev import demo_inputs, stack
+from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
-from miner.dev.site import Site
-from miner.engines.choose import SOURCE, NoEngine, training_interpreter
+from miner.dev.validator import ValidatorClient, ValidatorOutcome
+from miner.engines.choose import SOURCE_ROOT, NoEngine, training_interpreter
 from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
-from miner.jobs.pulse import NOT_TRIED
+from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.settings import load_settings
 
-#: Half an hour is what the validator grants; the plan needs half a minute of it.
-HOURS = 0.5
+#: The validator grants half an hour; the plan needs half a minute of it.
+TASK_HOURS = 0.5
 PATIENCE_S = 300.0
 _POLL_S = 0.3
 
-#: Takes a step of the demo and a line about it.
-Tell = Callable[[str, str], None]
+#: Called with a step of the demo and a line about it.
+OnDemoStep = Callable[[str, str], None]
 
 
 @dataclass
 class DemoResult:
     #: Why nothing was trained, or what went wrong.
     trouble: str | None = None
-    model: str = little.MODEL_ID
+    model: str = demo_inputs.MODEL_ID
     seconds: float = 0.0
     #: Held-out loss of the base and of what was published.
     base: float | None = None
@@ -68,32 +67,32 @@ class DemoResult:
         return self.trouble is None and fell
 
 
-def run_demo(folder: Path, tell: Tell = lambda _step, _line: None) -> DemoResult:
-    """Everything of it lies in `folder`. Without a training environment there is nothing to show."""
+def run_demo(folder: Path, tell: OnDemoStep = lambda _step, _line: None) -> DemoResult:
+    """Run the demo in `folder`. It needs a training environment."""
     settings = load_settings(env_file=None)
     python = settings.trainer_python
     try:
         python = training_interpreter(settings).path
-        return _run(folder, tell, python)
+        return _run_with_daemon(folder, tell, python)
     except NoEngine as error:
-        return DemoResult(trouble=f"{error}.\n{_way_out(python)}")
+        return DemoResult(trouble=f"{error}.\n{_remedy(python)}")
 
 
-def _run(folder: Path, tell: Tell, python: Path) -> DemoResult:
-    ground = stack.prepare(folder)
-    with Site() as site:
-        site.add_model(little.MODEL_ID, little.model_files())
-        task = _task(site.add_file("/rows.json", little.rows()))
-        child = stack.daemon(ground, _settings(site, folder) | {"TRAINER_PYTHON": str(python)})
+def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path) -> DemoResult:
+    ground = stack.prepare_stack(folder)
+    with LoopbackSite() as site:
+        site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
+        task = _example_task(site.add_file("/rows.json", demo_inputs.training_rows()))
+        child = stack.daemon_process(ground, _daemon_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
         with child:
             tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
-            result = asyncio.run(_follow(ground, task, tell, python))
+            result = asyncio.run(_play_validator(ground, task, tell, python))
         if result.trouble is not None:
             result.trouble += f"\nThe end of the daemon's log:\n{child.log_tail()}"
         return result
 
 
-def _settings(site: Site, folder: Path) -> dict[str, str]:
+def _daemon_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:
     return {
         "GPUS": "cpu",
         "PROFILE": "cpu-native",
@@ -106,13 +105,13 @@ def _settings(site: Site, folder: Path) -> dict[str, str]:
     }
 
 
-def _task(url: str) -> SampleTask:
+def _example_task(url: str) -> SampleTask:
     return SampleTask(
         task_type=TaskType.INSTRUCT,
         task_id=str(uuid.uuid4()),
-        model=little.MODEL_ID,
-        params=little.params(),
-        hours=HOURS,
+        model=demo_inputs.MODEL_ID,
+        params=demo_inputs.model_params(),
+        hours=TASK_HOURS,
         ds_size=None,
         expected_repo_name=str(uuid.uuid4()),
         data_url=url,
@@ -120,17 +119,19 @@ def _task(url: str) -> SampleTask:
     )
 
 
-def _way_out(python: Path | None) -> str:
-    """From a training environment that cannot train. Ours may be removed, another one is the operator's."""
+def _remedy(python: Path | None) -> str:
+    """Return what mends a training environment that cannot train; one of the operator's is never removed."""
     if python is None:
         return "`make demo` makes an environment that can."
     environment = python.parent.parent
-    if environment in (SOURCE / ".venv-demo", SOURCE / ".venv-training"):
-        return f"Make it anew: rm -rf {environment.name} && make demo"
+    if environment in (SOURCE_ROOT / ".venv-demo", SOURCE_ROOT / ".venv-training"):
+        return f"Make it again: rm -rf {environment.name} && make demo"
     return "Install what is missing, or set TRAINER_PYTHON to another; `make demo` makes one of its own."
 
 
-async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell, python: Path) -> DemoResult:
+async def _play_validator(
+    ground: stack.DevStack, task: SampleTask, tell: OnDemoStep, python: Path
+) -> DemoResult:
     result, began = DemoResult(), time.monotonic()
     async with (
         ValidatorClient(ground.url, ground.keys.validator, ground.keys.miner.ss58_address) as validator,
@@ -139,30 +140,33 @@ async def _follow(ground: stack.Stack, task: SampleTask, tell: Tell, python: Pat
         ) as operator,
     ):
         try:
-            missing = await _missing(operator)
+            missing = await _wait_for_trial(operator)
         except stack.StackError as error:
             result.trouble = str(error)
             return result
         if missing is not None:
             raise NoEngine(f"{python} cannot train: {missing}")
         tell("engine", f"tried out after {time.monotonic() - began:.1f} s: it can train")
-        for asked, wanted in ((validator.offer, Outcome.ACCEPTED), (validator.start, Outcome.START_NOTED)):
+        for asked, wanted in (
+            (validator.offer, ValidatorOutcome.ACCEPTED),
+            (validator.start, ValidatorOutcome.START_NOTED),
+        ):
             exchange = await asked(task)
             if exchange.conclusion.outcome is not wanted:
                 result.trouble = f"{exchange.call}: {exchange.conclusion}"
                 return result
             tell(exchange.call, exchange.conclusion.reason or str(exchange.conclusion))
-        job = await _to_its_end(operator, task.task_id, result, Narrator(tell))
+        job = await _wait_for_job(operator, task.task_id, result, DemoNarrator(tell))
         result.seconds = time.monotonic() - began
         if job is None:
             return result
         asked_for = await validator.submission(task.task_id, task.expected_repo_name)
-    _conclude(result, job, asked_for.text, Path(ground.folder) / "hub")
+    _check_submission(result, job, asked_for.text, Path(ground.folder) / "hub")
     tell("submission", f"{result.submission}, {(result.model_hash or '')[:12]}…")
     return result
 
 
-async def _missing(operator: httpx.AsyncClient) -> str | None:
+async def _wait_for_trial(operator: httpx.AsyncClient) -> str | None:
     """Wait until the daemon has tried out what the demo trains with: what that lacks, or None. `StackError`
     when it could not be tried out."""
     deadline = time.monotonic() + PATIENCE_S
@@ -178,19 +182,19 @@ async def _missing(operator: httpx.AsyncClient) -> str | None:
             raise stack.StackError(seen)
         if trouble is None and lacks != BEING_TRIED:
             return seen
-        if training["engine"] is None and trouble not in (None, NOT_TRIED.trouble):
+        if training["engine"] is None and trouble not in (None, ENGINE_NOT_FOUND_YET.problem):
             raise stack.StackError(seen)
         await asyncio.sleep(_POLL_S)
-    raise stack.StackError(f"it was not known within {PATIENCE_S:g} s whether this can train: {seen}")
+    raise stack.StackError(f"the trial did not finish within {PATIENCE_S:g} s: {seen}")
 
 
-async def _to_its_end(
-    operator: httpx.AsyncClient, task_id: str, result: DemoResult, narrator: Narrator
+async def _wait_for_job(
+    operator: httpx.AsyncClient, task_id: str, result: DemoResult, narrator: DemoNarrator
 ) -> dict[str, Any] | None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         reply = await operator.get(f"/jobs/{task_id}")
-        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # the daemon is still looking for its engine
+        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # the daemon has not chosen its engine yet
             await asyncio.sleep(_POLL_S)
             continue
         reply.raise_for_status()
@@ -208,10 +212,10 @@ async def _to_its_end(
     return None
 
 
-class Narrator:
-    """Turns what `/jobs` shows of a job into one line per thing that happened."""
+class DemoNarrator:
+    """Turn what `/jobs` shows of a job into one line per event."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: OnDemoStep) -> None:
         self._tell = tell
         self._done: set[int] = set()
         self._stage = ""
@@ -225,7 +229,7 @@ class Narrator:
         live = job["live"] or {}
         if live.get("step") and live["step"] != self._step:
             self._step = live["step"]
-            self._tell("train", _numbers(live))
+            self._tell("train", _progress_line(live))
         elif live.get("stage") in ("data", "load") and live["stage"] != self._stage:
             self._stage = live["stage"]
             self._tell("train", {"data": "reads the rows", "load": "loads the model"}[self._stage])
@@ -235,7 +239,7 @@ class Narrator:
             case "fetch":
                 self._tell("fetch", f"{job['model']} and its rows")
             case "write":
-                self._tell("plan", _planned(Path(job["attempts"][-1]["folder"]) / PLAN_FILE))
+                self._tell("plan", _plan_line(Path(job["attempts"][-1]["folder"]) / PLAN_FILE))
             case "launch":
                 self._tell("train", "started in a process of its own")
             case "publish early":
@@ -244,7 +248,7 @@ class Narrator:
                 self._tell("publish", "the best model")
 
 
-def _planned(path: Path) -> str:
+def _plan_line(path: Path) -> str:
     plan = TrainingPlan.from_json(path.read_bytes())
     how = f"LoRA of rank {plan.adapter.rank}" if plan.adapter else "all weights"
     return (
@@ -252,8 +256,8 @@ def _planned(path: Path) -> str:
     )
 
 
-def _numbers(live: Mapping[str, Any]) -> str:
-    """Step, loss and speed, as far as they are known."""
+def _progress_line(live: Mapping[str, Any]) -> str:
+    """Return step, loss and speed, as far as known."""
     said = [f"step {live['step']:>2}" + (f" of {live['steps']}" if live.get("steps") else "")]
     if live.get("loss") is not None:
         said.append(f"loss {live['loss']:.3f}")
@@ -264,20 +268,20 @@ def _numbers(live: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _conclude(result: DemoResult, job: dict[str, Any], reply: str, hub: Path) -> None:
-    """What the trainer measured, and whether what the validator was told is what lies in the hub."""
+def _check_submission(result: DemoResult, job: dict[str, Any], reply: str, hub: Path) -> None:
+    """Return what the trainer measured, and compare the validator's submission with the hub's files."""
     attempt = job["attempts"][-1]
     trained = RunResult.model_validate_json((Path(attempt["folder"]) / RESULT_FILE).read_bytes())
     result.steps = trained.steps
     result.base = trained.base.value if trained.base else None
     result.best = trained.best.value if trained.best else None
-    told = json.loads(reply)
-    result.submission, result.model_hash = told["repo"], told["model_hash"]
-    place = hub / told["repo"]
+    answer = json.loads(reply)
+    result.submission, result.model_hash = answer["repo"], answer["model_hash"]
+    place = hub / answer["repo"]
     result.folder = str(place)
     found = model_hash({str(path.relative_to(place)): _fingerprint(path) for path in _files(place)})
-    if found != told["model_hash"]:
-        result.trouble = f"{place} has the hash {found}, and the validator was told {told['model_hash']}"
+    if found != answer["model_hash"]:
+        result.trouble = f"{place} has the hash {found}, and the validator was told {answer['model_hash']}"
 
 
 def _files(place: Path) -> list[Path]:

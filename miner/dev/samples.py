@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from core.tasks import ImageModelType, TaskType
+from core.domain.tasks import ImageModelType, TaskType
 
 OFFER_PATH = dict.fromkeys(TaskType, "/task_offer/") | {TaskType.IMAGE: "/task_offer_image/"}
 START_PATH = dict.fromkeys(TaskType, "/start_training/") | {
@@ -19,7 +19,7 @@ START_PATH = dict.fromkeys(TaskType, "/start_training/") | {
     TaskType.IMAGE: "/start_training_image/",
 }
 
-#: Widely trained bases over the range of sizes that tasks have, with their parameter counts.
+#: Popular base models of all sizes that tasks have, with their parameter counts.
 TEXT_MODELS: tuple[tuple[str, int], ...] = (
     ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
     ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
@@ -38,9 +38,9 @@ IMAGE_MODELS: dict[ImageModelType, tuple[str, ...]] = {
 }
 #: GRPO tasks draw from models of 1 to 12 billion parameters.
 GRPO_PARAMS = (10**9, 12 * 10**9)
-#: Text offers have said this since May 2025 whatever the dataset's size.
+#: Text offers have had this value since May 2025, whatever the dataset's size.
 TEXT_DS_SIZE = 100_000
-#: Hours that offers have named: (lowest, highest) by the size of the dataset.
+#: Hours seen in offers: (lowest, highest) by the size of the dataset.
 TEXT_HOURS = ((1, 3), (2, 4), (3, 5), (3, 6), (4, 6))
 
 #: Reward functions of the kinds seen, written for this file: one per line of thought.
@@ -68,7 +68,7 @@ REWARD_FUNCTIONS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class SampleTask:
-    """One task: what its offer and its start say. `start` may be sent again under another name."""
+    """One task: its offer and its start. `start` may be sent again under another name."""
 
     task_type: TaskType
     task_id: str
@@ -112,36 +112,35 @@ class SampleTask:
         return {**common, "dataset": self.data_url, "dataset_type": self.dataset_type, "file_format": "s3"}
 
     def restarted(self, random: Random) -> SampleTask:
-        """The same task as a second start names it: only the repository is new."""
+        """Return the same task as a second start names it: only the repository is new."""
         return replace(self, expected_repo_name=_uuid(random))
 
 
 def sample_task(task_type: TaskType, random: Random) -> SampleTask:
-    return _image_task(random) if task_type is TaskType.IMAGE else _text_task(task_type, random)
+    return _image_task(random) if not task_type.is_text else _text_task(task_type, random)
 
 
 def unknown_task(random: Random, shapes: int | None = None) -> SampleTask:
-    """A task on a model that nobody has heard of: of a size, hours, rows and a type of its own, or one of so
-    many shapes."""
+    """Return a task on an unknown model, with a size, hours, rows and type of its own, or one of `shapes`."""
     shape = Random(random.randrange(shapes)) if shapes else random  # noqa: S311
     task_type = shape.choice(tuple(TaskType))
     params = round(10 ** shape.uniform(8.5, 10.9))
     family = shape.choice(("Qwen2.5", "Llama-3.1", "Mistral", "gemma-2", "phi-3", "other"))
-    if task_type is TaskType.IMAGE:
+    if not task_type.is_text:
         family = shape.choice(("FLUX.1", "xl"))
     owner, name = random.getrandbits(32), random.getrandbits(32)
     return replace(
         sample_task(task_type, shape),
         task_id=_uuid(random),
         model=f"u{owner:08x}/{family}-{params / 1e9:.1f}B-{name:08x}",
-        params=None if task_type is TaskType.IMAGE else params,
+        params=None if not task_type.is_text else params,
         hours=round(shape.uniform(1, 10), 2),
-        ds_size=(shape if task_type is TaskType.IMAGE else random).randint(10, 60),
+        ds_size=(shape if not task_type.is_text else random).randint(10, 60),
     )
 
 
 def _text_task(task_type: TaskType, random: Random) -> SampleTask:
-    low, high = GRPO_PARAMS if task_type is TaskType.GRPO else (0, 10**18)
+    low, high = GRPO_PARAMS if task_type.generates else (0, 10**18)
     model, params = random.choice([known for known in TEXT_MODELS if low <= known[1] <= high])
     return SampleTask(
         task_type=task_type,
@@ -244,7 +243,7 @@ def _uuid(random: Random) -> str:
 
 
 def _presigned(random: Random, file_name: str) -> str:
-    """Shaped like a storage link of seven days. The host is reserved for examples and leads nowhere."""
+    """Return an address like a storage link of seven days. The host is reserved for examples."""
     digest = f"{random.getrandbits(256):064x}"
     return (
         f"https://storage.example.com/tuning/{random.getrandbits(64):016x}_{file_name}"

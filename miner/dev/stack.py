@@ -1,12 +1,14 @@
 """A daemon to try things on: throwaway keys, a nodes file, free ports and a child process.
 
-Everything lives in one folder, and a folder that was used before is used again, keys and all. The child
-gets an environment of its own, so that an operator's `.env` and wallet are never touched.
+Everything lives in one folder, and a folder that was used before is used again, keys and all. The keys are
+worth nothing and never meant for a chain. The child gets an environment of its own, so that an operator's
+`.env` and wallet are never touched.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -20,30 +22,93 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from core.errors import GodMinerError
-from miner.dev.throwaway import Throwaway, keys_of
-from miner.running import kept_token
+from pydantic import SecretStr
+
+from core.domain.errors import GodMinerError
+from miner.chain.identity import Identity, create_temporary_hotkey, hotkey_file, open_hotkey
+from miner.daemon_client import stored_operator_token
+
+MINER_WALLET = "miner"
+VALIDATOR_WALLET = "validator"
+HOTKEY_NAME = "default"
+VALIDATOR_STAKE = 10_000.0
+
+
+@dataclass(frozen=True)
+class ThrowawayKeys:
+    """Two throwaway identities, and where their files are."""
+
+    wallet_path: Path
+    nodes_file: Path
+    miner: Identity
+    validator: Identity
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings that make a miner use them."""
+        return {
+            "CHAIN": "file",
+            "NODES_FILE": str(self.nodes_file),
+            "WALLET_PATH": str(self.wallet_path),
+            "WALLET_NAME": MINER_WALLET,
+            "HOTKEY_NAME": HOTKEY_NAME,
+        }
+
+
+def throwaway_keys(folder: Path) -> ThrowawayKeys:
+    """Return the directory's keys and nodes file; make them if there are none."""
+    folder = folder.absolute()
+    wallets = folder / "wallets"
+    keys = ThrowawayKeys(
+        wallets,
+        folder / "nodes.json",
+        _load_or_create_key(wallets, MINER_WALLET),
+        _load_or_create_key(wallets, VALIDATOR_WALLET),
+    )
+    if not keys.nodes_file.exists():
+        write_nodes(keys, VALIDATOR_STAKE)
+    return keys
+
+
+def write_nodes(keys: ThrowawayKeys, stake: float) -> None:
+    """Write a subnet of two: a validator with that stake, and the miner."""
+    nodes = [
+        {"uid": 0, "hotkey": keys.validator.ss58_address, "stake": stake, "validator_permit": True},
+        {"uid": 1, "hotkey": keys.miner.ss58_address},
+    ]
+    keys.nodes_file.write_text(json.dumps(nodes, indent=2) + "\n", encoding="utf-8")
+
+
+def read_key(path: Path) -> Identity:
+    """Read a hotkey file; WALLET_PASSWORD opens an encrypted one."""
+    password = os.environ.get("WALLET_PASSWORD")
+    return open_hotkey(path.expanduser(), SecretStr(password) if password else None)
+
+
+def _load_or_create_key(wallets: Path, name: str) -> Identity:
+    path = hotkey_file(wallets, name, HOTKEY_NAME)
+    return open_hotkey(path) if path.exists() else create_temporary_hotkey(wallets, name, HOTKEY_NAME)
+
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
 LOOPBACK = "127.0.0.1"
-#: What a child may see of our environment; the rest is the operator's own.
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
+#: The only variables that a child inherits; the rest is the operator's own.
+_PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 
 class StackError(GodMinerError):
-    """The daemon under trial did not do as it should."""
+    """The daemon under test did not do what it should."""
 
     code = "dev_stack"
 
 
 @dataclass(frozen=True)
-class Stack:
-    """The folder, its keys, and the settings that make a daemon use them."""
+class DevStack:
+    """A directory, its keys, and the settings that make a daemon use them."""
 
     folder: Path
-    keys: Throwaway
+    keys: ThrowawayKeys
     public_port: int
     operator_port: int
 
@@ -56,8 +121,8 @@ class Stack:
         return f"http://{LOOPBACK}:{self.operator_port}"
 
     def operator_headers(self) -> dict[str, str]:
-        """What the operator's port asks for, of a daemon that has started once."""
-        return {"authorization": f"Bearer {kept_token(self.data_dir)}"}
+        """Return the headers that the operator's port asks for, once the daemon has started."""
+        return {"authorization": f"Bearer {stored_operator_token(self.data_dir)}"}
 
     @property
     def log_file(self) -> Path:
@@ -76,7 +141,7 @@ class Stack:
             "OPERATOR_HOST": LOOPBACK,
             "OPERATOR_PORT": str(self.operator_port),
             "LOG_FORMAT": "json",
-            # Cards that are not there, enough for all that is tried: answers are given, nothing is trained.
+            # Simulated GPUs, enough for everything: offers are answered, nothing is trained.
             "ENGINE": "none",
             "GPUS": "64xH100",
             "POLICY": "everything-feasible",
@@ -84,14 +149,14 @@ class Stack:
         }
 
 
-def prepare(folder: Path) -> Stack:
+def prepare_stack(folder: Path) -> DevStack:
     folder.mkdir(parents=True, exist_ok=True)
     public_port, operator_port = free_ports(2)
-    return Stack(folder, keys_of(folder), public_port, operator_port)
+    return DevStack(folder, throwaway_keys(folder), public_port, operator_port)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different: held at once, then let go."""
+    """Return free ports, all different: they are held at once, then released."""
     held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:
@@ -109,9 +174,9 @@ class ChildProcess:
         self.port = port
         self.folder = folder
         self.log_file = log_file
-        self.environment = _environment(folder, settings)
+        self.environment = _child_environment(folder, settings)
         self.process: subprocess.Popen[bytes] | None = None
-        #: From the start of the process to the first answered request.
+        #: Limit from the start of the process to the first answered request.
         self.start_s = 0.0
 
     @property
@@ -129,10 +194,12 @@ class ChildProcess:
         self.stop()
 
     def start(self) -> float:
-        """Seconds until it answered; `StackError` with the end of its log if it did not."""
+        """Start it and return the seconds until it answered; raise `StackError` with the end of its log
+        if not.
+        """
         with self.log_file.open("ab") as log:
             began = time.perf_counter()
-            # A session of its own: Ctrl-C in a terminal goes to us, and we end the child in good order.
+            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the child in order.
             self.process = subprocess.Popen(
                 self.command,
                 cwd=self.folder,
@@ -151,7 +218,7 @@ class ChildProcess:
         return self.start_s
 
     def stop(self, limit_s: float = STOP_LIMIT_S) -> int | None:
-        """SIGTERM, then SIGKILL when it takes too long. Gives the exit code, None if it never ran."""
+        """Send SIGTERM, then SIGKILL if it takes too long. Return the exit code, None if it never ran."""
         if self.process is None:
             return None
         if self.process.poll() is None:
@@ -192,11 +259,11 @@ class ChildProcess:
         return " ".join(self.command[1:])
 
 
-def daemon(stack: Stack, settings: Mapping[str, str] | None = None) -> ChildProcess:
+def daemon_process(stack: DevStack, settings: Mapping[str, str] | None = None) -> ChildProcess:
     """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own."""
     return ChildProcess(
-        # Not by the console script's name: which one PATH finds may be of another installation.
-        [sys.executable, "-c", "from miner.cli import main; main()", "run"],
+        # Not by the console script: PATH may find one of another installation.
+        [sys.executable, "-c", "from miner.cli.main import main; main()", "run"],
         stack.public_port,
         stack.folder,
         stack.log_file,
@@ -204,6 +271,6 @@ def daemon(stack: Stack, settings: Mapping[str, str] | None = None) -> ChildProc
     )
 
 
-def _environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+def _child_environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     return {**passed_on, "HOME": str(folder), "PYTHONPATH": str(_PACKAGES), **settings}

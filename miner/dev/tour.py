@@ -18,15 +18,14 @@ from random import Random
 from types import FrameType
 from typing import Any, NoReturn
 
-from core.tasks import TaskType
-from core.wire import TournamentType
+from core.domain.tasks import TaskType
+from core.domain.wire import TournamentType
 from miner.dev import stack
-from miner.dev.client import Exchange, Forger, ValidatorClient
-from miner.dev.reading import Outcome
 from miner.dev.samples import SampleTask, sample_task
+from miner.dev.validator import Exchange, ForgedSigner, ValidatorClient, ValidatorOutcome
 
-#: Room for all the tour's tasks at once, and a repository to enter in two of the three tournaments.
-SETTINGS = {
+#: Enough GPUs for all the tour's tasks, and repositories for two of the three tournaments.
+TOUR_SETTINGS = {
     "MAX_JOBS": str(2 * len(TaskType)),
     "TRAINING_REPO_TEXT_URL": "https://github.com/example/god-miner",
     "TRAINING_REPO_TEXT_COMMIT": "0123456789abcdef0123456789abcdef01234567",
@@ -37,18 +36,18 @@ POLL_S = 2.0
 
 
 @dataclass(frozen=True)
-class Expected:
+class TourExpectation:
     status: int
-    outcome: Outcome
+    outcome: ValidatorOutcome
 
 
 @dataclass(frozen=True)
-class Step:
+class TourStep:
     """One request of the tour and whether it went as it should."""
 
     title: str
     exchange: Exchange
-    expected: Expected
+    expected: TourExpectation
 
     @property
     def held(self) -> bool:
@@ -63,10 +62,10 @@ class Step:
 @dataclass
 class TourResult:
     folder: Path
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TourStep] = field(default_factory=list)
     start_s: float = 0.0
     stop_s: float = 0.0
-    #: The daemon's own verdict on its end: 0 after an orderly one.
+    #: The daemon's exit code: 0 after an orderly stop.
     exit_code: int | None = None
 
     @property
@@ -92,15 +91,15 @@ def run_tour(
     seed: int = 0,
     patience_s: float = 0.0,
     settings: Mapping[str, str] | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: Callable[[TourStep], None] | None = None,
 ) -> TourResult:
-    """Start a daemon on loopback, take the tour, stop it by SIGTERM. `on_step` hears of each step at once."""
-    ground = stack.prepare(folder)
+    """Start a daemon on loopback, take the tour, stop it by SIGTERM. `on_step` is called after each step."""
+    ground = stack.prepare_stack(folder)
     result = TourResult(folder)
-    child = stack.daemon(ground, {**SETTINGS, **(settings or {})})
+    child = stack.daemon_process(ground, {**TOUR_SETTINGS, **(settings or {})})
     with child:
         result.start_s = child.start_s
-        asyncio.run(_take(ground, seed, patience_s, result, on_step))
+        asyncio.run(_run_steps(ground, seed, patience_s, result, on_step))
         began = time.perf_counter()
         result.exit_code = child.stop()
         result.stop_s = time.perf_counter() - began
@@ -108,8 +107,8 @@ def run_tour(
 
 
 @contextmanager
-def somewhere(folder: Path | None) -> Iterator[Path]:
-    """The folder given, kept; or a temporary one, gone afterwards, also after a SIGTERM."""
+def work_folder(folder: Path | None) -> Iterator[Path]:
+    """Yield the given directory, or a temporary one that is removed afterwards, also after SIGTERM."""
 
     def on_term(_number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM)
@@ -125,58 +124,76 @@ def somewhere(folder: Path | None) -> Iterator[Path]:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _take(
-    ground: stack.Stack,
+async def _run_steps(
+    ground: stack.DevStack,
     seed: int,
     patience_s: float,
     result: TourResult,
-    on_step: Callable[[Step], None] | None,
+    on_step: Callable[[TourStep], None] | None,
 ) -> None:
     random = Random(seed)  # noqa: S311 (example data, repeatable on purpose)
     validator, miner = ground.keys.validator, ground.keys.miner.ss58_address
     async with (
         ValidatorClient(ground.url, validator, miner) as client,
-        ValidatorClient(ground.url, Forger(validator), miner) as forger,
+        ValidatorClient(ground.url, ForgedSigner(validator), miner) as forger,
     ):
-        async for step in tour(client, forger, random, patience_s):
+        async for step in tour_steps(client, forger, random, patience_s):
             result.steps.append(step)
             if on_step is not None:
                 on_step(step)
 
 
-async def tour(
+async def tour_steps(
     client: ValidatorClient, forger: ValidatorClient, random: Random, patience_s: float = 0.0
-) -> AsyncIterator[Step]:
-    """Every stop, one after the other, as a validator would make them."""
-    yield Step("health", await client.health(), Expected(200, Outcome.ALIVE))
+) -> AsyncIterator[TourStep]:
+    """Yield every request, one after the other, as a validator would make them."""
+    yield TourStep("health", await client.health(), TourExpectation(200, ValidatorOutcome.ALIVE))
     tasks = [sample_task(task_type, random) for task_type in TaskType]
     for task in tasks:
-        yield Step(f"offer {_short(task)}", await client.offer(task), Expected(200, Outcome.ACCEPTED))
+        yield TourStep(
+            f"offer {_short_task_name(task)}",
+            await client.offer(task),
+            TourExpectation(200, ValidatorOutcome.ACCEPTED),
+        )
     forged = await forger.offer(sample_task(TaskType.INSTRUCT, random))
-    yield Step("offer, forged signature", forged, Expected(401, Outcome.NOT_ACCEPTED))
+    yield TourStep("offer, forged signature", forged, TourExpectation(401, ValidatorOutcome.NOT_ACCEPTED))
     for task in tasks:
-        yield Step(f"start {_short(task)}", await client.start(task), Expected(200, Outcome.START_NOTED))
+        yield TourStep(
+            f"start {_short_task_name(task)}",
+            await client.start(task),
+            TourExpectation(200, ValidatorOutcome.START_NOTED),
+        )
     # What a validator does when another miner's reply broke its loop: the same task under a new name.
     tasks[0] = tasks[0].restarted(random)
     again = await client.start(tasks[0])
-    yield Step(f"start {_short(tasks[0])} again", again, Expected(200, Outcome.START_NOTED))
-    async for step in _submissions(client, tasks, patience_s):
+    yield TourStep(
+        f"start {_short_task_name(tasks[0])} again", again, TourExpectation(200, ValidatorOutcome.START_NOTED)
+    )
+    async for step in _submission_steps(client, tasks, patience_s):
         yield step
     for kind in TournamentType:
-        entered = f"TRAINING_REPO_{kind.name}_URL" in SETTINGS
-        expected = Expected(200, Outcome.ENTERED) if entered else Expected(404, Outcome.NOT_ENTERED)
-        yield Step(f"repository for {kind}", await client.training_repo(kind), expected)
+        entered = f"TRAINING_REPO_{kind.name}_URL" in TOUR_SETTINGS
+        expected = (
+            TourExpectation(200, ValidatorOutcome.ENTERED)
+            if entered
+            else TourExpectation(404, ValidatorOutcome.NOT_ENTERED)
+        )
+        yield TourStep(f"repository for {kind}", await client.training_repo(kind), expected)
 
 
-async def _submissions(
+async def _submission_steps(
     client: ValidatorClient, tasks: list[SampleTask], patience_s: float
-) -> AsyncIterator[Step]:
-    """Asked once, all that is expected is an honest "not yet". With patience, a submission is."""
-    expected = Expected(200, Outcome.SUBMISSION) if patience_s else Expected(404, Outcome.NO_SUBMISSION)
+) -> AsyncIterator[TourStep]:
+    """Ask for submissions: "not yet" is expected, or with patience a submission."""
+    expected = (
+        TourExpectation(200, ValidatorOutcome.SUBMISSION)
+        if patience_s
+        else TourExpectation(404, ValidatorOutcome.NO_SUBMISSION)
+    )
     deadline = time.monotonic() + patience_s
     for task in tasks:
         asked = await wait_for_submission(client, task, deadline - time.monotonic())
-        yield Step(f"submission of {_short(task)}", asked, expected)
+        yield TourStep(f"submission of {_short_task_name(task)}", asked, expected)
 
 
 async def wait_for_submission(
@@ -187,14 +204,14 @@ async def wait_for_submission(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Exchange:
-    """Ask until there is a submission or patience ends; at least once. Gives the last answer."""
+    """Ask until there is a submission or patience ends, at least once. Return the last answer."""
     deadline = clock() + patience_s
     while True:
         exchange = await client.submission(task.task_id, task.expected_repo_name)
-        if exchange.conclusion.outcome is not Outcome.NO_SUBMISSION or clock() + POLL_S > deadline:
+        if exchange.conclusion.outcome is not ValidatorOutcome.NO_SUBMISSION or clock() + POLL_S > deadline:
             return exchange
         await sleep(POLL_S)
 
 
-def _short(task: SampleTask) -> str:
+def _short_task_name(task: SampleTask) -> str:
     return task.task_type.name.lower()

@@ -1,6 +1,5 @@
-"""Looks for what would keep this miner from working, and says how to fix it."""
+"""Find what would keep this miner from working, and say how to fix it."""
 
-from miner.doctor.examine import Check, Surroundings, examine, is_healthy
-from miner.doctor.finding import Finding, Status
+from miner.doctor.examine import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
 
-__all__ = ["Check", "Finding", "Status", "Surroundings", "examine", "is_healthy"]
+__all__ = ["CheckContext", "DoctorCheck", "Finding", "FindingStatus", "examine", "is_healthy"]

@@ -1,9 +1,13 @@
 """The one small interface to whatever runs an attempt.
 
-Rules that every engine keeps: `submit` is idempotent on the key; a key is used once (a new attempt has a new
-one); an engine that cannot be asked raises `Unreachable`, which never changes a job's state; the wrapper in
-the run folder records start and exit, so that an end is known after the engine has forgotten it. Logs and
-progress are files in the run folder and never read through the engine.
+Rules that every engine keeps:
+
+- `submit` is idempotent on the key. A key is used once: a new attempt has a new one.
+- An engine that does not answer raises `EngineUnreachable`, which never changes a job's state.
+- The wrapper (`core.system.wrapper`) runs the command and records start and exit in the run directory, so
+  that an end is known after the engine has forgotten it.
+- Logs and progress are files in the run directory, and are never read through the engine.
+- GPU ids are the fleet's. An engine for other machines needs a `miner.fleet.sources.GpuSource` for them.
 """
 
 from __future__ import annotations
@@ -14,17 +18,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from core.choices import Engine as TrainingEngine
-from core.errors import GodMinerError
+from core.domain.choices import Engine as TrainingEngine
+from core.domain.errors import GodMinerError
 
 #: Written by the wrapper in the run folder: {"at": …, "pid": …} and {"at": …, "code": …}.
 START_FILE = "start.json"
 EXIT_FILE = "exit.json"
-#: Written by the engine when `stop` is called, so that an end that was asked for is known as one for ever.
-ASKED_FILE = "stop-asked.json"
+#: Written by the engine when `stop` is called, so that a requested end is known as one for ever.
+STOP_RECORD_FILE = "stop-asked.json"
 
-
-#: The image that trains with it, by its short name.
+#: The image that each training engine is in, by its short name.
 IMAGE_OF: Mapping[TrainingEngine, str] = {
     TrainingEngine.AXOLOTL: "text",
     TrainingEngine.NATIVE: "text",
@@ -33,33 +36,33 @@ IMAGE_OF: Mapping[TrainingEngine, str] = {
 }
 
 
-class Rejected(GodMinerError):
-    """The engine understood and will not do it: asking again is no use."""
+class EngineRejected(GodMinerError):
+    """The engine understood and refuses: repeating the call is no use."""
 
     code = "engine_rejected"
 
 
-class Unreachable(GodMinerError):
-    """The engine did not answer: nothing is known, nothing changes, ask again later."""
+class EngineUnreachable(GodMinerError):
+    """The engine did not answer: nothing is known, nothing changes, try again later."""
 
     code = "engine_unreachable"
 
 
-class NoSpace(Unreachable):
-    """A disk of the engine's own is full: ask again when there is room."""
+class EngineDiskFull(EngineUnreachable):
+    """A disk of the engine's own is full: try again when there is space."""
 
     code = "engine_disk_full"
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
-    #: The engine does not know it (any more) and no exit was recorded.
+    #: Unknown to the engine, and no exit was recorded.
     LOST = "lost"
 
 
-class Why(StrEnum):
+class EndCause(StrEnum):
     """How it ended, as far as the engine can tell; the trainer's result file knows better."""
 
     OK = "ok"
@@ -68,7 +71,7 @@ class Why(StrEnum):
     STOPPED = "stopped"
     #: By a signal that `stop` did not send: the engine was restarted, somebody else ended it, or the kernel.
     KILLED = "killed"
-    #: By `EngineSpec.limit_s`.
+    #: By `EngineSpec.timeout_s`.
     TIMEOUT = "timeout"
     #: The machine was restarted or failed.
     NODE_FAIL = "node-fail"
@@ -79,7 +82,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host, seen at the same path by the training: what is written down runs anywhere."""
+    """A path of the host, visible to the training at the same path: written commands run in both places."""
 
     path: Path
     read_only: bool = True
@@ -89,11 +92,11 @@ class Mount:
 class EngineSpec:
     """One attempt. Nothing in it is secret: engines show it to whoever asks them."""
 
-    #: Unique for ever and the engine-side name: letters, digits and dashes.
+    #: Never used twice, and the name in the engine: letters, digits and dashes.
     key: str
     #: `argv[0]` may be "python": the engine puts the training environment's interpreter there.
     argv: tuple[str, ...]
-    #: The attempt's folder: working directory, log, start and exit records. Writable.
+    #: The attempt's directory: working directory, log, start and exit records. Writable.
     run_dir: Path
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -103,69 +106,69 @@ class EngineSpec:
     shm_bytes: int | None = None
     #: As docker's cpuset: "0-63".
     cpus: str | None = None
-    #: Hostile code is on board (reward functions): an engine without a sandbox must reject.
+    #: It runs hostile code (reward functions): an engine without a sandbox must reject it.
     hostile: bool = False
     #: Which of our images, by its short name: "text", "image" or "toolkit".
     image: str = "text"
-    #: The engine's own backstop; the deadline is the daemon's.
-    limit_s: float | None = None
-    #: Shown beside the run: job and attempt.
+    #: The engine ends it after so long, as a last resort: the deadline is the daemon's.
+    timeout_s: float | None = None
+    #: Shown beside the run in the engine's own listings: job and attempt.
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    phase: Phase
-    why: Why | None = None
+class RunStatus:
+    phase: RunPhase
+    why: EndCause | None = None
     code: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    #: For people: the node, the engine's own words.
+    #: For people: the node, the engine's message.
     detail: str = ""
 
 
-class Found(NamedTuple):
+class EngineRun(NamedTuple):
     key: str
     ref: str
     run_dir: Path | None
 
 
-class Engine(Protocol):
-    """Calls may take seconds and run off the event loop inside the engine. All methods may raise
-    `Unreachable`; only `submit` raises `Rejected`."""
+class ExecutionEngine(Protocol):
+    """What runs attempts. Calls may take seconds, and do not block the event loop. All may raise
+    `EngineUnreachable`; only `submit` raises `EngineRejected`."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def can_sandbox(self) -> bool:
-        """Whether it takes hostile runs. Known from the start, and no call: policies ask on every offer."""
+        """Whether it takes hostile runs. Fixed at the start: every decision on an offer reads it."""
 
     async def submit(self, spec: EngineSpec) -> str:
-        """Start it, or find it started: the engine's reference. Calling it again is always right."""
+        """Start it, or find it started; return the engine's reference. Safe to repeat."""
 
     async def find(self, key: str) -> str | None:
-        """The reference of a key: reattach, and "was my timed-out submit accepted?". None also for what was
+        """The reference of a key: to reattach, and after a `submit` that timed out. None also for what was
         prepared but never started; `submit` goes on from there."""
 
-    async def poll(self, ref: str, run_dir: Path) -> Status: ...
+    async def poll(self, ref: str, run_dir: Path) -> RunStatus: ...
 
     async def stop(self, ref: str, *, force: bool = False) -> None:
-        """Ask it to end (SIGTERM to the trainer), or end it. Safe to repeat; `poll` tells when it is over."""
+        """Ask it to end (SIGTERM to the trainer), or kill it. Safe to repeat; `poll` says when it is over."""
 
     async def dump_stacks(self, ref: str) -> None:
-        """Ask the trainer to write where it hangs into its log (SIGUSR1 to all its processes)."""
+        """Have the trainer write its stacks to its log (SIGUSR1 to all its processes)."""
 
     async def remove(self, ref: str) -> None:
-        """Forget an ended run in the engine. Safe to repeat; files stay. What still runs is left alone."""
+        """Delete an ended run in the engine. Safe to repeat; files stay. A run that goes on is left alone."""
 
-    async def lacks(self) -> Mapping[str, str]:
-        """Which images, by their short names, could not be started now, and why."""
+    async def missing_images(self) -> Mapping[str, str]:
+        """The images, by their short names, that could not be started now, and why."""
 
     async def identity(self, image: str) -> str:
-        """What would be started for this image now: another text when it is another build or interpreter."""
+        """What would be started for this image now: changes with the build or the interpreter."""
 
-    async def ours(self) -> list[Found]:
-        """Everything of this data folder that the engine knows: prepared, running or ended."""
+    async def list_runs(self) -> list[EngineRun]:
+        """Every run of this data directory that the engine knows: prepared, running or ended."""
 
     async def close(self) -> None: ...

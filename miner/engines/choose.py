@@ -1,4 +1,8 @@
-"""Which engine runs the training: Docker, local processes, or none and why."""
+"""Choose the engine that runs the training: Docker, local processes, or none, with the reason.
+
+A new engine is a module, a member of `EngineKind` and a line in `ENGINES`: settings, the doctor and the
+recovery of earlier runs find it there.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,36 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import core
-from core.configs import config_dir
-from core.errors import GodMinerError
-from miner.engines import wrapper
-from miner.engines.base import Engine, Unreachable
-from miner.engines.docker import DockerEngine
-from miner.engines.docker.client import Client, Refused
-from miner.engines.docker.config import House
-from miner.engines.docker.images import Images
-from miner.engines.owner import data_id
-from miner.engines.process import ProcessEngine
-from miner.engines.process.book import Book
-from miner.engines.process.cgroups import detect as detect_cgroups
-from miner.engines.process.interpreter import Interpreter, NoTrainingPython, examine
-from miner.engines.process.sandbox import Sandbox
-from miner.engines.process.sandbox import detect as detect_sandbox
-from miner.redact import Redactor
+from core.config.files import config_dir
+from core.domain.errors import GodMinerError
+from core.system import wrapper
+from miner.engines.base import EngineUnreachable, ExecutionEngine
+from miner.engines.docker.client import DockerClient, DockerRefused
+from miner.engines.docker.container import ContainerDefaults
+from miner.engines.docker.engine import DockerEngine
+from miner.engines.docker.images import TrainerImages
+from miner.engines.ownership import data_id
+from miner.engines.process.cgroups import detect_cgroups
+from miner.engines.process.engine import ProcessEngine
+from miner.engines.process.launch import Interpreter, NoTrainingPython, examine_interpreter
+from miner.engines.process.run_registry import RunRegistry
+from miner.engines.process.sandbox import Sandbox, detect_sandbox
+from miner.observe.redact import Redactor
 from miner.settings import EngineKind, SandboxKind, Settings
 
 log = logging.getLogger(__name__)
 
-#: Below the data folder: what engines keep of their own.
-FOLDER = "engines"
+#: Below the data directory: what engines keep of their own.
+ENGINES_FOLDER = "engines"
 #: What `auto` chose last.
 CHOICE_FILE = "chosen"
-SOURCE = Path(core.__file__).resolve().parents[1]
+SOURCE_ROOT = Path(core.__file__).resolve().parents[1]
 
 
 class NoEngine(GodMinerError):
@@ -46,48 +50,43 @@ class NoEngine(GodMinerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class EngineChoice:
     """`engine` is None where nothing can train; `why` is for people either way."""
 
-    engine: Engine | None
+    engine: ExecutionEngine | None
     why: str
 
 
-async def choose(settings: Settings) -> Choice:
-    """What ENGINE asks for. Touches Docker only if it may be the answer; never raises for its absence."""
+async def choose_engine(settings: Settings) -> EngineChoice:
+    """The engine that ENGINE asks for. Calls Docker only if it may be the answer; never raises without
+    one."""
     if settings.engine is EngineKind.NONE:
-        return Choice(None, "ENGINE=none")
+        return EngineChoice(None, "ENGINE=none")
     if settings.engine is EngineKind.AUTO:
-        return await _auto(settings)
+        return await _choose_automatically(settings)
     try:
-        engine = await build(settings, settings.engine)
+        engine = await build_engine(settings, settings.engine)
     except NoEngine as error:
-        return Choice(None, str(error))
-    return Choice(engine, f"ENGINE={settings.engine}")
+        return EngineChoice(None, str(error))
+    return EngineChoice(engine, f"ENGINE={settings.engine}")
 
 
-async def build(settings: Settings, kind: str) -> Engine:
-    """One engine by name, also to look after runs that an earlier choice left behind; `NoEngine`, and why."""
-    if kind == EngineKind.DOCKER:
-        return await asyncio.to_thread(docker_engine, settings)
-    if kind == EngineKind.PROCESS:
-        return await asyncio.to_thread(process_engine, settings)
-    raise NoEngine(f"there is no engine {kind!r}; those there are: docker, process")
+async def build_engine(settings: Settings, kind: str, trial_dir: Path | None = None) -> ExecutionEngine:
+    """One engine by name, also to finish runs that an earlier choice left behind; `NoEngine`, and why.
+
+    `trial_dir`: where everything of its own is kept instead of in the data directory, for a trial of the real
+    images.
+    """
+    if kind not in ENGINES:
+        raise NoEngine(f"there is no engine {kind!r}; those there are: {', '.join(ENGINES)}")
+    own = settings.model_copy(update={"data_dir": trial_dir or settings.data_dir})
+    return await asyncio.to_thread(ENGINES[EngineKind(kind)].build, own, TrainerImages(settings))
 
 
-async def trial_engine(settings: Settings, kind: str, folder: Path) -> Engine:
-    """As `build`, but with everything that it keeps in a throwaway folder, and the real images."""
-    images = Images(settings)
-    apart = settings.model_copy(update={"data_dir": folder})
-    if kind == EngineKind.DOCKER:
-        return await asyncio.to_thread(docker_engine, apart, images)
-    return await build(apart, kind)
-
-
-def docker_engine(settings: Settings, images: Images | None = None) -> DockerEngine:
+def docker_engine(settings: Settings, images: TrainerImages | None = None) -> DockerEngine:
     uid = settings.trainer_uid if os.geteuid() == 0 else None
     user = f"{uid}:{uid}" if uid is not None else f"{os.geteuid()}:{os.getegid()}"
-    house = House(
+    defaults = ContainerDefaults(
         data_id(settings.data_dir),
         _wrapper_on_host(settings),
         user,
@@ -95,25 +94,25 @@ def docker_engine(settings: Settings, images: Images | None = None) -> DockerEng
         pids=settings.trainer_processes,
     )
     return DockerEngine(
-        Client(settings.docker_host),
-        house,
-        image_of=(images or Images(settings)).reference,
+        DockerClient(settings.docker_host),
+        defaults,
+        image_of=(images or TrainerImages(settings)).reference,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         training_uid=uid,
     )
 
 
-def process_engine(settings: Settings) -> ProcessEngine:
+def process_engine(settings: Settings, _images: TrainerImages | None = None) -> ProcessEngine:
     interpreter = training_interpreter(settings)
     own = data_id(settings.data_dir)
     sandbox = sandbox_of(settings, interpreter)
     cgroups = detect_cgroups(f"god-miner-{own}-probe") if sys.platform == "linux" else "not Linux"
     return ProcessEngine(
-        Book(_folder(settings) / "runs"),
+        RunRegistry(_engines_dir(settings) / "runs"),
         own,
         interpreter,
-        code=_code(settings),
+        code=_code_folder(settings),
         sandbox=sandbox if isinstance(sandbox, Sandbox) else None,
         why_no_sandbox=sandbox if isinstance(sandbox, str) else "",
         limits=None if isinstance(cgroups, str) else cgroups,
@@ -124,68 +123,79 @@ def process_engine(settings: Settings) -> ProcessEngine:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    build: Callable[[Settings, TrainerImages], ExecutionEngine]
+    #: What the operator does when it lacks what training needs.
+    fix: str
+
+
+ENGINES: Mapping[EngineKind, EngineEntry] = {
+    EngineKind.DOCKER: EngineEntry(docker_engine, "god-miner images build"),
+    EngineKind.PROCESS: EngineEntry(process_engine, "make training, or set TRAINER_PYTHON"),
+}
+#: The engines of this machine, which ENGINE=auto chooses from. Others are chosen by name only.
+AUTOMATIC = (EngineKind.DOCKER, EngineKind.PROCESS)
+
+
 def sandbox_of(settings: Settings, interpreter: Interpreter) -> Sandbox | str:
-    """Tried out; or why there is none."""
+    """A sandbox that was tried out; or why there is none."""
     if settings.trainer_sandbox is SandboxKind.OFF:
         return "TRAINER_SANDBOX=off"
     uid = settings.trainer_uid if os.geteuid() == 0 else None
-    code = _code(settings)
-    shown = (code, *(path.resolve() for path in code.iterdir()), config_dir())
-    return detect_sandbox(interpreter, _folder(settings) / "hosts", shown, uid, settings.trainer_processes)
+    code = _code_folder(settings)
+    visible = (code, *(path.resolve() for path in code.iterdir()), config_dir())
+    hosts = _engines_dir(settings) / "hosts"
+    return detect_sandbox(interpreter, hosts, visible, uid, settings.trainer_processes)
 
 
 def training_interpreter(settings: Settings) -> Interpreter:
     """TRAINER_PYTHON; else the environment that `make training` made; else our own if torch is there."""
+    made = SOURCE_ROOT / ".venv-training" / "bin" / "python"
     if settings.trainer_python is not None:
-        return _examined(settings.trainer_python)
-    made = SOURCE / ".venv-training" / "bin" / "python"
-    if made.exists():
-        return _examined(made)
-    if importlib.util.find_spec("torch") is not None:
-        return _examined(Path(sys.executable))
-    raise NoEngine(
-        "local processes need a python with the training stack: run `make training` (4 GB, 7 GB with CUDA), "
-        "or set TRAINER_PYTHON"
-    )
-
-
-def _examined(path: Path) -> Interpreter:
+        path = settings.trainer_python
+    elif made.exists():
+        path = made
+    elif importlib.util.find_spec("torch") is not None:
+        path = Path(sys.executable)
+    else:
+        raise NoEngine(
+            "local processes need a python with the training stack: "
+            "run `make training` (4 GB, 7 GB with CUDA), or set TRAINER_PYTHON"
+        )
     try:
-        return examine(path)
+        return examine_interpreter(path)
     except NoTrainingPython as error:
         raise NoEngine(str(error)) from None
 
 
-async def _auto(settings: Settings) -> Choice:
-    last = _last(settings)
+async def _choose_automatically(settings: Settings) -> EngineChoice:
+    last = _last_choice(settings)
     docker = await docker_state(settings)
     if docker.ready or (last == EngineKind.DOCKER and not docker.answers):
-        # Its containers may go on, although it does not answer now: nothing else may start their jobs anew.
-        because = (
-            "Docker answers and has the image" if docker.ready else f"the last runs were its; {docker.why}"
-        )
-        engine: Engine = await build(settings, EngineKind.DOCKER)
+        # Its containers may go on although it does not answer now: nothing else may start their jobs again.
+        why = "Docker answers and has the image" if docker.ready else f"the last runs were its; {docker.why}"
+        engine = await build_engine(settings, EngineKind.DOCKER)
         if last == EngineKind.PROCESS:
-            engine = await _unless_still_running(settings, engine)
-        return _remembered(settings, engine, because)
+            engine = await _unless_processes_run(settings, engine)
+        return _remember_choice(settings, engine, why)
     try:
-        return _remembered(
-            settings, await build(settings, EngineKind.PROCESS), f"local processes: {docker.why}"
-        )
+        engine = await build_engine(settings, EngineKind.PROCESS)
+        return _remember_choice(settings, engine, f"local processes: {docker.why}")
     except NoEngine as error:
         if docker.answers:
-            return _remembered(settings, await build(settings, EngineKind.DOCKER), docker.why)
-        return Choice(None, f"{docker.why}; {error}")
+            return _remember_choice(settings, await build_engine(settings, EngineKind.DOCKER), docker.why)
+        return EngineChoice(None, f"{docker.why}; {error}")
 
 
-async def _unless_still_running(settings: Settings, docker: Engine) -> Engine:
-    """Local processes of an earlier choice are seen to their end before Docker takes over."""
+async def _unless_processes_run(settings: Settings, docker: ExecutionEngine) -> ExecutionEngine:
+    """Local processes of an earlier choice run to their end before Docker takes over."""
     try:
-        process = await build(settings, EngineKind.PROCESS)
+        process = await build_engine(settings, EngineKind.PROCESS)
     except NoEngine:
         return docker
-    book = Book(_folder(settings) / "runs")
-    if any(map(book.lives, book.keys())):
+    registry = RunRegistry(_engines_dir(settings) / "runs")
+    if any(map(registry.is_alive, registry.keys())):
         log.info("local processes of an earlier choice still run; Docker takes over at a later start")
         return process
     return docker
@@ -200,15 +210,15 @@ class DockerState:
 
 async def docker_state(settings: Settings) -> DockerState:
     """Whether it answers, and has the image for text."""
-    client = Client(settings.docker_host)
-    images = Images(settings)
+    client = DockerClient(settings.docker_host)
+    images = TrainerImages(settings)
     try:
-        await client.ask("ping", lambda api: api.ping())
+        await client.query("ping", lambda api: api.ping())
         reference = images.reference("text")
-        await client.ask("image", lambda api: api.inspect_image(reference))
-    except Unreachable as error:
+        await client.query("image", lambda api: api.inspect_image(reference))
+    except EngineUnreachable as error:
         return DockerState(False, False, str(error))
-    except (Refused, GodMinerError):
+    except (DockerRefused, GodMinerError):
         return DockerState(
             True, False, f"Docker lacks the image {images.name('text')}: god-miner images build"
         )
@@ -217,29 +227,29 @@ async def docker_state(settings: Settings) -> DockerState:
     return DockerState(True, True, "")
 
 
-def _folder(settings: Settings) -> Path:
-    folder = settings.data_dir / FOLDER
+def _engines_dir(settings: Settings) -> Path:
+    folder = settings.data_dir / ENGINES_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _remembered(settings: Settings, engine: Engine, why: str) -> Choice:
-    (_folder(settings) / CHOICE_FILE).write_text(engine.name)
-    return Choice(engine, why)
+def _remember_choice(settings: Settings, engine: ExecutionEngine, why: str) -> EngineChoice:
+    (_engines_dir(settings) / CHOICE_FILE).write_text(engine.name)
+    return EngineChoice(engine, why)
 
 
-def _last(settings: Settings) -> str:
+def _last_choice(settings: Settings) -> str:
     try:
-        return (settings.data_dir / FOLDER / CHOICE_FILE).read_text().strip()
+        return (settings.data_dir / ENGINES_FOLDER / CHOICE_FILE).read_text().strip()
     except OSError:
         return ""
 
 
 def _wrapper_on_host(settings: Settings) -> Path:
-    """A copy by its content: Docker mounts it from our data folder, which it sees for sure, and a run that
+    """A copy named by its content: Docker mounts it from our data directory, which it can see, and a run that
     goes on over an upgrade keeps the one that it was started with."""
     text = Path(wrapper.__file__).read_bytes()
-    path = _folder(settings) / f"wrapper-{sha256(text).hexdigest()[:12]}.py"
+    path = _engines_dir(settings) / f"wrapper-{sha256(text).hexdigest()[:12]}.py"
     if not path.exists():
         part = path.with_suffix(".part")
         part.write_bytes(text)
@@ -248,12 +258,12 @@ def _wrapper_on_host(settings: Settings) -> Path:
     return path
 
 
-def _code(settings: Settings) -> Path:
-    """A folder with our packages for the training's interpreter, and nothing of the daemon's environment."""
-    folder = _folder(settings) / "code"
+def _code_folder(settings: Settings) -> Path:
+    """A directory with our packages for the training's interpreter, without the daemon's environment."""
+    folder = _engines_dir(settings) / "code"
     folder.mkdir(exist_ok=True)
     for name in ("core", "trainer"):
-        link, target = folder / name, SOURCE / name
+        link, target = folder / name, SOURCE_ROOT / name
         if not link.is_symlink() or link.resolve() != target:
             link.unlink(missing_ok=True)
             link.symlink_to(target)

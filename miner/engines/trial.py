@@ -1,4 +1,4 @@
-"""A trial: the smallest run there is, started exactly as a training, to learn what can be trained here."""
+"""Run the smallest possible training, exactly as a real one, to learn what can be trained here."""
 
 from __future__ import annotations
 
@@ -13,54 +13,63 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from core.choices import Engine as TrainingEngine
-from core.errors import GodMinerError
-from core.files import write_atomically
-from miner.engines.base import IMAGE_OF, Engine, EngineSpec, Phase, Rejected, Status, Unreachable, Why
-from miner.engines.logs import log_tail
+from core.domain.choices import Engine as TrainingEngine
+from core.domain.errors import GodMinerError
+from core.system.files import write_atomically
+from miner.engines.base import (
+    IMAGE_OF,
+    EndCause,
+    EngineRejected,
+    EngineSpec,
+    EngineUnreachable,
+    ExecutionEngine,
+    RunPhase,
+    RunStatus,
+)
+from miner.engines.run_folder import log_tail
 
 log = logging.getLogger(__name__)
 
 #: Importing torch from a cold disk takes a minute.
-LIMIT_S = 180.0
-PAUSE_S = 0.1
+TRIAL_TIMEOUT_S = 180.0
+POLL_S = 0.1
 #: A failed trial is repeated after RETRY_S; one that found something missing after RECHECK_S (a disk may have
-#: been slow, or it was mended elsewhere), and at once when the image or the interpreter changes.
+#: been slow, or it was fixed elsewhere), and at once when the image or the interpreter changes.
 RETRY_S, RECHECK_S = 300.0, 3600.0
-#: After any trial, also one that has found out nothing.
+#: The shortest pause after any trial, also one that found out nothing.
 AGAIN_S = 10.0
-#: Between two questions which image is there: less often than whether the engine answers.
-LOOK_S = 30.0
+#: How long an image's identity is taken as current: it is read less often than the engine is polled.
+IDENTITY_S = 30.0
 RESULTS_FILE = "trials.json"
-#: Until the first trial of what would be started has ended.
+#: Reported until the first trial of an image has ended.
 BEING_TRIED = "what trains them is being tried out; this takes up to a few minutes after a change"
-#: How what it lacks begins where that is not known, as its trial has failed.
+#: How the reported text begins when the trial itself has failed.
 TRIAL_FAILED = "the trial run of the"
 _ENGINES_OF = {
     image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
 }
 
-#: By training engine: what it lacks; without an entry it can train.
-Lacks = Mapping[TrainingEngine, str]
+#: By training engine: what is missing; without an entry it can train.
+MissingByEngine = Mapping[TrainingEngine, str]
 
 
 class TrialFailed(GodMinerError):
-    """A real training would have met the same."""
+    """The trial run failed; a real training would have failed in the same way."""
 
     code = "trial_failed"
 
 
-async def trial(
-    engine: Engine,
-    beside: Path,
+async def run_trial(
+    engine: ExecutionEngine,
+    parent: Path,
     argv: tuple[str, ...],
     *,
     image: str = "text",
     gpus: tuple[str, ...] = (),
     key: str = "",
 ) -> str:
-    """Run this command and return its output, whatever its exit code. Its folder is made in `beside`."""
-    folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=beside))
+    """Run this command in a new directory within `parent`; return its output, whatever its exit code."""
+    folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=parent))
     spec = EngineSpec(
         key or trial_key(),
         argv,
@@ -69,21 +78,21 @@ async def trial(
         image=image,
         gpus=gpus,
         hostile=engine.can_sandbox,
-        limit_s=LIMIT_S,
+        timeout_s=TRIAL_TIMEOUT_S,
     )
     try:
         ref = await engine.submit(spec)
         try:
-            status = await _end(engine, ref, folder)
+            status = await _wait_for_end(engine, ref, folder)
         finally:
             await engine.stop(ref, force=True)
-            await _end(engine, ref, folder)
+            await _wait_for_end(engine, ref, folder)
             await engine.remove(ref)
         output = log_tail(folder).strip()
-        if status.why not in (Why.OK, Why.FAILED) or not output:
+        if status.why not in (EndCause.OK, EndCause.FAILED) or not output:
             raise TrialFailed(f"it ended with {status.why} (code {status.code}): {output or status.detail}")
         return output
-    except (Rejected, Unreachable, TimeoutError) as error:
+    except (EngineRejected, EngineUnreachable, TimeoutError) as error:
         raise TrialFailed(str(error) or "it took too long") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -93,23 +102,24 @@ def trial_key() -> str:
     return f"trial-{secrets.token_hex(8)}"
 
 
-async def _end(engine: Engine, ref: str, folder: Path) -> Status:
-    async with asyncio.timeout(LIMIT_S + 10):
+async def _wait_for_end(engine: ExecutionEngine, ref: str, folder: Path) -> RunStatus:
+    async with asyncio.timeout(TRIAL_TIMEOUT_S + 10):
         while True:
             status = await engine.poll(ref, folder)
-            if status.phase not in (Phase.RUNNING, Phase.QUEUED):
+            if status.phase not in (RunPhase.RUNNING, RunPhase.QUEUED):
                 return status
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(POLL_S)
 
 
-async def lacking_in(
-    engine: Engine, beside: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
-) -> Lacks:
-    """What the training engines of this image lack, by a run of `trainer.ready` in it; `TrialFailed`."""
-    argv = ("python", "-m", "trainer.ready", image)
-    output = await trial(engine, beside, argv, image=image, gpus=gpus, key=key)
+async def missing_in_image(
+    engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
+) -> MissingByEngine:
+    """What the training engines of this image lack, found out by `trainer.runner.ready` in it.
+    `TrialFailed`."""
+    argv = ("python", "-m", "trainer.runner.ready", image)
+    output = await run_trial(engine, parent, argv, image=image, gpus=gpus, key=key)
     try:
-        # Libraries may say something after it, as they are unloaded.
+        # Libraries may write something after it, as they are unloaded.
         lines = [line for line in output.splitlines() if line.startswith("{")]
         answer = json.loads(lines[-1])
         return {name: str(answer[name]) for name in _ENGINES_OF[image] if answer[name]}
@@ -117,63 +127,65 @@ async def lacking_in(
         raise TrialFailed(output.splitlines()[-1][-300:]) from None
 
 
-class Trials:
-    """Tries each image once, in its own task, and remembers the result until the image changes."""
+class EngineTrials:
+    """Try each image once, in a task of its own, and keep the result until the image changes."""
 
-    def __init__(self, engine: Engine, data_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engine: ExecutionEngine, data_dir: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engine = engine
         self._data_dir = data_dir
         self._file = data_dir / "engines" / RESULTS_FILE
         self._clock = clock
         #: By identity, as on disk.
-        self._results: dict[str, dict[str, str]] = _read(self._file)
+        self._results: dict[str, dict[str, str]] = _read_results(self._file)
         #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
         self._failures: dict[str, str] = {}
         self._repeat_at: dict[str, float] = {}
         #: Identities whose last trial has ended while the engine did not answer.
         self._unanswered: set[str] = set()
-        #: By image: its identity, and when to ask for it again.
-        self._seen: dict[str, tuple[str, float]] = {}
+        #: By image: its identity, and when to read it again.
+        self._identities: dict[str, tuple[str, float]] = {}
         self._task: asyncio.Task[None] | None = None
-        #: The run of the present trial, so that nobody takes it for one that was left behind.
-        self.running: str | None = None
+        #: The key of the running trial: recovery must not take it for a run that was left behind.
+        self.running_key: str | None = None
 
-    async def lacks(self) -> Lacks:
-        """By training engine, what keeps it from training as far as is known now; `Unreachable`.
+    async def missing(self) -> MissingByEngine:
+        """What is known to keep each training engine from training now; `EngineUnreachable`.
 
-        Starts the next trial that is due, and does not wait for it: whoever asks also watches the engine.
+        Starts the next trial that is due without waiting for it: the caller also watches the engine.
         """
-        absent = await self._engine.lacks()
-        found: dict[TrainingEngine, str] = {}
+        absent = await self._engine.missing_images()
+        missing: dict[TrainingEngine, str] = {}
         due: list[tuple[str, str]] = []
         for image, engines in _ENGINES_OF.items():
             if image in absent:
-                found |= dict.fromkeys(engines, absent[image])
-                self._seen.pop(image, None)
+                missing |= dict.fromkeys(engines, absent[image])
+                self._identities.pop(image, None)
                 continue
-            identity = await self._lately(image)
+            identity = await self._recent_identity(image)
             known = self._known(image, identity)
-            found |= dict.fromkeys(engines, BEING_TRIED) if known is None else known
+            missing |= dict.fromkeys(engines, BEING_TRIED) if known is None else known
             if (known is None or known) and self._is_due(identity, known):
                 due.append((image, identity))
-        if due and not self.trying:
-            longest = min(due, key=lambda one: self._repeat_at.get(one[1], -math.inf))
+        if due and not self.is_running:
+            longest = min(due, key=lambda image: self._repeat_at.get(image[1], -math.inf))
             self._task = asyncio.create_task(self._try(*longest), name="trial")
-        return found
+        return missing
 
     @property
-    def trying(self) -> bool:
+    def is_running(self) -> bool:
         return self._task is not None and not self._task.done()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not longer than until the present trial has ended."""
-        if self._task is not None and self.trying:
+        """Wait for so long, or until the running trial has ended."""
+        if self._task is not None and self.is_running:
             await asyncio.wait({self._task}, timeout=seconds)
         else:
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """End the present trial, and its run."""
+        """End the running trial."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -181,16 +193,16 @@ class Trials:
     async def _identity(self, image: str) -> str:
         return f"{self._engine.name} {image} {await self._engine.identity(image)}"
 
-    async def _lately(self, image: str) -> str:
-        """Its identity, at most LOOK_S old."""
-        identity, until = self._seen.get(image, ("", -math.inf))
+    async def _recent_identity(self, image: str) -> str:
+        """The image's identity, at most IDENTITY_S old."""
+        identity, until = self._identities.get(image, ("", -math.inf))
         if self._clock() >= until:
             identity = await self._identity(image)
-            self._seen[image] = identity, self._clock() + LOOK_S
+            self._identities[image] = identity, self._clock() + IDENTITY_S
         return identity
 
-    def _known(self, image: str, identity: str) -> Lacks | None:
-        """What the last trial has found; None: there was none."""
+    def _known(self, image: str, identity: str) -> MissingByEngine | None:
+        """The result of the last trial; None: there was none."""
         if identity in self._results:
             return {TrainingEngine(name): why for name, why in self._results[identity].items()}
         if identity in self._failures:
@@ -198,24 +210,24 @@ class Trials:
         return None
 
     async def _try(self, image: str, identity: str) -> None:
-        """A trial that finds out nothing is repeated, too, but never at once."""
+        """Run one trial. One that finds out nothing is repeated as well, but never at once."""
         try:
             await self._try_once(image, identity)
-        except Unreachable as error:
+        except EngineUnreachable as error:
             # The engine went away meanwhile: that says nothing about the image, unless it does so each time.
             if identity in self._unanswered:
                 self._failed(image, identity, str(error))
             self._unanswered.add(identity)
         except Exception as error:
-            log.exception("the trial of the %s image came to nothing", image)
+            log.exception("the trial of the %s image failed unexpectedly", image)
             self._failed(image, identity, f"{type(error).__name__}: {error}")
         finally:
-            self._seen.pop(image, None)
+            self._identities.pop(image, None)
             soonest = self._clock() + AGAIN_S
             self._repeat_at[identity] = max(self._repeat_at.get(identity, soonest), soonest)
 
     async def _try_once(self, image: str, identity: str) -> None:
-        found, failure = await self._run(image)
+        missing, failure = await self._run(image)
         if await self._identity(image) != identity:
             return  # another image by now
         self._unanswered.discard(identity)
@@ -224,50 +236,49 @@ class Trials:
             self._repeat_at[identity] = self._clock() + RETRY_S
             return
         self._repeat_at[identity] = self._clock() + RECHECK_S
-        if failure:
-            return
-        self._failures.pop(identity, None)
-        log.info("%s was tried out: %s", identity, found or "everything is there")
-        self._remember(image, identity, found)
+        if not failure:
+            self._failures.pop(identity, None)
+            log.info("%s was tried out: %s", identity, missing or "everything is there")
+            self._remember(image, identity, missing)
 
     def _failed(self, image: str, identity: str, why: str) -> None:
-        """What it found when it ran still counts."""
+        """Record a failure, unless an earlier trial has a result, which still counts."""
         if identity not in self._results:
             self._failures[identity] = f"{TRIAL_FAILED} {image} image failed (see god-miner doctor): {why}"
 
-    async def _run(self, image: str) -> tuple[Lacks, str]:
+    async def _run(self, image: str) -> tuple[MissingByEngine, str]:
         """What the image lacks, and why the trial failed ("": it did not)."""
-        self.running = trial_key()
+        self.running_key = trial_key()
         try:
-            return await lacking_in(self._engine, self._data_dir, image, key=self.running), ""
+            return await missing_in_image(self._engine, self._data_dir, image, key=self.running_key), ""
         except TrialFailed as error:
             return {}, str(error)
         except Exception as error:  # a full disk, an engine's odd answer: repeated later
             log.exception("the trial run of the %s image failed", image)
             return {}, f"{type(error).__name__}: {error}"
         finally:
-            self.running = None
+            self.running_key = None
 
-    def _is_due(self, identity: str, known: Lacks | None) -> bool:
+    def _is_due(self, identity: str, known: MissingByEngine | None) -> bool:
         first = -math.inf if known is None else self._clock() + RECHECK_S
         return self._clock() >= self._repeat_at.setdefault(identity, first)
 
-    def _remember(self, image: str, identity: str, found: Lacks) -> None:
-        """The newest of each image."""
+    def _remember(self, image: str, identity: str, missing: MissingByEngine) -> None:
+        """Keep the newest result of each image, on disk as well."""
         prefix = f"{self._engine.name} {image} "
-        kept = {name: lacks for name, lacks in self._results.items() if not name.startswith(prefix)}
-        self._results = {**kept, identity: {str(engine): why for engine, why in found.items()}}
+        others = {name: result for name, result in self._results.items() if not name.startswith(prefix)}
+        self._results = {**others, identity: {str(engine): why for engine, why in missing.items()}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._results, indent=2).encode())
 
 
-def _read(path: Path) -> dict[str, dict[str, str]]:
-    """What cannot be read is tried out again."""
+def _read_results(path: Path) -> dict[str, dict[str, str]]:
+    """The stored results; where they cannot be read, everything is tried again."""
     try:
         stored = json.loads(path.read_bytes())
         return {
-            str(identity): {TrainingEngine(name): str(why) for name, why in lacks.items()}
-            for identity, lacks in stored.items()
+            str(identity): {TrainingEngine(name): str(why) for name, why in result.items()}
+            for identity, result in stored.items()
         }
     except (OSError, ValueError, AttributeError):
         return {}

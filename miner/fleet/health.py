@@ -1,7 +1,7 @@
-"""Which cards may be used, judged from one look to the next.
+"""Decide from scan to scan which GPUs may be used.
 
-A card that fails, vanishes or is taken by somebody else is out at once, and back only after it has been fine
-for a while: one that comes and goes would take a job with it every time.
+A GPU that fails, vanishes or is used by somebody else is excluded at once, and back only after it has been
+fine for a while: one that comes and goes would take a job with it every time.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from core.hardware import GpuKind
+from core.domain.hardware import GpuKind
 from miner.fleet.base import Gpu
-from miner.fleet.looks import Look, Seen
+from miner.fleet.sources import GpuScan, ScannedGpu
+from miner.observe.alerts import AlertKind
 
-#: Memory on an idle card beyond this, or this part of all of it, means that somebody uses it.
+#: More memory in use on an idle GPU than this, and than this part of it, means that somebody else uses it.
 FOREIGN_BYTES = 2**30
 FOREIGN_SHARE = 0.02
 
 
-class Change(NamedTuple):
+class GpuChange(NamedTuple):
     """Something that the operator wants to know."""
 
-    kind: str
+    kind: AlertKind
     gpu: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GpuHealthReport:
     gpus: tuple[Gpu, ...]
-    #: What this host is planned for, with the least memory of the usable cards; None: there is no such card.
+    #: What this host is planned for, with the least memory of the usable GPUs; None: none is usable.
     kind: GpuKind | None
-    #: Card → what happened, where not even a running job can go on.
+    #: GPU → what happened, where not even a running job can go on.
     failed: dict[str, str] = field(default_factory=dict)
-    #: Cards whose last job's memory is not free yet.
+    #: GPUs whose last job's memory is not free yet.
     unclean: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     #: Whether memory in use can be seen at all.
     sees_memory: bool = False
-    changes: tuple[Change, ...] = ()
+    changes: tuple[GpuChange, ...] = ()
 
 
 @dataclass(slots=True)
-class _Card:
-    seen: Seen
+class _TrackedGpu:
+    scanned: ScannedGpu
     #: What is or was wrong with it; None: nothing, for long enough.
     fault: str | None = None
     #: Whether a job that runs on it is lost.
@@ -53,92 +54,98 @@ class _Card:
     fine_since: float | None = None
 
 
-class Health:
+class GpuHealth:
     def __init__(self, *, return_seconds: float, settle_seconds: float = 60.0) -> None:
         self._return_seconds = return_seconds
-        #: For the processes of a job that has ended, and for jobs of an earlier life to be found again.
+        #: For the processes of an ended job to go, and after a restart for running jobs to be adopted.
         self._settle_seconds = settle_seconds
-        self._cards: dict[str, _Card] = {}
-        self._first_look_at: float | None = None
+        self._tracked: dict[str, _TrackedGpu] = {}
+        self._first_scan_at: float | None = None
 
-    def judge(
-        self, look: Look, now: float, in_use: Callable[[str], bool], released_at: Mapping[str, float]
-    ) -> Judged:
+    def update(
+        self, scan: GpuScan, now: float, in_use: Callable[[str], bool], released_at: Mapping[str, float]
+    ) -> GpuHealthReport:
         """`in_use`: one of our jobs runs on it."""
-        first_look_at = self._first_look_at = now if self._first_look_at is None else self._first_look_at
+        first_scan_at = self._first_scan_at = now if self._first_scan_at is None else self._first_scan_at
         changes, unclean = [], set()
-        faults = self._faults(look)
-        for name, card in self._cards.items():
+        faults = self._faults(scan)
+        for name, tracked in self._tracked.items():
             fault, is_fatal = faults.get(name), name in faults
-            if fault is None and not in_use(name) and (foreign := _foreign(card.seen)):
-                if now - max(released_at.get(name, first_look_at), first_look_at) < self._settle_seconds:
+            if fault is None and not in_use(name) and (foreign := _foreign_use(tracked.scanned)):
+                if now - max(released_at.get(name, first_scan_at), first_scan_at) < self._settle_seconds:
                     unclean.add(name)
                 else:
                     fault = foreign
-            changes += self._note(name, card, fault, is_fatal, now)
-        return self._judged(frozenset(unclean), tuple(changes))
+            changes += self._record_fault(name, tracked, fault, is_fatal, now)
+        return self._report(frozenset(unclean), tuple(changes))
 
-    def _faults(self, look: Look) -> dict[str, str]:
-        """Take in what was seen; what is wrong with those that were not."""
-        seen = {card.id: card for card in look.cards}
-        for name, one in seen.items():
-            known = self._cards.setdefault(name, _Card(one))
-            known.seen = one
+    def _faults(self, scan: GpuScan) -> dict[str, str]:
+        """Track what was scanned; return what is wrong with the GPUs that were not."""
+        seen = {gpu.id: gpu for gpu in scan.gpus}
+        for name, gpu in seen.items():
+            known = self._tracked.setdefault(name, _TrackedGpu(gpu))
+            known.scanned = gpu
         return {
-            name: look.errors.get(card.seen.index, "the driver does not list it any more")
-            for name, card in self._cards.items()
+            name: scan.errors.get(tracked.scanned.index, "the driver does not list it any more")
+            for name, tracked in self._tracked.items()
             if name not in seen
         }
 
-    def _note(self, name: str, card: _Card, fault: str | None, is_fatal: bool, now: float) -> list[Change]:
+    def _record_fault(
+        self, name: str, tracked: _TrackedGpu, fault: str | None, is_fatal: bool, now: float
+    ) -> list[GpuChange]:
         if fault is not None:
-            is_news = card.fault is None or (is_fatal and not card.is_fatal)
-            card.fault, card.is_fatal, card.fine_since = fault, is_fatal, None
-            return [Change("gpu_out", name, fault)] if is_news else []
-        if card.fault is None:
+            is_news = tracked.fault is None or (is_fatal and not tracked.is_fatal)
+            tracked.fault, tracked.is_fatal, tracked.fine_since = fault, is_fatal, None
+            return [GpuChange(AlertKind.GPU_OUT, name, fault)] if is_news else []
+        if tracked.fault is None:
             return []
-        card.is_fatal = False
-        card.fine_since = now if card.fine_since is None else card.fine_since
-        if not 0 <= now - card.fine_since < self._return_seconds:
-            text, card.fault = card.fault, None
-            return [Change("gpu_back", name, f"fine for {self._return_seconds:g} s again (it was: {text})")]
+        tracked.is_fatal = False
+        tracked.fine_since = now if tracked.fine_since is None else tracked.fine_since
+        if not 0 <= now - tracked.fine_since < self._return_seconds:
+            text, tracked.fault = tracked.fault, None
+            return [
+                GpuChange(
+                    AlertKind.GPU_BACK, name, f"fine for {self._return_seconds:g} s again (it was: {text})"
+                )
+            ]
         return []
 
-    def _judged(self, unclean: frozenset[str], changes: tuple[Change, ...]) -> Judged:
+    def _report(self, unclean: frozenset[str], changes: tuple[GpuChange, ...]) -> GpuHealthReport:
         main = self._main_kind()
-        cards = sorted(self._cards.items(), key=lambda item: item[1].seen.index)
-        gpus = tuple(_gpu(name, card, main) for name, card in cards)
-        usable = [gpu.kind for gpu in gpus if gpu.out is None]
-        return Judged(
+        by_index = sorted(self._tracked.items(), key=lambda item: item[1].scanned.index)
+        gpus = tuple(_gpu(name, tracked, main) for name, tracked in by_index)
+        usable = [gpu.kind for gpu in gpus if gpu.unusable_reason is None]
+        return GpuHealthReport(
             gpus=gpus,
             kind=min(usable, key=lambda kind: kind.memory_bytes, default=None),
-            failed={name: card.fault for name, card in cards if card.fault and card.is_fatal},
+            failed={name: tracked.fault for name, tracked in by_index if tracked.fault and tracked.is_fatal},
             unclean=unclean,
-            shared=frozenset(name for name, card in cards if card.seen.processes),
-            sees_memory=any(card.seen.used_bytes is not None for _, card in cards),
+            shared=frozenset(name for name, tracked in by_index if tracked.scanned.processes),
+            sees_memory=any(tracked.scanned.used_bytes is not None for _, tracked in by_index),
             changes=changes,
         )
 
     def _main_kind(self) -> str | None:
-        """Plans are made for one kind of card: that of most cards, among equals the faster one."""
-        kinds = [card.seen.kind for card in self._cards.values()]
+        """Plans are made for one kind of GPU: the most frequent, among equals the faster one."""
+        kinds = [tracked.scanned.kind for tracked in self._tracked.values()]
         count = Counter(kind.name for kind in kinds)
-        best = max(kinds, key=lambda kind: (count[kind.name], kind.bf16_flops, kind.name), default=None)
-        return None if best is None else best.name
+        main = max(kinds, key=lambda kind: (count[kind.name], kind.bf16_flops, kind.name), default=None)
+        return None if main is None else main.name
 
 
-def _foreign(seen: Seen) -> str | None:
-    if seen.used_bytes is None or seen.used_bytes <= max(FOREIGN_BYTES, FOREIGN_SHARE * seen.total_bytes):
+def _foreign_use(gpu: ScannedGpu) -> str | None:
+    if gpu.used_bytes is None or gpu.used_bytes <= max(FOREIGN_BYTES, FOREIGN_SHARE * gpu.total_bytes):
         return None
-    return f"somebody else uses {seen.used_bytes / 2**30:.1f} GiB of it"
+    return f"somebody else uses {gpu.used_bytes / 2**30:.1f} GiB of it"
 
 
-def _gpu(name: str, card: _Card, main: str | None) -> Gpu:
-    seen, out = card.seen, card.fault
-    if out is not None and card.fine_since is not None:
-        out = f"{out}; fine again, and watched for a while"
-    if out is None and seen.excluded is not None:
-        out = f"taken out: {seen.excluded}"
-    if out is None and seen.kind.name != main:
-        out = f"a {seen.kind.name} among {main}: this host is planned for one kind of card"
-    return Gpu(name, seen.index, seen.kind, seen.linked, out)
+def _gpu(name: str, tracked: _TrackedGpu, main: str | None) -> Gpu:
+    gpu, reason = tracked.scanned, tracked.fault
+    if reason is not None and tracked.fine_since is not None:
+        reason = f"{reason}; fine again, and watched for a while"
+    if reason is None and gpu.excluded is not None:
+        reason = f"taken out: {gpu.excluded}"
+    if reason is None and gpu.kind.name != main:
+        reason = f"a {gpu.kind.name} among {main}: this host is planned for one kind of GPU"
+    return Gpu(name, gpu.index, gpu.kind, gpu.linked, reason)

@@ -1,4 +1,4 @@
-"""Looks at the cards in the background and tells the fleet what it found."""
+"""Scan the GPUs in the background and update the fleet."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from core.hardware import GpuSet, Hardware
-from miner.fleet.health import Health, Judged
-from miner.fleet.local import LocalFleet, Stock
-from miner.fleet.looks import CannotLook, Look, NoDriver, Source
+from core.domain.hardware import GpuSet, Hardware
+from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.health import GpuHealth, GpuHealthReport
+from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed
+from miner.observe.alerts import AlertKind
 
 log = logging.getLogger(__name__)
 
-#: How long the daemon's start waits for the first look. A driver that wakes its cards first takes longer.
-FIRST_LOOK_SECONDS = 1.0
+#: How long the daemon's start waits for the first scan. A driver that wakes its GPUs first takes longer.
+FIRST_SCAN_SECONDS = 1.0
 
 
-class Told(Protocol):
-    """Hears what the operator wants to know: kind, words for people, the GPU if it is about one."""
+class FleetEventListener(Protocol):
+    """Gets what the operator wants to know: its kind, a text, the GPU if it is about one."""
 
-    def __call__(self, kind: str, text: str, gpu: str | None = None) -> None: ...
+    def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None: ...
 
 
-class Inventory:
+class GpuInventory:
     def __init__(
         self,
-        source: Source,
-        fleet: LocalFleet,
-        health: Health,
+        source: GpuSource,
+        fleet: Fleet,
+        health: GpuHealth,
         host: Callable[[], Mapping[str, Any]],
-        told: Told,
+        on_event: FleetEventListener,
         *,
         refresh_seconds: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`host` gives what surrounds the cards, in `Hardware`'s words."""
+        """`host` returns what surrounds the GPUs, as fields of `Hardware`."""
         self._source, self._fleet, self._health = source, fleet, health
-        self._host, self._told = host, told
+        self._host, self._on_event = host, on_event
         self._refresh_seconds = refresh_seconds
         self._clock = clock
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._judged: Judged | None = None
+        self._report: GpuHealthReport | None = None
         self.source_name = ""
-        self.looked_at: float | None = None
+        self.scanned_at: float | None = None
 
     async def start(self) -> None:
-        """Begin to look. Waits a moment for the first one: an offer that comes now should find some GPUs."""
+        """Begin to scan. Waits a moment for the first scan: an offer that comes now should find some GPUs."""
         self._fleet.on_release(self._wake.set)
         self._task = asyncio.create_task(self._run(), name="inventory")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._first.wait(), FIRST_LOOK_SECONDS)
+            await asyncio.wait_for(self._first.wait(), FIRST_SCAN_SECONDS)
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -64,23 +65,23 @@ class Inventory:
             await asyncio.wait({task})
         await self._source.close()
 
-    async def look(self) -> None:
-        """Look now. What can't be read changes nothing but the trouble that the fleet shows."""
+    async def scan(self) -> None:
+        """Scan now. A scan that fails changes nothing but the problem that the fleet shows."""
         try:
-            look = await self._source.look()
-        except CannotLook as error:
-            self._note_trouble(str(error))
+            scan = await self._source.scan()
+        except ScanFailed as error:
+            self._note_problem(str(error))
         else:
-            self._note_look(look)
+            self._note_scan(scan)
         self._first.set()
 
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.scan()
             except Exception:  # a bug here must not leave the daemon blind for good
-                log.exception("looking at the GPUs failed unexpectedly; it is tried again")
-                self._note_trouble("looking at the GPUs failed; the daemon's log says why")
+                log.exception("scanning the GPUs failed unexpectedly; it is tried again")
+                self._note_problem("scanning the GPUs failed; the daemon's log says why")
             await self._pause()
 
     async def _pause(self) -> None:
@@ -88,62 +89,64 @@ class Inventory:
             await asyncio.wait_for(self._wake.wait(), self._refresh_seconds)
         self._wake.clear()
 
-    def _note_trouble(self, text: str) -> None:
-        trouble = self._fleet.stock.trouble
-        self._fleet.update(self._stock(self._judged, text))
-        if trouble is None:
-            self._told("inventory_unreadable", text)
+    def _note_problem(self, text: str) -> None:
+        problem = self._fleet.inventory.problem
+        self._fleet.update(self._state(self._report, text))
+        if problem is None:
+            self._on_event(AlertKind.INVENTORY_UNREADABLE, text)
 
-    def _note_look(self, look: Look) -> None:
+    def _note_scan(self, scan: GpuScan) -> None:
         fleet = self._fleet
-        had_trouble = fleet.stock.trouble is not None
-        self.source_name, self.looked_at = look.source, self._clock()
-        self._judged = self._health.judge(look, self.looked_at, fleet.is_in_use, fleet.released_at)
-        fleet.update(self._stock(self._judged, None))
-        if had_trouble:
-            self._told("inventory_recovered", f"{look.source} can be read again: {len(look.cards)} cards")
-        for change in self._judged.changes:
-            self._told(change.kind, f"GPU {change.gpu}: {change.text}", change.gpu)
+        had_problem = fleet.inventory.problem is not None
+        self.source_name, self.scanned_at = scan.source, self._clock()
+        self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
+        fleet.update(self._state(self._report, None))
+        if had_problem:
+            self._on_event(
+                AlertKind.INVENTORY_RECOVERED, f"{scan.source} can be read again: {len(scan.gpus)} GPUs"
+            )
+        for change in self._report.changes:
+            self._on_event(change.kind, f"GPU {change.gpu}: {change.text}", change.gpu)
 
-    def _stock(self, judged: Judged | None, trouble: str | None) -> Stock:
-        if judged is None:
-            return Stock(trouble=trouble)
-        usable = sum(gpu.out is None for gpu in judged.gpus)
+    def _state(self, report: GpuHealthReport | None, problem: str | None) -> InventoryState:
+        if report is None:
+            return InventoryState(problem=problem)
+        usable = sum(gpu.unusable_reason is None for gpu in report.gpus)
         hardware = installed = None
-        if judged.kind is not None:
-            gpus = GpuSet(kind=judged.kind, count=usable)
+        if report.kind is not None:
+            gpus = GpuSet(kind=report.kind, count=usable)
             hardware = Hardware.model_validate({**self._host(), "gpus": gpus})
-            installed = hardware.model_copy(update={"gpus": gpus.take(len(judged.gpus))})
-        return Stock(
-            gpus=judged.gpus,
+            installed = hardware.model_copy(update={"gpus": gpus.take(len(report.gpus))})
+        return InventoryState(
+            gpus=report.gpus,
             hardware=hardware,
             installed=installed,
-            failed=judged.failed,
-            unclean=judged.unclean,
-            shared=judged.shared,
-            trouble=trouble,
-            sees_memory=judged.sees_memory,
+            failed=report.failed,
+            unclean=report.unclean,
+            shared=report.shared,
+            problem=problem,
+            sees_memory=report.sees_memory,
         )
 
 
-class AutoSource:
-    """The driver's cards, or what else there is on a host without any driver."""
+class AutoGpuSource:
+    """The driver's GPUs, or those of `fallback` on a host without any driver."""
 
-    def __init__(self, driver: Source, otherwise: Source) -> None:
-        self._source, self._otherwise = driver, otherwise
+    def __init__(self, driver: GpuSource, fallback: GpuSource) -> None:
+        self._source, self._fallback = driver, fallback
         self._is_settled = False
 
-    async def look(self) -> Look:
+    async def scan(self) -> GpuScan:
         try:
-            look = await self._source.look()
-        except NoDriver:
+            scan = await self._source.scan()
+        except NoNvidiaDriver:
             if self._is_settled:
                 raise
             await self._source.close()
-            self._source = self._otherwise
-            look = await self._source.look()
+            self._source = self._fallback
+            scan = await self._source.scan()
         self._is_settled = True
-        return look
+        return scan
 
     async def close(self) -> None:
         await self._source.close()

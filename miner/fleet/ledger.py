@@ -1,33 +1,39 @@
-"""Who holds which GPUs, from when until when: in memory, without a clock or a task of its own.
+"""Keep who holds which GPUs, from when until when: in memory, without a clock or a task of its own.
 
-Everything happens at one instant that the caller names; whoever decides about an offer and holds its GPUs in
-the same breath can not be overtaken. What must survive the process is in the books.
+Every call names its instant, so deciding about an offer and reserving its GPUs cannot be overtaken. What
+must survive the process is in the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from miner.fleet.base import Gpu, Hold, HoldKind, NamedLane, Placement, TaskKey
-from miner.fleet.calendar import Calendar
-from miner.fleet.claims import Claim, Stage
-from miner.fleet.layout import FOREVER
-from miner.fleet.schedule import Cards, Pass, Rules, queue_order
+from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
+from miner.fleet.base import Gpu
+from miner.fleet.placement import FOREVER, GpuCalendar
+from miner.fleet.schedule import (
+    ClaimStage,
+    GpuClaim,
+    QueueRules,
+    SchedulableGpus,
+    SchedulingPass,
+    queue_order,
+)
 
 
-class Ledger:
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+class GpuLedger:
+    def __init__(self, rules: QueueRules | None = None) -> None:
+        self.rules = rules or QueueRules()
         self.gpus: tuple[Gpu, ...] = ()
         self._shared: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self.unclean: set[str] = set()
-        self._claims: dict[TaskKey, Claim] = {}
-        self._holds: tuple[Hold, ...] | None = None
+        self._claims: dict[TaskKey, GpuClaim] = {}
+        self._reservations: tuple[GpuReservation, ...] | None = None
 
     # What is there
 
-    def set_cards(
+    def set_gpus(
         self,
         gpus: Iterable[Gpu],
         *,
@@ -35,37 +41,35 @@ class Ledger:
         unclean: Collection[str] = (),
         shared: Collection[str] = (),
     ) -> None:
-        """The cards as they are now. A job can not go on with `failed` ones, `unclean` ones hold memory of
+        """Set the GPUs as they are now. No job can go on with `failed` ones, `unclean` ones hold memory of
         the last job and are not given to the next yet, `shared` ones are used a little by somebody else."""
         self.gpus = tuple(gpus)
         self._failed, self.unclean, self._shared = frozenset(failed), set(unclean), frozenset(shared)
 
     def running_on(self, gpu: str) -> TaskKey | None:
-        """Whose card it is now."""
+        """The task that runs on it now."""
         running = (claim for claim in self._claims.values() if claim.is_running and gpu in claim.gpus)
         return next((claim.key for claim in running), None)
 
     @property
-    def holds(self) -> tuple[Hold, ...]:
-        if self._holds is None:
-            self._holds = tuple(claim.hold() for claim in self._claims.values())
-        return self._holds
+    def reservations(self) -> tuple[GpuReservation, ...]:
+        if self._reservations is None:
+            self._reservations = tuple(claim.reservation() for claim in self._claims.values())
+        return self._reservations
 
     @property
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[GpuClaim]:
         return list(self._claims.values())
 
-    def claim(self, key: TaskKey) -> Claim | None:
+    def claim(self, key: TaskKey) -> GpuClaim | None:
         return self._claims.get(key)
 
-    def queue(self, now: float) -> list[Claim]:
-        """Those that wait, the next one first."""
-        waiting = [claim for claim in self._claims.values() if claim.stage is Stage.WAITING]
+    def queue(self, now: float) -> list[GpuClaim]:
+        """The waiting claims, the next one first."""
+        waiting = [claim for claim in self._claims.values() if claim.stage is ClaimStage.WAITING]
         return sorted(waiting, key=lambda claim: queue_order(claim, now, self.rules.patience))
 
-    # Promises
-
-    def promise(
+    def reserve(
         self,
         key: TaskKey,
         placement: Placement,
@@ -75,83 +79,83 @@ class Ledger:
         priority: float = 0.0,
         lane: NamedLane | None = None,
     ) -> bool:
-        """Keep the placement's GPUs until `until` for an offer. False: somebody has one of them, or it is not
-        there. A job keeps what it has, also when it is offered once more."""
+        """Keep the placement's GPUs for an offer until `until`. False: one of them is taken or not usable. A
+        job keeps what it has, also when it is offered once more."""
         known = self._claims.get(key)
-        if known is not None and known.kind is HoldKind.JOB:
+        if known is not None and known.kind is ReservationKind.JOB:
             return True
-        others = Calendar.of((hold for hold in self.holds if hold.key != key), now)
-        usable = {gpu.id for gpu in self.gpus if gpu.out is None}
+        others = GpuCalendar.from_reservations((held for held in self.reservations if held.key != key), now)
+        usable = {gpu.id for gpu in self.gpus if gpu.unusable_reason is None}
         start = max(placement.starts_at, now)
         if not placement.gpus or not all(
             gpu in usable and others.is_free(gpu, start, until) for gpu in placement.gpus
         ):
             return False
         self._set(
-            Claim(
+            GpuClaim(
                 key=key,
-                kind=HoldKind.OFFER,
-                stage=Stage.PROMISED,
+                kind=ReservationKind.OFFER,
+                stage=ClaimStage.PROMISED,
                 counts=(len(placement.gpus),),
                 since=now,
                 until=until,
-                priority=_sane(priority),
+                priority=_without_nan(priority),
                 firm=True,
                 lane=lane,
                 gpus=placement.gpus,
                 starts_at=placement.starts_at,
-                length=until - placement.starts_at,
+                duration=until - placement.starts_at,
                 latest=until,
             )
         )
         return True
 
-    def restore(self, hold: Hold, *, firm: bool, now: float) -> None:
-        """A promise of an earlier life of this process, as the books have it: it is not judged again, and
-        `arrange` finds it another place where its own is gone."""
-        claim = Claim(
-            key=hold.key,
-            kind=hold.kind,
-            stage=Stage.PROMISED,
-            counts=(max(len(hold.gpus), 1),),
+    def restore(self, reservation: GpuReservation, *, firm: bool, now: float) -> None:
+        """Take up a reservation from before a restart, as the store has it: it is not checked again, and
+        `schedule` finds it other GPUs where its own are gone."""
+        claim = GpuClaim(
+            key=reservation.key,
+            kind=reservation.kind,
+            stage=ClaimStage.PROMISED,
+            counts=(max(len(reservation.gpus), 1),),
             since=now,
-            until=hold.ends_at,
-            priority=_sane(hold.priority),
+            until=reservation.ends_at,
+            priority=_without_nan(reservation.priority),
             firm=firm,
-            gpus=hold.gpus,
-            starts_at=hold.starts_at,
-            length=max(hold.ends_at - hold.starts_at, 0.0) if firm else 0.0,
-            latest=FOREVER if hold.kind is HoldKind.JOB else hold.ends_at,
+            gpus=reservation.gpus,
+            starts_at=reservation.starts_at,
+            duration=max(reservation.ends_at - reservation.starts_at, 0.0) if firm else 0.0,
+            latest=FOREVER if reservation.kind is ReservationKind.JOB else reservation.ends_at,
         )
         self._set(claim)
 
     def renew(self, key: TaskKey, now: float) -> None:
-        """The validator has asked for the same once more: the window begins later, and ends as much later."""
+        """The same offer came again: the window begins later, and ends as much later."""
         claim = self._claims.get(key)
         if claim is not None and not claim.is_running:
             claim.begin(now, FOREVER)
             self._set(claim)
 
     def start(self, key: TaskKey, *, now: float, until: float, priority: float = 0.0) -> None:
-        """The task is a job now, to be over at `until` at the latest. What an offer kept for it stays kept,
-        as long as was planned from now on; without one it joins the queue."""
+        """Make the task a job, which is over at `until` at the latest. GPUs reserved for its offer stay
+        reserved, from now on for as long as was planned; without any it joins the queue."""
         claim = self._claims.get(key)
         if claim is None:
-            claim = Claim(key, HoldKind.JOB, Stage.PROMISED, (1,), now, until, _sane(priority))
-        claim.kind = HoldKind.JOB
+            claim = GpuClaim(
+                key, ReservationKind.JOB, ClaimStage.PROMISED, (1,), now, until, _without_nan(priority)
+            )
+        claim.kind = ReservationKind.JOB
         claim.begin(now, until)
         self._set(claim)
 
-    def offer_again(self, key: TaskKey) -> None:
+    def undo_start(self, key: TaskKey) -> None:
         """Take a `start` back."""
         claim = self._claims.get(key)
-        if claim is not None and claim.stage is Stage.PROMISED:
-            claim.kind = HoldKind.OFFER
+        if claim is not None and claim.stage is ClaimStage.PROMISED:
+            claim.kind = ReservationKind.OFFER
             self._set(claim)
 
-    # GPUs
-
-    def ask(
+    def request(
         self,
         key: TaskKey,
         counts: Sequence[int],
@@ -162,55 +166,64 @@ class Ledger:
         exclusive: bool = False,
         lane: NamedLane | None = None,
     ) -> None:
-        """Wait for GPUs. A job that has some asks for others: what it has is kept for it until then, if it
-        is of any use to it. The priority that came with a promise or a start stands."""
+        """Put the task into the queue. A job that has GPUs already keeps them until it gets others, if they
+        are of any use to it. The priority that came with a reservation or a start counts."""
         claim = self._claims.get(key)
         if claim is None:
-            claim = Claim(key, HoldKind.JOB, Stage.WAITING, (), now, until, _sane(priority))
+            claim = GpuClaim(
+                key, ReservationKind.JOB, ClaimStage.WAITING, (), now, until, _without_nan(priority)
+            )
         if claim.is_running:
             claim.make_firm()
-        claim.kind = HoldKind.JOB
+        claim.kind = ReservationKind.JOB
         claim.begin(now, until)
-        claim.stage, claim.aside = Stage.WAITING, False
+        claim.stage, claim.yielded = ClaimStage.WAITING, False
         claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
 
-    def step_aside(self, key: TaskKey) -> bool:
-        """Keep no GPU for a job until it asks for some. False: nothing has changed."""
+    def yield_gpus(self, key: TaskKey) -> bool:
+        """Keep no GPU for a job until it requests some. False: nothing has changed."""
         claim = self._claims.get(key)
-        if claim is None or claim.aside or claim.stage is not Stage.PROMISED or claim.kind is HoldKind.OFFER:
+        if (
+            claim is None
+            or claim.yielded
+            or claim.stage is not ClaimStage.PROMISED
+            or claim.kind is ReservationKind.OFFER
+        ):
             return False
-        claim.aside = True
+        claim.yielded = True
         self._set(claim)
         return True
 
-    def in_the_way(self, key: TaskKey) -> list[Hold]:
-        """Who has the GPUs that a waiting task is to get, or is to have them before it; of a task without a
-        place: who has any."""
+    def blocking_reservations(self, key: TaskKey) -> list[GpuReservation]:
+        """The reservations before a waiting task's, of the GPUs that it is to get; all, where it has no
+        window yet."""
         mine = self._claims.get(key)
         if mine is None or mine.is_running:
             return []
         wanted = set(mine.gpus) or {gpu.id for gpu in self.gpus}
         before = mine.starts_at if mine.gpus else FOREVER
         return [
-            hold
-            for hold in self.holds
-            if hold.key != key and hold.starts_at < before and not wanted.isdisjoint(hold.gpus)
+            reservation
+            for reservation in self.reservations
+            if reservation.key != key
+            and reservation.starts_at < before
+            and not wanted.isdisjoint(reservation.gpus)
         ]
 
     def leave(self, key: TaskKey) -> None:
-        """Wait no more, or hand back what was given in that very moment. Its place is kept until
+        """Leave the queue, or give back what was granted at this very moment. Its window is kept until
         `release`."""
         claim = self._claims.get(key)
-        if claim is not None and claim.stage is not Stage.PROMISED:
+        if claim is not None and claim.stage is not ClaimStage.PROMISED:
             if claim.is_running:
                 claim.make_firm()
-            claim.stage = Stage.PROMISED
+            claim.stage = ClaimStage.PROMISED
             self._set(claim)
 
     def adopt(self, key: TaskKey, gpus: Sequence[str], *, now: float, until: float) -> bool:
-        """These are in use already. False: one of them is gone, or another job's."""
+        """Record GPUs that are in use already. False: one of them is gone, or another job's."""
         known = {gpu.id for gpu in self.gpus if gpu.id not in self._failed}
         taken = {
             gpu
@@ -220,8 +233,10 @@ class Ledger:
         }
         if not gpus or not known.issuperset(gpus) or not taken.isdisjoint(gpus):
             return False
-        claim = self._claims.get(key) or Claim(key, HoldKind.JOB, Stage.RUNNING, (len(gpus),), now, until)
-        claim.kind, claim.stage = HoldKind.JOB, Stage.RUNNING
+        claim = self._claims.get(key) or GpuClaim(
+            key, ReservationKind.JOB, ClaimStage.RUNNING, (len(gpus),), now, until
+        )
+        claim.kind, claim.stage = ReservationKind.JOB, ClaimStage.RUNNING
         claim.until = min(claim.until, until) if claim.firm else until
         claim.latest = until
         claim.set_window(tuple(gpus), min(claim.starts_at, now) if claim.firm else now)
@@ -229,8 +244,8 @@ class Ledger:
         return True
 
     def extend(self, key: TaskKey, until: float) -> float:
-        """What it has is kept for it until then, or until somebody else was promised one of its cards; never
-        shorter than so far. Until when that is: `until` itself for a task that nothing is known of."""
+        """Keep its GPUs until then, or until one of them is reserved for somebody else, and never shorter
+        than so far. Returns until when; `until` itself for an unknown task."""
         claim = self._claims.get(key)
         if claim is None:
             return until
@@ -240,30 +255,30 @@ class Ledger:
             if other is not claim and other.firm and not other.is_running
             if not set(other.gpus).isdisjoint(claim.gpus)
         )
-        claim.stretch(min(until, min(behind, default=FOREVER)))
+        claim.extend(min(until, min(behind, default=FOREVER)))
         self._set(claim)
         return claim.until
 
     def release(self, key: TaskKey) -> None:
         if self._claims.pop(key, None) is not None:
-            self._holds = None
+            self._reservations = None
 
-    def arrange(self, now: float) -> list[Claim]:
-        """Give out what can be given out; the claims that got GPUs by it."""
+    def schedule(self, now: float) -> list[GpuClaim]:
+        """Grant GPUs to every claim whose turn it is; return these claims."""
         for claim in self._claims.values():
-            claim.wait(now)
-        state = Cards(self.gpus, self._shared, self.unclean)
-        granted = Pass(self._claims.values(), state, now, self.rules).granted
-        holds = tuple(claim.hold() for claim in self._claims.values())
-        if holds != self._holds:
-            self._holds = holds
+            claim.postpone(now)
+        state = SchedulableGpus(self.gpus, self._shared, self.unclean)
+        granted = SchedulingPass(self._claims.values(), state, now, self.rules).granted
+        reservations = tuple(claim.reservation() for claim in self._claims.values())
+        if reservations != self._reservations:
+            self._reservations = reservations
         return granted
 
-    def _set(self, claim: Claim) -> None:
+    def _set(self, claim: GpuClaim) -> None:
         self._claims[claim.key] = claim
-        self._holds = None
+        self._reservations = None
 
 
-def _sane(priority: float) -> float:
+def _without_nan(priority: float) -> float:
     """NaN would make a queue without an order."""
     return priority if priority == priority else 0.0

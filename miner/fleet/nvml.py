@@ -1,4 +1,4 @@
-"""The cards as the driver knows them, asked through a process that may hang without harm (`nvml_worker`)."""
+"""Scan GPUs through NVML, by a child process that may hang without harm (`nvml_worker`)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-import miner
-from core.hardware import from_nvml
-from miner.fleet.looks import CannotLook, Look, NoDriver, Seen
+from core.domain.hardware import from_nvml
+from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed, ScannedGpu
+from miner.support.subprocess import python_path
 
 log = logging.getLogger(__name__)
 
 WORKER = (sys.executable, "-P", "-m", "miner.fleet.nvml_worker")
-#: What the driver's library and the dynamic linker are told through the environment; nothing else goes there.
-_HANDED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-_HANDED_ON_PREFIXES = ("CUDA_", "NVIDIA_", "NVML_")
-#: One look at 64 cards is 20 kB.
+#: Variables for the driver's library and the dynamic linker; no others are passed on.
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+_PASSED_ON_PREFIXES = ("CUDA_", "NVIDIA_", "NVML_")
+#: A scan of 64 GPUs is 20 kB.
 _MAX_LINE = 2**20
 #: Processes that hang in the driver, where no signal ends them, while another one is tried.
-_MOST_DYING = 3
+_MAX_DYING = 3
 
 
-class _Card(BaseModel):
-    """A line's card, as the worker writes it."""
+class _NvmlGpu(BaseModel):
+    """A GPU, as the worker writes it."""
 
     slot: int
     error: str | None = None
@@ -45,10 +44,10 @@ class _Card(BaseModel):
     switch: bool = False
 
 
-class _Told(BaseModel):
-    cards: tuple[_Card, ...] = ()
+class _NvmlAnswer(BaseModel):
+    gpus: tuple[_NvmlGpu, ...] = ()
     driver: str = ""
-    trouble: str | None = None
+    problem: str | None = None
     absent: bool = False
 
 
@@ -56,35 +55,35 @@ class NvmlSource:
     def __init__(
         self, *, timeout: float = 10.0, start_timeout: float = 60.0, worker: Sequence[str] = WORKER
     ) -> None:
-        """The first look of a driver that keeps no state between its users takes seconds for each card."""
+        """The first scan takes seconds for each GPU where the driver keeps no state between its users."""
         self._timeout, self._start_timeout = timeout, start_timeout
         self._worker = worker
         self._process: asyncio.subprocess.Process | None = None
         self._dying: set[asyncio.Task[int]] = set()
 
-    async def look(self) -> Look:
+    async def scan(self) -> GpuScan:
         limit = self._timeout if self._process is not None else self._start_timeout
         try:
-            told = await asyncio.wait_for(self._ask(), limit)
+            answer = await asyncio.wait_for(self._query(), limit)
         except TimeoutError:
             self._drop()
-            raise CannotLook(f"NVML did not answer within {limit:g} s: the driver hangs; see dmesg") from None
+            raise ScanFailed(f"NVML did not answer within {limit:g} s: the driver hangs; see dmesg") from None
         except BaseException:
             self._drop()
             raise
-        if told.trouble is not None or any(card.error for card in told.cards):
-            # The library keeps what it knew of a card when opened: only a new process sees a reset one.
+        if answer.problem is not None or any(gpu.error for gpu in answer.gpus):
+            # The library keeps what it knew of a GPU when opened: only a new process sees a reset one.
             self._drop()
-        if told.trouble is not None:
-            raise (NoDriver if told.absent else CannotLook)(told.trouble)
-        return _look(told)
+        if answer.problem is not None:
+            raise (NoNvidiaDriver if answer.absent else ScanFailed)(answer.problem)
+        return _scan_of(answer)
 
     async def close(self) -> None:
         self._drop()
         if self._dying:
             await asyncio.wait(self._dying, timeout=1.0)
 
-    async def _ask(self) -> _Told:
+    async def _query(self) -> _NvmlAnswer:
         try:
             process = await self._running()
             assert process.stdin is not None
@@ -93,15 +92,15 @@ class NvmlSource:
             await process.stdin.drain()
             line = await process.stdout.readline()
             if not line:
-                raise CannotLook(f"the NVML process ended with status {await process.wait()}")
-            return _Told.model_validate_json(line)
+                raise ScanFailed(f"the NVML process ended with status {await process.wait()}")
+            return _NvmlAnswer.model_validate_json(line)
         except (OSError, ValueError) as error:
-            raise CannotLook(f"the NVML process is of no help: {error}") from error
+            raise ScanFailed(f"the NVML process cannot be used: {error}") from error
 
     async def _running(self) -> asyncio.subprocess.Process:
-        if len(self._dying) >= _MOST_DYING:
-            raise CannotLook(
-                "NVML does not answer, and its processes can't be ended: the driver hangs; see dmesg"
+        if len(self._dying) >= _MAX_DYING:
+            raise ScanFailed(
+                "NVML does not answer, and its processes cannot be ended: the driver hangs; see dmesg"
             )
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
@@ -126,30 +125,29 @@ class NvmlSource:
 
 
 def _environment(outer: Mapping[str, str]) -> dict[str, str]:
-    kept = {
+    passed_on = {
         name: value
         for name, value in outer.items()
-        if name in _HANDED_ON or name.startswith(_HANDED_ON_PREFIXES)
+        if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }
-    paths = (str(Path(miner.__file__).parent.parent), outer.get("PYTHONPATH"))
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**passed_on, "PYTHONPATH": python_path()}
 
 
-def _look(told: _Told) -> Look:
-    good = [card for card in told.cards if card.error is None]
-    by_bus = {card.bus: card.uuid for card in good if card.bus}
-    on_switch = {card.uuid for card in good if card.switch}
-    # A card that is cut up takes one slot and is several: then there is no telling by slots.
-    renumbered = any(card.slice for card in good)
-    seen = []
-    for position, card in enumerate(good):
-        linked = {by_bus[bus] for bus in card.peers if bus in by_bus}
-        linked |= on_switch if card.switch else set()
-        seen.append(_seen(card, position if renumbered else card.slot, frozenset(linked - {card.uuid})))
-    errors = {card.slot: card.error for card in told.cards if card.error is not None}
-    return Look(tuple(seen), errors, f"driver {told.driver}")
+def _scan_of(answer: _NvmlAnswer) -> GpuScan:
+    good = [gpu for gpu in answer.gpus if gpu.error is None]
+    by_bus = {gpu.bus: gpu.uuid for gpu in good if gpu.bus}
+    on_switch = {gpu.uuid for gpu in good if gpu.switch}
+    # A GPU that is split (MIG) has one slot and several entries: then the slots do not number them.
+    renumbered = any(gpu.slice for gpu in good)
+    gpus = []
+    for position, gpu in enumerate(good):
+        linked = {by_bus[bus] for bus in gpu.peers if bus in by_bus}
+        linked |= on_switch if gpu.switch else set()
+        gpus.append(_scanned_gpu(gpu, position if renumbered else gpu.slot, frozenset(linked - {gpu.uuid})))
+    errors = {gpu.slot: gpu.error for gpu in answer.gpus if gpu.error is not None}
+    return GpuScan(tuple(gpus), errors, f"driver {answer.driver}")
 
 
-def _seen(card: _Card, index: int, linked: frozenset[str]) -> Seen:
-    kind = from_nvml(card.name, card.total, card.capability, nvlink=bool(linked))
-    return Seen(card.uuid, index, kind, linked, card.total, card.used, card.processes)
+def _scanned_gpu(gpu: _NvmlGpu, index: int, linked: frozenset[str]) -> ScannedGpu:
+    kind = from_nvml(gpu.name, gpu.total, gpu.capability, nvlink=bool(linked))
+    return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes)

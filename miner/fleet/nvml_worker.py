@@ -1,8 +1,8 @@
-"""Looks at the GPUs through NVML, in a process that exists for nothing else.
+"""Scan the GPUs through NVML, in a process that exists for nothing else.
 
-`miner.fleet.nvml` starts it; every line on its input is a request for a look, every line on its output is
-one. A driver in trouble can hang any call for ever, in a state in which not even a signal ends it: here that
-costs a process, in the daemon it would cost the sockets that its successor needs.
+`miner.fleet.nvml` starts it; every line on its input requests a scan, every line on its output is one. A
+faulty driver can hang any call for ever, where no signal ends it: here that costs a process, in the
+daemon it would cost the sockets that its successor needs.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ from typing import Any
 
 import pynvml as nv
 
-#: Errors of a call that a card, a driver or a virtual machine simply does not have.
-_NOT_HERE = (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_FUNCTION_NOT_FOUND, nv.NVML_ERROR_NO_PERMISSION)
+#: Errors of a call that a GPU, a driver or a virtual machine does not have.
+_NOT_AVAILABLE = (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_FUNCTION_NOT_FOUND, nv.NVML_ERROR_NO_PERMISSION)
 
 
-def look() -> dict[str, Any]:
-    """Every card: what it is, what it is joined to, how much of it is used, or what is wrong with it."""
-    cards = []
+def scan_gpus() -> dict[str, Any]:
+    """Every GPU: what it is, what it is linked to, how much of it is used, or what is wrong with it."""
+    gpus = []
     for index in range(nv.nvmlDeviceGetCount()):
         try:
-            cards += _cards(index)
+            gpus += _gpus_in_slot(index)
         except nv.NVMLError as error:
-            cards.append({"slot": index, "error": _words(error)})
-    return {"cards": cards, "driver": _text(nv.nvmlSystemGetDriverVersion())}
+            gpus.append({"slot": index, "error": _error_text(error)})
+    return {"gpus": gpus, "driver": _text(nv.nvmlSystemGetDriverVersion())}
 
 
-def _cards(index: int) -> list[dict[str, Any]]:
-    """The card in a slot, or its slices where it is cut up (MIG)."""
+def _gpus_in_slot(index: int) -> list[dict[str, Any]]:
+    """The GPU in a slot, or its slices where it is split (MIG)."""
     handle = nv.nvmlDeviceGetHandleByIndex(index)
     capability = list(nv.nvmlDeviceGetCudaComputeCapability(handle))
     if _optional(nv.nvmlDeviceGetMigMode, handle, default=(0, 0))[0]:
-        slices = [_facts(one, index, capability) | {"slice": True} for one in _slices(handle)]
-        return slices or [{"slot": index, "error": "it is to be cut into slices (MIG), and there is none"}]
+        slices = [_facts(part, index, capability) | {"slice": True} for part in _slices(handle)]
+        return slices or [
+            {
+                "slot": index,
+                "error": "MIG is enabled, and it has no slices: nvidia-smi mig -cgi 0 -C makes one",
+            }
+        ]
     bus = _text(nv.nvmlDeviceGetPciInfo(handle).busId)
     return [_facts(handle, index, capability) | {"bus": bus, **_links(handle)}]
 
@@ -58,20 +63,20 @@ def _memory(handle: Any) -> Any:
     try:
         return nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
     except nv.NVMLError as error:
-        if error.value not in (*_NOT_HERE, nv.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+        if error.value not in (*_NOT_AVAILABLE, nv.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
             raise
         return nv.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _slices(handle: Any) -> list[Any]:
-    found = []
+    slices = []
     for number in range(_optional(nv.nvmlDeviceGetMaxMigDeviceCount, handle, default=0)):
         try:
-            found.append(nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+            slices.append(nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
         except nv.NVMLError as error:
             if error.value != nv.NVML_ERROR_NOT_FOUND:
                 raise
-    return found
+    return slices
 
 
 def _links(handle: Any) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def _links(handle: Any) -> dict[str, Any]:
             if nv.nvmlDeviceGetNvLinkState(handle, link) != nv.NVML_FEATURE_ENABLED:
                 continue
         except nv.NVMLError as error:
-            if error.value in (*_NOT_HERE, nv.NVML_ERROR_INVALID_ARGUMENT):
+            if error.value in (*_NOT_AVAILABLE, nv.NVML_ERROR_INVALID_ARGUMENT):
                 break  # no more links than that
             raise
         kind = _optional(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link, default=None)
@@ -98,7 +103,7 @@ def _optional(call: Any, *arguments: Any, default: Any) -> Any:
     try:
         return call(*arguments)
     except nv.NVMLError as error:
-        if error.value in _NOT_HERE:
+        if error.value in _NOT_AVAILABLE:
             return default
         raise
 
@@ -107,26 +112,26 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _words(error: Any) -> str:
+def _error_text(error: Any) -> str:
     return f"NVML says: {error}"
 
 
-def _told(started: bool) -> dict[str, Any]:
+def _answer(started: bool) -> dict[str, Any]:
     try:
         if not started:
             nv.nvmlInit()
-        return look()
+        return scan_gpus()
     except nv.NVMLError as error:
-        return {"trouble": _words(error), "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND}
+        return {"problem": _error_text(error), "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND}
 
 
 def main() -> None:
     os.nice(10)
     started = False
     for _ in sys.stdin:
-        told = _told(started)
-        started = "trouble" not in told
-        sys.stdout.write(json.dumps(told) + "\n")
+        answer = _answer(started)
+        started = "problem" not in answer
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 

@@ -1,155 +1,253 @@
-"""Who gets GPUs now, and who is to have them when: one pass over all claims.
+"""Decide which claim gets GPUs now and which later: one pass over all claims.
 
-Running jobs keep what they have. Accepted offers keep the window that they were accepted with, as long as its
-cards are there. The others are placed in the order of the queue, each in a window that those behind it may
-not touch: a small job may go ahead of a large one that waits, but never make it wait longer. Nobody starves,
-because whoever has waited for `patience` seconds goes before all that have not, first come first served.
+Running jobs keep what they have. Accepted offers keep their window as long as its GPUs are there. The
+others are placed in queue order, each in a window that those behind it may not touch: a small job may go
+ahead of a large one that waits, but never make it wait longer. Whoever has waited for `patience` seconds
+goes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
-from miner.fleet.base import Gpu, HoldKind
-from miner.fleet.calendar import OVERDUE_SECONDS, Calendar, Found
-from miner.fleet.claims import Claim, Stage
-from miner.fleet.layout import layout_of
-from miner.fleet.placing import pools
+from core.domain.keys import GpuReservation, NamedLane, ReservationKind, TaskKey
+from miner.fleet.base import Gpu
+from miner.fleet.placement import (
+    FOREVER,
+    OVERDUE_SECONDS,
+    FreeWindow,
+    GpuCalendar,
+    candidate_pools,
+    topology_of,
+)
 
-#: So many of the queue get a window. Those behind wait for one: a queue that long is not served today.
-MOST_PLANNED = 64
+
+class ClaimStage(StrEnum):
+    #: GPUs are reserved for it; it has not requested them yet.
+    PROMISED = "promised"
+    #: It waits for GPUs.
+    WAITING = "waiting"
+    #: It has them.
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class GpuClaim:
+    key: TaskKey
+    kind: ReservationKind
+    stage: ClaimStage
+    #: How many GPUs would do, the most wanted number first.
+    counts: tuple[int, ...]
+    #: Since when it is in the queue, and when it is over at the latest.
+    since: float
+    until: float
+    priority: float = 0.0
+    #: An accepted offer's window is fixed. That of any other claim is found again in the order of the queue.
+    firm: bool = False
+    exclusive: bool = False
+    lane: NamedLane | None = None
+    #: What it has or is to have, from when; none while there is no window for it.
+    gpus: tuple[str, ...] = ()
+    starts_at: float = 0.0
+    #: The planned duration of a firm one, whenever it begins; 0 where none was planned.
+    duration: float = 0.0
+    #: A job's deadline: its window may move up to there. An offer's window ends where it was planned to end.
+    latest: float = FOREVER
+    #: Its inputs do not arrive: no GPU is kept for it until it requests some.
+    yielded: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.stage is ClaimStage.RUNNING
+
+    def begin(self, now: float, latest: float) -> None:
+        """Let it begin now at the earliest, take as long as was planned, and be over by `latest`. A claim
+        that is not firm has no planned duration: it may take all the time there is."""
+        if self.is_running:
+            self.until = min(self.until, latest) if self.firm else latest
+        else:
+            start = max(self.starts_at, now) if self.gpus else now
+            self.until = self._end(start, latest)
+            self.starts_at = start if self.gpus else self.until
+        self.latest = latest if self.kind is ReservationKind.JOB else self.until
+
+    def postpone(self, now: float) -> None:
+        """Let a window that could not begin yet begin later, and end as much later. Without that a job that
+        waits longer than its planned duration would have no time left, and would wait for ever."""
+        if self.firm and self.kind is ReservationKind.JOB and not self.is_running and self.latest < FOREVER:
+            self.begin(now, self.latest)
+
+    def make_firm(self) -> None:
+        """Keep what it has for it from now on."""
+        if not self.firm:
+            self.firm, self.duration = True, max(self.until - self.starts_at, 0.0)
+
+    def extend(self, until: float) -> None:
+        """Move its end, to later only."""
+        if until > self.until:
+            self.until, self.latest = until, max(self.latest, until)
+            self.duration = until - self.starts_at if self.firm else 0.0
+
+    def end_at(self, start: float) -> float:
+        """When it is over if it begins at `start`."""
+        return self._end(start, self.latest) if self.firm else self.until
+
+    def _end(self, start: float, latest: float) -> float:
+        if not self.firm or self.duration <= 0:
+            return latest
+        return min(start + self.duration, latest)
+
+    def set_window(self, gpus: tuple[str, ...], starts_at: float, until: float | None = None) -> None:
+        self.gpus, self.starts_at = gpus, starts_at
+        if until is not None:
+            self.until = until
+
+    def reservation(self) -> GpuReservation:
+        # Without a window, its duration is recorded: by that it is given a window after a restart.
+        start = self.starts_at if self.gpus else self.until - self.duration
+        return GpuReservation(self.key, self.kind, self.gpus, start, self.until, self.priority)
+
+
+#: Claims of the queue that get a window. Those behind wait for one: a queue that long is not served today.
+MAX_PLANNED_CLAIMS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    #: Waited this long, a job goes before all that have not.
+class QueueRules:
+    #: A job that has waited this long goes before all that have not.
     patience: float = 3600.0
-    #: Jobs that may have GPUs at a time.
+    #: Jobs that may have GPUs at the same time.
     max_running: int = 10_000
 
 
-class Cards(NamedTuple):
+class SchedulableGpus(NamedTuple):
     gpus: Sequence[Gpu]
-    #: Used a little by somebody else: nothing for a job that wants its cards to itself.
+    #: Used a little by somebody else: not for a job that wants its GPUs to itself.
     shared: Collection[str] = ()
     #: Not to be given out at this moment.
     unclean: Collection[str] = ()
 
 
-def queue_order(claim: Claim, now: float, patience: float) -> tuple[int, float, float]:
+def queue_order(claim: GpuClaim, now: float, patience: float) -> tuple[int, float, float]:
     if now - claim.since >= patience:
         return (0, claim.since, 0.0)
     return (1, -claim.priority, claim.since)
 
 
-class Pass:
-    """One look at everything. The claims are changed; `granted` are those that got GPUs."""
+class SchedulingPass:
+    """One pass over all claims, which are changed; `granted` are those that got GPUs."""
 
-    def __init__(self, claims: Collection[Claim], cards: Cards, now: float, rules: Rules) -> None:
-        self.granted: list[Claim] = []
-        self._cards = cards
-        self._usable = [gpu for gpu in cards.gpus if gpu.out is None]
+    def __init__(
+        self, claims: Collection[GpuClaim], gpus: SchedulableGpus, now: float, rules: QueueRules
+    ) -> None:
+        self.granted: list[GpuClaim] = []
+        self._gpus = gpus
+        self._usable = [gpu for gpu in gpus.gpus if gpu.unusable_reason is None]
         self._ids = {gpu.id for gpu in self._usable}
-        self._layout = layout_of(cards.gpus)
-        self._calendar = Calendar()
+        self._topology = topology_of(gpus.gpus)
+        self._calendar = GpuCalendar()
         self._now, self._rules = now, rules
         running = [claim for claim in claims if claim.is_running]
-        waiting = [claim for claim in claims if not claim.is_running and not claim.aside]
-        self._places_left = rules.max_running - len(running)
+        waiting = [claim for claim in claims if not claim.is_running and not claim.yielded]
+        self._slots_left = rules.max_running - len(running)
         for claim in running:
             self._calendar.add(claim.gpus, claim.starts_at, max(claim.until, now + OVERDUE_SECONDS))
         for claim in claims:
-            if claim.aside:
+            if claim.yielded:
                 claim.set_window((), claim.until)
-        self._keep_promises([claim for claim in waiting if claim.firm])
+        self._keep_reservations([claim for claim in waiting if claim.firm])
         self._serve([claim for claim in waiting if claim.until > now])
 
-    def _keep_promises(self, firm: list[Claim]) -> None:
-        """Promises stand that can; for those that can not, started jobs first, there may be other cards."""
+    def _keep_reservations(self, firm: list[GpuClaim]) -> None:
+        """Keep the reservations that are still possible; find other GPUs for the rest, started jobs first."""
         moved = []
-        for claim in sorted(firm, key=lambda one: (one.kind is HoldKind.OFFER, one.starts_at, one.since)):
-            if claim.gpus and self._stands(claim):
+        for claim in sorted(
+            firm, key=lambda claim: (claim.kind is ReservationKind.OFFER, claim.starts_at, claim.since)
+        ):
+            if claim.gpus and self._still_possible(claim):
                 self._calendar.add(claim.gpus, claim.starts_at, claim.until)
             else:
                 moved.append(claim)
         for claim in moved:
-            # Who asks has said what will do; for who does not ask yet, fewer are better than none.
-            asks = claim.stage is Stage.WAITING or not claim.counts
-            fewer = () if asks else tuple(range(max(claim.counts) - 1, 0, -1))
+            # A waiting claim has named the numbers that would do; for others, fewer are better than none.
+            is_known = claim.stage is ClaimStage.WAITING or not claim.counts
+            fewer = () if is_known else tuple(range(max(claim.counts) - 1, 0, -1))
             self._plan(claim, (claim.counts, fewer))
 
-    def _stands(self, claim: Claim) -> bool:
+    def _still_possible(self, claim: GpuClaim) -> bool:
         start = max(claim.starts_at, self._now)
         return self._ids.issuperset(claim.gpus) and all(
             self._calendar.is_free(gpu, start, claim.until) for gpu in claim.gpus
         )
 
-    def _serve(self, waiting: list[Claim]) -> None:
-        order = sorted(waiting, key=lambda one: queue_order(one, self._now, self._rules.patience))
-        for claim in order[MOST_PLANNED:]:
+    def _serve(self, waiting: list[GpuClaim]) -> None:
+        order = sorted(waiting, key=lambda claim: queue_order(claim, self._now, self._rules.patience))
+        for claim in order[MAX_PLANNED_CLAIMS:]:
             if not claim.firm:
                 claim.set_window((), claim.until)
-        for claim in order[:MOST_PLANNED]:
+        for claim in order[:MAX_PLANNED_CLAIMS]:
             if claim.firm and claim.gpus:
                 self._calendar.remove(claim.gpus, claim.starts_at, claim.until)
-            if claim.stage is Stage.WAITING and self._grant(claim):
+            if claim.stage is ClaimStage.WAITING and self._grant(claim):
                 self.granted.append(claim)
-            elif claim.firm and (claim.stage is Stage.PROMISED or len(claim.gpus) in claim.counts):
+            elif claim.firm and (claim.stage is ClaimStage.PROMISED or len(claim.gpus) in claim.counts):
                 self._calendar.add(claim.gpus, claim.starts_at, claim.until)
             else:
                 self._plan(claim, (claim.counts,))
 
-    def _grant(self, claim: Claim) -> bool:
-        if self._places_left <= 0:
+    def _grant(self, claim: GpuClaim) -> bool:
+        if self._slots_left <= 0:
             return False
-        now, unclean = self._now, self._cards.unclean
+        now, unclean = self._now, self._gpus.unclean
         counts = claim.counts
         if claim.firm and claim.gpus and claim.starts_at > now:
-            # That waiting for so many trains more than fewer at once was weighed before they were promised.
+            # That so many later train more than fewer now was decided when they were reserved.
             counts = tuple(count for count in counts if count >= len(claim.gpus))
-        found = self._promised(claim) or next(self._options(claim, counts, now, unclean), None)
-        if found is None:
+        window = self._reserved_window(claim) or next(self._options(claim, counts, now, unclean), None)
+        if window is None:
             return False
-        claim.stage = Stage.RUNNING
-        claim.set_window(found.gpus, found.start, found.end)
-        self._calendar.add(found.gpus, found.start, found.end)
-        self._places_left -= 1
+        claim.stage = ClaimStage.RUNNING
+        claim.set_window(window.gpus, window.start, window.end)
+        self._calendar.add(window.gpus, window.start, window.end)
+        self._slots_left -= 1
         return True
 
-    def _promised(self, claim: Claim) -> Found | None:
-        """The very cards that were promised, where they are as many as are wished for most."""
+    def _reserved_window(self, claim: GpuClaim) -> FreeWindow | None:
+        """The very GPUs that were reserved, where they are as many as are wanted most."""
         if not (claim.firm and claim.gpus and claim.starts_at <= self._now):
             return None
-        bad = {*self._cards.unclean, *(self._cards.shared if claim.exclusive else ())}
+        bad = {*self._gpus.unclean, *(self._gpus.shared if claim.exclusive else ())}
         fits = len(claim.gpus) == claim.counts[0] if claim.counts else False
         if not fits or not bad.isdisjoint(claim.gpus) or not self._ids.issuperset(claim.gpus):
             return None
         free = all(self._calendar.is_free(gpu, self._now, claim.until) for gpu in claim.gpus)
-        return Found(claim.gpus, self._now, claim.until) if free else None
+        return FreeWindow(claim.gpus, self._now, claim.until) if free else None
 
-    def _plan(self, claim: Claim, wishes: Sequence[Sequence[int]]) -> None:
-        """The window that begins first, of those for the first of the wishes that has any."""
+    def _plan(self, claim: GpuClaim, alternatives: Sequence[Sequence[int]]) -> None:
+        """Give it the window that begins first, of the first alternative that has any."""
         claim.set_window((), claim.until)
-        for counts in wishes:
+        for counts in alternatives:
             latest = claim.latest if claim.firm else claim.until
-            found = min(self._options(claim, counts, latest), key=lambda one: one.start, default=None)
-            if found is not None:
-                claim.set_window(found.gpus, found.start, found.end)
-                self._calendar.add(found.gpus, found.start, found.end)
+            options = self._options(claim, counts, latest)
+            window = min(options, key=lambda option: option.start, default=None)
+            if window is not None:
+                claim.set_window(window.gpus, window.start, window.end)
+                self._calendar.add(window.gpus, window.start, window.end)
                 return
 
     def _options(
-        self, claim: Claim, counts: Sequence[int], latest: float, leave_out: Collection[str] = ()
-    ) -> Iterator[Found]:
+        self, claim: GpuClaim, counts: Sequence[int], latest: float, excluded: Collection[str] = ()
+    ) -> Iterator[FreeWindow]:
         """The first window for each count, in the order of the counts."""
-        bad = {*leave_out, *(self._cards.shared if claim.exclusive else ())}
+        bad = {*excluded, *(self._gpus.shared if claim.exclusive else ())}
         usable = [gpu for gpu in self._usable if gpu.id not in bad]
         for count in counts:
-            for _, pool in pools(usable, claim.lane):
-                found = self._calendar.earliest(
-                    pool, count, self._layout, first=self._now, latest=latest, end_of=claim.end_at
+            for _, pool in candidate_pools(usable, claim.lane):
+                window = self._calendar.earliest(
+                    pool, count, self._topology, first=self._now, latest=latest, end_of=claim.end_at
                 )
-                if found is not None:
-                    yield found
+                if window is not None:
+                    yield window

@@ -1,1 +1,1 @@
-"""Jobs: what a start request becomes."""
+"""Jobs of the daemon: from a start request to a published model."""

@@ -1,4 +1,4 @@
-"""Puts the pipeline together from the settings: engine, inputs, publisher, profile, pace."""
+"""Build the job pipeline from the settings: engine, inputs, publisher, profile and timings."""
 
 from __future__ import annotations
 
@@ -8,46 +8,49 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from core.errors import GodMinerError
-from core.profile.load import LoadedProfile
+from core.domain.errors import GodMinerError
+from core.domain.keys import TaskKey
+from core.profile.resolve import LoadedProfile
 from miner.engines import choose
-from miner.engines.base import Engine, EngineSpec, Found, Status, Unreachable
-from miner.engines.trial import Trials
-from miner.fleet.base import Ability, Fleet, TaskKey
-from miner.jobs.book import JobBook
-from miner.jobs.desk import Parts
-from miner.jobs.inputs.fetch import JobInputs
-from miner.jobs.live import Bus
-from miner.jobs.manager import Jobs
-from miner.jobs.room import Room
-from miner.jobs.times import Pace
-from miner.publish import HubPublisher, PublishTo
-from miner.redact import Redactor
+from miner.engines.base import EngineRun, EngineSpec, EngineUnreachable, ExecutionEngine, RunStatus
+from miner.engines.trial import EngineTrials
+from miner.fleet.base import EngineAbility
+from miner.fleet.fleet import Fleet
+from miner.inputs.fetch import JobInputs
+from miner.jobs.context import JobServices
+from miner.jobs.events import JobEventBus
+from miner.jobs.job_records import JobRecords
+from miner.jobs.manager import JobManager
+from miner.jobs.recovery import FinishedJobCleaner
+from miner.jobs.timeline import JobTimings
+from miner.observe.alerts import AlertKind, SendAlert
+from miner.observe.redact import Redactor
+from miner.publish import HubPublisher, PublishTarget
 from miner.settings import Settings
-from miner.store import work
-from miner.store.books import Books
+from miner.store import attempts
+from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
-Alert = Callable[[str, str], None]
-
-#: How often it is looked whether there is an engine now.
-LOOK_AGAIN_SECONDS = 30.0
-#: How long a restart waits for the fleet to see its cards, before it takes up what runs on them.
-CARDS_SECONDS = 30.0
+#: How often to look for an engine while there is none.
+ENGINE_RETRY_SECONDS = 30.0
+#: How long a restart waits for the fleet to see its GPUs before it takes up what runs on them.
+GPU_WAIT_SECONDS = 30.0
 
 
-class AbsentEngine:
-    """An engine that an earlier run was started on and that can't be had now: it may run still, so nothing of
-    it is known and nothing of it is done again."""
+class UnavailableEngine:
+    """Stands in for the engine of earlier runs that is unavailable now.
+
+    Those runs may still be going on, so nothing is known of them and none is repeated.
+    """
 
     can_sandbox = False
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self._why = name, why
 
-    def _unreachable(self) -> Unreachable:
-        return Unreachable(f"the engine {self.name} can't be had: {self._why}")
+    def _unreachable(self) -> EngineUnreachable:
+        return EngineUnreachable(f"the engine {self.name} is unavailable: {self._why}")
 
     async def submit(self, spec: EngineSpec) -> str:
         raise self._unreachable()
@@ -55,7 +58,7 @@ class AbsentEngine:
     async def find(self, key: str) -> str | None:
         raise self._unreachable()
 
-    async def poll(self, ref: str, run_dir: Path) -> Status:
+    async def poll(self, ref: str, run_dir: Path) -> RunStatus:
         raise self._unreachable()
 
     async def stop(self, ref: str, *, force: bool = False) -> None:
@@ -67,90 +70,94 @@ class AbsentEngine:
     async def remove(self, ref: str) -> None:
         raise self._unreachable()
 
-    async def lacks(self) -> Mapping[str, str]:
+    async def missing_images(self) -> Mapping[str, str]:
         raise self._unreachable()
 
     async def identity(self, image: str) -> str:
         raise self._unreachable()
 
-    async def ours(self) -> list[Found]:
+    async def list_runs(self) -> list[EngineRun]:
         raise self._unreachable()
 
     async def close(self) -> None:
         return None
 
 
-async def find_engine(settings: Settings, alert: Alert, fleet: Fleet) -> Engine:
-    """The engine of the settings, waited for: one can be installed while the daemon runs. No offer is
-    accepted until then, nor until it was tried out."""
-    told = ""
+async def wait_for_engine(settings: Settings, alert: SendAlert, fleet: Fleet) -> ExecutionEngine:
+    """Wait for the engine of the settings: one can be installed while the daemon runs.
+
+    No offer is accepted until then, nor before the engine was tried out.
+    """
+    alerted = ""
     while True:
-        choice = await choose.choose(settings)
+        choice = await choose.choose_engine(settings)
         if choice.engine is not None:
             log.info("trainings run on %s: %s", choice.engine.name, choice.why)
             return choice.engine
-        fleet.ability = Ability(trouble=choice.why)
-        if choice.why != told:
-            told = choice.why
-            alert("no_engine", f"nothing here can train: {choice.why}")
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        fleet.ability = EngineAbility(problem=choice.why)
+        if choice.why != alerted:
+            alerted = choice.why
+            alert(AlertKind.NO_ENGINE, f"nothing here can train: {choice.why}")
+        await asyncio.sleep(ENGINE_RETRY_SECONDS)
 
 
-async def earlier_engines(settings: Settings, book: JobBook, current: Engine) -> dict[str, Engine]:
-    """Those that runs of an earlier choice are still on."""
-    names = {one.engine for one in await book.read(work.open_attempts)} - {current.name}
-    found: dict[str, Engine] = {}
+async def earlier_engines(
+    settings: Settings, records: JobRecords, current: ExecutionEngine
+) -> dict[str, ExecutionEngine]:
+    """The engines of earlier settings that still have runs."""
+    names = {attempt.engine for attempt in await records.read(attempts.open_attempts)} - {current.name}
+    engines: dict[str, ExecutionEngine] = {}
     for name in names:
         try:
-            found[name] = await choose.build(settings, name)
+            engines[name] = await choose.build_engine(settings, name)
         except GodMinerError as error:
-            found[name] = AbsentEngine(name, str(error))
-    return found
+            engines[name] = UnavailableEngine(name, str(error))
+    return engines
 
 
 async def build_jobs(
     settings: Settings,
-    books: Books,
+    store: Store,
     fleet: Fleet,
     profile: Callable[[], LoadedProfile],
     *,
-    alert: Alert,
+    alert: SendAlert,
     clock: Callable[[], float] = time.time,
     on_taken: Callable[[TaskKey], None] = lambda _key: None,
     on_over: Callable[[TaskKey], None] = lambda _key: None,
-) -> Jobs:
-    """Everything but started. Waits for an engine, and for the fleet to see its cards."""
-    book = JobBook(books, clock=clock)
-    engine = await find_engine(settings, alert, fleet)
-    await _see_cards(fleet, book)
-    bus = Bus()
+) -> JobManager:
+    """Build everything but start nothing. Waits for an engine, and for the fleet to see its GPUs."""
+    records = JobRecords(store, clock=clock)
+    engine = await wait_for_engine(settings, alert, fleet)
+    await _wait_for_gpus(fleet, records)
+    events = JobEventBus()
 
-    def noted(job_id: int, text: str) -> None:
+    def on_note(job_id: int, text: str) -> None:
         log.info("job %d: %s", job_id, text)
-        bus.tell("note", job_id, {"job_id": job_id, "kind": "publishing", "text": text})
+        events.send("note", job_id, {"job_id": job_id, "kind": "publishing", "text": text})
 
-    room = Room(settings.data_dir, book, keep_s=settings.keep_finished_hours * 3600)
-    parts = Parts(
+    cleaner = FinishedJobCleaner(settings.data_dir, records, keep_s=settings.keep_finished_hours * 3600)
+    services = JobServices(
         data_dir=settings.data_dir,
-        book=book,
+        records=records,
         engine=engine,
-        others=await earlier_engines(settings, book, engine),
+        other_engines=await earlier_engines(settings, records, engine),
         fleet=fleet,
         inputs=JobInputs(settings, Redactor(settings.secrets())),
-        publisher=HubPublisher(PublishTo.of(settings), noted=noted),
+        publisher=HubPublisher(PublishTarget.from_settings(settings), on_note=on_note),
         profile=profile,
-        pace=Pace.of(settings),
-        bus=bus,
+        timings=JobTimings.from_settings(settings),
+        events=events,
         clock=clock,
         alert=alert,
-        make_room=room.make,
-        trials=Trials(engine, settings.data_dir),
+        free_disk=cleaner.remove_all_finished,
+        trials=EngineTrials(engine, settings.data_dir),
     )
-    return Jobs(parts, room=room, on_taken=on_taken, on_over=on_over)
+    return JobManager(services, cleaner=cleaner, on_taken=on_taken, on_over=on_over)
 
 
-async def _see_cards(fleet: Fleet, book: JobBook) -> None:
+async def _wait_for_gpus(fleet: Fleet, records: JobRecords) -> None:
     waited = 0.0
-    while not fleet.snapshot(book.clock()).gpus and waited < CARDS_SECONDS:
+    while not fleet.snapshot(records.clock()).gpus and waited < GPU_WAIT_SECONDS:
         await asyncio.sleep(0.05)
         waited += 0.05

@@ -1,26 +1,58 @@
-"""A job's folder on disk.
+"""A job's directory on disk, and how the logs of finished jobs are shortened.
 
     jobs/7/inputs/           as fetched, read-only to trainings
-           told/             what each attempt was told, run and plan: only the daemon writes here
-           submission/       the best so far: a snapshot, likewise
+           orders/           what each attempt was given, run and plan: only the daemon writes here
+           submission/       a snapshot of the best model so far, likewise
            published.json    what of it is on the hub
            attempt_1/        run.json plan.json config/ command.txt environment.txt log progress.jsonl
                              result.json start.json exit.json stop submission/ work/
-           latest            → attempt_1
+           latest            -> attempt_1
 
-Every attempt has a `submission/` of its own: the trainer of a later one begins without a score to beat, and
-would put a worse model in the place of a better one.
+Every attempt has a `submission/` of its own: the trainer of a later one begins without a score to beat
+and would replace a better model by a worse one.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.files import remove_tree, write_atomically
-from core.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
-from miner.jobs.shorten import shorten
+from core.runs.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
+from core.system.files import remove_tree, write_atomically
+
+#: A training may write two hundred megabytes; what anybody needs a week later is in this much of it.
+MAX_LOG_BYTES = 1 << 20
+_HEAD_SHARE = 4
+
+
+def shorten_log(path: Path, *, mark: bool, most: int = MAX_LOG_BYTES) -> int:
+    """Keep whole lines of the beginning and, three times as much, of the end; return the bytes freed.
+
+    With `mark` a line between says what is missing. A training could write to the directory: a link is not
+    followed.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    with os.fdopen(file, "rb") as log:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size <= most:
+            return 0
+        head = log.read(most // _HEAD_SHARE)
+        log.seek(status.st_size - (most - len(head)))
+        tail = log.read()
+    head = head[: head.rfind(b"\n") + 1]
+    tail = tail[tail.find(b"\n") + 1 :]
+    gone = status.st_size - len(head) - len(tail)
+    between = f"[{gone:,} bytes were removed here]\n".encode() if mark else b""
+    partial = path.with_name(f".{path.name}.short")
+    partial.unlink(missing_ok=True)
+    partial.write_bytes(head + between + tail)
+    os.replace(partial, path)
+    return gone - len(between)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +92,13 @@ class AttemptFolder:
         return self.path / RESULT_FILE
 
     @property
-    def told_run(self) -> Path:
-        """The daemon's own copy: a training can write to its folder, and what the daemon goes by later must
-        not be its word."""
-        return self.path.parent / "told" / f"{self.path.name}.run.json"
+    def given_run(self) -> Path:
+        """The daemon's own copy: a training can change its directory, which nothing may rely on then."""
+        return self.path.parent / "orders" / f"{self.path.name}.run.json"
 
     @property
-    def told_plan(self) -> Path:
-        return self.path.parent / "told" / f"{self.path.name}.plan.json"
+    def given_plan(self) -> Path:
+        return self.path.parent / "orders" / f"{self.path.name}.plan.json"
 
     @property
     def stop(self) -> Path:
@@ -81,10 +112,10 @@ class AttemptFolder:
     def submission(self) -> Path:
         return self.path / "submission"
 
-    def make(self) -> None:
+    def create(self) -> None:
         self.config.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self.told_run.parent.mkdir(exist_ok=True)
+        self.given_run.parent.mkdir(exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +142,33 @@ class JobFolder:
         return AttemptFolder(self.path / f"attempt_{number}")
 
     def point_latest(self, number: int) -> None:
-        """By rename: there is no instant without a `latest`."""
-        beside = self.path / ".latest"
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(f"attempt_{number}")
-        os.replace(beside, self.latest)
+        """By rename, so that `latest` exists at any moment."""
+        new = self.path / ".latest"
+        new.unlink(missing_ok=True)
+        new.symlink_to(f"attempt_{number}")
+        os.replace(new, self.latest)
 
     def strip(self) -> int:
-        """Remove what is large: inputs, models, checkpoints, the middle of long logs. Plans, results and the
-        rest of the logs stay. Bytes freed."""
-        freed = sum(shorten(log, mark=True) for log in self.path.glob(f"attempt_*/{LOG_FILE}*"))
-        freed += sum(shorten(told, mark=False) for told in self.path.glob(f"attempt_*/{PROGRESS_FILE}"))
-        for place in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
-            freed += remove_tree(place)
+        """Remove inputs, models, checkpoints and the middle of long logs; return the bytes freed.
+
+        Plans, results and the rest of the logs stay.
+        """
+        freed = sum(shorten_log(log, mark=True) for log in self.path.glob(f"attempt_*/{LOG_FILE}*"))
+        freed += sum(shorten_log(path, mark=False) for path in self.path.glob(f"attempt_*/{PROGRESS_FILE}"))
+        for path in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
+            freed += remove_tree(path)
         return freed
 
     def _submissions(self) -> list[Path]:
         """Also refused ones, and what a kill left of one that was being put in place or copied."""
-        names = ("submission*", ".submission*")
-        return [one for name in names for at in ("", "attempt_*/") for one in self.path.glob(at + name)]
+        patterns = ("submission*", ".submission*", "attempt_*/submission*", "attempt_*/.submission*")
+        return [path for pattern in patterns for path in self.path.glob(pattern)]
 
 
 def job_folder(data_dir: Path, job_id: int) -> JobFolder:
     return JobFolder(data_dir / "jobs" / str(job_id))
 
 
-def write(path: Path, text: str) -> None:
-    """What a training and a restart go by; readable for the user that trainings run as."""
+def write_attempt_file(path: Path, text: str) -> None:
+    """Write a file that a training or a restart reads, readable for the user that trainings run as."""
     write_atomically(path, text.encode(), mode=0o644)

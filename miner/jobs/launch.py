@@ -1,46 +1,52 @@
-"""One attempt on disk: what the trainer is told, what the engine is told, and what a person can read.
+"""One attempt on disk: what the trainer gets, what the engine gets, and how to run it again by hand.
 
 The engine's part is made from the files again after a restart, so nothing of it lives in memory only.
+A replay uses the same command and environment in a directory of its own. Each job gets its own port for
+`accelerate launch`: a second job on 29500 would fail with "address in use".
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
-from core.choices import Engine as TrainingEngine
-from core.hardware import Device
-from core.plan import TrainingPlan
-from core.recipes.launch import environment
-from core.recipes.render import render
-from core.recipes.run import ImageFiles, RecipeError, RunInputs
-from core.run_files import RunSpec
+from core.domain.choices import Engine as TrainingEngine
+from core.domain.hardware import Device
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.keys import CPU_ID
+from core.engines.base import ImageFiles, RecipeError, RunInputs
+from core.engines.launch import launch_environment
+from core.engines.render import render
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunSpec
 from miner.engines.base import IMAGE_OF, EngineSpec, Mount
-from miner.fleet.base import CPU_ID
-from miner.jobs.folder import AttemptFolder, write
-from miner.jobs.ports import Fetched, StepFailed
-from miner.jobs.states import EndReason
-from miner.jobs.tasks import Task
-from miner.jobs.times import Timeline
-from miner.store.work import AttemptRow, JobRow
+from miner.inputs.fetch import FetchedInputs, JobTask
+from miner.jobs.folder import AttemptFolder, write_attempt_file
+from miner.jobs.timeline import JobTimeline
+from miner.settings import Settings
+from miner.store.attempts import AttemptRow
+from miner.store.jobs import JobRow
 
-#: The trainer's command by image; the engine puts the training environment's interpreter in.
+#: The trainer's command by image; the engine replaces `python` by the training environment's interpreter.
 TRAINERS: dict[str, tuple[str, ...]] = {
     "text": ("python", "-m", "trainer.text"),
     "image": ("python", "-m", "trainer.image"),
     "toolkit": ("python", "-m", "trainer.image"),
 }
-#: Everything was fetched before: what still asks for the network has a mistake in it, and should say so now.
+#: Everything was fetched before: what still uses the network has a bug and should fail at once.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 #: The engine's own backstop comes after ours.
 _LIMIT_SLACK_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """What is needed to launch, whichever life of the daemon does it."""
+class JobAttempt:
+    """What is needed to launch an attempt, also after a restart."""
 
     row: AttemptRow
     folder: AttemptFolder
@@ -48,19 +54,19 @@ class Attempt:
     plan: TrainingPlan
 
     @classmethod
-    def load(cls, row: AttemptRow) -> Attempt:
+    def load(cls, row: AttemptRow) -> JobAttempt:
         folder = AttemptFolder(Path(row.folder))
-        run = RunSpec.from_json(folder.told_run.read_bytes())
-        return cls(row, folder, run, TrainingPlan.from_json(folder.told_plan.read_bytes()))
+        run = RunSpec.from_json(folder.given_run.read_bytes())
+        return cls(row, folder, run, TrainingPlan.from_json(folder.given_plan.read_bytes()))
 
 
 def run_spec(
     row: JobRow,
-    task: Task,
-    fetched: Fetched,
+    task: JobTask,
+    fetched: FetchedInputs,
     folder: AttemptFolder,
     plan: TrainingPlan,
-    times: Timeline,
+    times: JobTimeline,
     now: float,
     resume_from: Path | None,
 ) -> RunSpec:
@@ -88,32 +94,32 @@ def run_spec(
 
 
 def write_attempt(folder: AttemptFolder, run: RunSpec, plan: TrainingPlan) -> None:
-    """The whole folder. What the engine would not run as written stops here, before anything is launched."""
-    folder.make()
-    for place, text in ((folder.told_run, run.to_json()), (folder.told_plan, plan.to_json())):
-        write(place, text + "\n")
-    write(folder.run, run.to_json() + "\n")
-    write(folder.plan, plan.to_json() + "\n")
+    """Write the attempt's directory; `StepFailed` for a plan that the engine would not run as written."""
+    folder.create()
+    for path, text in ((folder.given_run, run.to_json()), (folder.given_plan, plan.to_json())):
+        write_attempt_file(path, text + "\n")
+    write_attempt_file(folder.run, run.to_json() + "\n")
+    write_attempt_file(folder.plan, plan.to_json() + "\n")
     command = [shlex.join(trainer_command(plan, run))]
     if plan.engine is not TrainingEngine.NATIVE:
         command += _write_config(folder, run, plan)
-    write(folder.command, "\n".join(command) + "\n")
+    write_attempt_file(folder.command, "\n".join(command) + "\n")
     shown = "".join(f"{name}={value}\n" for name, value in sorted(run_environment(run, plan).items()))
-    write(folder.environment, shown)
+    write_attempt_file(folder.environment, shown)
 
 
 def _write_config(folder: AttemptFolder, run: RunSpec, plan: TrainingPlan) -> list[str]:
-    """As the trainer will render it: the same code, with the rows as they come rather than as adapted."""
+    """Write the engine's configuration as the trainer will render it, but with the rows as fetched."""
     try:
-        made = render(plan, shown_inputs(run, plan, folder.config))
+        rendered = render(plan, inputs_for_display(run, plan, folder.config))
     except RecipeError as error:
         raise StepFailed(EndReason.INFEASIBLE, str(error)) from None
-    for name, text in made.files.items():
-        write(folder.config / name, text)
-    return ["# which starts", f"# {shlex.join(made.command)}"]
+    for name, text in rendered.files.items():
+        write_attempt_file(folder.config / name, text)
+    return ["# which starts", f"# {shlex.join(rendered.command)}"]
 
 
-def shown_inputs(run: RunSpec, plan: TrainingPlan, config: Path) -> RunInputs:
+def inputs_for_display(run: RunSpec, plan: TrainingPlan, config: Path) -> RunInputs:
     model = Path(run.model_path)
     parts = model if model.is_dir() else model.parent
     return RunInputs(
@@ -143,12 +149,12 @@ def trainer_command(plan: TrainingPlan, run: RunSpec) -> tuple[str, ...]:
 
 
 def run_environment(run: RunSpec, plan: TrainingPlan) -> Mapping[str, str]:
-    """Nothing of ours is in it: a training gets no token, and its log may show its environment."""
-    inputs = shown_inputs(run, plan, Path(run.work_dir).with_name("config"))
-    return {**environment(plan, inputs), **_OFFLINE}
+    """The run's environment, without secrets: its log may show it."""
+    inputs = inputs_for_display(run, plan, Path(run.work_dir).with_name("config"))
+    return {**launch_environment(plan, inputs), **_OFFLINE}
 
 
-def engine_spec(job: JobRow, attempt: Attempt, *, hostile: bool, now: float) -> EngineSpec:
+def engine_spec(job: JobRow, attempt: JobAttempt, now: float) -> EngineSpec:
     run, plan = attempt.run, attempt.plan
     on_cpu = plan.gpus.kind.device is Device.CPU
     paths = [Path(run.data_path), Path(run.model_path), *([Path(run.resume_from)] if run.resume_from else [])]
@@ -158,12 +164,110 @@ def engine_spec(job: JobRow, attempt: Attempt, *, hostile: bool, now: float) -> 
         run_dir=attempt.folder.path,
         mounts=tuple(Mount(path) for path in paths),
         env=run_environment(run, plan),
-        gpus=() if on_cpu else tuple(one for one in attempt.row.gpus if one != CPU_ID),
+        gpus=() if on_cpu else tuple(gpu for gpu in attempt.row.gpus if gpu != CPU_ID),
         memory_bytes=plan.container.memory_bytes,
         shm_bytes=plan.container.shm_bytes,
         cpus=plan.container.cpus,
-        hostile=hostile,
+        hostile=run.task_type.generates,
         image=IMAGE_OF[plan.engine],
-        limit_s=max(run.deadline_at - now, 0.0) + _LIMIT_SLACK_S,
+        timeout_s=max(run.deadline_at - now, 0.0) + _LIMIT_SLACK_S,
         labels={"job": str(job.id), "attempt": str(attempt.row.number), "task": job.task_id},
+    )
+
+
+#: Below the system's own range: no outgoing connection takes the port before the training does.
+PORT_RANGE = range(20_000, 30_000)
+_PORT_TRIES = 200
+
+
+def free_port(taken: Collection[int], random: Random) -> int:
+    """A port on which nobody listens and which none of our jobs has."""
+    for _ in range(_PORT_TRIES):
+        port = random.choice(PORT_RANGE)
+        if port not in taken and _port_is_free(port):
+            return port
+    raise OSError(f"no port of {PORT_RANGE.start}-{PORT_RANGE.stop - 1} is free on 127.0.0.1")
+
+
+def _port_is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReplay:
+    number: int
+    engine: str
+    folder: str
+    run_json: str
+    plan_json: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    #: Paths that the command needs: inputs, which are removed a while after a job is over.
+    needs: tuple[str, ...]
+    #: Whether reward functions from outside would run.
+    hostile: bool
+
+    @classmethod
+    def from_attempt(cls, attempt: JobAttempt, settings: Settings) -> AttemptReplay:
+        folder = AttemptFolder(attempt.folder.path.with_name(f"replay_{attempt.row.number}"))
+        run = _redirected_run(attempt.run, folder)
+        command = trainer_command(attempt.plan, run)
+        python = str(settings.trainer_python or "python")
+        environment = dict(run_environment(run, attempt.plan))
+        if gpus := ",".join(gpu for gpu in attempt.row.gpus if gpu != CPU_ID):
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        needs = (run.model_path, run.data_path, *([run.resume_from] if run.resume_from else []))
+        return cls(
+            attempt.row.number,
+            attempt.row.engine,
+            str(folder.path),
+            run.to_json(),
+            attempt.plan.to_json(),
+            (python, *command[1:]),
+            environment,
+            needs,
+            run.task_type.generates,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "missing": self.missing()}
+
+    def missing(self) -> list[str]:
+        return [path for path in self.needs if not Path(path).exists()]
+
+    def script(self) -> str:
+        """For a shell. The trainer's packages must be on its interpreter's path."""
+        lines = [
+            f"# Attempt {self.number} again, by hand: it ran on {self.engine}, this is a plain process.",
+            *(["# WARNING: its reward functions come from outside; run this in a sandbox."] * self.hostile),
+            *(f"# MISSING: {path}" for path in self.missing()),
+            f"mkdir -p {shlex.quote(self.folder)}/work {shlex.quote(self.folder)}/config",
+            f"cat > {shlex.quote(self.folder)}/run.json <<'END'\n{self.run_json}\nEND",
+            f"cat > {shlex.quote(self.folder)}/plan.json <<'END'\n{self.plan_json}\nEND",
+            f"cd {shlex.quote(self.folder)}",
+            *(f"export {name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())),
+            shlex.join(self.command),
+        ]
+        return "\n".join(lines)
+
+
+def _redirected_run(run: RunSpec, folder: AttemptFolder) -> RunSpec:
+    """The run in another directory, without its deadline, which has passed."""
+    far = run.began_at + 10 * 365 * 86_400
+    return run.model_copy(
+        update={
+            "plan_path": str(folder.plan) if run.plan_path else None,
+            "work_dir": str(folder.work),
+            "submission_dir": str(folder.submission),
+            "progress_path": str(folder.progress),
+            "result_path": str(folder.result),
+            "stop_path": str(folder.stop),
+            "end_by": far,
+            "deadline_at": far,
+        }
     )

@@ -1,184 +1,164 @@
-"""The plan of an attempt: from real facts at first, one rung down after an OOM; and what it has taught."""
+"""The plan of an attempt: from real facts at first, smaller after OOM; and what a run teaches later ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from core.budget import Refusal, Verdict
-from core.choices import GpuStrategy
-from core.hardware import Hardware
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.costs import Site
-from core.planning.gpus import COUNTS, lane_for
-from core.planning.learned import Learned, learned_from, shape_key
-from core.planning.oom import OutOfMemory, next_after_oom
-from core.planning.planner import plan as make
-from core.planning.timing import Measured, recalibrate
-from core.profile.load import LoadedProfile
-from core.profile.resolve import resolve
-from core.remedies import calmer
-from miner.fleet.base import NamedLane
-from miner.jobs.ports import Fetched, StepFailed
-from miner.jobs.states import EndReason
+from core.domain.choices import GpuStrategy, Refusal
+from core.domain.hardware import Hardware
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.keys import NamedLane
+from core.planning.calibration import LearnedBounds, MeasuredRun, bounds_from, recalibrate, shape_key
+from core.planning.gpu_count import GPU_COUNTS, lane_for
+from core.planning.oom import OutOfMemory
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.profile.resolve import LoadedProfile, resolve_profile
+from core.runs.remedies import AttemptFailure, smaller_plan, with_remedies
+from miner.inputs.fetch import FetchedInputs
 
-#: Of a plan, by what earlier runs of the same validator have taught.
-Lessons = Callable[[TrainingPlan], Learned | None]
+#: What earlier runs of the same validator have taught about a plan's shape; reads the store, so in a thread.
+LearnedLookup = Callable[[TrainingPlan], LearnedBounds | None]
 
-#: Refusals about time. The task is ours already: a short training is worth more than none.
-_LATE = frozenset({Refusal.NO_TIME, Refusal.TOO_SLOW})
-_MOST_DOUBLINGS = 12
-#: What one run may change of the speed that later ones are planned with, and what all together.
+#: Refusals about time. The task is accepted: a short training is worth more than none.
+_TIME_REFUSALS = frozenset({Refusal.NO_TIME, Refusal.TOO_SLOW})
+_MAX_DOUBLINGS = 12
+#: How far one run may change the speed that later ones are planned with, and all runs together.
 _SLOWER_AT_ONCE, _SLOWNESS = (0.5, 2.0), (0.2, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan, and what to ask the fleet for."""
+class PlanDraft:
+    """A plan, and what to request the fleet for."""
 
     plan: TrainingPlan
-    #: Numbers of GPUs that would do, the plan's own first.
+    #: Numbers of GPUs that are possible, the plan's own first.
     counts: tuple[int, ...]
     lane: NamedLane | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class JobPlanRequest:
     """What the planner is asked."""
 
     spec: TaskSpec
-    inputs: Fetched
+    inputs: FetchedInputs
     hardware: Hardware
-    #: How earlier attempts of this life have ended.
-    history: tuple[EndReason, ...] = ()
-    #: However little of the dataset is trained on.
+    profile: LoadedProfile
+    learned: LearnedLookup
+    #: How earlier attempts have ended, since the job's last start.
+    failures: tuple[AttemptFailure, ...] = ()
+    #: Accept a plan however little of the dataset it trains on.
     any_length: bool = False
 
 
-def first_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
-    """With what is known now; `StepFailed` when no training can be had at all."""
-    found = _in_time(ask, profile, lessons)
-    if found.verdict.code in _LATE:
-        found = _in_what_is_left(ask, profile, lessons, found)
-    if not found.verdict.feasible:
-        raise StepFailed(EndReason.INFEASIBLE, found.verdict.reason)
-    return _wiser(found, ask.history)
+def first_plan(request: JobPlanRequest) -> TrainingPlan:
+    """Plan with what is known now; `StepFailed` when no training is possible at all."""
+    plan = _in_time(request)
+    if plan.verdict.code in _TIME_REFUSALS:
+        plan = _plan_ended_by_clock(request, plan)
+    if not plan.verdict.feasible:
+        raise StepFailed(EndReason.INFEASIBLE, plan.verdict.reason)
+    return with_remedies(plan, request.failures)
 
 
-def plan_in_time(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan | None:
-    """One that is over within the hours asked for; None where there is none."""
-    found = _in_time(ask, profile, lessons)
-    return _wiser(found, ask.history) if found.verdict.feasible else None
+def plan_in_time(request: JobPlanRequest) -> TrainingPlan | None:
+    """A plan that is over within the requested hours, or None."""
+    plan = _in_time(request)
+    return with_remedies(plan, request.failures) if plan.verdict.feasible else None
 
 
-def _in_time(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
-    """What no offer would be accepted for, a small part of an epoch, is better than nothing now. Its learning
-    rate comes down in the time there is, as that of a longer plan which the clock ends does not."""
-    found = _learned_plan(ask, profile, lessons)
-    if found.verdict.code is not Refusal.TOO_SLOW:
-        return found
-    shorter = _learned_plan(replace(ask, any_length=True), profile, lessons)
+def _in_time(request: JobPlanRequest) -> TrainingPlan:
+    """Plan within the hours, even if only for a small part of an epoch.
+
+    No offer would be accepted for that, but now it is better than nothing. Its learning rate comes down in
+    the time there is, unlike that of a longer plan that the clock ends.
+    """
+    plan = _learned_plan(request)
+    if plan.verdict.code is not Refusal.TOO_SLOW:
+        return plan
+    shorter = _learned_plan(replace(request, any_length=True))
     if not shorter.verdict.feasible:
-        return found
-    note = f"{found.verdict.reason}: as much as fits is trained all the same"
+        return plan
+    note = f"{plan.verdict.reason}: as much as fits is trained all the same"
     return shorter.model_copy(update={"notes": (*shorter.notes, note)})
 
 
-def _learned_plan(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> TrainingPlan:
-    """Which lesson counts depends on the plan, so there are two rounds where there is one."""
-    found = _made(ask, profile, None)
-    learned = lessons(found)
-    return found if learned is None else _made(ask, profile, learned)
+def _learned_plan(request: JobPlanRequest) -> TrainingPlan:
+    """Plan again if there is a lesson: which one counts depends on the plan."""
+    plan = _run_planner(request, None)
+    learned = request.learned(plan)
+    return plan if learned is None else _run_planner(request, learned)
 
 
-def _made(ask: Ask, profile: LoadedProfile, learned: Learned | None) -> TrainingPlan:
-    resolved = resolve(profile, ask.spec.task_type, ask.inputs.model)
-    if ask.any_length:
+def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> TrainingPlan:
+    resolved = resolve_profile(request.profile, request.spec.task_type, request.inputs.model)
+    if request.any_length:
         limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
         resolved = resolved.model_copy(update={"limits": limits})
-    return make(
-        ask.spec,
-        ask.inputs.model,
-        ask.inputs.data,
-        ask.hardware,
+    return plan_task(
+        request.spec,
+        request.inputs.model,
+        request.inputs.data,
+        request.hardware,
         resolved,
-        site=Site(ask.hardware, model_here=True),
+        conditions=JobConditions(request.hardware, model_cached=True),
         learned=learned,
     )
 
 
-def _in_what_is_left(
-    ask: Ask, profile: LoadedProfile, lessons: Lessons, refused: TrainingPlan
-) -> TrainingPlan:
-    """A plan for more time than there is. The trainer's own clock ends it, with the best that it has."""
-    hours = max(ask.spec.hours, 0.05)
-    for _ in range(_MOST_DOUBLINGS):
+def _plan_ended_by_clock(request: JobPlanRequest, refused: TrainingPlan) -> TrainingPlan:
+    """A plan for more time than there is; the trainer's own clock ends it, with the best model so far."""
+    hours = max(request.spec.hours, 0.05)
+    for _ in range(_MAX_DOUBLINGS):
         hours *= 2
-        longer = ask.spec.model_copy(update={"hours": hours})
-        found = _learned_plan(Ask(longer, ask.inputs, ask.hardware), profile, lessons)
-        if found.verdict.code not in _LATE:
+        longer = request.spec.model_copy(update={"hours": hours})
+        found = _learned_plan(replace(request, spec=longer))
+        if found.verdict.code not in _TIME_REFUSALS:
             break
     if not found.verdict.feasible:
         return refused
     note = f"{refused.verdict.reason}: planned as if there were {hours:.2g} h, and the clock ends it"
     time = found.time.model_copy(update={"deadline_s": refused.time.deadline_s})
-    return found.model_copy(update={"task": ask.spec, "time": time, "notes": (*found.notes, note)})
+    return found.model_copy(update={"task": request.spec, "time": time, "notes": (*found.notes, note)})
 
 
-def _wiser(plan: TrainingPlan, history: Sequence[EndReason]) -> TrainingPlan:
-    """What ends that the planner knows nothing of ask for."""
-    changes: dict[str, object] = {}
-    notes = list(plan.notes)
-    if nans := history.count(EndReason.NAN):
-        optimizer = calmer(plan, nans).optimizer
-        changes["optimizer"] = optimizer
-        rates = f"{plan.optimizer.learning_rate:g} → {optimizer.learning_rate:g}"
-        notes.append(f"learning_rate {rates}: the loss became NaN")
-    if EndReason.HOST_MEMORY in history and plan.loader.workers:
-        update = {"workers": 0, "prefetch_factor": None, "persistent_workers": False}
-        changes["loader"] = plan.loader.model_copy(update=update)
-        notes.append(f"loader workers {plan.loader.workers} → 0: the host's memory ran out")
-    return plan.model_copy(update={**changes, "notes": tuple(notes)}) if changes else plan
+def draft_plan(request: JobPlanRequest) -> PlanDraft:
+    """The first plan, and every smaller number of GPUs that is still possible."""
+    plan = first_plan(request)
+    counts = (plan.gpus.count, *_smaller_gpu_counts(plan, request))
+    return PlanDraft(plan, counts, _gpu_lane(request))
 
 
-def draft(ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Draft:
-    """The first plan, and every smaller number of GPUs that would still do."""
-    plan = first_plan(ask, profile, lessons)
-    counts = (plan.gpus.count, *_smaller(plan, ask, profile, lessons))
-    return Draft(plan, counts, _lane(ask, profile))
-
-
-def _lane(ask: Ask, profile: LoadedProfile) -> NamedLane | None:
-    task = ask.spec.task_type
-    targets = resolve(profile, task, ask.inputs.model).targets
+def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
+    task = request.spec.task_type
+    targets = resolve_profile(request.profile, task, request.inputs.model).targets
     if targets.gpu_strategy is not GpuStrategy.LANES:
         return None
-    return lane_for(targets, ask.inputs.model, task)
+    return lane_for(targets, request.inputs.model, task)
 
 
-def _smaller(plan: TrainingPlan, ask: Ask, profile: LoadedProfile, lessons: Lessons) -> Iterator[int]:
-    for count in sorted((one for one in COUNTS if one < plan.gpus.count), reverse=True):
-        fewer = ask.hardware.model_copy(update={"gpus": ask.hardware.gpus.take(count)})
-        found = _learned_plan(Ask(ask.spec, ask.inputs, fewer), profile, lessons)
+def _smaller_gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> Iterator[int]:
+    for count in sorted((count for count in GPU_COUNTS if count < plan.gpus.count), reverse=True):
+        fewer = request.hardware.model_copy(update={"gpus": request.hardware.gpus.take(count)})
+        found = _learned_plan(replace(request, hardware=fewer))
         if found.verdict.feasible and found.gpus.count == count:
             yield count
 
 
 def plan_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan:
-    """One rung down. Out of time is no end here either: a smaller plan ends when the clock says so."""
-    found = next_after_oom(plan, failure)
-    if found is None:
+    """One step down the ladder; `StepFailed` at its end."""
+    smaller = smaller_plan(plan, failure)
+    if smaller is None:
         steps = ", ".join(plan.oom_steps) or "the first plan"
         raise StepFailed(EndReason.OOM, f"the GPU's memory ran out and no smaller plan is left after {steps}")
-    if found.verdict.code in _LATE:
-        longer = found.steps.model_copy(update={"total": max(found.steps.total, plan.steps.total, 1)})
-        return found.model_copy(update={"verdict": Verdict(feasible=True), "steps": longer})
-    return found
+    return smaller
 
 
 def lesson_key(validator: str, plan: TrainingPlan) -> str:
-    """Each validator's runs teach its own later ones only."""
+    """Each validator's runs teach only its own later ones."""
     return f"{validator}/{shape_key(plan)}"
 
 
@@ -186,34 +166,36 @@ def _within(value: float, bounds: tuple[float, float]) -> float:
     return min(max(value, bounds[0]), bounds[1])
 
 
-def lesson_of(plan: TrainingPlan, known: Learned | None, measured_step_s: float | None) -> Learned | None:
-    """What this plan's run has taught, added to what was known; None for nothing new."""
-    found = learned_from(plan)
-    known = known or Learned()
+def lesson_of(
+    plan: TrainingPlan, known: LearnedBounds | None, measured_step_s: float | None
+) -> LearnedBounds | None:
+    """What this plan's run has taught, merged with what was known; None if nothing is new."""
+    found = bounds_from(plan)
+    known = known or LearnedBounds()
     slowness = known.slowness
     if measured_step_s and plan.time.step_s and not plan.oom_steps:
-        # The plan had the known slowness in it already. Steps are timed by the run itself: a bad clock, or a
-        # run that lies, must not decide over all that come after it.
+        # The plan contains the known slowness already. Steps are timed by the run itself: a bad clock, or a
+        # run that lies, must not decide about all later ones.
         ratio = _within(measured_step_s / plan.time.step_s, _SLOWER_AT_ONCE)
         slowness = _within(known.slowness * ratio, _SLOWNESS)
-    merged = Learned(
-        micro=_least(known.micro, found.micro),
+    merged = LearnedBounds(
+        micro=_min_known(known.micro, found.micro),
         checkpointing=known.checkpointing or found.checkpointing,
-        length=_least(known.length, found.length),
+        length=_min_known(known.length, found.length),
         gpus=max(known.gpus or 0, found.gpus or 0) or None,
         slowness=slowness,
     )
     return None if merged == known else merged
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((value for value in (one, other) if value is not None), default=None)
+def _min_known(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def measured_plan(
     plan: TrainingPlan, steps: int, elapsed_s: float, step_s: float, eval_s: float | None
 ) -> TrainingPlan:
-    """The same run at the speed that it has shown."""
+    """The same plan at the measured speed."""
     return recalibrate(
-        plan, Measured(steps_done=steps, elapsed_s=max(elapsed_s, 0.0), step_s=step_s, eval_s=eval_s)
+        plan, MeasuredRun(steps_done=steps, elapsed_s=max(elapsed_s, 0.0), step_s=step_s, eval_s=eval_s)
     )

@@ -1,7 +1,7 @@
-"""From a queued job to an attempt that is ready to launch: inputs, plan, GPUs, plan again, folder.
+"""From a queued job to an attempt that is ready to launch: inputs, plan, GPUs, plan again, directory.
 
-Inputs come first, so that no GPU waits for a download. The plan is made twice: for what the job could be
-given, to know how many GPUs to ask for, and for what it was given, in the time that is left then.
+Inputs come first, so that no GPU waits for a download. The plan is made twice: for the GPUs the job could
+get, to know how many to ask for, and for those it was given, in the time that is left then.
 """
 
 from __future__ import annotations
@@ -12,88 +12,124 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from core.files import remove_tree
-from core.hardware import Hardware
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.learned import Learned
+from core.domain.hardware import Hardware
+from core.domain.job_states import EndReason, JobState, StepFailed
+from core.domain.keys import GpuReservation, ReservationKind
+from core.domain.units import show_seconds
+from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
-from core.units import show_seconds
-from miner.fleet.base import Grant, Hold, HoldKind
-from miner.fleet.layout import FOREVER
+from core.planning.plan import TrainingPlan
+from core.runs.remedies import can_resume
+from core.system.files import remove_tree
+from miner.fleet.base import GpuGrant
+from miner.fleet.placement import FOREVER
+from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
-from miner.jobs.desk import Desk
-from miner.jobs.folder import AttemptFolder
-from miner.jobs.launch import run_spec, write_attempt
-from miner.jobs.loopback import free_port
-from miner.jobs.past import Past, read_past
-from miner.jobs.plans import Draft
-from miner.jobs.ports import Fetched, StepFailed, Wanted
-from miner.jobs.states import EndReason, JobState
-from miner.jobs.tasks import Task, spec_of, task_of, wanted_of
-from miner.store import work
+from miner.jobs.context import JobContext
+from miner.jobs.history import AttemptHistory, read_history
+from miner.jobs.launch import free_port, run_spec, write_attempt
+from miner.jobs.plans import JobPlanRequest, PlanDraft
+from miner.jobs.tasks import task_spec_of
+from miner.store import attempts
 
-#: Of the time that a plan takes its GPUs are kept for it: steps may be slower than thought.
-_SPARE = 1.1
+#: The GPUs are kept for this many times what the plan takes: steps may be slower than planned.
+_GPU_TIME_MARGIN = 1.1
 #: Inputs of which nothing has come for so long may never come.
 _NO_BYTES_S = 120.0
-#: Inputs are judged by what came in so long, and given up where the rest would take more than this many times
-#: what is left. Twice, as lines are shared and may become faster.
+#: Inputs are judged by what came within a window, and given up where the rest would take more than this many
+#: times what is left. Twice, as lines are shared and may become faster.
 _WINDOW_S, _HOPELESS = 300.0, 2.0
-#: The window begins anew with the first bytes after so long without any, and only so many bad windows in a
+#: The window starts over with the first bytes after so long without any, and only so many bad windows in a
 #: row end a job: a download that stalled and goes on is not judged by its silence.
 _STALLED_S, _BAD_WINDOWS = 60.0, 2
-#: Bytes per second, for a dataset whose size nobody says.
-_LEAST_RATE = 10_000.0
+#: Bytes per second, for a dataset of unknown size.
+_MIN_BYTES_PER_SECOND = 10_000.0
 
 
-class Placed(NamedTuple):
-    plan: TrainingPlan
-    grant: Grant
-    #: The training ends by then because of others.
-    until: float = FOREVER
+async def prepare(job: JobContext) -> None:
+    """Bring the job to state TRAINING with a new attempt in the store, or raise `StepFailed`."""
+    if job.row.state is not JobState.PREPARING:
+        await job.move(JobState.PREPARING)
+    fetched = await fetch_inputs(job)
+    history = await read_history(job)
+    plan, until = await _plan_and_acquire(job, fetched, history)
+    await _write_and_record(job, fetched, history, plan, until)
 
 
-async def prepare(desk: Desk) -> None:
-    """Ends in state TRAINING with a new attempt in the books. `StepFailed` when there is none to be had."""
-    if desk.row.state is not JobState.PREPARING:
-        await desk.move(JobState.PREPARING)
-    task = task_of(desk.row)
-    fetched = await fetch(desk, task)
-    past = await read_past(desk)
-    await _set_up(desk, task, fetched, past, await _place(desk, task, fetched, past))
+def useful_until(job: JobContext) -> float:
+    """The moment after which no training can lead to a model that is published in time."""
+    return job.timeline().end_by
 
 
-def useful_until(desk: Desk) -> float:
-    """After this moment no training can come to anything that is published in time."""
-    return desk.times().end_by
+# Inputs
 
 
-async def fetch(desk: Desk, task: Task) -> Fetched:
-    """What is there already costs nothing: so this is also how a later attempt gets its facts. Somebody may
-    have removed what was there before."""
-    known = desk.fetched
-    if known is not None and not await asyncio.to_thread(_is_there, known):
-        desk.fetched = None
-    if desk.fetched is None:
-        wanted = wanted_of(desk.row, task, desk.folder)
-        desk.fetched = await desk.persist(
-            "fetch", lambda: _arriving(desk, wanted), lambda: useful_until(desk)
-        )
-    return desk.fetched
+async def fetch_inputs(job: JobContext) -> FetchedInputs:
+    """Fetch what is missing. What is there costs nothing, so a later attempt gets its facts here too."""
+    if job.fetched is not None and not await asyncio.to_thread(_still_exist, job.fetched):
+        job.fetched = None
+    if job.fetched is None:
+        job.fetched = await job.run_step("fetch", lambda: _fetch_while_useful(job), lambda: useful_until(job))
+    return job.fetched
 
 
-class _Arrival:
-    """How fast one input comes, by (when, bytes) at the first look and at the start of the present window."""
+def _still_exist(fetched: FetchedInputs) -> bool:
+    """Somebody may have removed what was there before."""
+    return fetched.model_path.exists() and fetched.data_path.exists()
+
+
+async def _fetch_while_useful(job: JobContext) -> FetchedInputs:
+    """One try.
+
+    While no bytes come the job keeps no GPU from those that have their inputs, and it ends when its inputs
+    cannot come in time.
+    """
+    loop, last, arrivals = asyncio.get_running_loop(), dict[str, int](), dict[str, _InputArrival]()
+    hopeless: list[str] = []
+
+    def on_silence() -> None:
+        if job.services.fleet.yield_gpus(job.key):
+            job.note("inputs_late", "its inputs do not come: no GPU is kept for it until they are here")
+
+    timer = loop.call_later(_NO_BYTES_S, on_silence)
+
+    def on_progress(what: str, done: int, total: int | None) -> None:
+        nonlocal timer
+        if done > last.get(what, 0):
+            timer.cancel()
+            timer = loop.call_later(_NO_BYTES_S, on_silence)
+        last[what] = done
+        job.report_transfer(what, done, total)
+        if what == "dataset" or (what == "model" and total is not None):
+            arrival = arrivals.setdefault(what, _InputArrival(job.now(), done))
+            if reason := _too_late(job, what, done, total, arrival):
+                hopeless.append(reason)
+                limit.reschedule(0.0)
+
+    try:
+        async with asyncio.timeout(None) as limit:
+            return await job.services.inputs.fetch(job.task, on_progress)
+    except TimeoutError:
+        if not hopeless:
+            raise
+        raise StepFailed(EndReason.DEADLINE, hopeless[0]) from None
+    except StepFailed:
+        on_silence()
+        raise
+    finally:
+        timer.cancel()
+
+
+class _InputArrival:
+    """How fast one input comes, by (time, bytes) at the first report and at the start of the window."""
 
     def __init__(self, now: float, done: int) -> None:
         self._first = self._window = self._grown = (now, done)
         self._bad = 0
 
     def hopeless_s(self, now: float, done: int, total: int | None, left: float) -> float | None:
-        """Seconds until all of it is here, where that was too long for `left` in the last windows too."""
+        """Seconds until all of it is here, if that was too long for `left` in the last windows too."""
         needs = self.remaining_s(now, done, total)
         if needs is None:
             return None
@@ -101,8 +137,10 @@ class _Arrival:
         return needs if self._bad >= _BAD_WINDOWS else None
 
     def remaining_s(self, now: float, done: int, total: int | None) -> float | None:
-        """Seconds until all of it is here, at the pace of this window, or of all so far where that is faster;
-        None before a window has passed, and where nothing came at all: that has a limit of its own."""
+        """Seconds until all of it is here, at the speed of this window, or of all so far if that is faster.
+
+        None before a window has passed, and when nothing came at all: that has a limit of its own.
+        """
         grown_at, grown = self._grown
         if done > grown:
             self._grown = (now, done)
@@ -115,290 +153,248 @@ class _Arrival:
         rate = max((done - before) / (now - began), (done - first) / (now - since))
         self._window = (now, done)
         if total is None:
-            return 0.0 if rate >= _LEAST_RATE else math.inf
+            return 0.0 if rate >= _MIN_BYTES_PER_SECOND else math.inf
         return (total - done) / rate
 
 
-async def _arriving(desk: Desk, wanted: Wanted) -> Fetched:
-    """One try. A job whose inputs do not come keeps no GPU from those that have theirs, and one whose inputs
-    cannot come in time ends."""
-    loop, known, arrivals = asyncio.get_running_loop(), dict[str, int](), dict[str, _Arrival]()
-    hopeless: list[str] = []
-
-    def late() -> None:
-        if desk.parts.fleet.step_aside(desk.key):
-            desk.note("inputs_late", "its inputs do not come: no GPU is kept for it until they are here")
-
-    timer = loop.call_later(_NO_BYTES_S, late)
-
-    def told(what: str, done: int, total: int | None) -> None:
-        nonlocal timer
-        if done > known.get(what, 0):
-            timer.cancel()
-            timer = loop.call_later(_NO_BYTES_S, late)
-        known[what] = done
-        desk.told(what, done, total)
-        if what == "dataset" or (what == "model" and total is not None):
-            arrival = arrivals.setdefault(what, _Arrival(desk.now(), done))
-            if too_late := _too_late(desk, what, done, total, arrival):
-                hopeless.append(too_late)
-                limit.reschedule(0.0)
-
-    try:
-        async with asyncio.timeout(None) as limit:
-            return await desk.parts.inputs.fetch(wanted, told)
-    except TimeoutError:
-        if not hopeless:
-            raise
-        raise StepFailed(EndReason.DEADLINE, hopeless[0]) from None
-    except StepFailed:
-        late()
-        raise
-    finally:
-        timer.cancel()
-
-
-def _too_late(desk: Desk, what: str, done: int, total: int | None, arrival: _Arrival) -> str | None:
-    """Why this input is not worth waiting for."""
-    left = max(useful_until(desk) - desk.now(), 0.0)
-    needs = arrival.hopeless_s(desk.now(), done, total, left)
+def _too_late(job: JobContext, what: str, done: int, total: int | None, arrival: _InputArrival) -> str | None:
+    """Why this input is not worth waiting for, or None."""
+    left = max(useful_until(job) - job.now(), 0.0)
+    needs = arrival.hopeless_s(job.now(), done, total, left)
     if needs is None:
         return None
     if total is None:
-        return f"the {what} trickles: {done:,} bytes so far, less than {_LEAST_RATE:,.0f} per second"
+        return (
+            f"the {what} trickles: {done:,} bytes so far, less than {_MIN_BYTES_PER_SECOND:,.0f} per second"
+        )
     return (
         f"the {what} is too slow: {done:,} of {total:,} bytes are here, the rest would take "
         f"{show_seconds(needs)}, and {show_seconds(left)} are left for it and the training"
     )
 
 
-def _is_there(fetched: Fetched) -> bool:
-    return fetched.model_path.exists() and fetched.data_path.exists()
+# Plan and GPUs
 
 
-async def _place(desk: Desk, task: Task, fetched: Fetched, past: Past) -> Placed:
-    async def drafted() -> tuple[Hardware, Draft]:
-        could = desk.parts.fleet.could_have(desk.key)
-        if could is None:
+async def _plan_and_acquire(
+    job: JobContext, fetched: FetchedInputs, history: AttemptHistory
+) -> tuple[TrainingPlan, float]:
+    """Return the plan for the GPUs that the job holds now, and when others need them."""
+
+    async def draft_for_possible_gpus() -> tuple[Hardware, PlanDraft]:
+        possible = job.services.fleet.inventory.hardware
+        if possible is None:
             raise StepFailed(EndReason.NO_GPU, "no GPU of this host can be used")
-        return could, await _draft(desk, task, fetched, past, could)
+        return possible, await _draft_plan(job, fetched, history, possible)
 
-    desk.doing("plan")
-    could, draft = await desk.persist("plan", drafted, lambda: useful_until(desk), past.next_number)
-    grant = await _acquire(desk, draft)
-    given = could.model_copy(update={"gpus": grant.gpus, "host_gpus": could.gpus.count})
-    if past.ended_by is EndReason.OOM:
-        # The rung decides everything but the steps, and the clock decides those.
-        keep(desk, draft.plan)
-        return Placed(draft.plan, grant)
-    plan = (await _draft(desk, task, fetched, past, given)).plan
-    until = keep(desk, plan)
+    job.set_stage("plan")
+    possible, draft = await job.run_step(
+        "plan", draft_for_possible_gpus, lambda: useful_until(job), history.next_number
+    )
+    grant = await _acquire(job, draft)
+    if history.ended_by is EndReason.OOM:
+        # The ladder's step decides everything but the number of steps, and the clock decides that.
+        keep_gpus(job, draft.plan)
+        return draft.plan, FOREVER
+    granted = possible.model_copy(update={"gpus": grant.gpus, "host_gpus": possible.gpus.count})
+    plan = (await _draft_plan(job, fetched, history, granted)).plan
+    until = keep_gpus(job, plan)
     if until is None:
-        return Placed(plan, grant)
-    return await _before_others(
-        desk, plans.Ask(_spec(desk, task), fetched, given, past.history), plan, grant, until
-    )
+        return plan, FOREVER
+    request = _plan_request(job, fetched, history, granted)
+    return await _plan_before_others(job, request, plan, until)
 
 
-def keep(desk: Desk, plan: TrainingPlan) -> float | None:
-    """Keep the GPUs for as long as the plan takes; None where that is possible. Otherwise until when: an
-    offer that was accepted since has one of them from then on."""
-    now = desk.now()
+def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
+    """Keep the GPUs for as long as the plan takes; return None if that is possible.
+
+    Otherwise return until when: an offer that was accepted meanwhile has one of them from then on.
+    """
+    now = job.now()
     busy = plan.time.total_s - plan.time["publish"]
-    until = desk.parts.fleet.extend(desk.key, min(now + busy * _SPARE, desk.row.deadline_at))
-    return None if until >= min(now + busy, useful_until(desk)) else until
+    until = job.services.fleet.extend(job.key, min(now + busy * _GPU_TIME_MARGIN, job.row.deadline_at))
+    return None if until >= min(now + busy, useful_until(job)) else until
 
 
-async def _before_others(
-    desk: Desk, ask: plans.Ask, plan: TrainingPlan, grant: Grant, until: float
-) -> Placed:
-    """The dataset is larger than its offer let expect. What was promised to others stands, as long as
+async def _plan_before_others(
+    job: JobContext, request: JobPlanRequest, plan: TrainingPlan, until: float
+) -> tuple[TrainingPlan, float]:
+    """The dataset is larger than its offer suggested. What was promised to others stands, as long as
     anything at all can be trained before."""
-    parts, time = desk.parts, plan.time
-    end = until + time.reserve_s + time["publish"]
-    spec = ask.spec.model_copy(update={"hours": max(min(end, desk.row.deadline_at) - desk.now(), 0.0) / 3600})
-    shorter = await asyncio.to_thread(
-        plans.plan_in_time, replace(ask, spec=spec), parts.profile(), _lessons(desk)
-    )
+    end = until + plan.time.reserve_s + plan.time["publish"]
+    hours = max(min(end, job.row.deadline_at) - job.now(), 0.0) / 3600
+    request = replace(request, spec=request.spec.model_copy(update={"hours": hours}))
+    shorter = await asyncio.to_thread(plans.plan_in_time, request)
     if shorter is None or shorter.gpus.count != plan.gpus.count:
-        desk.note("late", "its GPUs are promised to others before anything can be trained; it takes its time")
-        return Placed(plan, grant)
-    desk.note(
-        "shorter", f"its GPUs are promised to others in {show_seconds(until - desk.now())}: planned for that"
-    )
-    return Placed(shorter, grant, until)
+        job.note("late", "its GPUs are promised to others before anything can be trained; it takes its time")
+        return plan, FOREVER
+    left = show_seconds(until - job.now())
+    job.note("shorter", f"its GPUs are promised to others in {left}: planned for that")
+    return shorter, until
 
 
-def _spec(desk: Desk, task: Task) -> TaskSpec:
-    return spec_of(desk.row, task, desk.now())
+async def _draft_plan(
+    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
+) -> PlanDraft:
+    """In a thread, as it takes tens of milliseconds."""
+    if history.ended_by is EndReason.OOM and history.plan is not None:
+        failure = _oom_failure(job, history, history.plan, hardware)
+        plan = await asyncio.to_thread(plans.plan_after_oom, history.plan, failure)
+        await keep_lesson(job, plan, None)  # the next plan of this shape need not find that out again
+        return PlanDraft(plan, (plan.gpus.count,))
+    return await asyncio.to_thread(plans.draft_plan, _plan_request(job, fetched, history, hardware))
 
 
-async def _draft(desk: Desk, task: Task, fetched: Fetched, past: Past, hardware: Hardware) -> Draft:
-    """Tens of milliseconds, so not on the event loop."""
-    parts = desk.parts
-    if past.ended_by is EndReason.OOM and past.plan is not None:
-        failure = _failure(desk, past, hardware)
-        plan = await asyncio.to_thread(plans.plan_after_oom, past.plan, failure)
-        await _learn(desk, plan)
-        return Draft(plan, (plan.gpus.count,))
-    ask = plans.Ask(_spec(desk, task), fetched, hardware, past.history)
-    return await asyncio.to_thread(plans.draft, ask, parts.profile(), _lessons(desk))
+def _plan_request(
+    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
+) -> JobPlanRequest:
+    def learned(plan: TrainingPlan) -> LearnedBounds | None:
+        key = plans.lesson_key(job.row.validator, plan)
+        text = job.services.records.read_now(lambda db: attempts.get_lesson(db, key))
+        return LearnedBounds.model_validate_json(text) if text else None
+
+    spec = task_spec_of(job.row, job.task, job.now())
+    return JobPlanRequest(spec, fetched, hardware, job.services.profile(), learned, history.failures)
 
 
-def _lessons(desk: Desk) -> plans.Lessons:
-    """For a thread."""
-
-    def lessons(plan: TrainingPlan) -> Learned | None:
-        key = plans.lesson_key(desk.row.validator, plan)
-        text = desk.parts.book.read_now(lambda db: work.lesson(db, key))
-        return Learned.model_validate_json(text) if text else None
-
-    return lessons
-
-
-def _failure(desk: Desk, past: Past, hardware: Hardware) -> OutOfMemory:
-    assert past.plan is not None
-    holds = desk.parts.fleet.snapshot(desk.now()).holds
-    mine = set(past.gpus)
-    others = [one for one in holds if one.key != desk.key and one.kind is HoldKind.JOB]
-    planned_at = desk.row.deadline_at - past.plan.time.deadline_s
+def _oom_failure(
+    job: JobContext, history: AttemptHistory, plan: TrainingPlan, hardware: Hardware
+) -> OutOfMemory:
+    ours = set(history.gpus)
+    reservations = job.services.fleet.snapshot(job.now()).reservations
+    planned_at = job.row.deadline_at - plan.time.deadline_s
     return OutOfMemory(
-        moment=past.oom_moment,
-        elapsed_s=max(desk.now() - planned_at, 0.0),
-        neighbours=any(mine & set(one.gpus) for one in others),
-        available=max(hardware.gpus.count, past.plan.gpus.count),
+        moment=history.oom_moment,
+        elapsed_s=max(job.now() - planned_at, 0.0),
+        shared_gpus=any(
+            ours & set(reservation.gpus)
+            for reservation in reservations
+            if reservation.key != job.key and reservation.kind is ReservationKind.JOB
+        ),
+        available=max(hardware.gpus.count, plan.gpus.count),
     )
 
 
-async def _learn(desk: Desk, plan: TrainingPlan) -> None:
-    """The larger plan did not fit: the next one of this shape need not find that out again."""
-    await keep_lesson(desk, plan, None)
-
-
-async def keep_lesson(desk: Desk, plan: TrainingPlan, measured_step_s: float | None) -> None:
-    """A run with a stranger's code on board teaches nothing: what it says may be that code's word."""
-    if task_of(desk.row).is_hostile:
+async def keep_lesson(job: JobContext, plan: TrainingPlan, measured_step_s: float | None) -> None:
+    """Store what this run teaches later plans; nothing if foreign code ran in it, which may have lied."""
+    if job.task.is_hostile:
         return
-    key = plans.lesson_key(desk.row.validator, plan)
-    lesson = plans.lesson_of(plan, await desk.parts.book.learned(key), measured_step_s)
+    key = plans.lesson_key(job.row.validator, plan)
+    lesson = plans.lesson_of(plan, await job.services.records.learned(key), measured_step_s)
     if lesson is not None:
-        await desk.parts.book.keep_lesson(key, lesson)
+        await job.services.records.keep_lesson(key, lesson)
 
 
-async def _acquire(desk: Desk, draft: Draft) -> Grant:
-    """The GPUs of the attempt before, where they still do; else a place in the queue."""
-    held, exclusive = desk.grant, draft.plan.launch.exclusive
-    if held is not None and len(held.ids) in draft.counts and desk.gpu_lost is None and not exclusive:
+async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
+    """Keep the GPUs of the attempt before if they still fit; otherwise wait in the queue."""
+    held, exclusive = job.grant, draft.plan.launch.exclusive
+    if held is not None and len(held.ids) in draft.counts and job.gpu_lost is None and not exclusive:
         return held
-    desk.grant, desk.gpu_lost = None, None
-    desk.doing("gpus")
+    job.grant, job.gpu_lost = None, None
+    job.set_stage("gpus")
 
-    async def wait() -> Grant:
-        naming = asyncio.create_task(_name_those_before(desk))
+    async def wait() -> GpuGrant:
+        showing = asyncio.create_task(_show_who_waits_for_whom(job))
         try:
-            return await desk.parts.fleet.acquire(
-                desk.key,
+            return await job.services.fleet.acquire(
+                job.key,
                 draft.counts,
-                until=desk.row.deadline_at,
-                priority=_priority(desk),
+                until=job.row.deadline_at,
+                priority=_priority(job),
                 exclusive=exclusive,
                 lane=draft.lane,
             )
         finally:
-            naming.cancel()
-            desk.live.trouble = ""
+            showing.cancel()
+            job.live.trouble = ""
 
-    desk.grant = await desk.persist("gpus", wait, lambda: useful_until(desk))
-    desk.show()
-    return desk.grant
+    job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+    job.show_state()
+    return job.grant
 
 
-async def _name_those_before(desk: Desk) -> None:
-    """Say, for as long as the job waits, who has the GPUs that it waits for."""
+async def _show_who_waits_for_whom(job: JobContext) -> None:
+    """For as long as the job waits, show who has the GPUs that it waits for."""
     while True:
-        holds = desk.parts.fleet.in_the_way(desk.key)
-        desk.live.trouble = "waits for " + ("; ".join(_named(desk, one) for one in holds) or "free GPUs")
-        desk.show()
-        await asyncio.sleep(desk.parts.pace.poll_s)
+        reservations = [
+            _describe_reservation(job, reservation)
+            for reservation in job.services.fleet.blocking_reservations(job.key)
+        ]
+        job.live.trouble = f"waits for {'; '.join(reservations) or 'free GPUs'}"
+        job.show_state()
+        await asyncio.sleep(job.services.timings.poll_s)
 
 
-def _named(desk: Desk, hold: Hold) -> str:
-    number = desk.parts.numbers.get(hold.key)
-    what = f"job {number}" if number is not None else "an accepted offer"
-    return f"{what} (task {hold.key.task_id}, GPU {', '.join(hold.gpus)})"
+def _describe_reservation(job: JobContext, reservation: GpuReservation) -> str:
+    job_id = job.services.job_ids.get(reservation.key)
+    holder = f"job {job_id}" if job_id is not None else "an accepted offer"
+    return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)})"
 
 
-def _priority(desk: Desk) -> float:
-    """What its offer was worth, as the fleet has it."""
-    holds = desk.parts.fleet.snapshot(desk.now()).holds
-    return next((one.priority for one in holds if one.key == desk.key), 0.0)
+def _priority(job: JobContext) -> float:
+    """What its offer was worth, according to the fleet."""
+    reservations = job.services.fleet.snapshot(job.now()).reservations
+    return next((reservation.priority for reservation in reservations if reservation.key == job.key), 0.0)
 
 
-async def _set_up(desk: Desk, task: Task, fetched: Fetched, past: Past, placed: Placed) -> None:
-    """The folder, then the row: an attempt in the books can always be launched from its files."""
-    parts, now, number, plan = desk.parts, desk.now(), past.next_number, placed.plan
-    times = desk.times(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
-    times = replace(times, end_by=min(times.end_by, placed.until))
+# Directory and record
+
+
+async def _write_and_record(
+    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, plan: TrainingPlan, until: float
+) -> None:
+    """The directory first, then the record: an attempt in the store can always be launched from its files."""
+    services, now, number = job.services, job.now(), history.next_number
+    times = job.timeline(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
+    times = replace(times, end_by=min(times.end_by, until))
     if times.end_by <= now:
         raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
-    taken = {port for job, port in parts.ports.items() if job != desk.row.id}
-    port = parts.ports[desk.row.id] = free_port(taken, parts.random)
+    taken = {port for job_id, port in services.ports.items() if job_id != job.row.id}
+    port = services.ports[job.row.id] = free_port(taken, services.random)
     plan = plan.model_copy(update={"launch": plan.launch.model_copy(update={"port": port})})
-    folder = desk.folder.attempt(number)
-    resume = resumable(past, plan)
-    run = run_spec(desk.row, task, fetched, folder, plan, times, now, resume)
+    folder = job.folder.attempt(number)
+    resume_from = resumable_checkpoint(history, plan)
+    run = run_spec(job.row, job.task, fetched, folder, plan, times, now, resume_from)
 
-    def written() -> None:
-        remove_tree(folder.path)  # of a life that ended before the attempt was in the books
-        tidy(desk, number, resume)
+    def write() -> None:
+        remove_tree(folder.path)  # of a daemon that ended before the attempt was in the store
+        remove_earlier_work(job, number, resume_from)
         write_attempt(folder, run, plan)
-        desk.folder.point_latest(number)
+        job.folder.point_latest(number)
 
-    await desk.persist("write", lambda: _on_disk(written), lambda: times.end_by)
-    await _enter(desk, folder, number, placed.grant, times.end_by)
+    await job.run_step("write", lambda: _write_or_disk_full(write), lambda: times.end_by)
+    assert job.grant is not None
+    job.row = await services.records.begin_attempt(
+        job.row,
+        number,
+        engine=services.engine.name,
+        key=f"{job.row.id}-{number}-{secrets.token_hex(4)}",
+        folder=str(folder.path),
+        gpus=job.grant.ids,
+        end_by=times.end_by,
+    )
+    job.live.attempt = number
+    job.show_state()
 
 
-async def _on_disk(action: Callable[[], None]) -> None:
+async def _write_or_disk_full(action: Callable[[], None]) -> None:
     try:
         await asyncio.to_thread(action)
     except OSError as error:
-        raise StepFailed(EndReason.DISK_FULL, f"the attempt's folder can't be written: {error}") from error
+        text = f"the attempt's directory cannot be written: {error}"
+        raise StepFailed(EndReason.DISK_FULL, text) from error
 
 
-async def _enter(desk: Desk, folder: AttemptFolder, number: int, grant: Grant, end_by: float) -> None:
-    key = f"{desk.row.id}-{number}-{secrets.token_hex(4)}"
-    desk.row = await desk.parts.book.begin_attempt(
-        desk.row,
-        number,
-        engine=desk.parts.engine.name,
-        key=key,
-        folder=str(folder.path),
-        gpus=grant.ids,
-        end_by=end_by,
-    )
-    desk.live.attempt = number
-    desk.show()
+def resumable_checkpoint(history: AttemptHistory, plan: TrainingPlan) -> Path | None:
+    """The last checkpoint, if the next plan can go on from it."""
+    if history.checkpoint is None or history.plan is None or history.ended_by is None:
+        return None
+    return history.checkpoint if can_resume(history.plan, plan, history.ended_by) else None
 
 
-def resumable(past: Past, plan: TrainingPlan) -> Path | None:
-    """The last checkpoint, where the next plan can go on from it."""
-    before = past.plan
-    if past.checkpoint is None or before is None or past.ended_by is EndReason.NAN:
-        return None  # after NaN: what is saved may be poisoned already
-    same = (
-        before.engine is plan.engine
-        and before.method is plan.method
-        and before.adapter == plan.adapter
-        and before.parallelism is plan.parallelism
-        and before.optimizer.name is plan.optimizer.name
-        and (plan.fsdp is None or before.batch.world_size == plan.batch.world_size)
-    )
-    return past.checkpoint if same else None
-
-
-def tidy(desk: Desk, number: int, keep: Path | None) -> None:
-    """The scratch of earlier attempts, but for what is resumed from: it would fill the disk."""
+def remove_earlier_work(job: JobContext, number: int, keep: Path | None) -> None:
+    """Remove the scratch of earlier attempts, which would fill the disk, but not the checkpoint `keep`."""
     for earlier in range(1, number):
-        place = desk.folder.attempt(earlier).work
-        if keep is None or not keep.is_relative_to(place):
-            remove_tree(place)
+        work = job.folder.attempt(earlier).work
+        if keep is None or not keep.is_relative_to(work):
+            remove_tree(work)

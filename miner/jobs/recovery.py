@@ -1,7 +1,8 @@
-"""After a restart: the books say what should be, the engine what is, and nothing is launched twice.
+"""Take up jobs after a restart and remove leftovers: orphaned runs in the engine, files of finished jobs.
 
-What runs is adopted, and holds its GPUs, before any waiting job may ask for some. What ended meanwhile, is
-complete or has vanished, each worker finds out for itself, by entering its job's state anew.
+Running attempts are adopted, with their GPUs, before a waiting job may ask for any; nothing is launched
+twice. Of finished jobs inputs, models and checkpoints are removed, after a while or at once when the disk
+is full; plans, logs and results stay.
 """
 
 from __future__ import annotations
@@ -9,89 +10,138 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from pathlib import Path
 
-from miner.engines.base import Engine, Found, Phase, Unreachable
-from miner.jobs.desk import Desk, Parts
-from miner.jobs.times import Pace
-from miner.store import work
-from miner.store.work import AttemptRow, JobRow
+from core.domain.units import show_bytes
+from miner.engines.base import EngineRun, EngineUnreachable, ExecutionEngine, RunPhase
+from miner.jobs.context import JobContext, JobServices
+from miner.jobs.folder import job_folder
+from miner.jobs.job_records import JobRecords
+from miner.jobs.timeline import JobTimings
+from miner.store import attempts
+from miner.store import jobs as store_jobs
+from miner.store.attempts import AttemptRow
+from miner.store.jobs import JobRow
 from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-#: Between two looks for runs of nobody.
+#: Between two searches for orphaned runs.
 SWEEP_SECONDS = 1800.0
 
 
-async def take_up(parts: Parts) -> list[tuple[JobRow, Desk]]:
-    """Every job that needs a worker, those first that hold GPUs, with what they hold adopted."""
-    now = parts.clock()
+async def adopt_open_jobs(services: JobServices) -> list[tuple[JobRow, JobContext]]:
+    """Return every job that needs a worker, with its GPUs adopted; those that hold GPUs come first."""
+    now = services.clock()
 
     def query(db: sqlite3.Connection) -> tuple[list[JobRow], dict[int, AttemptRow]]:
-        rows = {row.id: row for row in work.open_jobs(db, now)}
-        running = {one.job_id: one for one in work.open_attempts(db)}
-        for job_id in running.keys() - rows.keys():  # over, and not tidied up after
-            rows[job_id] = work.job(db, job_id)
+        rows = {row.id: row for row in store_jobs.open_jobs(db, now)}
+        running = {attempt.job_id: attempt for attempt in attempts.open_attempts(db)}
+        for job_id in running.keys() - rows.keys():  # over, but not cleaned up
+            rows[job_id] = store_jobs.get_job(db, job_id)
         return list(rows.values()), running
 
-    rows, running = await parts.book.read(query)
+    rows, running = await services.records.read(query)
     rows.sort(key=lambda row: (row.id not in running, row.id))
-    parts.inputs.release_all_but({row.id for row in rows})
-    desks = []
+    services.inputs.release_all_but({row.id for row in rows})
+    contexts = []
     for row in rows:
-        desk = Desk(parts, row)
+        context = JobContext(services, row)
         if (attempt := running.get(row.id)) is not None:
-            desk.take_back(attempt.gpus)
-        desks.append((row, desk))
+            context.adopt_gpus(attempt.gpus)
+        contexts.append((row, context))
     if rows:
         log.info("taking up %d jobs, %d of them with a run", len(rows), len(running))
-    return desks
+    return contexts
 
 
-async def sweep_for_good(parts: Parts) -> None:
-    """Also later on: an engine may carry out long after what nobody waited for any more."""
+async def sweep_orphans_forever(services: JobServices) -> None:
+    """Repeat it: an engine may carry out a request long after nobody waits for it any more."""
     while True:
-        await sweep(parts)
+        await sweep_orphans(services)
         await asyncio.sleep(SWEEP_SECONDS)
 
 
-async def sweep(parts: Parts) -> None:
-    """Remove what the engine has of this data folder and no job knows: ended runs, and runs of nobody."""
+async def sweep_orphans(services: JobServices) -> None:
+    """Remove the runs of this data directory that the engine has and no job knows."""
     failures = 0
     while True:
         try:
-            await _sweep_once(parts)
-        except (Unreachable, StoreUnavailable) as error:
+            await _sweep_once(services)
+        except (EngineUnreachable, StoreUnavailable) as error:
             failures += 1
-            log.warning("orphans can't be looked for: %s", str(error))
+            log.warning("cannot look for orphaned runs: %s", str(error))
         else:
             return
-        await asyncio.sleep(parts.pace.pause(failures, parts.random))
+        await asyncio.sleep(services.timings.pause(failures, services.random))
 
 
-async def _sweep_once(parts: Parts) -> None:
-    for engine in (parts.engine, *parts.others.values()):
-        found = await engine.ours()
-        # Read after the engine was asked: an attempt is in the books before the engine hears of it.
-        known = {one.key for one in await parts.book.read(work.open_attempts)}
-        if parts.trials is not None and parts.trials.running is not None:
-            known.add(parts.trials.running)
-        for one in found:
-            if one.key not in known:
-                await _remove(engine, one, parts.pace)
+async def _sweep_once(services: JobServices) -> None:
+    for engine in (services.engine, *services.other_engines.values()):
+        runs = await engine.list_runs()
+        # Read after the engine was asked: an attempt is in the store before the engine gets it.
+        known = {attempt.key for attempt in await services.records.read(attempts.open_attempts)}
+        if services.trials is not None and services.trials.running_key is not None:
+            known.add(services.trials.running_key)
+        for run in runs:
+            if run.key not in known:
+                await _remove_orphan(engine, run, services.timings)
 
 
-async def _remove(engine: Engine, one: Found, pace: Pace) -> None:
-    if one.run_dir is not None:
+async def _remove_orphan(engine: ExecutionEngine, run: EngineRun, timings: JobTimings) -> None:
+    if run.run_dir is not None:
         waited = 0.0
-        while (await engine.poll(one.ref, one.run_dir)).phase in (Phase.RUNNING, Phase.QUEUED):
+        while (await engine.poll(run.ref, run.run_dir)).phase in (RunPhase.RUNNING, RunPhase.QUEUED):
             if waited == 0.0:
-                log.warning("ending the run %s: no job knows it", one.key)
-                await engine.stop(one.ref, force=True)
-            if waited > pace.grace_s:
-                log.error("the run %s does not end", one.key)
+                log.warning("ending the run %s: no job knows it", run.key)
+                await engine.stop(run.ref, force=True)
+            if waited > timings.grace_s:
+                log.error("the run %s does not end", run.key)
                 return
-            waited += pace.poll_s
-            await asyncio.sleep(pace.poll_s)
-    await engine.remove(one.ref)
-    log.info("removed what the engine had of %s", one.key)
+            waited += timings.poll_s
+            await asyncio.sleep(timings.poll_s)
+    await engine.remove(run.ref)
+    log.info("removed what the engine had of %s", run.key)
+
+
+class FinishedJobCleaner:
+    def __init__(self, data_dir: Path, records: JobRecords, *, keep_s: float) -> None:
+        self._data_dir, self._records, self._keep_s = data_dir, records, keep_s
+        #: Nothing is left of these; to look at a thousand directories again and again is not free.
+        self._stripped: set[int] = set()
+        #: These were started again during a clean-up.
+        self._revived: set[int] = set()
+        self._busy = asyncio.Lock()
+
+    async def remove_expired(self, now: float) -> int:
+        """Remove the files of jobs that ended long enough ago; return the bytes freed."""
+        return await self._strip(now - self._keep_s)
+
+    async def remove_all_finished(self) -> int:
+        """The disk is full: remove the files of every job that is over; return the bytes freed."""
+        return await self._strip(self._records.clock())
+
+    async def _strip(self, over_by: float) -> int:
+        freed = 0
+        async with self._busy:
+            self._revived.clear()
+            jobs = await self._records.read(lambda db: store_jobs.jobs_finished_before(db, over_by))
+            for job_id in jobs:  # terabytes take minutes, in which a validator may start one of them again
+                if job_id not in self._stripped and job_id not in self._revived:
+                    self._stripped.add(job_id)
+                    freed += await asyncio.to_thread(self._strip_one, job_id)
+        if freed:
+            log.info("removed %s of finished jobs", show_bytes(freed))
+        return freed
+
+    def _strip_one(self, job_id: int) -> int:
+        try:
+            return job_folder(self._data_dir, job_id).strip()
+        except OSError as error:
+            log.warning("the files of job %d cannot be removed: %s", job_id, error)
+            return 0
+
+    def revived(self, job_id: int) -> None:
+        """The job was started again: spare its files."""
+        self._stripped.discard(job_id)
+        self._revived.add(job_id)

@@ -1,11 +1,10 @@
-"""What a job was asked to do, read from the request as it was received."""
+"""What a job was asked to do, read from the stored request, and the operator's own task files."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -19,40 +18,34 @@ from pydantic import (
     model_validator,
 )
 
-from core.errors import ConfigError, Problem
-from core.evaluation import Era
-from core.plan_parts import TaskSpec
-from core.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, FileFormat, ImageModelType, TaskType
-from core.wire import (
-    MAX_HOURS,
-    ModelId,
-    RepoName,
-    TaskId,
-    TrainRequestImage,
-    TrainRequestText,
-)
+from core.domain.errors import ConfigError, Problem
+from core.domain.evaluation import Era
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, FileFormat, ImageModelType, TaskType
+from core.domain.wire import MAX_HOURS, ModelId, RepoName, TaskId, TrainRequestImage, TrainRequestText
+from core.planning.plan import TaskSpec
+from miner.inputs.fetch import JobTask
 from miner.jobs.folder import JobFolder
-from miner.jobs.ports import StepFailed, Wanted
-from miner.jobs.states import EndReason
-from miner.store.jobs import Start
-from miner.store.work import JobRow
+from miner.store.jobs import JobRow, StartRequest
 
-#: Who starts the tasks that no validator sent. No hotkey is spelled like this.
+#: Stands for the validator of tasks that the operator starts. No hotkey is spelled like this.
 OPERATOR = "operator"
 
 
 _URLS = ("http://", "https://")
 
 
-def _from(given: ValidationInfo, path: Path) -> Path:
-    """A path as the task's file means it."""
-    folder: Path = (given.context or {}).get("folder", Path.cwd())
+def _resolved_path(info: ValidationInfo, path: Path) -> Path:
+    """A relative path belongs to the directory of the task's file."""
+    folder: Path = (info.context or {}).get("folder", Path.cwd())
     return (folder / path.expanduser()).absolute()
 
 
 class TaskFile(BaseModel):
-    """A one-off task of the operator's: a start request, or the same with files of this machine. `god-miner
-    eval` reads it too, see `core.eval_task`."""
+    """A one-off task of the operator: a start request, or the same with files of this machine.
+
+    `god-miner eval` reads it too, see `core.runs.run_files`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -60,7 +53,7 @@ class TaskFile(BaseModel):
     hours_to_complete: Annotated[float, Field(gt=0, le=MAX_HOURS, allow_inf_nan=False)]
     task_id: TaskId = Field(default_factory=lambda: f"mine-{uuid.uuid4().hex[:12]}")
     expected_repo_name: RepoName | None = None
-    #: Before what it explains: where the dataset lies.
+    #: Where the dataset is. Declared before `dataset`, whose validation needs it.
     file_format: FileFormat = FileFormat.S3
     #: A URL, a file of this machine, or with file_format "hf" a dataset of the hub.
     dataset: Annotated[str, Field(min_length=1)] | None = None
@@ -68,29 +61,29 @@ class TaskFile(BaseModel):
     #: A URL or a file of this machine.
     dataset_zip: Annotated[str, Field(min_length=1)] | None = None
     model_type: ImageModelType = ImageModelType.SDXL
-    #: A folder of this machine that holds the model, instead of the hub's.
+    #: A directory of this machine with the model, instead of the hub's.
     model_folder: Path | None = None
-    #: For `god-miner eval` alone, which reads the same file; a job is trained for what offers are scored on.
+    #: For `god-miner eval` only; a job is trained for what offers are scored on.
     era: Era = Era.OFFERS
     kl_coefficient: Annotated[float, Field(ge=0)] | None = None
 
     @field_validator("model_folder")
     @classmethod
-    def model_folder_is_a_folder(cls, value: Path | None, given: ValidationInfo) -> Path | None:
+    def model_folder_is_a_folder(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is None:
             return None
-        value = _from(given, value)
+        value = _resolved_path(info, value)
         if not value.is_dir():
             raise ValueError(f"{value} is not a directory")
         return value
 
     @field_validator("dataset", "dataset_zip")
     @classmethod
-    def files_are_looked_for_beside_the_task(cls, value: str | None, given: ValidationInfo) -> str | None:
-        is_hub = given.field_name == "dataset" and given.data.get("file_format") is FileFormat.HF
+    def files_are_looked_for_beside_the_task(cls, value: str | None, info: ValidationInfo) -> str | None:
+        is_hub = info.field_name == "dataset" and info.data.get("file_format") is FileFormat.HF
         if value is None or is_hub or value.startswith(_URLS):
             return value
-        return str(_from(given, Path(value)))
+        return str(_resolved_path(info, Path(value)))
 
     @model_validator(mode="after")
     def it_is_one_kind_of_task(self) -> Self:
@@ -109,14 +102,14 @@ class TaskFile(BaseModel):
 
     @property
     def data(self) -> str | Path:
-        """A path for whatever is no URL and no name on the hub."""
+        """A path for anything that is neither a URL nor a name on the hub."""
         text = self.dataset or self.dataset_zip or ""
         if text.startswith(_URLS) or (self.dataset and self.file_format is FileFormat.HF):
             return text
         return Path(text).expanduser().absolute()
 
-    def start(self, now: float) -> Start:
-        return Start(
+    def start(self, now: float) -> StartRequest:
+        return StartRequest(
             task_id=self.task_id,
             task_type=self.task_type,
             model=self.model,
@@ -130,16 +123,15 @@ class TaskFile(BaseModel):
 def read_task_file(
     text: str | bytes, source: str, folder: Path | None = None, *, may_name_files: bool = True
 ) -> TaskFile:
-    """`ConfigError` with every problem. Paths in it are looked for: relative ones in `folder`, where the file
-    lies."""
+    """Parse a task file; `ConfigError` with every problem. `folder` is where relative paths start."""
     try:
         task = TaskFile.model_validate_json(text, context={"folder": folder or Path.cwd()})
     except ValidationError as error:
         problems = [
             Problem(
-                ".".join(map(str, one["loc"])) or "the file", "", one["msg"].removeprefix("Value error, ")
+                ".".join(map(str, item["loc"])) or "the file", "", item["msg"].removeprefix("Value error, ")
             )
-            for one in error.errors(include_url=False)
+            for item in error.errors(include_url=False)
         ]
         raise ConfigError(source, problems) from None
     if not may_name_files and (isinstance(task.data, Path) or task.model_folder is not None):
@@ -150,65 +142,47 @@ def read_task_file(
     return task
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The parts of a request that a training needs, whoever sent it."""
-
-    task_type: TaskType
-    model: str
-    data: str | Path
-    file_format: FileFormat
-    dataset: DatasetType | None
-    image_type: ImageModelType | None
-    model_folder: Path | None = None
-
-    @property
-    def is_hostile(self) -> bool:
-        """Code from outside will run: reward functions."""
-        return self.task_type is TaskType.GRPO
-
-
-def task_of(row: JobRow) -> Task:
-    """Requests were checked when they came; `StepFailed` for one that an older or newer version stored."""
+def job_task_of(row: JobRow, folder: JobFolder) -> JobTask:
+    """Read the stored request, which was checked when it came; `StepFailed` for one of another version."""
+    common: dict[str, Any] = {"job_id": row.id, "task_type": row.task_type, "folder": folder.inputs}
     try:
         if row.validator == OPERATOR:
-            return _own(TaskFile.model_validate_json(row.request))
-        if row.task_type is TaskType.IMAGE:
+            own = TaskFile.model_validate_json(row.request)
+            return JobTask(
+                **common,
+                model=own.model,
+                data=own.data,
+                file_format=own.file_format,
+                dataset=own.dataset_type,
+                image_type=None if own.task_type.is_text else own.model_type,
+                model_folder=own.model_folder,
+            )
+        if not row.task_type.is_text:
             image = TrainRequestImage.model_validate_json(row.request)
-            return Task(row.task_type, image.model, image.dataset_zip, FileFormat.S3, None, image.model_type)
+            return JobTask(
+                **common,
+                model=image.model,
+                data=image.dataset_zip,
+                file_format=FileFormat.S3,
+                image_type=image.model_type,
+            )
         text = TrainRequestText.model_validate_json(row.request)
-        return Task(row.task_type, text.model, text.dataset, text.file_format, text.dataset_type, None)
+        return JobTask(
+            **common,
+            model=text.model,
+            data=text.dataset,
+            file_format=text.file_format,
+            dataset=text.dataset_type,
+        )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise StepFailed(
-            EndReason.BAD_DATA, f"the stored request can't be read: {where}: {first['msg']}"
-        ) from None
+        reason = f"the stored request cannot be read: {where}: {first['msg']}"
+        raise StepFailed(EndReason.BAD_DATA, reason) from None
 
 
-def _own(task: TaskFile) -> Task:
-    image = task.model_type if task.task_type is TaskType.IMAGE else None
-    return Task(
-        task.task_type, task.model, task.data, task.file_format, task.dataset_type, image, task.model_folder
-    )
-
-
-def wanted_of(row: JobRow, task: Task, folder: JobFolder) -> Wanted:
-    return Wanted(
-        job_id=row.id,
-        task_type=task.task_type,
-        model=task.model,
-        data=task.data,
-        file_format=task.file_format,
-        folder=folder.inputs,
-        dataset=task.dataset,
-        image_type=task.image_type,
-        model_folder=task.model_folder,
-    )
-
-
-def spec_of(row: JobRow, task: Task, now: float) -> TaskSpec:
-    """What the planner is asked: hours are those that are left."""
+def task_spec_of(row: JobRow, task: JobTask, now: float) -> TaskSpec:
+    """The planner's task, with the hours that are left."""
     return TaskSpec(
         task_type=task.task_type,
         hours=max(row.deadline_at - now, 0.0) / 3600,
@@ -218,16 +192,16 @@ def spec_of(row: JobRow, task: Task, now: float) -> TaskSpec:
 
 
 def repo_name(row: JobRow) -> str:
-    """As the newest start wants it; a task that named none is published under its own id."""
+    """The name of the newest start; a task without one is published under its own id."""
     return row.expected_repo_name or f"task-{row.task_id}"[:96]
 
 
-def shown_request(request: bytes) -> Mapping[str, Any]:
-    """For people: without the parts that are long or that open something."""
+def request_for_display(request: bytes) -> Mapping[str, Any]:
+    """For people: without the signed URLs."""
     try:
-        found = json.loads(request)
+        values = json.loads(request)
     except ValueError:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         return {}
-    return {key: value for key, value in found.items() if key not in ("dataset", "dataset_zip")}
+    return {key: value for key, value in values.items() if key not in ("dataset", "dataset_zip")}

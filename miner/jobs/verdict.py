@@ -1,82 +1,133 @@
-"""How an attempt has ended: what we asked for, then the trainer's word, then the engine's."""
+"""How an attempt has ended, and what follows: publish, try again, or give up.
+
+The reason is the daemon's own request to end if there was one, then the trainer's result, then the
+engine's status. Whether to try again is `core.runs.remedies`' to say.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
-from core.run_files import EXIT_OF, ExitCode, RunEnd, RunResult
-from miner.engines.base import Status, Why
-from miner.jobs.states import OF_ENGINE, OF_RUN, EndReason
-from miner.watch.progress import Course
+from core.domain.job_states import EndReason
+from core.runs.remedies import GOOD_ENDS, REASON_OF_RUN_END, AttemptFailure, retry_allowed
+from core.runs.run_files import EXIT_OF, RunEnd, RunResult, TrainerExitCode
+from miner.engines.base import EndCause, RunStatus
+from miner.jobs.progress import RunProgress
+from miner.jobs.timeline import JobTimings
 
-_OF_CODE: dict[int, RunEnd] = {int(code): end for end, code in EXIT_OF.items()}
-#: Ends after which nothing more is to be had from the same attempt.
-_WELL = frozenset({RunEnd.FINISHED, RunEnd.EARLY, RunEnd.CLOCK})
+#: The reason by the engine's word, for a trainer that could not say how it ended.
+REASON_OF_ENGINE_END: dict[EndCause, EndReason] = {
+    EndCause.OK: EndReason.BAD_SUBMISSION,
+    EndCause.FAILED: EndReason.CRASHED,
+    EndCause.STOPPED: EndReason.STOPPED,
+    EndCause.KILLED: EndReason.KILLED,
+    EndCause.TIMEOUT: EndReason.STOPPED,
+    EndCause.NODE_FAIL: EndReason.LOST,
+    EndCause.OOM_KILLED: EndReason.HOST_MEMORY,
+    EndCause.LOST: EndReason.LOST,
+}
 
 
-class Verdict(NamedTuple):
+_END_OF_EXIT_CODE: dict[int, RunEnd] = {int(code): end for end, code in EXIT_OF.items()}
+
+
+class AttemptVerdict(NamedTuple):
     reason: EndReason
     detail: str
 
 
-def verdict(
-    status: Status,
+def attempt_verdict(
+    status: RunStatus,
     result: RunResult | None,
-    course: Course,
+    progress: RunProgress,
     *,
-    asked: Verdict | None,
+    stop_verdict: AttemptVerdict | None,
     has_model: bool,
-) -> Verdict:
-    """`asked`: why we told it to end, if we did. `has_model`: a submission lies in its place."""
-    if asked is not None and asked.reason is EndReason.DEADLINE:
+) -> AttemptVerdict:
+    """`stop_verdict`: why we asked it to end, if we did. `has_model`: there is a submission."""
+    if stop_verdict is not None and stop_verdict.reason is EndReason.DEADLINE:
         return _at_the_deadline(status, result, has_model=has_model)
-    if asked is not None:
-        return asked
+    if stop_verdict is not None:
+        return stop_verdict
     if result is not None:
-        return _told(status, result, course, has_model=has_model)
-    return _untold(status, course)
+        return _verdict_of_result(status, result, progress, has_model=has_model)
+    return _verdict_of_engine(status, progress)
 
 
-def _at_the_deadline(status: Status, result: RunResult | None, *, has_model: bool) -> Verdict:
+def _at_the_deadline(status: RunStatus, result: RunResult | None, *, has_model: bool) -> AttemptVerdict:
     detail = result.detail if result else status.detail
-    return Verdict(EndReason.TRAINED if has_model else EndReason.STOPPED, detail)
+    return AttemptVerdict(EndReason.TRAINED if has_model else EndReason.STOPPED, detail)
 
 
-def _told(status: Status, result: RunResult, course: Course, *, has_model: bool) -> Verdict:
-    if result.end in _WELL and has_model:
-        return Verdict(EndReason.TRAINED, result.detail)
+def _verdict_of_result(
+    status: RunStatus, result: RunResult, progress: RunProgress, *, has_model: bool
+) -> AttemptVerdict:
+    if result.end in GOOD_ENDS and has_model:
+        return AttemptVerdict(EndReason.TRAINED, result.detail)
     if result.end is RunEnd.STOPPED:
-        # Not by us: somebody outside, or an engine that was restarted. There is time to go on.
-        return Verdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")
-    if result.end is RunEnd.KILLED and status.why is Why.OOM_KILLED:
-        # Counted by the kernel where the trainer could not look.
-        return Verdict(EndReason.HOST_MEMORY, _words(status, result, course))
-    return Verdict(OF_RUN[result.end], _words(status, result, course))
+        # Not by us: by somebody outside, or an engine that was restarted. There is time to go on.
+        return AttemptVerdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")
+    if result.end is RunEnd.KILLED and status.why is EndCause.OOM_KILLED:
+        # Counted by the kernel, where the trainer could not see it.
+        return AttemptVerdict(EndReason.HOST_MEMORY, _most_telling_text(status, result, progress))
+    return AttemptVerdict(REASON_OF_RUN_END[result.end], _most_telling_text(status, result, progress))
 
 
-def _untold(status: Status, course: Course) -> Verdict:
-    words = _words(status, None, course)
-    if course.oom is not None:
-        return Verdict(EndReason.OOM, words)
-    if course.end is not None and course.end.end not in _WELL:
-        return Verdict(OF_RUN[course.end.end], words)
-    if status.why is Why.FAILED and status.code in _OF_CODE:
-        return Verdict(OF_RUN[_OF_CODE[status.code]], words)
-    if status.why in (Why.STOPPED, Why.TIMEOUT):
-        # By a life of this daemon that could not write down why any more.
-        return Verdict(EndReason.KILLED, words)
-    return Verdict(OF_ENGINE[status.why or Why.LOST], words)
+def _verdict_of_engine(status: RunStatus, progress: RunProgress) -> AttemptVerdict:
+    text = _most_telling_text(status, None, progress)
+    if progress.oom is not None:
+        return AttemptVerdict(EndReason.OOM, text)
+    if progress.end is not None and progress.end.end not in GOOD_ENDS:
+        return AttemptVerdict(REASON_OF_RUN_END[progress.end.end], text)
+    if status.why is EndCause.FAILED and status.code in _END_OF_EXIT_CODE:
+        return AttemptVerdict(REASON_OF_RUN_END[_END_OF_EXIT_CODE[status.code]], text)
+    if status.why in (EndCause.STOPPED, EndCause.TIMEOUT):
+        # By an earlier daemon that could not record the reason any more.
+        return AttemptVerdict(EndReason.KILLED, text)
+    return AttemptVerdict(REASON_OF_ENGINE_END[status.why or EndCause.LOST], text)
 
 
-def _words(status: Status, result: RunResult | None, course: Course) -> str:
-    """The most telling sentence that somebody has left."""
-    said = [
+def _most_telling_text(status: RunStatus, result: RunResult | None, progress: RunProgress) -> str:
+    texts = [
         result.detail if result else "",
-        course.oom.text if course.oom else "",
-        course.end.text if course.end else "",
+        progress.oom.text if progress.oom else "",
+        progress.end.text if progress.end else "",
         status.detail,
     ]
-    text = next((words for words in said if words), "")
-    if text:
+    if text := next(filter(None, texts), ""):
         return text
-    return f"ended with code {status.code}" if status.code not in (None, ExitCode.OK) else "no word of why"
+    has_code = status.code not in (None, TrainerExitCode.OK)
+    return f"ended with code {status.code}" if has_code else "no reason is known"
+
+
+class NextAction(StrEnum):
+    PUBLISH = "publish"
+    AGAIN = "again"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySituation:
+    reason: EndReason
+    #: The failures of all attempts since the job's last start, the last one included.
+    history: tuple[AttemptFailure, ...]
+    #: Whether some attempt has left a model.
+    has_model: bool
+    #: Until a training would be asked to end.
+    left_s: float
+    #: What a new attempt needs before its first evaluation, roughly.
+    needs_s: float
+
+
+def next_action(now: RetrySituation, timings: JobTimings) -> NextAction:
+    """The retry rule. An existing model is worth more than a try that cannot end in time."""
+    if now.reason is EndReason.TRAINED:
+        return NextAction.PUBLISH
+    ends = NextAction.PUBLISH if now.has_model else NextAction.GIVE_UP
+    if not retry_allowed(now.history, timings.max_attempts) or now.left_s <= 0:
+        return ends
+    if now.has_model and now.left_s < max(now.needs_s, timings.attempt_needs_s):
+        return ends
+    return NextAction.AGAIN

@@ -1,7 +1,12 @@
-"""The worker of one job: looks at its state, does what that state needs, and looks again.
+"""The worker of one job: look at its state, do what that state needs, and look again.
 
-Every state can be entered anew from the books and the disk alone: a restart does that, and so does a worker
-whose job somebody else has changed.
+    QUEUED ─▶ PREPARING ─▶ TRAINING ─▶ PUBLISHING ─▶ DONE
+                  ▲            │            │
+                  └─ another ──┴────────────┘        FAILED and CANCELLED: from every state
+                     attempt
+
+Every state can be entered from the store and the disk alone: a restart does that, and so does a worker whose
+job somebody else has changed.
 """
 
 from __future__ import annotations
@@ -9,89 +14,73 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from itertools import takewhile
 from pathlib import Path
 
-from miner.engines.base import Phase, Unreachable
-from miner.jobs.best import best_of
-from miner.jobs.desk import Desk
+from core.domain.job_states import EndReason, JobState, StepFailed
+from miner.engines.base import EngineUnreachable, RunPhase
+from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
-from miner.jobs.launch import Attempt
-from miner.jobs.past import candidates, past_of
-from miner.jobs.ports import StepFailed
+from miner.jobs.history import best_candidate, history_of, model_candidates
+from miner.jobs.launch import JobAttempt
 from miner.jobs.prepare import keep_lesson, prepare
-from miner.jobs.publishing import publish, rename
-from miner.jobs.retry import Next, Situation, after_attempt
-from miner.jobs.states import EndReason, JobState
-from miner.jobs.tasks import task_of, wanted_of
-from miner.jobs.training import Training
-from miner.jobs.verdict import Verdict
-from miner.store.work import AttemptRow, Stale
+from miner.jobs.publishing import publish_best, rename_published
+from miner.jobs.training import AttemptSupervisor
+from miner.jobs.verdict import AttemptVerdict, NextAction, RetrySituation, next_action
+from miner.observe.alerts import AlertKind
+from miner.store.attempts import AttemptRow, StaleJob
 from miner.store.writer import StoreUnavailable
-from miner.watch import files
+from miner.support.untrusted_files import touch_untrusted
 
 log = logging.getLogger(__name__)
 
-#: What a new attempt takes until its first model, where no plan says more.
-_NEEDS_S = 120.0
-#: Mistakes of our own that a job outlives, and after how long without one it counts as none.
-_MOST_BUGS, _FORGIVEN_S = 1, 900.0
+#: What a new attempt takes until its first model, if no plan says more.
+_UNPLANNED_NEED_S = 120.0
+#: Bugs of ours that a job survives, and after how long without one they are forgotten.
+_MAX_BUGS, _BUG_WINDOW_S = 1, 900.0
 
 
-class Worker:
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+class JobWorker:
+    def __init__(self, job: JobContext) -> None:
+        self.job = job
         self._bugs = 0
         self._bug_at = float("-inf")
 
     async def run(self) -> None:
-        """Until nothing is left to do for the job. Cancelling it leaves the job as it is."""
+        """Work until nothing is left to do for the job. Cancelling it leaves the job as it is."""
         while True:
             try:
-                if await self._round():
-                    return
+                try:
+                    if await self._step():
+                        return
+                # Handling these needs the store as well, so it stands within the outer boundary.
+                except StaleJob:
+                    await self.job.reload()
+                except StepFailed as failed:
+                    await self._end_after(failed)
             except StoreUnavailable as error:
                 await self._wait_for_the_store(str(error))
             except Exception:  # noqa: BLE001 - the boundary of everything that is done for a job
-                await self._bug()
+                await self._survive_bug()
 
-    async def _round(self) -> bool:
-        """What is done about a failure needs the store as well, so it stands inside of the same boundary."""
-        try:
-            return await self._next()
-        except Stale:
-            await self.desk.reload()
-        except StepFailed as failed:
-            await self._failed(failed)
-        return False
-
-    async def _wait_for_the_store(self, why: str) -> None:
-        desk = self.desk
-        log.warning("job %d waits for the store: %s", desk.row.id, why, extra=desk.log)
-        pause = desk.parts.pace.pause(1, desk.parts.random)
-        desk.live.trouble, desk.live.retry_at = why, desk.now() + pause
-        desk.show()
-        with contextlib.suppress(StoreUnavailable):  # which jobs are over stands in the store
-            await desk.parts.make_room()
-        await desk.pause(pause)
-        desk.live.trouble, desk.live.retry_at = "", None
-
-    async def _next(self) -> bool:
-        row = self.desk.row
-        if row.state.is_over:
-            return await self._over()
-        if self._bugs > _MOST_BUGS:
+    async def _step(self) -> bool:
+        """Do what the job's state needs; return True when nothing is left to do."""
+        job = self.job
+        if job.row.state.is_over:
+            return await self._clean_up_ended()
+        if self._bugs > _MAX_BUGS:
             await self._end(
                 EndReason.BUG, f"the worker failed {self._bugs} times; the log has the tracebacks"
             )
             self._bugs = 0
             return False
-        if self.desk.now() >= row.deadline_at:
+        if job.now() >= job.row.deadline_at:
             await self._end(EndReason.DEADLINE, "the deadline has come")
             return False
-        match row.state:
+        match job.row.state:
             case JobState.QUEUED | JobState.PREPARING:
                 if await self._end_runs(EndReason.STOPPED):
-                    await prepare(self.desk)
+                    await prepare(job)
             case JobState.TRAINING:
                 await self._train()
             case JobState.PUBLISHING:
@@ -101,214 +90,223 @@ class Worker:
     # Training
 
     async def _train(self) -> None:
-        desk = self.desk
-        attempts = await desk.parts.book.attempts(desk.row.id)
-        current = attempts[-1]
-        if current.ended_at is None:
-            attempt = await self._loaded(current)
-            if attempt is None or not await self._watch(attempt):
+        """Supervise the last attempt to its end, and decide what follows."""
+        job = self.job
+        attempts = await job.services.records.attempts(job.row.id)
+        if attempts[-1].ended_at is None:
+            attempt = await self._load_attempt(attempts[-1])
+            if attempt is None or not await self._supervise(attempt):
                 return
-            attempts = await desk.parts.book.attempts(desk.row.id)
+            attempts = await job.services.records.attempts(job.row.id)
         await self._decide(attempts)
 
-    async def _loaded(self, current: AttemptRow) -> Attempt | None:
-        """What the attempt was told. Without it nobody can look after its run: that is ended, and another
-        attempt follows."""
+    async def _load_attempt(self, row: AttemptRow) -> JobAttempt | None:
+        """Read what the attempt was given. Without it nobody can supervise its run, which is ended then;
+        another attempt follows."""
         try:
-            return await asyncio.to_thread(Attempt.load, current)
+            return await asyncio.to_thread(JobAttempt.load, row)
         except (OSError, ValueError) as error:
-            text = f"what attempt {current.number} was told can't be read any more: {error}"
-        desk = self.desk
-        desk.note("lost", text)
-        desk.parts.alert("attempt_lost", f"job {desk.row.id}: {text}")
-        await self._end_run(current, EndReason.LOST, text)
+            text = f"the plan and run of attempt {row.number} cannot be read any more: {error}"
+        self.job.note("lost", text)
+        self.job.services.alert(AlertKind.ATTEMPT_LOST, f"job {self.job.row.id}: {text}")
+        await self._end_run(row, EndReason.LOST, text)
         return None
 
-    async def _watch(self, attempt: Attempt) -> bool:
-        """Whether the attempt has ended. If nobody can tell and the time is up, the job goes on without it,
-        and whatever runs still is ended once the engine answers."""
-        desk = self.desk
-        task = task_of(desk.row)
-        desk.parts.inputs.hold(wanted_of(desk.row, task, desk.folder))
+    async def _supervise(self, attempt: JobAttempt) -> bool:
+        """Return whether the attempt has ended, with its end in the store.
+
+        If nobody can tell and the time is up, the job goes on without it, and whatever still runs is ended
+        once the engine answers.
+        """
+        job = self.job
+        job.services.inputs.hold(job.task)
         if attempt.plan.launch.port is not None:
-            desk.parts.ports[desk.row.id] = attempt.plan.launch.port
-        training = Training(desk, attempt, task)
+            job.services.ports[job.row.id] = attempt.plan.launch.port
+        supervisor = AttemptSupervisor(job, attempt)
         try:
-            ended = await training.run()
+            verdict = await supervisor.run()
         except StepFailed as failed:
             if failed.reason is not EndReason.ENGINE_REJECTED:
                 await self._end(failed.reason, str(failed))
                 return False
-            ended = Verdict(failed.reason, str(failed))
-        if ended is None:
+            verdict = AttemptVerdict(failed.reason, str(failed))
+        if verdict is None:
             await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
             return False
-        await self._close(attempt, ended, training.measured_step_s)
+        # The end goes into the store first: what is done after it can be repeated.
+        await job.services.records.end_attempt(attempt.row, verdict.reason, verdict.detail)
+        detail = f", {verdict.detail}" if verdict.detail else ""
+        job.note("attempt_ended", f"attempt {attempt.row.number} ended: {verdict.reason}{detail}")
+        if supervisor.measured_step_s is not None:
+            await keep_lesson(job, attempt.plan, supervisor.measured_step_s)
+        await self._remove_from_engine(attempt.row)
         return True
 
-    async def _close(self, attempt: Attempt, ended: Verdict, measured_step_s: float | None) -> None:
-        """The end goes into the books first: what is done after it can be done again."""
-        desk, parts = self.desk, self.desk.parts
-        await parts.book.end_attempt(attempt.row, ended.reason, ended.detail)
-        why = f", {ended.detail}" if ended.detail else ""
-        desk.note("attempt_ended", f"attempt {attempt.row.number} ended: {ended.reason}{why}")
-        if measured_step_s is not None:
-            await keep_lesson(desk, attempt.plan, measured_step_s)
-        await self._forget(attempt.row)
-
-    async def _forget(self, row: AttemptRow) -> None:
-        engine = self.desk.parts.engine_of(row)
-        try:
-            ref = row.ref or await engine.find(row.key)
-            if ref is not None:
-                await engine.remove(ref)
-        except Unreachable as error:  # recovery sweeps it up
-            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.desk.log)
-
     async def _decide(self, attempts: list[AttemptRow]) -> None:
-        desk, row = self.desk, self.desk.row
-        past = await asyncio.to_thread(past_of, attempts, row.counted_from)
-        reason = past.ended_by or EndReason.LOST
-        has_model = await asyncio.to_thread(lambda: best_of(candidates(attempts)) is not None)
-        plan = past.plan
-        times = desk.times(
+        """After the last attempt: publish, try again, or give up."""
+        job = self.job
+        history = await asyncio.to_thread(history_of, attempts, job.row.counted_from)
+        reason, plan = history.ended_by or EndReason.LOST, history.plan
+        times = job.timeline(
             reserve_s=plan.time.reserve_s if plan else 0.0, publish_s=plan.time["publish"] if plan else 60.0
         )
-        situation = Situation(
+        situation = RetrySituation(
             reason=reason,
-            history=past.history,
-            has_model=has_model,
-            left_s=times.end_by - desk.now(),
-            needs_s=plan.time.start_of("train") - plan.time["download"] if plan else _NEEDS_S,
+            history=history.failures,
+            has_model=await _any_model(attempts),
+            left_s=times.end_by - job.now(),
+            needs_s=plan.time.start_of("train") - plan.time["download"] if plan else _UNPLANNED_NEED_S,
         )
-        match after_attempt(situation, desk.parts.pace):
-            case Next.PUBLISH:
-                await desk.move(JobState.PUBLISHING)
-            case Next.AGAIN:
-                await self._breathe(reason, past.history)
-                await desk.move(JobState.PREPARING)
-            case Next.GIVE_UP:
+        match next_action(situation, job.services.timings):
+            case NextAction.PUBLISH:
+                await job.move(JobState.PUBLISHING)
+            case NextAction.AGAIN:
+                await self._pause_before_retry(reason, history.reasons)
+                await job.move(JobState.PREPARING)
+            case NextAction.GIVE_UP:
                 await self._end(reason, attempts[-1].detail)
 
-    async def _breathe(self, reason: EndReason, history: tuple[EndReason, ...]) -> None:
-        """What is wrong with this host does not get better by being tried again at once."""
-        desk = self.desk
+    async def _pause_before_retry(self, reason: EndReason, reasons: tuple[EndReason, ...]) -> None:
+        """What is wrong with this host does not get better by trying again at once."""
+        job = self.job
         if reason is EndReason.DISK_FULL:
-            await desk.parts.make_room()
+            await job.services.free_disk()
         if reason in (EndReason.OOM, EndReason.NAN):
             return
-        alike = 0
-        for one in reversed(history):
-            if one is not reason:
-                break
-            alike += 1
-        pause = desk.parts.pace.pause(alike, desk.parts.random)
-        desk.live.trouble, desk.live.retry_at = reason.value, desk.now() + pause
-        desk.show()
-        await desk.pause(pause)
+        alike = len(list(takewhile(lambda other: other is reason, reversed(reasons))))
+        pause = job.services.timings.pause(alike, job.services.random)
+        job.live.trouble, job.live.retry_at = reason.value, job.now() + pause
+        job.show_state()
+        await job.pause(pause)
+
+    # Publishing
 
     async def _publish(self) -> None:
-        """Where all models were refused, their attempts say so now, and the rule decides what follows."""
-        desk = self.desk
-        if not await publish(desk):
-            attempts = await desk.parts.book.attempts(desk.row.id)
+        """If all models were refused, their attempts say so now, and the retry rule decides what follows."""
+        job = self.job
+        if not await publish_best(job):
+            attempts = await job.services.records.attempts(job.row.id)
             if not attempts or attempts[-1].end_reason is not EndReason.BAD_SUBMISSION:
                 raise StepFailed(EndReason.BAD_SUBMISSION, "no attempt has left a model")
             await self._decide(attempts)
 
     # Ends
 
-    async def _failed(self, failed: StepFailed) -> None:
-        desk = self.desk
-        log.warning("job %d: %s (%s)", desk.row.id, str(failed), failed.reason, extra=desk.log)
+    async def _end_after(self, failed: StepFailed) -> None:
+        job = self.job
+        log.warning("job %d: %s (%s)", job.row.id, str(failed), failed.reason, extra=job.log)
         try:
             await self._end(failed.reason, str(failed))
-        except Stale:
-            await desk.reload()
-
-    async def _bug(self) -> None:
-        """Our own mistake. Once more after a pause; then the job ends with whatever there is. A day's run is
-        not given up for two that have nothing to do with each other."""
-        desk, now = self.desk, self.desk.now()
-        self._bugs = self._bugs + 1 if abs(now - self._bug_at) < _FORGIVEN_S else 1
-        self._bug_at = now
-        log.exception("the worker of job %d failed (%d)", desk.row.id, self._bugs, extra=desk.log)
-        desk.parts.alert("job_bug", f"job {desk.row.id}: the worker failed, see the log")
-        await desk.pause(desk.parts.pace.pause(self._bugs, desk.parts.random))
-        try:
-            await desk.reload()
-        except StoreUnavailable:
-            log.warning("job %d is looked at again", desk.row.id, extra=desk.log)
+        except StaleJob:
+            await job.reload()
 
     async def _end(self, reason: EndReason, detail: str) -> None:
-        """With a model somewhere and time to publish it, that is not the end yet."""
-        desk, row = self.desk, self.desk.row
-        if row.state is not JobState.PUBLISHING and desk.now() < row.deadline_at:
-            attempts = await desk.parts.book.attempts(row.id)
-            if await asyncio.to_thread(lambda: best_of(candidates(attempts))):
-                await desk.move(JobState.PUBLISHING)
-                return
-        if row.submission is not None:
-            await desk.move(JobState.DONE, EndReason.PUBLISHED, f"published early; then: {reason}, {detail}")
+        """End the job, unless there is a model and time to publish it."""
+        job, row = self.job, self.job.row
+        may_publish = row.state is not JobState.PUBLISHING and job.now() < row.deadline_at
+        if may_publish and await _any_model(await job.services.records.attempts(row.id)):
+            await job.move(JobState.PUBLISHING)
+        elif row.submission is not None:
+            await job.move(JobState.DONE, EndReason.PUBLISHED, f"published early; then: {reason}, {detail}")
         else:
-            desk.parts.alert("job_failed", f"job {row.id}: {reason}, {detail}")
-            await desk.move(JobState.FAILED, reason, detail)
+            job.services.alert(AlertKind.JOB_FAILED, f"job {row.id}: {reason}, {detail}")
+            await job.move(JobState.FAILED, reason, detail)
 
-    async def _over(self) -> bool:
-        """Nothing may be left running, held or misnamed. True when all is done."""
-        desk = self.desk
-        reason = EndReason.CANCELLED if desk.row.state is JobState.CANCELLED else EndReason.STOPPED
+    async def _clean_up_ended(self) -> bool:
+        """Leave nothing running, held or misnamed; return True when all is done."""
+        job = self.job
+        reason = EndReason.CANCELLED if job.row.state is JobState.CANCELLED else EndReason.STOPPED
         if not await self._end_runs(reason):
             return False
-        desk.release_gpus()
-        desk.parts.inputs.release(desk.row.id)
-        while desk.row.state is JobState.DONE and desk.row.misnamed and desk.now() < desk.row.deadline_at:
-            if not await self._rename():  # and once more for a start that came meanwhile
+        job.release_gpus()
+        job.services.inputs.release(job.row.id)
+        while job.row.state is JobState.DONE and job.row.misnamed and job.now() < job.row.deadline_at:
+            try:
+                await rename_published(job)  # and once more for a start that came meanwhile
+            except StepFailed as failed:
+                job.services.alert(AlertKind.JOB_MISNAMED, f"job {job.row.id}: {failed}")
+                log.warning("job %d keeps its old name: %s", job.row.id, str(failed), extra=job.log)
                 break
-        desk.parts.publisher.forget(desk.row.id)
-        return True
-
-    async def _rename(self) -> bool:
-        try:
-            await rename(self.desk)
-        except StepFailed as failed:
-            self.desk.parts.alert("job_misnamed", f"job {self.desk.row.id}: {failed}")
-            log.warning("job %d keeps its old name: %s", self.desk.row.id, str(failed), extra=self.desk.log)
-            return False
+        job.services.publisher.forget(job.row.id)
         return True
 
     async def _end_runs(self, reason: EndReason) -> bool:
-        """Nothing of earlier attempts runs any more: true when that is so. A job that was given up while its
-        engine did not answer, and then started again, would train twice on the same cards."""
-        for one in await self.desk.parts.book.attempts(self.desk.row.id):
-            if one.ended_at is None and not await self._end_run(one, reason, "ended with its job"):
+        """End the runs of earlier attempts; return True when none is left.
+
+        A job that was given up while its engine did not answer, and then started again, would train twice on
+        the same GPUs.
+        """
+        for attempt in await self.job.services.records.attempts(self.job.row.id):
+            if attempt.ended_at is None and not await self._end_run(attempt, reason, "ended with its job"):
                 return False
         return True
 
     async def _end_run(self, attempt: AttemptRow, reason: EndReason, detail: str) -> bool:
-        """End a run that nobody waits for: asked, then killed. True when it is gone."""
-        desk, pace = self.desk, self.desk.parts.pace
-        engine = desk.parts.engine_of(attempt)
+        """Ask a run that nobody waits for to end, then kill it; return True when it is gone."""
+        job, timings = self.job, self.job.services.timings
+        engine = job.services.engine_of(attempt)
         folder = AttemptFolder(Path(attempt.folder))
-        asked_at, force = desk.now(), False
-        await desk.submitted()
+        asked_at, force = job.now(), False
+        await job.wait_until_submitted()
         try:
             ref = attempt.ref or await engine.find(attempt.key)
             while ref is not None:
                 status = await engine.poll(ref, folder.path)
-                if status.phase in (Phase.ENDED, Phase.LOST):
+                if status.phase in (RunPhase.ENDED, RunPhase.LOST):
                     break
-                if desk.now() - asked_at >= pace.grace_s and not force:
+                if job.now() - asked_at >= timings.grace_s and not force:
                     force = True
                     await engine.stop(ref, force=True)
                 elif not force:
-                    await asyncio.to_thread(files.touch, folder.stop)
+                    await asyncio.to_thread(touch_untrusted, folder.stop)
                     await engine.stop(ref)
-                await desk.pause(pace.poll_s)
-        except Unreachable as error:
-            log.warning("job %d: a run can't be ended: %s", desk.row.id, str(error), extra=desk.log)
-            await desk.pause(pace.pause(3, desk.parts.random))
+                await job.pause(timings.poll_s)
+        except EngineUnreachable as error:
+            log.warning("job %d: a run cannot be ended: %s", job.row.id, str(error), extra=job.log)
+            await job.pause(timings.pause(3, job.services.random))
             return False
-        await desk.parts.book.end_attempt(attempt, reason, detail)
-        await self._forget(attempt)
+        await job.services.records.end_attempt(attempt, reason, detail)
+        await self._remove_from_engine(attempt)
         return True
+
+    async def _remove_from_engine(self, row: AttemptRow) -> None:
+        engine = self.job.services.engine_of(row)
+        try:
+            ref = row.ref or await engine.find(row.key)
+            if ref is not None:
+                await engine.remove(ref)
+        except EngineUnreachable as error:  # recovery removes it later
+            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.job.log)
+
+    # Trouble of our own
+
+    async def _wait_for_the_store(self, why: str) -> None:
+        job = self.job
+        log.warning("job %d waits for the store: %s", job.row.id, why, extra=job.log)
+        pause = job.services.timings.pause(1, job.services.random)
+        job.live.trouble, job.live.retry_at = why, job.now() + pause
+        job.show_state()
+        with contextlib.suppress(StoreUnavailable):  # the store says which jobs are over
+            await job.services.free_disk()
+        await job.pause(pause)
+        job.live.trouble, job.live.retry_at = "", None
+
+    async def _survive_bug(self) -> None:
+        """Try once more after a pause; then the job ends with what it has.
+
+        A run of a day is not given up for two bugs that have nothing to do with each other.
+        """
+        job, now = self.job, self.job.now()
+        self._bugs = self._bugs + 1 if abs(now - self._bug_at) < _BUG_WINDOW_S else 1
+        self._bug_at = now
+        log.exception("the worker of job %d failed (%d)", job.row.id, self._bugs, extra=job.log)
+        job.services.alert(AlertKind.JOB_BUG, f"job {job.row.id}: the worker failed, see the log")
+        await job.pause(job.services.timings.pause(self._bugs, job.services.random))
+        try:
+            await job.reload()
+        except StoreUnavailable:
+            log.warning("job %d: the store cannot be read, trying again", job.row.id, extra=job.log)
+
+
+async def _any_model(attempts: list[AttemptRow]) -> bool:
+    return await asyncio.to_thread(lambda: best_candidate(model_candidates(attempts)) is not None)

@@ -1,183 +1,309 @@
-"""The hard rules of a policy, each as a verdict with its number and what would have to change."""
+"""The rules that an offer must meet, each with its reason, its number and what would have to change.
+
+A rule is one record: its name in stored decisions, what a validator is told when it fails, and its check.
+To add one, add its key to `policies/schema.py` and its check here; decisions list them in this order.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
-from core.choices import Engine
-from core.errors import ConfigError
-from core.models import Family
-from core.profile.annotations import engine_for
-from core.profile.load import LoadedProfile
-from core.profile.resolve import matches, resolve
-from core.tasks import TaskType
-from core.units import show_params, show_seconds
+from core.domain.choices import Engine
+from core.domain.decisions import ExpectedValue, Reason, just_below
+from core.domain.errors import ConfigError
+from core.domain.units import show_params, show_seconds
+from core.models.facts import Family
+from core.profile.resolve import LoadedProfile, engine_for, resolve_profile, selector_matches
 from miner.fleet.base import FleetSnapshot
-from miner.offers.ask import Ask
-from miner.offers.decision import Reason, below
-from miner.offers.history import Chances, History
-from miner.offers.policies.schema import Rules, hours_for
-from miner.offers.policies.words import WORD_OF
+from miner.offers.fit import FitResult, RuleVerdict
+from miner.offers.history import SuccessChances, SuccessHistory
+from miner.offers.parsed_offer import ParsedOffer
+from miner.offers.policies.schema import Policy, hours_limit_for
+
+NO_CAPACITY = "no capacity at the moment"
+_NO_SUCH_TASK = "this task type is not trained here"
+_NO_SUCH_MODEL = "this model is not trained here"
 
 
-def rules_of_offer(ask: Ask, rules: Rules) -> Iterator[Reason]:
-    """What the offer alone decides."""
-    yield _task(ask, rules)
-    yield _family(ask, rules)
-    yield _denied(ask)
-    yield _size(ask, rules)
-    yield _hours(ask, rules)
-    yield _least_hours(ask, rules)
+class RuleInputs(NamedTuple):
+    """All that a rule may look at."""
+
+    offer: ParsedOffer
+    now: float
+    fleet: FleetSnapshot
+    history: SuccessHistory
+    chances: SuccessChances
+    terms: Policy
+    profile: LoadedProfile
+    fit: FitResult
+    value: ExpectedValue
+    score: float
 
 
-def rules_of_moment(
-    ask: Ask,
-    rules: Rules,
-    profile: LoadedProfile,
-    fleet: FleetSnapshot,
-    history: History,
-    chances: Chances,
-    window: tuple[float, float],
-) -> Iterator[Reason]:
-    """What depends on what else runs, on the clock and on what was done before."""
-    yield _engine(ask, profile, fleet)
-    yield _sandbox(ask, fleet)
-    yield _jobs(rules, profile, fleet)
-    yield _blackout(rules, window)
-    yield _success(rules, chances)
-    yield from _experience(ask, rules, history)
+RuleCheck = Callable[[RuleInputs], RuleVerdict | list[RuleVerdict]]
 
 
-def _task(ask: Ask, rules: Rules) -> Reason:
-    word = WORD_OF[ask.task_type]
-    if rules.tasks is None or ask.task_type in rules.tasks:
-        return Reason("task", True, f"{word} is trained here")
-    known = ", ".join(WORD_OF[kind] for kind in rules.tasks)
-    return Reason("task", False, f"{word} is not among {known}", f"{word} in rules.tasks")
+class Rule(NamedTuple):
+    name: str
+    #: What a validator is told when it fails: the kind of reason, none of our numbers.
+    public: str
+    check: RuleCheck
 
 
-def _family(ask: Ask, rules: Rules) -> Reason:
-    family = ask.model.family
-    if ask.model.is_image:
-        return Reason("family", True, "image models are told apart by their type")
+RULES: list[Rule] = []
+
+
+def rule(name: str, public: str = "not at the moment") -> Callable[[RuleCheck], RuleCheck]:
+    """Declare the decorated check as a rule."""
+
+    def declare(check: RuleCheck) -> RuleCheck:
+        RULES.append(Rule(name, public, check))
+        return check
+
+    return declare
+
+
+def check_rules(inputs: RuleInputs) -> tuple[tuple[Reason, ...], str | None]:
+    """Return the reasons of all rules, and what a validator is told of the first that failed, if any did."""
+    reasons: list[Reason] = []
+    message: str | None = None
+    for name, public, check in RULES:
+        found = check(inputs)
+        for passed, text, way, own_message in found if isinstance(found, list) else (found,):
+            if not passed and message is None:
+                message = own_message or public
+            reasons.append(Reason(name, passed, text, way))
+    return tuple(reasons), message
+
+
+# What the offer alone decides
+
+
+@rule("task", _NO_SUCH_TASK)
+def _task(inputs: RuleInputs) -> RuleVerdict:
+    task_type, allowed = inputs.offer.task_type, inputs.terms.rules.tasks
+    word = task_type.word
+    if allowed is None or task_type in allowed:
+        return RuleVerdict(True, f"{word} is trained here")
+    words = ", ".join(kind.word for kind in allowed)
+    return RuleVerdict(False, f"{word} is not among {words}", f"{word} in rules.tasks")
+
+
+@rule("family", _NO_SUCH_MODEL)
+def _family(inputs: RuleInputs) -> RuleVerdict:
+    model, allowed = inputs.offer.model, inputs.terms.rules.families
+    family = model.family
+    if model.is_image:
+        return RuleVerdict(True, "image models are told apart by their type")
     shown = "a family that nobody knows" if family is Family.UNKNOWN else family.value
-    if rules.families is None or family in rules.families:
-        return Reason("family", True, f"{shown} is taken")
-    known = ", ".join(one.value for one in rules.families)
-    return Reason("family", False, f"{shown} is not among {known}", f"{family.value} in rules.families")
+    if allowed is None or family in allowed:
+        return RuleVerdict(True, f"{shown} is taken")
+    words = ", ".join(family.value for family in allowed)
+    return RuleVerdict(False, f"{shown} is not among {words}", f"{family.value} in rules.families")
 
 
-def _denied(ask: Ask) -> Reason:
-    if ask.denied is None:
-        return Reason("model", True, "the model is not denied")
-    return Reason(
-        "model",
-        False,
-        f"the model's name matches {ask.denied}",
-        f"{ask.denied} out of rules.models_denied",
-    )
+@rule("model", _NO_SUCH_MODEL)
+def _denied(inputs: RuleInputs) -> RuleVerdict:
+    denied = inputs.offer.denied
+    if denied is None:
+        return RuleVerdict(True, "the model is not denied")
+    return RuleVerdict(False, f"the model's name matches {denied}", f"{denied} out of rules.models_denied")
 
 
-def _size(ask: Ask, rules: Rules) -> Reason:
-    size = ask.params
-    shown = show_params(size)
-    if ask.size.doubt:
-        stated, named = map(show_params, ask.size.doubt)
+@rule("size", "models of this size are not trained here")
+def _size(inputs: RuleInputs) -> RuleVerdict:
+    offer, band = inputs.offer, inputs.terms.rules.size
+    shown = show_params(offer.params)
+    if offer.size.mismatch:
+        stated, named = map(show_params, offer.size.mismatch)
         shown += f" (the offer says {stated}, the name {named}; the larger one is planned for)"
-    if rules.size is None or ask.model.is_image or size in rules.size:
-        return Reason("size", True, f"{shown} parameters are taken")
-    return Reason("size", False, f"{shown} parameters are outside {rules.size}", "a wider rules.size")
+    if band is None or offer.model.is_image or offer.params in band:
+        return RuleVerdict(True, f"{shown} parameters are taken")
+    return RuleVerdict(False, f"{shown} parameters are outside {band}", "a wider rules.size")
 
 
-def _hours(ask: Ask, rules: Rules) -> Reason:
-    found = hours_for(rules, ask.kinds)
+@rule("hours", "the task is too long for this miner")
+def _hours(inputs: RuleInputs) -> RuleVerdict:
+    hours, kinds = inputs.offer.hours, inputs.offer.kinds
+    found = hours_limit_for(inputs.terms.rules, kinds)
     if found is None:
-        return Reason("hours", True, f"{ask.hours:g} h; {ask.kinds[0]} has no limit")
+        return RuleVerdict(True, f"{hours:g} h; {kinds[0]} has no limit")
     key, limit = found
-    if limit.allows(ask.hours):
-        return Reason("hours", True, f"{ask.hours:g} h are within {limit} for {ask.kinds[0]}")
-    text = f"{ask.hours:g} h are over the limit of {limit} for {ask.kinds[0]}"
-    return Reason("hours", False, text, f"{key} of {math.ceil(ask.hours * 100) / 100:g}")
+    if limit.allows(hours):
+        return RuleVerdict(True, f"{hours:g} h are within {limit} for {kinds[0]}")
+    text = f"{hours:g} h are over the limit of {limit} for {kinds[0]}"
+    return RuleVerdict(False, text, f"{key} of {math.ceil(hours * 100) / 100:g}")
 
 
-def _least_hours(ask: Ask, rules: Rules) -> Reason:
-    if ask.hours >= rules.min_hours and ask.hours > 0:
-        return Reason("min_hours", True, f"{ask.hours:g} h are at least {rules.min_hours:g}")
-    if ask.hours <= 0:
-        return Reason("min_hours", False, f"{ask.hours:g} h leave no time to train", "hours in the offer")
-    text = f"{ask.hours:g} h are less than {rules.min_hours:g}"
-    return Reason("min_hours", False, text, f"rules.min_hours of {math.floor(ask.hours * 100) / 100:g}")
+@rule("min_hours", "the time is too short for this miner")
+def _min_hours(inputs: RuleInputs) -> RuleVerdict:
+    hours, least = inputs.offer.hours, inputs.terms.rules.min_hours
+    if hours <= 0:
+        return RuleVerdict(False, f"{hours:g} h leave no time to train", "hours in the offer")
+    if hours >= least:
+        return RuleVerdict(True, f"{hours:g} h are at least {least:g}")
+    way = f"rules.min_hours of {math.floor(hours * 100) / 100:g}"
+    return RuleVerdict(False, f"{hours:g} h are less than {least:g}", way)
 
 
-def _engine(ask: Ask, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
+# What depends on the engine, on other jobs, on the clock and on earlier jobs
+
+
+@rule("engine", NO_CAPACITY)
+def _engine(inputs: RuleInputs) -> RuleVerdict:
     """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
-    can = fleet.ability
-    if can.trouble is not None:
-        text = f"nothing can be trained: {can.trouble}"
-        return Reason("engine", False, text, "an engine; see god-miner doctor")
-    engine = _training_engine(ask, profile) if can.lacks else None
-    lacking = can.lacks.get(engine) if engine else None
-    if lacking is not None:
-        return Reason("engine", False, f"such tasks can't be trained: {lacking}", "what is lacking")
-    return Reason("engine", True, "nothing is known against the engine")
+    ability = inputs.fleet.ability
+    if ability.problem is not None:
+        text = f"nothing can be trained: {ability.problem}"
+        return RuleVerdict(False, text, "an engine; see god-miner doctor")
+    engine = _training_engine(inputs) if ability.missing else None
+    missing = ability.missing.get(engine) if engine else None
+    if missing is not None:
+        return RuleVerdict(False, f"such tasks cannot be trained: {missing}", "what is missing")
+    return RuleVerdict(True, "nothing is known against the engine")
 
 
-def _training_engine(ask: Ask, profile: LoadedProfile) -> Engine | None:
+def _training_engine(inputs: RuleInputs) -> Engine | None:
+    offer = inputs.offer
     try:
-        targets = resolve(profile, ask.task_type, ask.model).targets
-    except ConfigError:  # told by the verdict on the plan
+        targets = resolve_profile(inputs.profile, offer.task_type, offer.model).targets
+    except ConfigError:  # the rule `plan` reports it
         return None
-    return engine_for(targets, ask.task_type, ask.image_type)
+    return engine_for(targets, offer.task_type, offer.image_type)
 
 
-def _sandbox(ask: Ask, fleet: FleetSnapshot) -> Reason:
-    why = fleet.ability.no_sandbox
-    if ask.task_type is not TaskType.GRPO:
-        return Reason("sandbox", True, "no code of strangers is run")
-    if why is None:
-        return Reason("sandbox", True, "reward functions are run in a sandbox")
-    return Reason("sandbox", False, f"reward functions need a sandbox: {why}", "Docker, or bubblewrap")
+@rule("sandbox", _NO_SUCH_TASK)
+def _sandbox(inputs: RuleInputs) -> RuleVerdict:
+    problem = inputs.fleet.ability.no_sandbox
+    if not inputs.offer.task_type.generates:
+        return RuleVerdict(True, "no code of strangers is run")
+    if problem is None:
+        return RuleVerdict(True, "reward functions are run in a sandbox")
+    return RuleVerdict(False, f"reward functions need a sandbox: {problem}", "Docker, or bubblewrap")
 
 
-def _jobs(rules: Rules, profile: LoadedProfile, fleet: FleetSnapshot) -> Reason:
+@rule("jobs", NO_CAPACITY)
+def _jobs(inputs: RuleInputs) -> RuleVerdict:
     """Offers that hold a place count like jobs: each may become one at any moment."""
-    taken = len({hold.key for hold in fleet.holds})
-    if rules.max_jobs is None:
-        return Reason("jobs", True, f"{taken} jobs and held offers; no limit")
-    if taken < rules.max_jobs:
-        return Reason("jobs", True, f"{taken} of {rules.max_jobs} jobs and held offers")
-    text = f"all {rules.max_jobs} places for jobs are taken by {taken}"
-    return Reason("jobs", False, text, f"rules.max_jobs of {taken + 1}, or a job that ends")
+    limit = inputs.terms.rules.max_jobs
+    taken = len({hold.key for hold in inputs.fleet.reservations})
+    if limit is None:
+        return RuleVerdict(True, f"{taken} jobs and held offers; no limit")
+    if taken < limit:
+        return RuleVerdict(True, f"{taken} of {limit} jobs and held offers")
+    text = f"all {limit} places for jobs are taken by {taken}"
+    return RuleVerdict(False, text, f"rules.max_jobs of {taken + 1}, or a job that ends")
 
 
-def _blackout(rules: Rules, window: tuple[float, float]) -> Reason:
-    start, end = window
-    closed = next((one for one in rules.blackout if one.touches(start, end)), None)
+@rule("blackout", "no capacity at that time")
+def _blackout(inputs: RuleInputs) -> RuleVerdict:
+    place, blackouts = inputs.fit.placement, inputs.terms.rules.blackout
+    if place is not None:
+        start, end = place.starts_at, place.ends_at
+    else:
+        start, end = inputs.now, inputs.now + max(inputs.offer.hours, 0.0) * 3600
+    closed = next((blackout for blackout in blackouts if blackout.touches(start, end)), None)
     if closed is None:
-        return Reason("blackout", True, f"{len(rules.blackout)} blackouts, none in the way")
+        return RuleVerdict(True, f"{len(blackouts)} blackouts, none in the way")
     text = f"it would run for {show_seconds(end - start)}, into the blackout {closed} UTC"
-    return Reason("blackout", False, text, "an offer at another time, or another rules.blackout")
+    return RuleVerdict(False, text, "an offer at another time, or another rules.blackout")
 
 
-def _success(rules: Rules, chances: Chances) -> Reason:
-    found, least = chances.success, rules.min_success
-    text = f"the chance of success is {found:.0%}, the least is {least:.0%}"
-    if found >= least:
-        return Reason("success", True, text)
-    return Reason("success", False, text, f"rules.min_success of {below(found)}, or more jobs that succeed")
+@rule("success")
+def _success(inputs: RuleInputs) -> RuleVerdict:
+    chance, least = inputs.chances.success, inputs.terms.rules.min_success
+    text = f"the chance of success is {chance:.0%}, the least is {least:.0%}"
+    if chance >= least:
+        return RuleVerdict(True, text)
+    return RuleVerdict(False, text, f"rules.min_success of {just_below(chance)}, or more jobs that succeed")
 
 
-def _experience(ask: Ask, rules: Rules, history: History) -> Iterator[Reason]:
-    asked = [
-        (name, one.published)
-        for name, one in rules.experience.items()
-        if matches(one.when, ask.task_type, ask.model)
-    ]
-    if not asked:
-        yield Reason("experience", True, "no experience is asked for")
-    done = history.published(ask.task_type)
-    for name, least in asked:
-        text = f"{done} of {least} {WORD_OF[ask.task_type]} jobs published that {name} asks for"
-        way = "" if done >= least else f"{least - done} more published, or another rules.experience.{name}"
-        yield Reason("experience", done >= least, text, way)
+@rule("experience")
+def _experience(inputs: RuleInputs) -> list[RuleVerdict]:
+    offer, verdicts = inputs.offer, []
+    for name, entry in inputs.terms.rules.experience.items():
+        if selector_matches(entry.when, offer.task_type, offer.model):
+            done, least = inputs.history.published(offer.task_type), entry.published
+            text = f"{done} of {least} {offer.task_type.word} jobs published that {name} asks for"
+            way = (
+                "" if done >= least else f"{least - done} more published, or another rules.experience.{name}"
+            )
+            verdicts.append(RuleVerdict(done >= least, text, way))
+    return verdicts or [RuleVerdict(True, "no experience is asked for")]
+
+
+# What depends on the plan
+
+
+@rule("inventory", NO_CAPACITY)
+def _inventory(inputs: RuleInputs) -> RuleVerdict:
+    """GPUs that cannot be seen may be gone: a refusal costs nothing, a missed task does."""
+    fleet = inputs.fleet
+    if fleet.problem is not None:
+        text = f"the GPUs could not be read this time: {fleet.problem}"
+        return RuleVerdict(False, text, "an inventory that can be read; see god-miner doctor")
+    out = ", ".join(
+        f"{gpu.id} ({gpu.unusable_reason})" for gpu in fleet.gpus if gpu.unusable_reason is not None
+    )
+    return RuleVerdict(True, f"{len(fleet.usable)} GPUs are usable" + (f"; not {out}" if out else ""))
+
+
+@rule("plan", "the task cannot be finished here in the time given")
+def _plan(inputs: RuleInputs) -> list[RuleVerdict]:
+    verdict = inputs.fit.plan_verdict
+    return [] if verdict is None else [verdict]
+
+
+@rule("gpus", NO_CAPACITY)
+def _gpus(inputs: RuleInputs) -> RuleVerdict:
+    return inputs.fit.gpus_verdict
+
+
+@rule("value")
+def _value(inputs: RuleInputs) -> RuleVerdict:
+    if inputs.fit.plan is None:
+        return RuleVerdict(True, "not judged: nothing was planned")
+    rules, offer, value = inputs.terms.rules, inputs.offer, inputs.value.per_gpu_hour
+    low, high, sizes = rules.min_value, rules.min_value_full, rules.min_value_full_size
+    if sizes is not None and not offer.model.is_image and offer.params not in sizes:
+        high = None
+    text = f"{value:.3f} points expected of a GPU's hour"
+    if high is not None:
+        held = _held_share(inputs.fleet, inputs.fit)
+        low = low or 0.0
+        least = low + (high - low) * held
+        shown = f"{least:.3f} with {held:.0%} of the GPUs held"
+        if value < low or held <= 0:
+            way = f"rules.min_value and rules.min_value_full of {just_below(value)}"
+        else:
+            way = f"rules.min_value_full of {just_below(low + (value - low) / held)}, or fewer GPUs held"
+    elif low is not None:
+        least, shown, way = low, f"{low:g}", f"rules.min_value of {just_below(value)}"
+    else:
+        return RuleVerdict(True, text)
+    if value >= least:
+        return RuleVerdict(True, f"{text}, at least {shown}")
+    return RuleVerdict(False, f"{text}, less than {shown}", way)
+
+
+def _held_share(fleet: FleetSnapshot, fit: FitResult) -> float:
+    """Of the usable GPUs, once this task has its own."""
+    usable = {gpu.id for gpu in fleet.usable}
+    held = {gpu for hold in fleet.reservations for gpu in hold.gpus}
+    held |= set(fit.placement.gpus) if fit.placement else usable
+    return len(held & usable) / len(usable) if usable else 1.0
+
+
+@rule("score")
+def _score(inputs: RuleInputs) -> RuleVerdict:
+    if inputs.fit.plan is None:
+        return RuleVerdict(True, "not judged: nothing was planned")
+    score, threshold = inputs.score, inputs.terms.score.threshold
+    if threshold is None:
+        return RuleVerdict(True, f"{score:.3f}; there is no threshold")
+    if score > threshold:
+        return RuleVerdict(True, f"{score:.3f} is above {threshold:g}")
+    way = f"score.threshold of {just_below(score)}, or {threshold - score:.3f} more from the factors"
+    return RuleVerdict(False, f"{score:.3f} is not above {threshold:g}", way)

@@ -1,85 +1,89 @@
-"""The soft part of a decision: the factors of the score, and what the task is worth."""
+"""Score an offer: the factors of the score, and what the task is worth."""
 
 from __future__ import annotations
 
 import math
 
-from core.units import show_params
-from miner.offers.ask import Ask
-from miner.offers.decision import ExpectedValue, Factor, PlanBrief
-from miner.offers.history import Chances
-from miner.offers.policies.schema import TRAINING_EXPONENT, Policy, Scoring, Value, by_kind, hours_for
+from core.domain.decisions import ExpectedValue, PlanBrief, ScoreFactor
+from core.domain.units import show_params
+from miner.offers.history import SuccessChances
+from miner.offers.parsed_offer import ParsedOffer
+from miner.offers.policies.schema import (
+    TRAINING_EXPONENT,
+    Policy,
+    ScoreTerms,
+    ValueTerms,
+    by_kind,
+    hours_limit_for,
+)
 
 
 def work_score(hours: float, billions: int) -> float:
-    """The validators' weight of a task."""
+    """Return the validators' weight of a task."""
     return max(1.0, 2 * math.sqrt(max(hours, 0.0) * billions))
 
 
 def expected_value(
-    ask: Ask, terms: Value, chances: Chances, brief: PlanBrief | None, gpu_hours: float
+    offer: ParsedOffer, terms: ValueTerms, chances: SuccessChances, plan: PlanBrief | None, gpu_hours: float
 ) -> ExpectedValue:
-    """Without a plan: what the task would be worth to somebody who can do the whole of it."""
-    work, success = work_score(ask.hours, ask.billions), chances.success
-    win = by_kind(terms.win_chance, ask.kinds, terms.win_prior)
-    win *= (brief.share if brief else 1.0) ** by_kind(terms.training_exponent, ask.kinds, TRAINING_EXPONENT)
-    punished = by_kind(terms.punished, ask.kinds, 0.0)
+    """Without a plan: what the task would be worth to a miner that can do all of it."""
+    work, success = work_score(offer.hours, offer.billions), chances.success
+    win = by_kind(terms.win_chance, offer.kinds, terms.win_prior)
+    win *= (plan.share if plan else 1.0) ** by_kind(terms.training_exponent, offer.kinds, TRAINING_EXPONENT)
+    punished = by_kind(terms.punished, offer.kinds, 0.0)
     lost = 1 - success + success * punished
     points = work * (terms.win_points * success * win - terms.penalty * lost)
     return ExpectedValue(work, success, win, punished, points, gpu_hours)
 
 
-def factors_of(
-    ask: Ask, policy: Policy, chances: Chances, brief: PlanBrief | None, value: ExpectedValue
-) -> dict[str, Factor]:
-    """Every factor, those of no weight too: they are to be argued with."""
+def score_factors(
+    offer: ParsedOffer, policy: Policy, chances: SuccessChances, plan: PlanBrief | None, value: ExpectedValue
+) -> dict[str, ScoreFactor]:
+    """Return every factor, those without weight too, so that they can be argued with."""
     terms, weights = policy.score, policy.score.weights
     rows = {
-        "task": _task(ask, terms),
-        "family": (chances.family.value, f"{ask.model.family.value}: {chances.family}"),
-        "success": (chances.task.value, f"{ask.kinds[0]}: {chances.task}"),
-        "time": _time(ask, policy),
-        "size": _size(ask, terms),
-        "hardware": _hardware(brief),
+        "task": _task(offer, terms),
+        "family": (chances.family.value, f"{offer.model.family.value}: {chances.family}"),
+        "success": (chances.task.value, f"{offer.kinds[0]}: {chances.task}"),
+        "time": _time(offer, policy),
+        "size": _size(offer, terms),
+        "hardware": _hardware(plan),
         "value": _value(terms, value),
     }
-    return {
-        name: Factor(part, part * getattr(weights, name), text, getattr(weights, name))
-        for name, (part, text) in rows.items()
-    }
+    factors = {}
+    for name, (part, text) in rows.items():
+        weight = getattr(weights, name)
+        factors[name] = ScoreFactor(part, part * weight, text, weight)
+    return factors
 
 
-def total(factors: dict[str, Factor]) -> float:
-    return math.fsum(factor.contribution for factor in factors.values())
+def _task(offer: ParsedOffer, terms: ScoreTerms) -> tuple[float, str]:
+    return by_kind(terms.task, offer.kinds, 0.0), f"score.task of {offer.kinds[0]}"
 
 
-def _task(ask: Ask, terms: Scoring) -> tuple[float, str]:
-    return by_kind(terms.task, ask.kinds, 0.0), f"score.task of {ask.kinds[0]}"
+def _time(offer: ParsedOffer, policy: Policy) -> tuple[float, str]:
+    key_and_limit = hours_limit_for(policy.rules, offer.kinds)
+    if key_and_limit is None:
+        return 1.0, f"{offer.hours:g} h, no limit"
+    _, limit = key_and_limit
+    return min(max(1 - offer.hours / limit.hours, 0.0), 1.0), f"{offer.hours:g} of {limit} h"
 
 
-def _time(ask: Ask, policy: Policy) -> tuple[float, str]:
-    found = hours_for(policy.rules, ask.kinds)
-    if found is None:
-        return 1.0, f"{ask.hours:g} h, no limit"
-    _, limit = found
-    return min(max(1 - ask.hours / limit.hours, 0.0), 1.0), f"{ask.hours:g} of {limit} h"
-
-
-def _size(ask: Ask, terms: Scoring) -> tuple[float, str]:
-    size = ask.params
+def _size(offer: ParsedOffer, terms: ScoreTerms) -> tuple[float, str]:
+    size = offer.params
     band = next((band for band in terms.size if size in band), None)
     if band is None:
         return 0.0, f"{show_params(size)} is in no band of score.size"
     return terms.size[band], f"{show_params(size)} is in {band}"
 
 
-def _hardware(brief: PlanBrief | None) -> tuple[float, str]:
-    if brief is None:
+def _hardware(plan: PlanBrief | None) -> tuple[float, str]:
+    if plan is None:
         return 0.0, "there is no plan"
-    return brief.share, f"{brief.share:.0%} of the wished training fits"
+    return plan.share, f"{plan.share:.0%} of the profile's training fits"
 
 
-def _value(terms: Scoring, value: ExpectedValue) -> tuple[float, str]:
-    found = value.per_gpu_hour
-    text = f"{found:.2f} points per GPU-hour, {terms.good_value:g} are good"
-    return min(max(found / terms.good_value, 0.0), 1.0), text
+def _value(terms: ScoreTerms, value: ExpectedValue) -> tuple[float, str]:
+    points = value.per_gpu_hour
+    text = f"{points:.2f} points per GPU-hour, {terms.good_value:g} are good"
+    return min(max(points / terms.good_value, 0.0), 1.0), text

@@ -1,5 +1,5 @@
 """Publishing: a submission is checked, uploaded, verified and fingerprinted, in a process of its own."""
 
-from miner.publish.publisher import HubPublisher, PublishTo
+from miner.publish.publisher import HubPublisher, PublishTarget
 
-__all__ = ["HubPublisher", "PublishTo"]
+__all__ = ["HubPublisher", "PublishTarget"]

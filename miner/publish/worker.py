@@ -1,161 +1,223 @@
-"""One publication, by a process that exists for nothing else.
+"""A process that carries out one publication, and says what a failure means and whether a retry can help.
 
-`miner.publish.child` starts it, writes an order to its standard input and reads events from its output. In a
-process because reading gigabytes and waiting for a client without time limits has no place in the daemon, and
-because a process can be ended at any instant and takes everything with it. It ends itself when its input
-does: then the daemon is gone, and another one will begin anew.
+`miner.publish.publisher` starts it, writes an order to its standard input and reads its events. It is a
+process because it reads gigabytes and waits for a client without time limits, and because a process can be
+ended at any instant. It exits when its standard input closes: then the daemon is gone.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
 import sys
-import threading
-import time
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from core.submission.check import Base
+from core.submission.check import BaseModelRef
 from core.submission.faults import BadSubmission
-from miner.publish import words
-from miner.publish.words import Event, Failed, HubTrouble, Order, Task, Trouble
+from miner.publish.messages import (
+    PROTOCOL,
+    HubAccount,
+    HubTrouble,
+    PublishEvent,
+    PublishFailed,
+    PublishNote,
+    PublishOrder,
+    PublishProgress,
+    PublishStage,
+    PublishTask,
+    PublishTrouble,
+)
+from miner.support.child_main import EventWriter, serve
 
 if TYPE_CHECKING:
-    from miner.publish.huggingface import HuggingFace
+    from miner.publish.huggingface import HuggingFaceHub
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TROUBLE_OF_STATUS = {
+    401: PublishTrouble.TOKEN,
+    402: PublishTrouble.FORBIDDEN,
+    403: PublishTrouble.FORBIDDEN,
+    # For what was created a moment ago: not every server of the hub knows it yet.
+    404: PublishTrouble.SERVER,
+    408: PublishTrouble.SERVER,
+    409: PublishTrouble.CONFLICT,
+    412: PublishTrouble.CONFLICT,
+    425: PublishTrouble.SERVER,
+    429: PublishTrouble.RATE_LIMITED,
+}
+_WAY_OUT = {
+    PublishTrouble.TOKEN: "the hub does not know HF_TOKEN (any more): make a new one with write permission",
+    PublishTrouble.FORBIDDEN: "HF_TOKEN may not write there, or the account's quota is used up: see "
+    "its permissions and HF_USER",
+}
+
+
+def failure_of(error: BaseException) -> PublishFailed:
+    """What the innermost known cause means: the client wraps what happened to a file."""
+    if isinstance(error, HubTrouble):
+        return PublishFailed(trouble=error.trouble, text=str(error), retry_after=error.retry_after)
+    if isinstance(error, BadSubmission):
+        return PublishFailed(trouble=PublishTrouble.BAD_SUBMISSION, text=str(error))
+    for cause in reversed(list(_causes(error))):
+        if (failure := _failure_of_cause(cause)) is not None:
+            return failure
+    return PublishFailed(trouble=PublishTrouble.CRASHED, text=_error_text(error))
+
+
+def _failure_of_cause(error: BaseException) -> PublishFailed | None:
+    import httpx2
+
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    if isinstance(status, int) and status >= 400:
+        return _failure_of_status(error, status, response.headers if response is not None else {})
+    if isinstance(error, httpx2.TransportError):
+        return PublishFailed(
+            trouble=PublishTrouble.NETWORK, text=f"the hub cannot be reached: {_error_text(error)}"
+        )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return PublishFailed(trouble=PublishTrouble.DISK_FULL, text=f"the disk is full: {error}")
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return PublishFailed(
+            trouble=PublishTrouble.NETWORK, text=f"the hub cannot be reached: {_error_text(error)}"
+        )
+    return _failure_of_xet(error)
+
+
+def _failure_of_xet(error: BaseException) -> PublishFailed | None:
+    """The deduplicating transfer has its own exceptions, some of which only their text explains."""
+    if type(error).__name__ == "XetAuthenticationError":
+        return PublishFailed(
+            trouble=PublishTrouble.TOKEN, text=f"{_error_text(error)}; {_WAY_OUT[PublishTrouble.TOKEN]}"
+        )
+    if type(error).__module__ in ("builtins", "hf_xet") and isinstance(error, RuntimeError):
+        text = str(error).lower()
+        if "no space" in text or "os error 28" in text:
+            return PublishFailed(trouble=PublishTrouble.DISK_FULL, text=_error_text(error))
+        if any(
+            word in text for word in ("cas", "xet", "request", "network", "connection", "timeout", "http")
+        ):
+            return PublishFailed(trouble=PublishTrouble.NETWORK, text=_error_text(error))
+    return None
+
+
+def _failure_of_status(error: BaseException, status: int, headers: object) -> PublishFailed:
+    trouble = _TROUBLE_OF_STATUS.get(status) or (
+        PublishTrouble.SERVER if status >= 500 else PublishTrouble.REFUSED
+    )
+    text = f"the hub answers {status}: {_error_text(error)}"
+    if trouble in _WAY_OUT:
+        text = f"{text}; {_WAY_OUT[trouble]}"
+    return PublishFailed(trouble=trouble, text=text, retry_after=_retry_after(headers))
+
+
+def _retry_after(headers: object) -> float | None:
+    get = getattr(headers, "get", None)
+    value = get("retry-after") if get else None
+    try:
+        return min(max(0.0, float(value)), 3600.0) if value is not None else None
+    except ValueError:
+        return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _error_text(error: BaseException) -> str:
+    text = getattr(error, "server_message", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())[:1000]
+
 
 #: Behind whatever answers validators.
 NICENESS = 5
-#: How often progress is told at most.
-EVERY_SECONDS = 0.25
-#: What the client says while it waits, in words for people.
-_TOLD_LOGGERS = ("huggingface_hub.utils._http",)
+#: What the client logs while it waits, which would look like a standstill otherwise.
+_FORWARDED_LOGGERS = ("huggingface_hub.utils._http",)
 
 
-class Teller:
-    """Writes events to where the daemon listens; whatever else prints goes to standard error."""
-
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)
-        self._lock = threading.Lock()
-        self._checked_at = 0.0
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            self._out.write(event.model_dump_json().encode() + b"\n")
-
-    def note(self, text: str) -> None:
-        self(words.Note(text=text[:2000]))
-
-    def upload(self, done: int, total: int) -> None:
-        self(words.Progress(what="upload", done=done, total=total))
-
-    def check(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._checked_at >= EVERY_SECONDS or done >= total:
-            self._checked_at = now
-            self(words.Progress(what="check", done=done, total=total))
-
-
-class _Waits(logging.Handler):
-    """The client logs why it waits; it would look like a standstill otherwise."""
-
-    def __init__(self, tell: Teller) -> None:
+class _ClientLogHandler(logging.Handler):
+    def __init__(self, on_note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._on_note = on_note
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell.note(record.getMessage().split("?")[0])
+        self._on_note(record.getMessage().split("?")[0])
 
 
-def main() -> int:
-    os.nice(NICENESS)
-    tell = Teller()
-    # Not through sys.stdin: a thread that waits there would keep the interpreter from ending.
-    with open(0, "rb", buffering=0, closefd=False) as given:
-        order = Order.model_validate_json(given.readline())
-    threading.Thread(target=_end_with_the_daemon, name="lifeline", daemon=True).start()
-    try:
-        tell(carried_out(order, tell))
-    except Exception as error:  # noqa: BLE001 - the outermost: everything becomes an answer
-        traceback.print_exc()
-        failure = _failure(error)
-        if failure.trouble is Trouble.MISMATCH and order.memory:
-            # Perhaps what was remembered of the files is what is wrong: the next try reads them.
-            Path(order.memory).unlink(missing_ok=True)
-        tell(failure)
-        return 1
-    return 0
+def carry_out(order: PublishOrder, write: EventWriter) -> PublishEvent:
+    def on_note(text: str) -> None:
+        write(PublishNote(text=text[:2000]))
 
-
-def carried_out(order: Order, tell: Teller) -> Event:
-    if order.task is Task.PUBLISH:
-        return _published(order, tell)
+    if order.task is PublishTask.PUBLISH:
+        return _publish(order, write, on_note)
     if order.local is not None:
-        from miner.publish.local import LocalHub
+        from miner.publish.local_hub import LocalHub
 
         local = LocalHub(Path(order.local), order.user)
-        if order.task is Task.MOVE:
+        if order.task is PublishTask.MOVE:
             return local.move(order.earlier or "", order.repo_name)
-        return words.Account(
-            user=local.user, owner=local.user, may_write=True, detail=f"folder {order.local}"
-        )
-    hub = _hub(order, tell)
-    if order.task is Task.MOVE:
+        return HubAccount(user=local.user, owner=local.user, may_write=True, detail=f"folder {order.local}")
+    hub = _hub(order, on_note)
+    if order.task is PublishTask.MOVE:
         return hub.move(order.earlier or "", f"{hub.owner(order.user)}/{order.repo_name}")
     return hub.account(order.user)
 
 
-def _published(order: Order, tell: Teller) -> Event:
-    from miner.publish.packing import pack
+def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], None]) -> PublishEvent:
+    from miner.publish.packing import pack_submission
 
-    tell(words.Stage(stage="check"))
-    base = Base(order.model, Path(order.base) if order.base else None)
-    parcel = pack(
+    def on_progress(what: Literal["check", "upload"], done: int, total: int) -> None:
+        if write.is_due(what, done, total):
+            write(PublishProgress(what=what, done=done, total=total))
+
+    write(PublishStage(stage="check"))
+    packed = pack_submission(
         Path(order.folder),
-        base,
+        BaseModelRef(order.model, Path(order.base) if order.base else None),
         order.task_type,
         keep_card=order.keep_card,
         memory=Path(order.memory) if order.memory else None,
-        told=tell.check,
+        on_progress=lambda done, total: on_progress("check", done, total),
     )
-    for note in parcel.notes:
-        tell.note(note)
-    tell(words.Stage(stage="upload"))
+    for note in packed.notes:
+        on_note(note)
+    write(PublishStage(stage="upload"))
     if order.local is not None:
-        from miner.publish.local import LocalHub
+        from miner.publish.local_hub import LocalHub
 
-        return LocalHub(Path(order.local), order.user).publish(order.repo_name, parcel)
-    hub = _hub(order, tell)
+        return LocalHub(Path(order.local), order.user).publish(order.repo_name, packed)
+    hub = _hub(order, on_note)
     repo = f"{hub.owner(order.user)}/{order.repo_name}"
-    return hub.publish(repo, parcel, order.model, order.earlier, tell.upload)
+    return hub.publish(
+        repo, packed, order.model, order.earlier, lambda done, total: on_progress("upload", done, total)
+    )
 
 
-def _hub(order: Order, tell: Teller) -> HuggingFace:
-    from miner.publish.huggingface import HuggingFace
+def _hub(order: PublishOrder, on_note: Callable[[str], None]) -> HuggingFaceHub:
+    from miner.publish.huggingface import HuggingFaceHub
 
-    for name in _TOLD_LOGGERS:
-        logging.getLogger(name).addHandler(_Waits(tell))
-    return HuggingFace(order.endpoint, order.token, tell.note)
-
-
-def _failure(error: Exception) -> Failed:
-    if isinstance(error, HubTrouble):
-        return Failed(trouble=error.trouble, text=str(error), retry_after=error.retry_after)
-    if isinstance(error, BadSubmission):
-        return Failed(trouble=Trouble.BAD_SUBMISSION, text=str(error))
-    from miner.publish.failures import failure_of
-
-    return failure_of(error)
+    for name in _FORWARDED_LOGGERS:
+        logging.getLogger(name).addHandler(_ClientLogHandler(on_note))
+    return HuggingFaceHub(order.endpoint, order.token, on_note)
 
 
-def _end_with_the_daemon() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(3)
+def failure_event(error: Exception, order: PublishOrder) -> PublishFailed:
+    traceback.print_exc()
+    failure = failure_of(error)
+    if failure.trouble is PublishTrouble.MISMATCH and order.memory:
+        # Perhaps the remembered digests are wrong: the next try reads the files.
+        Path(order.memory).unlink(missing_ok=True)
+    return failure
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(PROTOCOL, carry_out, failure_event, niceness=NICENESS))

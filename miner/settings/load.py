@@ -1,8 +1,7 @@
-"""Reads the settings from the environment and `.env`, and tells all that is wrong with them at once."""
+"""Read the settings from the environment and `.env`, and report every mistake at once."""
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
-from core.errors import ConfigError, Problem
-from miner.redact import HIDDEN
-from miner.settings.fields import SECRET_FIELDS, Settings, Source, without_keys
+from core.domain.errors import ConfigError, Problem, nearest_name
+from miner.observe.redact import HIDDEN
+from miner.settings.model import SECRET_FIELDS, Settings, Source, without_keys
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
@@ -27,8 +26,8 @@ _ALIKE = 0.84
 
 
 @dataclass
-class _Given:
-    """What was found before it is checked."""
+class _ReadSettings:
+    """What was read, before it is checked."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
@@ -45,26 +44,26 @@ def load_settings(
     env_file: str | os.PathLike[str] | None = DEFAULT_ENV_FILE,
     **overrides: Any,
 ) -> Settings:
-    """The settings, or one `ConfigError` with every problem.
+    """Return the settings, or raise one `ConfigError` with every problem.
 
-    `env` stands in for the process's environment; `env_file` None reads no file; `overrides` win over all.
+    `env` replaces the environment of the process; `env_file` None reads no file; `overrides` win over all.
     """
-    given = _Given()
+    read = _ReadSettings()
     if env_file is not None:
-        _read_env_file(Path(env_file), given)
-    given.add("env", _EnvSource(os.environ if env is None else env)())
-    given.add("override", overrides)
-    settings = _checked(given)
-    if given.problems:
-        raise ConfigError("settings", given.problems)
+        _read_env_file(Path(env_file), read)
+    read.add("env", _EnvSource(os.environ if env is None else env)())
+    read.add("override", overrides)
+    settings = _checked(read)
+    if read.problems:
+        raise ConfigError("settings", read.problems)
     assert settings is not None
-    settings._sources = given.sources
-    settings._warnings = tuple(given.warnings)
+    settings._sources = read.sources
+    settings._warnings = tuple(read.warnings)
     return settings
 
 
 class _EnvSource(EnvSettingsSource):
-    """pydantic-settings' own reading of variables, from any mapping."""
+    """pydantic-settings' own reader, for any mapping."""
 
     def __init__(self, variables: Mapping[str, str | None]) -> None:
         self._variables = variables
@@ -74,84 +73,84 @@ class _EnvSource(EnvSettingsSource):
         return {name.lower(): value for name, value in self._variables.items() if value}
 
 
-def _read_env_file(path: Path, given: _Given) -> None:
+def _read_env_file(path: Path, read: _ReadSettings) -> None:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         if path != Path(DEFAULT_ENV_FILE):
-            given.problems.append(Problem(str(path), "", "there is no such file"))
+            read.problems.append(Problem(str(path), "", "there is no such file"))
         return
     except (OSError, UnicodeDecodeError) as error:
-        given.problems.append(Problem(str(path), "", f"can not be read as UTF-8 text: {error}"))
+        read.problems.append(Problem(str(path), "", f"cannot be read as UTF-8 text: {error}"))
         return
-    _look_for_slips(path, text, given)
-    given.add(".env", _EnvSource(_variables(text))())
+    _find_mistakes(path, text, read)
+    read.add(".env", _EnvSource(_variables(text))())
 
 
 def _variables(text: str) -> dict[str, str | None]:
-    """As python-dotenv reads them: `${NAME}` replaced, but not in secrets, where it may mean itself."""
-    found = dotenv_values(stream=io.StringIO(text))
+    """Read variables as python-dotenv does: `${NAME}` is replaced, but not in secrets."""
+    replaced = dotenv_values(stream=io.StringIO(text))
     literal = dotenv_values(stream=io.StringIO(text), interpolate=False)
-    return {name: literal[name] if name.lower() in SECRET_FIELDS else value for name, value in found.items()}
+    return {name: literal[name] if name.lower() in SECRET_FIELDS else replaced[name] for name in replaced}
 
 
-def _look_for_slips(path: Path, text: str, given: _Given) -> None:
-    """What python-dotenv passes over in silence: lines it can not read, repeats, and near misses."""
+def _find_mistakes(path: Path, text: str, read: _ReadSettings) -> None:
+    """Report what python-dotenv ignores silently: unreadable lines, repeats, and misspelled names."""
     seen: set[str] = set()
     for line in parse_stream(io.StringIO(text)):
         number = line.original.line + len(line.original.string) - len(line.original.string.lstrip("\n"))
         if line.error or (line.key is not None and line.value is None):
-            # The line itself is not shown: it may be a secret with a slip in it.
-            given.problems.append(Problem(f"{path} line {number}", "", "is not of the form NAME=value"))
+            # The line itself is not shown: it may be a misspelled secret.
+            read.problems.append(Problem(f"{path} line {number}", "", "is not of the form NAME=value"))
             continue
         if line.key is None:
             continue
         name = line.key.lower()
         if name in seen and name in Settings.model_fields:
-            given.warnings.append(f"{line.key} is set twice in {path}; the last one, line {number}, counts")
+            read.warnings.append(f"{line.key} is set twice in {path}; the last one, line {number}, counts")
         seen.add(name)
         if name not in Settings.model_fields and (meant := _nearest(name)):
-            given.warnings.append(f"{line.key} is not a setting; did you mean {meant.upper()}?")
+            read.warnings.append(f"{line.key} is not a setting; did you mean {meant.upper()}?")
 
 
 def _nearest(name: str) -> str | None:
-    return next(iter(difflib.get_close_matches(name.lower(), Settings.model_fields, 1, _ALIKE)), None)
+    return nearest_name(name.lower(), Settings.model_fields, _ALIKE)
 
 
-def _checked(given: _Given) -> Settings | None:
-    """Checks each value, then, leaving wrong ones out, the rules that bind the others."""
+def _checked(read: _ReadSettings) -> Settings | None:
+    """Check each value, then, without the wrong ones, the rules that bind the others."""
     wrong: set[str] = set()
     for _attempt in ("the values", "the rules"):
         try:
-            return Settings(**{name: value for name, value in given.values.items() if name not in wrong})
+            return Settings(**{name: value for name, value in read.values.items() if name not in wrong})
         except ValidationError as error:
             for detail in error.errors(include_url=False):
-                given.problems.extend(_problems(detail, given, wrong))
+                read.problems.extend(_problems(detail, read, wrong))
             wrong |= {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
-        if not wrong:  # the rules were judged already, and would be told twice
+        if not wrong:  # the rules were checked already, and would be reported twice
             break
     return None
 
 
-def _problems(detail: ErrorDetails, given: _Given, wrong: set[str]) -> Iterator[Problem]:
+def _problems(detail: ErrorDetails, read: _ReadSettings, wrong: set[str]) -> Iterator[Problem]:
     if detail["type"] == "broken_rules":
         for rule in detail["ctx"]["broken"]:
             if not wrong.intersection(rule.fields):
-                yield Problem(_variable(rule.fields[0], given), _shown(rule.fields[0], given), rule.text)
-    elif detail["loc"] and str(detail["loc"][0]) in given.values:
+                yield Problem(_variable(rule.fields[0], read), _shown(rule.fields[0], read), rule.text)
+    elif detail["loc"] and str(detail["loc"][0]) in read.values:
         name = str(detail["loc"][0])
-        yield Problem(_variable(name, given), _shown(name, given, detail), _rule(name, detail))
+        yield Problem(_variable(name, read), _shown(name, read, detail), _rule(name, detail))
 
 
-def _variable(name: str, given: _Given) -> str:
-    return f"{name.upper()} (in .env)" if given.sources.get(name) == ".env" else name.upper()
+def _variable(name: str, read: _ReadSettings) -> str:
+    return f"{name.upper()} (in .env)" if read.sources.get(name) == ".env" else name.upper()
 
 
-def _shown(name: str, given: _Given, detail: ErrorDetails | None = None) -> str:
+def _shown(name: str, read: _ReadSettings, detail: ErrorDetails | None = None) -> str:
     """The offending value; of a list, the offending element."""
-    if name not in given.values:
+    if name not in read.values:
         return ""
-    value = given.values[name]
+    value = read.values[name]
     if name in SECRET_FIELDS:
         return HIDDEN
     if detail is not None and len(detail["loc"]) > 1:

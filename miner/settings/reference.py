@@ -1,4 +1,4 @@
-"""The settings as text for people: `.env.example` and `docs/settings.md`, written from the declarations."""
+"""Write `.env.example` and `docs/settings.md` from the declarations of the settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from miner.settings.fields import SECRET_FIELDS, Settings
+from miner.settings.fields import Section
+from miner.settings.model import SECRET_FIELDS, Settings
 
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Entry:
+class SettingDoc:
     """One setting as the documents show it."""
 
     name: str
@@ -31,14 +33,18 @@ class Entry:
         return self.name.upper()
 
 
-def entries() -> list[Entry]:
-    """Every setting, in the order of declaration."""
+def setting_docs() -> list[SettingDoc]:
+    """Return every setting, in the order of declaration."""
     schema = Settings.model_json_schema()
-    return [_entry(name, schema) for name in Settings.model_fields]
+    return [
+        _setting_doc(section, name, schema)
+        for section in Settings.sections()
+        for name in section.model_fields
+    ]
 
 
 def env_example() -> str:
-    """`.env.example`: every setting with its meaning and default, all of it commented out."""
+    """Return `.env.example`: every setting with its meaning and default, all of it commented out."""
     head = """\
         # Settings of god-miner. Copy to .env (chmod 600), and take the # away from what you change.
         # The environment wins over this file. An empty value counts as not set.
@@ -46,19 +52,17 @@ def env_example() -> str:
         # Written by `god-miner config env`; checked with `god-miner config show` and `god-miner doctor`.
         """
     parts = [textwrap.dedent(head)]
-    for section, found in _sections():
-        parts.append(f"\n# --- {section} ---\n")
-        for entry in found:
+    for title, entries in _sections():
+        parts.append(f"\n# --- {title} ---\n")
+        for entry in entries:
             note = f"{entry.meaning} ({entry.kind})"
-            parts.append(
-                "\n" + textwrap.fill(note, _WIDTH, initial_indent="# ", subsequent_indent="# ") + "\n"
-            )
-            parts.append(f"#{entry.variable}={_example(entry)}\n")
+            text = textwrap.fill(note, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+            parts.append(f"\n{text}\n#{entry.variable}={_example(entry)}\n")
     return "".join(parts)
 
 
 def settings_page() -> str:
-    """`docs/settings.md`."""
+    """Return `docs/settings.md`."""
     head = """\
         # Settings
 
@@ -69,24 +73,24 @@ def settings_page() -> str:
         value counts as not set. Lists are separated by commas or blanks. In `.env`, `${NAME}` is replaced by
         that variable's value, except in secrets, which are taken as they stand.
 
-        A wrong value stops the start with exit code 78, and all wrong values are told at once.
+        A wrong value stops the start with exit code 78, and all wrong values are reported at once.
         `god-miner config show` prints what is in force and where it came from, secrets hidden;
         `god-miner doctor` tries whether it works.
         """
     parts = [textwrap.dedent(head)]
-    for section, found in _sections():
-        parts.append(f"\n## {section}\n\n| Variable | Value | Default | Meaning |\n|---|---|---|---|\n")
-        for entry in found:
+    for title, entries in _sections():
+        parts.append(f"\n## {title}\n\n| Variable | Value | Default | Meaning |\n|---|---|---|---|\n")
+        for entry in entries:
             default = f"`{entry.default}`" if entry.default else "not set"
             cells = (f"`{entry.variable}`", entry.kind, default, entry.meaning)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
 
 
-def plain(value: Any) -> str:
-    """A value as it would be written in `.env`."""
+def env_text(value: Any) -> str:
+    """Return a value as it would be written in `.env`."""
     if isinstance(value, tuple):
-        return ",".join(map(plain, value))
+        return ",".join(map(env_text, value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, StrEnum):
@@ -94,31 +98,28 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _sections() -> Iterator[tuple[str, list[Entry]]]:
-    grouped: dict[str, list[Entry]] = {}
-    for entry in entries():
-        grouped.setdefault(entry.section, []).append(entry)
-    yield from grouped.items()
+def _sections() -> Iterator[tuple[str, list[SettingDoc]]]:
+    for title, entries in groupby(setting_docs(), key=lambda entry: entry.section):
+        yield title, list(entries)
 
 
-def _entry(name: str, schema: dict[str, Any]) -> Entry:
-    prop = schema["properties"][name]
-    field = Settings.model_fields[name]
-    return Entry(name, prop["section"], _kind(name, prop, schema), _default(name), field.description or "")
+def _setting_doc(section: type[Section], name: str, schema: dict[str, Any]) -> SettingDoc:
+    kind, meaning = _kind(name, schema["properties"][name], schema), section.model_fields[name].description
+    return SettingDoc(name, section.title, kind, _default(name), meaning or "")
 
 
 def _default(name: str) -> str:
     field = Settings.model_fields[name]
     extra = field.json_schema_extra
-    if isinstance(extra, dict) and "default_text" in extra:
-        return str(extra["default_text"])
+    if isinstance(extra, dict) and "shown_default" in extra:
+        return str(extra["shown_default"])
     if field.default is PydanticUndefined or field.default is None:
         return ""
-    return plain(field.default)
+    return env_text(field.default)
 
 
-def _example(entry: Entry) -> str:
-    """The default as a value that can stand in the file; one that names another setting can not."""
+def _example(entry: SettingDoc) -> str:
+    """The default as a value for the file; empty if it names another setting."""
     named = re.findall(r"[A-Z][A-Z_]+", entry.default)
     return "" if any(name.lower() in Settings.model_fields for name in named) else entry.default
 

@@ -1,4 +1,4 @@
-"""The kinds of value a setting can have, each with the rule that a wrong one is told.
+"""The kinds of value that a setting can have, each with the rule that is shown for a wrong one.
 
 A rule's text never repeats the value: `load.py` adds it, and knows which values are secret.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,29 +14,90 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from core.hardware import KINDS, UnknownGpu, parse_gpus
-from core.tasks import TaskType
-from miner.fiber import public_key
+from core.domain.hardware import GPU_KINDS, UnknownGpu, parse_gpus
+from core.domain.tasks import TaskType
+from miner.support.addresses import public_key
 
 MAX_REQUESTED_DATASETS = 2
-#: GPUS that are to be looked at.
+#: Values of GPUS that ask the driver.
 GPU_WORDS = ("auto", "nvml")
-#: Shorter secrets can not be kept out of the logs: hiding them would blank every second word.
+#: Shorter secrets cannot be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
 HUGGINGFACE = "huggingface"
 
-_FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
-_IMAGE_NAME = re.compile(r"(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?")
 _ULIMITS = ("core", "data", "fsize", "memlock", "nofile", "rtprio", "sigpending", "stack")
 
 #: What an operator may write for a task type, besides the validator's spelling.
 _TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
+
+
+# Text
+
+
+def _matches(pattern: str, rule: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(rule)
+        return value
+
+    return AfterValidator(check)
+
+
+def _min_length(length: int, advice: str) -> AfterValidator:
+    def check(value: SecretStr) -> SecretStr:
+        if len(value.get_secret_value()) < length:
+            raise ValueError(f"must have at least {length} characters{advice}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _absolute(value: Path) -> Path:
+    try:
+        return value.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("begins with ~ but there is no home directory to put there; write it out") from None
+
+
+def _gpus(value: str) -> str:
+    if value not in GPU_WORDS:
+        try:
+            parse_gpus(value)
+        except UnknownGpu:
+            raise ValueError(
+                "must be auto, nvml, cpu, or the GPUs there are, written like 4xH100; "
+                f"known are {', '.join(GPU_KINDS)}"
+            ) from None
+    return value
+
+
+FileName = Annotated[
+    str,
+    _matches(
+        r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}",
+        "must be a plain file name: letters, digits and . _ @ + -, no slash",
+    ),
+]
+ImageName = Annotated[
+    str,
+    _matches(
+        r"(?=.{1,400}$)(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?",
+        "must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id",
+    ),
+]
+Secret = Annotated[SecretStr, _min_length(MIN_SECRET_LENGTH, ": less cannot be kept out of the logs")]
+Token = Annotated[SecretStr, _min_length(MIN_TOKEN_LENGTH, "; `openssl rand -hex 24` prints a good one")]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Gpus = Annotated[str, AfterValidator(_gpus)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
+
+
+# Addresses
 
 
 def is_loopback(host: str) -> bool:
@@ -50,39 +110,72 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _split(value: Any) -> Any:
-    """Lists are written with commas, blanks or both; nobody should have to write JSON in a shell."""
-    if isinstance(value, str):
-        return tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", value) if part))
+def _is_address(value: str, *schemes: str, bare: bool = False) -> bool:
+    """Whether it names a host under one of the schemes; `bare`: and no user, query or fragment."""
+    try:
+        parts = urlsplit(value)
+        more = (parts.username, parts.password, parts.query, parts.fragment) if bare else ()
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and not any(more)
+    except ValueError:
+        return False
+
+
+def _site_url(value: str) -> str:
+    if not _is_address(value, "http", "https", bare=True):
+        raise ValueError(
+            "must be the address of a site, such as https://huggingface.co, without a user in it"
+        )
+    return value.rstrip("/")
+
+
+def _websocket(value: str) -> str:
+    if not _is_address(value, "ws", "wss"):
+        raise ValueError("must be a websocket address, such as wss://node.example.org:443")
     return value
 
 
-def _matches(pattern: re.Pattern[str], rule: str) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(rule)
-        return value
-
-    return check
+def _network(value: Any) -> Any:
+    try:
+        return ipaddress.ip_network(value)
+    except (ValueError, TypeError):
+        raise ValueError("must be a network, such as 10.0.0.0/8 or fd00::/8, without host bits") from None
 
 
-def _hotkey(value: str) -> str:
-    if public_key(value) is None:
-        raise ValueError("must be an ss58 address, such as 5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
+def _listen_host(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(value) or re.fullmatch(r"[0-9.]+", value):
+        raise ValueError("must be an address to listen on, such as 0.0.0.0, without http:// or port")
     return value
 
 
-def _task_type(value: Any) -> Any:
-    if isinstance(value, str) and not isinstance(value, TaskType):
-        found = _TASK_NAMES.get(value.lower())
-        if found is None:
-            raise ValueError(f"must be among {', '.join(kind.value for kind in TaskType)}, or all left out")
-        return found
-    return value
+def _axon_ip(value: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(value)
+    except ValueError:
+        raise ValueError("must be an IPv4 address: validators build http://IP:PORT from it") from None
+    if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
+        raise ValueError("must be the address of one machine, reachable from the internet")
+    return str(address)
+
+
+SiteUrl = Annotated[str, AfterValidator(_site_url)]
+Websocket = Annotated[str, AfterValidator(_websocket)]
+ListenHost = Annotated[str, AfterValidator(_listen_host)]
+AxonIp = Annotated[str, AfterValidator(_axon_ip)]
+DockerHost = Annotated[
+    str,
+    _matches(r"unix:///[^\s\0]+", "must be a socket on this machine, such as unix:///var/run/docker.sock"),
+]
+
+
+# Repositories and the hub
 
 
 def _commit(value: str) -> str:
-    if not _FULL_COMMIT.fullmatch(value):
+    if not re.fullmatch(r"[0-9a-fA-F]{40}", value):
         raise ValueError(
             "must be a full commit of 40 hexadecimal digits, not a branch, a tag or a shortened one: "
             "validators refuse those; `git rev-parse HEAD` prints it"
@@ -106,13 +199,19 @@ def _dataset(value: str) -> str:
     return value
 
 
+def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) > MAX_REQUESTED_DATASETS:
+        raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
+    return value
+
+
 def _hub(value: str) -> str:
-    kind, colon, folder = value.partition(":")
+    kind, _, directory = value.partition(":")
     if value.lower() == HUGGINGFACE:
         return HUGGINGFACE
-    if kind.lower() != "local" or not colon or not folder:
-        raise ValueError(f"must be {HUGGINGFACE}, or local: and a folder, such as local:/srv/hub")
-    return f"local:{_absolute(Path(folder))}"
+    if kind.lower() != "local" or not directory:
+        raise ValueError(f"must be {HUGGINGFACE}, or local: and a directory, such as local:/srv/hub")
+    return f"local:{_absolute(Path(directory))}"
 
 
 def _hub_user(value: str) -> str:
@@ -121,160 +220,51 @@ def _hub_user(value: str) -> str:
     return value
 
 
-def _site_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        plain = not (parts.username or parts.password or parts.query or parts.fragment)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and plain
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ValueError(
-            "must be the address of a site, such as https://huggingface.co, without a user in it"
-        )
-    return value.rstrip("/")
+Commit = Annotated[str, AfterValidator(_commit)]
+GithubUrl = Annotated[str, AfterValidator(_github_url)]
+Hub = Annotated[str, AfterValidator(_hub)]
+HubUser = Annotated[str, AfterValidator(_hub_user)]
 
 
-def _network(value: Any) -> Any:
-    try:
-        return ipaddress.ip_network(value)
-    except (ValueError, TypeError):
-        raise ValueError("must be a network, such as 10.0.0.0/8 or fd00::/8, without host bits") from None
+# Lists
 
 
-def _websocket(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        usable = parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ValueError("must be a websocket address, such as wss://node.example.org:443")
+def _split(value: Any) -> Any:
+    """Split a list at commas and blanks: nobody should have to write JSON in a shell."""
+    if isinstance(value, str):
+        return tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", value) if part))
     return value
 
 
-def _listen_host(value: str) -> str:
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        pass
-    if not _HOST.fullmatch(value) or re.fullmatch(r"[0-9.]+", value):
-        raise ValueError("must be an address to listen on, such as 0.0.0.0, without http:// or port")
+def _hotkey(value: str) -> str:
+    if public_key(value) is None:
+        raise ValueError("must be an ss58 address, such as 5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
     return value
 
 
-def _axon_ip(value: str) -> str:
-    try:
-        address = ipaddress.IPv4Address(value)
-    except ValueError:
-        raise ValueError("must be an IPv4 address: validators build http://IP:PORT from it") from None
-    if address.is_unspecified or address.is_multicast or address == ipaddress.IPv4Address("255.255.255.255"):
-        raise ValueError("must be the address of one machine, reachable from the internet")
-    return str(address)
-
-
-def _docker_host(value: str) -> str:
-    if not re.fullmatch(r"unix:///[^\s\0]+", value):
-        raise ValueError("must be a socket on this machine, such as unix:///var/run/docker.sock")
-    return value
-
-
-def _image_name(value: str) -> str:
-    if len(value) > 400 or not _IMAGE_NAME.fullmatch(value):
-        raise ValueError("must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id")
+def _task_type(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, TaskType):
+        task_type = _TASK_NAMES.get(value.lower())
+        if task_type is None:
+            raise ValueError(f"must be among {', '.join(kind.value for kind in TaskType)}, or all left out")
+        return task_type
     return value
 
 
 def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
-    for one in value:
-        name, _, number = one.partition("=")
+    for limit in value:
+        name, _, number = limit.partition("=")
         if name not in _ULIMITS or not re.fullmatch(r"-1|\d{1,18}", number):
             raise ValueError(f"must be written like memlock=-1, and the name be among {', '.join(_ULIMITS)}")
     return value
 
 
-def _file_name(value: str) -> str:
-    return _matches(_FILE_NAME, "must be a plain file name: letters, digits and . _ @ + -, no slash")(value)
-
-
-def _absolute(value: Path) -> Path:
-    try:
-        return value.expanduser().absolute()
-    except RuntimeError:
-        raise ValueError("begins with ~ but there is no home directory to put there; write it out") from None
-
-
-def _secret(minimum: int, rule: str) -> Callable[[SecretStr], SecretStr]:
-    def check(value: SecretStr) -> SecretStr:
-        if len(value.get_secret_value()) < minimum:
-            raise ValueError(rule)
-        return value
-
-    return check
-
-
-def _gpus(value: str) -> str:
-    if value not in GPU_WORDS:
-        try:
-            parse_gpus(value)
-        except UnknownGpu:
-            raise ValueError(
-                "must be auto, nvml, cpu, or what cards there are, written like 4xH100; "
-                f"known are {', '.join(KINDS)}"
-            ) from None
-    return value
-
-
-def _at_most_two(value: tuple[str, ...]) -> tuple[str, ...]:
-    if len(value) > MAX_REQUESTED_DATASETS:
-        raise ValueError(f"must be at most {MAX_REQUESTED_DATASETS} datasets: validators ignore the rest")
-    return value
-
-
-Gpus = Annotated[str, AfterValidator(_gpus)]
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
-TaskTypes = Annotated[
-    tuple[Annotated[TaskType, BeforeValidator(_task_type)], ...], NoDecode, BeforeValidator(_split)
-]
-Commit = Annotated[str, AfterValidator(_commit)]
-GithubUrl = Annotated[str, AfterValidator(_github_url)]
-Datasets = Annotated[
-    tuple[Annotated[str, AfterValidator(_dataset)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_at_most_two),
-]
 Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
-Hub = Annotated[str, AfterValidator(_hub)]
-HubUser = Annotated[str, AfterValidator(_hub_user)]
-SiteUrl = Annotated[str, AfterValidator(_site_url)]
-Websocket = Annotated[str, AfterValidator(_websocket)]
-ListenHost = Annotated[str, AfterValidator(_listen_host)]
-AxonIp = Annotated[str, AfterValidator(_axon_ip)]
-DockerHost = Annotated[str, AfterValidator(_docker_host)]
-ImageName = Annotated[str, AfterValidator(_image_name)]
+OneTaskType = Annotated[TaskType, BeforeValidator(_task_type)]
+TaskTypes = Annotated[tuple[OneTaskType, ...], NoDecode, BeforeValidator(_split)]
+Dataset = Annotated[str, AfterValidator(_dataset)]
+Datasets = Annotated[tuple[Dataset, ...], NoDecode, BeforeValidator(_split), AfterValidator(_at_most_two)]
 Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]
-FileName = Annotated[str, AfterValidator(_file_name)]
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
-Secret = Annotated[
-    SecretStr,
-    AfterValidator(
-        _secret(
-            MIN_SECRET_LENGTH,
-            f"must have at least {MIN_SECRET_LENGTH} characters: less can not be kept out of the logs",
-        )
-    ),
-]
-Token = Annotated[
-    SecretStr,
-    AfterValidator(
-        _secret(
-            MIN_TOKEN_LENGTH,
-            f"must have at least {MIN_TOKEN_LENGTH} characters; `openssl rand -hex 24` prints a good one",
-        )
-    ),
-]

@@ -1,1 +1,1 @@
-"""The books: one SQLite file that knows every offer, decision, job and used nonce."""
+"""The store: one SQLite file with every offer, decision, job, event and used nonce."""

@@ -1,4 +1,4 @@
-"""Jobs in the books: one per validator and task, whatever is repeated."""
+"""Starts and jobs in the store: one job per validator and task, however often a start is repeated."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from core.tasks import TaskType
-from core.wire import MinerSubmission
-from miner.fleet.base import TaskKey
-from miner.jobs.states import OPEN, EndReason, JobState
-from miner.store.sql import insert, note
+from core.domain.errors import GodMinerError
+from core.domain.job_states import OPEN_STATES, EndReason, JobState
+from core.domain.keys import TaskKey
+from core.domain.tasks import TaskType
+from core.domain.wire import MinerSubmission
+from miner.store.database import add_event, insert_row
 
-IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN))
+IS_OPEN = "state IN ({})".format(", ".join(f"'{state}'" for state in OPEN_STATES))
 
 _UPDATE_JOB = """
 UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :expected_repo_name,
@@ -22,8 +23,8 @@ UPDATE jobs SET task_type = :task_type, model = :model, expected_repo_name = :ex
     updated_at = :now
 WHERE id = :id
 """
-#: A new life of a job that had ended: what earlier attempts came to counts no more.
-_REVIVE_JOB = """
+#: Of a reopened job, the earlier attempts count no more.
+_REOPEN_JOB = """
 UPDATE jobs SET state = :state, end_reason = NULL, detail = '', ended_at = NULL, updated_at = :now,
     counted_from = (SELECT coalesce(max(number), 0) FROM attempts WHERE job_id = :id),
     lock_token = lock_token + 1
@@ -35,16 +36,24 @@ _FAIL_LATE_JOBS = (
     "updated_at = ?, ended_at = ?, lock_token = lock_token + 1 "
     f"WHERE {IS_OPEN} AND deadline_at <= ? RETURNING validator, task_id"
 )
-SELECT_OPEN = f"SELECT validator, task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
 _SELECT_SUBMISSION = (
     "SELECT submission_repo, submission_hash FROM jobs "
     "WHERE validator = ? AND task_id = ? AND submission_repo IS NOT NULL"
 )
+_PUBLISHED_UNDER_OLD_NAME = (
+    "state = 'done' AND expected_repo_name IS NOT NULL AND submission_repo IS NOT NULL "
+    "AND deadline_at > ? AND substr(submission_repo, -length(expected_repo_name) - 1) "
+    "<> '/' || expected_repo_name"
+)
+
+
+class NoSuchJob(GodMinerError):
+    code = "no_such_job"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """A start request, whatever its kind, reduced to what the books keep."""
+class StartRequest:
+    """A start request of any kind, reduced to what is stored."""
 
     task_id: str
     task_type: TaskType
@@ -61,80 +70,126 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RecordedStart:
     job_id: int
     state: JobState
     repeated: bool
     end_reason: EndReason | None = None
-    #: It asked for another type, model or other data than the job has, which keeps its own.
+    #: The start names another type, model or data than the job has; the job keeps its own.
     differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    id: int
+    task_id: str
+    validator: str
+    task_type: TaskType
+    model: str
+    hours: float
+    expected_repo_name: str | None
+    state: JobState
+    end_reason: EndReason | None
+    detail: str
+    counted_from: int
+    ended_at: float | None
+    started_at: float
+    deadline_at: float
+    starts: int
+    request: bytes
+    submission: MinerSubmission | None
+    submitted_at: float | None
+    lock_token: int
+    updated_at: float
+
+    @property
+    def misnamed(self) -> bool:
+        """Whether what is published has another name than the newest start wants."""
+        if self.submission is None or self.expected_repo_name is None:
+            return False
+        return self.submission.repo.rsplit("/", 1)[-1] != self.expected_repo_name
+
+
+# Starts and submissions
 
 
 def record_start(
     connection: sqlite3.Connection,
     validator: str,
-    start: Start,
+    start: StartRequest,
     now: float,
     *,
-    hopeless: EndReason | None = None,
-) -> Started:
-    """Make the job, or bring a known one up to date: repository name and deadline of the newest start count.
-    Its type, model and data count where they are the same, newly signed, or where the job had failed.
+    infeasible: EndReason | None = None,
+) -> RecordedStart:
+    """Create the job, or update a known one.
 
-    `hopeless`: why the job can not be done at all. It is noted as failed at once, unless it goes on already.
+    Repository name and deadline of the newest start count; its type, model and data only where they are the
+    same, newly signed, or where the job had failed.
+
+    `infeasible`: why the job cannot be done at all. It is failed at once, unless it is already running.
     """
     job = connection.execute(
         "SELECT * FROM jobs WHERE validator = ? AND task_id = ?", (validator, start.task_id)
     ).fetchone()
     if job is None:
-        started = _new_job(connection, validator, start, now, hopeless)
+        recorded = _new_job(connection, validator, start, now, infeasible)
     else:
-        started = _repeated_start(connection, job, start, now, hopeless)
-    kind = "start_repeated" if started.repeated else "start"
-    more = {"differs": True} if started.differs else {}
-    note(connection, now, kind, start.task_id, state=started.state, repo=start.expected_repo_name, **more)
-    if started.end_reason is not None and started.end_reason is hopeless:
-        note(connection, now, "job_failed", start.task_id, reason=hopeless)
-    return started
+        recorded = _repeated_start(connection, job, start, now, infeasible)
+    kind = "start_repeated" if recorded.repeated else "start"
+    more = {"differs": True} if recorded.differs else {}
+    add_event(
+        connection, now, kind, start.task_id, state=recorded.state, repo=start.expected_repo_name, **more
+    )
+    if recorded.end_reason is not None and recorded.end_reason is infeasible:
+        add_event(connection, now, "job_failed", start.task_id, reason=infeasible)
+    return recorded
 
 
-def submission(connection: sqlite3.Connection, key: TaskKey) -> MinerSubmission | None:
+def get_submission(connection: sqlite3.Connection, key: TaskKey) -> MinerSubmission | None:
     row = connection.execute(_SELECT_SUBMISSION, key).fetchone()
     return MinerSubmission(repo=row[0], model_hash=row[1]) if row else None
 
 
 def record_submission(
-    connection: sqlite3.Connection, key: TaskKey, made: MinerSubmission, now: float
+    connection: sqlite3.Connection, key: TaskKey, submission: MinerSubmission, now: float
 ) -> bool:
-    """Note what was published for a task; False when there is no such job."""
+    """Store what was published for a task; False if there is no such job."""
     cursor = connection.execute(
         "UPDATE jobs SET submission_repo = ?, submission_hash = ?, submitted_at = ?, updated_at = ?, "
         "lock_token = lock_token + 1 WHERE validator = ? AND task_id = ?",
-        (made.repo, made.model_hash, now, now, *key),
+        (submission.repo, submission.model_hash, now, now, *key),
     )
     if cursor.rowcount:
-        note(connection, now, "submission", key.task_id, repo=made.repo, model_hash=made.model_hash)
+        data = {"repo": submission.repo, "model_hash": submission.model_hash}
+        add_event(connection, now, "submission", key.task_id, **data)
     return bool(cursor.rowcount)
 
 
-def fail_late(connection: sqlite3.Connection, now: float) -> list[TaskKey]:
-    """End the jobs whose deadline has passed, well where something is published; the tasks that are free."""
+def fail_late_jobs(connection: sqlite3.Connection, now: float) -> list[TaskKey]:
+    """End the jobs whose deadline has passed, as done where something is published; return their keys."""
     states = (JobState.FAILED, JobState.DONE, EndReason.DEADLINE, EndReason.PUBLISHED)
-    rows = connection.execute(_FAIL_LATE_JOBS, (*states, now, now, now))
-    return [TaskKey(*row) for row in rows.fetchall()]
+    rows = connection.execute(_FAIL_LATE_JOBS, (*states, now, now, now)).fetchall()
+    late = [TaskKey(*row) for row in rows]
+    for key in late:
+        add_event(connection, now, "job_failed", key.task_id, reason=EndReason.DEADLINE)
+    return late
 
 
-def revive(connection: sqlite3.Connection, job_id: int, now: float) -> JobState:
-    """Another try at a job that has ended."""
-    connection.execute(_REVIVE_JOB, {"id": job_id, "state": JobState.QUEUED, "now": now})
+def reopen_job(connection: sqlite3.Connection, job_id: int, now: float) -> JobState:
+    """Queue a job that has ended once more."""
+    connection.execute(_REOPEN_JOB, {"id": job_id, "state": JobState.QUEUED, "now": now})
     return JobState.QUEUED
 
 
 def _new_job(
-    connection: sqlite3.Connection, validator: str, start: Start, now: float, hopeless: EndReason | None
-) -> Started:
-    state = JobState.QUEUED if hopeless is None else JobState.FAILED
-    job_id = insert(
+    connection: sqlite3.Connection,
+    validator: str,
+    start: StartRequest,
+    now: float,
+    infeasible: EndReason | None,
+) -> RecordedStart:
+    state = JobState.QUEUED if infeasible is None else JobState.FAILED
+    job_id = insert_row(
         connection,
         "jobs",
         task_id=start.task_id,
@@ -144,10 +199,8 @@ def _new_job(
         hours=start.hours,
         expected_repo_name=start.expected_repo_name,
         state=state,
-        end_reason=hopeless,
-        detail="",
-        counted_from=0,
-        ended_at=None if hopeless is None else now,
+        end_reason=infeasible,
+        ended_at=None if infeasible is None else now,
         started_at=start.started_at,
         deadline_at=start.deadline_at,
         starts=1,
@@ -155,24 +208,23 @@ def _new_job(
         lock_token=1,
         updated_at=now,
     )
-    return Started(job_id, state, repeated=False, end_reason=hopeless)
+    return RecordedStart(job_id, state, repeated=False, end_reason=infeasible)
 
 
 def _repeated_start(
     connection: sqlite3.Connection,
     job: sqlite3.Row,
-    start: Start,
+    start: StartRequest,
     now: float,
-    hopeless: EndReason | None,
-) -> Started:
+    infeasible: EndReason | None,
+) -> RecordedStart:
     """The validator sends all its starts again when one miner's reply broke its loop (docs/protocol.md)."""
     state, reason = JobState(job["state"]), job["end_reason"]
-    if state is JobState.FAILED and start.deadline_at > now:
-        # It asks again and there is time again.
-        if hopeless is None:
-            state, reason = revive(connection, job["id"], now), None
+    if state is JobState.FAILED and start.deadline_at > now:  # the task has time again
+        if infeasible is None:
+            state, reason = reopen_job(connection, job["id"], now), None
         else:
-            reason = hopeless
+            reason = infeasible
     differs = JobState(job["state"]) is not JobState.FAILED and _differs(job, start)
     changed = {
         "id": job["id"],
@@ -188,22 +240,95 @@ def _repeated_start(
         "now": now,
     }
     connection.execute(_UPDATE_JOB, changed)
-    return Started(job["id"], state, True, None if reason is None else EndReason(reason), differs)
+    return RecordedStart(job["id"], state, True, None if reason is None else EndReason(reason), differs)
 
 
-def _differs(job: sqlite3.Row, start: Start) -> bool:
-    """Whether the start is of another type or model, or has other data, than the job was made for."""
+def _differs(job: sqlite3.Row, start: StartRequest) -> bool:
+    """Whether the start has another type, model or data than the job."""
     known = (job["task_type"], job["model"], _data_of(job["request"]))
     return known != (start.task_type, start.model, _data_of(start.request))
 
 
 def _data_of(request: bytes) -> list[Any]:
-    """The data of a stored request. An address is signed anew for each start: its query is left out."""
+    """The data of a stored request. Addresses are signed again for each start: the query is left out."""
     try:
-        found = json.loads(request)
+        fields = json.loads(request)
     except ValueError:
         return []
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return []
-    addresses = [str(found.get(name)).partition("?")[0] for name in ("dataset", "dataset_zip")]
-    return [*addresses, found.get("dataset_type"), found.get("model_type")]
+    addresses = [str(fields.get(name)).partition("?")[0] for name in ("dataset", "dataset_zip")]
+    return [*addresses, fields.get("dataset_type"), fields.get("model_type")]
+
+
+# Reading
+
+
+def get_job(connection: sqlite3.Connection, job_id: int) -> JobRow:
+    row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    if row is None:
+        raise NoSuchJob(f"there is no job {job_id}; `god-miner jobs list` shows the jobs there are")
+    return _job_from(row)
+
+
+def open_jobs(connection: sqlite3.Connection, now: float) -> list[JobRow]:
+    """Return every job that needs a worker: those not over, and those published under an old name."""
+    query = f"SELECT * FROM jobs WHERE {IS_OPEN} OR ({_PUBLISHED_UNDER_OLD_NAME}) ORDER BY id"  # noqa: S608 - our own text
+    return [_job_from(row) for row in connection.execute(query, (now,))]
+
+
+def newest_jobs(connection: sqlite3.Connection, limit: int, *, only_open: bool = False) -> list[JobRow]:
+    """Return jobs, newest first."""
+    condition = IS_OPEN if only_open else "1"
+    query = f"SELECT * FROM jobs WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608 - our own text
+    return [_job_from(row) for row in connection.execute(query, (limit,))]
+
+
+def find_job(connection: sqlite3.Connection, name: str) -> JobRow:
+    """Return the job with this number, this task id, or the only one whose task id begins like this."""
+    if name.isdecimal() and len(name) < 19:
+        row = connection.execute("SELECT * FROM jobs WHERE id = ?", (int(name),)).fetchone()
+        if row is not None:
+            return _job_from(row)
+    rows = connection.execute("SELECT * FROM jobs WHERE task_id = ? ORDER BY id DESC", (name,)).fetchall()
+    if len(rows) > 1:
+        numbers = ", ".join(str(row["id"]) for row in rows)
+        raise NoSuchJob(f"several validators have a task {name!r}; which of the jobs {numbers} is meant?")
+    if not rows and name:
+        rows = connection.execute(
+            "SELECT * FROM jobs WHERE substr(task_id, 1, ?) = ? LIMIT 2", (len(name), name)
+        ).fetchall()
+    if len(rows) != 1:
+        problem = "several tasks begin with" if rows else "there is no job"
+        raise NoSuchJob(f"{problem} {name!r}; `god-miner jobs list` shows the jobs there are")
+    return _job_from(rows[0])
+
+
+def has_repo_of_another(connection: sqlite3.Connection, validator: str, name: str) -> bool:
+    """Whether a repository of that name holds what was published for another validator's task."""
+    query = (
+        "SELECT 1 FROM jobs WHERE validator <> ? AND submission_repo IS NOT NULL "
+        "AND substr(submission_repo, -length(?) - 1) = '/' || ? LIMIT 1"
+    )
+    return connection.execute(query, (validator, name, name)).fetchone() is not None
+
+
+def jobs_finished_before(connection: sqlite3.Connection, moment: float) -> list[int]:
+    """Return the ids of the jobs that were over by then."""
+    query = f"SELECT id FROM jobs WHERE NOT {IS_OPEN} AND coalesce(ended_at, updated_at) <= ?"  # noqa: S608 - our own text
+    return [row[0] for row in connection.execute(query, (moment,))]
+
+
+def _job_from(row: sqlite3.Row) -> JobRow:
+    values = dict(row)
+    repo, model_hash = values.pop("submission_repo"), values.pop("submission_hash")
+    reason = values.pop("end_reason")
+    return JobRow(
+        **values
+        | {
+            "task_type": TaskType(values["task_type"]),
+            "state": JobState(values["state"]),
+            "end_reason": EndReason(reason) if reason else None,
+            "submission": MinerSubmission(repo=repo, model_hash=model_hash) if repo else None,
+        }
+    )

@@ -1,104 +1,100 @@
-"""Offers in the books: what was answered, what an accepted one holds, and which answer stands."""
+"""Offers, decisions and reservations in the store: what was answered, what an accepted offer reserves, and
+which answer stands.
+
+The parts of a decision are stored as JSON under the names of their fields: a field that a later version
+adds, moves or drops misreads nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from core.wire import MinerTaskOffer
-from miner.fleet.base import Hold, HoldKind, TaskKey
-from miner.jobs.states import ReservationState
-from miner.offers.decision import Decision
-from miner.offers.record import decision_from, texts_of
-from miner.store.jobs import IS_OPEN
-from miner.store.sql import insert_into
+from pydantic_core import PydanticSerializationError, to_json
+
+from core.domain.choices import Refusal
+from core.domain.decisions import Decision, ExpectedValue, PlanBrief, Reason, ScoreFactor
+from core.domain.errors import GodMinerError
+from core.domain.job_states import EndReason, ReservationState
+from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
+from core.domain.wire import MinerTaskOffer
+from miner.store.database import add_event
+from miner.store.jobs import IS_OPEN, RecordedStart, StartRequest, record_start
 from miner.store.writer import StoreUnavailable
 
-#: In the order of `_offer_row`, of `_decision_row` and of `save_place`.
-_OFFER = (
-    "validator",
-    "task_id",
-    "task_type",
-    "model",
-    "params",
-    "hours",
-    "ds_size",
-    "received_at",
-    "last_seen_at",
-    "times_seen",
-    "raw",
-    "decision_id",
-)
-_DECISION = (
-    "offer_id",
-    "job_id",
-    "accepted",
-    "message",
-    "score",
-    "factors",
-    "reasons",
-    "details",
-    "policy",
-    "policy_hash",
-    "profile_hash",
-    "decided_at",
-)
-_RESERVATION = (
-    "validator",
-    "task_id",
-    "offer_id",
-    "state",
-    "gpus",
-    "starts_at",
-    "ends_at",
-    "priority",
-    "firm",
-    "held_at",
-    "lapses_at",
-)
-_INSERT_OFFER = insert_into("offers", _OFFER, or_ignore=True)
-_INSERT_DECISION = insert_into("decisions", _DECISION)
-_UPSERT_RESERVATION = insert_into("reservations", _RESERVATION) + (
-    " ON CONFLICT (validator, task_id) DO UPDATE SET offer_id = coalesce(excluded.offer_id, offer_id), "
-    "state = excluded.state, gpus = excluded.gpus, starts_at = excluded.starts_at, "
-    "ends_at = excluded.ends_at, priority = excluded.priority, firm = excluded.firm, "
-    "held_at = excluded.held_at, lapses_at = excluded.lapses_at"
-)
+T = TypeVar("T")
+
+
+class DecisionUnreadable(GodMinerError):
+    code = "decision_unreadable"
+
+
+_INSERT_OFFER = """
+INSERT OR IGNORE INTO offers (validator, task_id, task_type, model, params, hours, ds_size, received_at,
+    last_seen_at, times_seen, raw, decision_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?)
+"""
+_INSERT_DECISION = """
+INSERT INTO decisions (offer_id, job_id, accepted, message, score, factors, reasons, details, policy,
+    policy_hash, profile_hash, decided_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_UPSERT_RESERVATION = """
+INSERT INTO reservations (validator, task_id, offer_id, state, gpus, starts_at, ends_at, priority, firm,
+    held_at, lapses_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (validator, task_id) DO UPDATE SET offer_id = coalesce(excluded.offer_id, offer_id),
+    state = excluded.state, gpus = excluded.gpus, starts_at = excluded.starts_at,
+    ends_at = excluded.ends_at, priority = excluded.priority, firm = excluded.firm,
+    held_at = excluded.held_at, lapses_at = excluded.lapses_at
+"""
 _SELECT_STANDING = (
     "SELECT offers.id AS known_id, decisions.* FROM offers "
     "LEFT JOIN decisions ON decisions.id = offers.decision_id "
     "WHERE offers.validator = ? AND offers.task_id = ?"
 )
-_SELECT_TAKEN = (
+_SELECT_RESERVATIONS = (
     "SELECT * FROM reservations WHERE state = ? OR (state = ? AND (validator, task_id) IN "  # noqa: S608
     f"(SELECT validator, task_id FROM jobs WHERE {IS_OPEN}))"
 )
+_SELECT_OPEN_JOBS = f"SELECT validator, task_id, deadline_at FROM jobs WHERE {IS_OPEN}"  # noqa: S608 - our enum
 _SEEN_AGAIN = "UPDATE offers SET last_seen_at = ?, times_seen = times_seen + 1 WHERE id = ?"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a task holds from now on, for the books."""
+class ColumnValues(Protocol):
+    """A row by column names: SQLite's or a dictionary."""
 
-    hold: Hold
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+class DecisionTexts(NamedTuple):
+    """The JSON columns of a stored decision."""
+
+    factors: str
+    reasons: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationRow:
+    """What a task reserves from now on."""
+
+    hold: GpuReservation
     firm: bool
-    #: An offer's: until when it waits for its start.
+    #: Of an offer: until when it waits for its start.
     lapses_at: float
 
 
-class Taken(NamedTuple):
-    """What a restart takes up."""
+class OpenReservation(NamedTuple):
+    """What a restart restores."""
 
-    place: Place
-    #: The job's deadline; None: it is an offer's.
+    reservation: ReservationRow
+    #: The job's deadline; None for an offer.
     deadline_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedOffer:
     """The decision that stands for an offer."""
 
     decision: Decision
@@ -108,61 +104,94 @@ class Recorded:
     decision_id: int | None = None
 
 
-def record(
+# Writing
+
+
+def record_offer(
     connection: sqlite3.Connection,
     validator: str,
     offer: MinerTaskOffer,
     raw: bytes,
     decision: Decision | None,
-    place: Place | None,
+    reservation: ReservationRow | None,
     *,
     now: float,
-    is_kept: bool,
+    acceptance_holds: bool,
     refusal_stands_for: float,
-    shared: int | None = None,
-) -> Recorded:
-    """Store an offer and what was decided, unless an earlier answer stands: an acceptance as long as it
-    `is_kept` (its GPUs are held, or its job is open), a refusal for some seconds.
+    decision_id: int | None = None,
+) -> RecordedOffer:
+    """Store an offer and its decision, unless an earlier decision stands: an acceptance as long as
+    `acceptance_holds` (its GPUs are reserved, or its job is open), a refusal for some seconds.
 
-    No decision: it is known that an acceptance is kept. `place` is what the task holds from now on. `shared`:
-    the row that the decision, a refusal, has already: it names no offer, the offers name it.
+    `decision` is None where an acceptance is known to hold. `reservation` is what the task holds from now on.
+    `decision_id` is the row of a refusal that other offers have as well: it names no offer, they name it.
     """
-    cursor = connection.execute(_INSERT_OFFER, _offer_row(validator, offer, raw, now, shared))
+    cursor = connection.execute(
+        _INSERT_OFFER,
+        (
+            validator,
+            offer.task_id,
+            offer.task_type,
+            offer.model,
+            offer.model_params_count,
+            offer.hours_to_complete,
+            offer.ds_size,
+            now,
+            now,
+            raw,
+            decision_id,
+        ),
+    )
     standing = None
     if cursor.rowcount:
-        if shared is not None and decision is not None:
-            return Recorded(decision, repeated=False, decision_id=shared)
+        if decision_id is not None and decision is not None:
+            return RecordedOffer(decision, repeated=False, decision_id=decision_id)
         offer_id = cursor.lastrowid
     else:
         standing = connection.execute(_SELECT_STANDING, (validator, offer.task_id)).fetchone()
         offer_id = standing["known_id"]
         connection.execute(_SEEN_AGAIN, (now, offer_id))
-    if standing is not None and _stands(standing, now, is_kept, refusal_stands_for):
-        if place is not None and standing["accepted"]:
-            save_place(connection, place, offer_id, now)
-        return Recorded(decision_from(standing, standing["details"]), repeated=True)
-    if decision is None:  # the acceptance that was being written at the same time could not be
+    if standing is not None and _stands(standing, now, acceptance_holds, refusal_stands_for):
+        if reservation is not None and standing["accepted"]:
+            save_reservation(connection, reservation, offer_id, now)
+        return RecordedOffer(decision_from(standing), repeated=True)
+    if decision is None:  # the acceptance that was being written at the same time failed
         raise StoreUnavailable("the answer to this offer could not be stored a moment ago; ask again")
-    if shared is None:
+    if decision_id is None:
         owner = offer_id if decision.accepted else None
-        shared = connection.execute(_INSERT_DECISION, _decision_row(decision, now, offer_id=owner)).lastrowid
-    connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (shared, offer_id))
-    if place is not None:
-        save_place(connection, place, offer_id, now)
-    return Recorded(decision, repeated=False, decision_id=shared)
+        values = _decision_values(decision, now, offer_id=owner)
+        decision_id = connection.execute(_INSERT_DECISION, values).lastrowid
+    connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (decision_id, offer_id))
+    if reservation is not None:
+        save_reservation(connection, reservation, offer_id, now)
+    return RecordedOffer(decision, repeated=False, decision_id=decision_id)
 
 
-def record_start_decision(
-    connection: sqlite3.Connection, job_id: int, decision: Decision, now: float
+def record_offered_start(
+    connection: sqlite3.Connection,
+    validator: str,
+    start: StartRequest,
+    reservation: ReservationRow | None,
+    *,
+    now: float,
+    decision: Decision | None,
+    infeasible: EndReason | None,
+) -> RecordedStart:
+    """Store a start, the reservation of its job, and what was decided if there was no accepted offer."""
+    started = record_start(connection, validator, start, now, infeasible=infeasible)
+    if decision is not None:
+        connection.execute(_INSERT_DECISION, _decision_values(decision, now, job_id=started.job_id))
+    if reservation is not None and not started.state.is_over:
+        save_reservation(connection, reservation, None, now)
+    return started
+
+
+def save_reservation(
+    connection: sqlite3.Connection, reservation: ReservationRow, offer_id: int | None, now: float
 ) -> None:
-    """What was decided about a start that no accepted offer went before."""
-    connection.execute(_INSERT_DECISION, _decision_row(decision, now, job_id=job_id))
-
-
-def save_place(connection: sqlite3.Connection, place: Place, offer_id: int | None, now: float) -> None:
-    hold = place.hold
-    state = ReservationState.HELD if hold.kind is HoldKind.OFFER else ReservationState.STARTED
-    row = (
+    hold = reservation.hold
+    state = ReservationState.HELD if hold.kind is ReservationKind.OFFER else ReservationState.STARTED
+    values = (
         *hold.key,
         offer_id,
         state,
@@ -170,78 +199,36 @@ def save_place(connection: sqlite3.Connection, place: Place, offer_id: int | Non
         hold.starts_at,
         hold.ends_at,
         hold.priority,
-        place.firm,
+        reservation.firm,
         now,
-        place.lapses_at,
+        reservation.lapses_at,
     )
-    connection.execute(_UPSERT_RESERVATION, row)
+    connection.execute(_UPSERT_RESERVATION, values)
 
 
-def lapse(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> None:
-    """The starts of these never came."""
+def lapse_reservations(connection: sqlite3.Connection, keys: Collection[TaskKey], now: float) -> None:
+    """Mark the reservations of offers whose starts never came."""
     connection.executemany(
         "UPDATE reservations SET state = ? WHERE validator = ? AND task_id = ? AND state = ?",
         [(ReservationState.LAPSED, *key, ReservationState.HELD) for key in keys],
     )
+    for key in keys:
+        add_event(connection, now, "reservation_lapsed", key.task_id)
 
 
-def taken(connection: sqlite3.Connection, open_jobs: Mapping[TaskKey, float]) -> list[Taken]:
-    """The places of held offers, and of the jobs that are not over, also of those that have none."""
-    rows = connection.execute(_SELECT_TAKEN, (ReservationState.HELD, ReservationState.STARTED))
-    places = {TaskKey(row["validator"], row["task_id"]): _place(row) for row in rows.fetchall()}
-    found = [Taken(place, None) for key, place in places.items() if place.hold.kind is HoldKind.OFFER]
-    for key, deadline in open_jobs.items():
-        nowhere = Place(Hold(key, HoldKind.JOB, (), deadline, deadline), firm=False, lapses_at=deadline)
-        found.append(Taken(places.get(key, nowhere), deadline))
-    return found
-
-
-def _place(row: sqlite3.Row) -> Place:
-    kind = HoldKind.OFFER if row["state"] == ReservationState.HELD else HoldKind.JOB
-    hold = Hold(
-        TaskKey(row["validator"], row["task_id"]),
-        kind,
-        tuple(json.loads(row["gpus"])),
-        row["starts_at"],
-        row["ends_at"],
-        row["priority"],
-    )
-    return Place(hold, bool(row["firm"]), row["lapses_at"])
-
-
-def _stands(standing: sqlite3.Row, now: float, is_kept: bool, refusal_stands_for: float) -> bool:
-    if standing["id"] is None:  # no decision: pruned
+def _stands(standing: sqlite3.Row, now: float, acceptance_holds: bool, refusal_stands_for: float) -> bool:
+    if standing["id"] is None:  # the decision was pruned
         return False
     if standing["accepted"]:
-        return is_kept
-    # A clock that was set back makes no refusal stand for longer.
+        return acceptance_holds
+    # If the clock was set back, no refusal stands for longer.
     return 0.0 <= now - float(standing["decided_at"]) < refusal_stands_for
 
 
-def _offer_row(
-    validator: str, offer: MinerTaskOffer, raw: bytes, now: float, decision_id: int | None
-) -> tuple[Any, ...]:
-    """In the order of `_OFFER`."""
-    return (
-        validator,
-        offer.task_id,
-        offer.task_type,
-        offer.model,
-        offer.model_params_count,
-        offer.hours_to_complete,
-        offer.ds_size,
-        now,
-        now,
-        1,
-        raw,
-        decision_id,
-    )
-
-
-def _decision_row(
+def _decision_values(
     decision: Decision, now: float, *, offer_id: int | None = None, job_id: int | None = None
 ) -> tuple[Any, ...]:
-    """In the order of `_DECISION`."""
+    """The values of `_INSERT_DECISION`."""
     texts = texts_of(decision)
     return (
         offer_id,
@@ -257,3 +244,102 @@ def _decision_row(
         decision.profile_hash,
         now,
     )
+
+
+# Reading
+
+
+def open_reservations(connection: sqlite3.Connection) -> list[OpenReservation]:
+    """Return the reservations of offers and of open jobs; an open job without one gets an empty one."""
+    rows = connection.execute(_SELECT_RESERVATIONS, (ReservationState.HELD, ReservationState.STARTED))
+    reservations = [_reservation_from(row) for row in rows.fetchall()]
+    by_key = {reservation.hold.key: reservation for reservation in reservations}
+    opened = [
+        OpenReservation(reservation, None)
+        for reservation in reservations
+        if reservation.hold.kind is ReservationKind.OFFER
+    ]
+    for validator, task_id, deadline in connection.execute(_SELECT_OPEN_JOBS).fetchall():
+        key = TaskKey(validator, task_id)
+        without_gpus = ReservationRow(
+            GpuReservation(key, ReservationKind.JOB, (), deadline, deadline), firm=False, lapses_at=deadline
+        )
+        opened.append(OpenReservation(by_key.get(key, without_gpus), deadline))
+    return opened
+
+
+def _reservation_from(row: sqlite3.Row) -> ReservationRow:
+    kind = ReservationKind.OFFER if row["state"] == ReservationState.HELD else ReservationKind.JOB
+    hold = GpuReservation(
+        TaskKey(row["validator"], row["task_id"]),
+        kind,
+        tuple(json.loads(row["gpus"])),
+        row["starts_at"],
+        row["ends_at"],
+        row["priority"],
+    )
+    return ReservationRow(hold, bool(row["firm"]), row["lapses_at"])
+
+
+# Decisions as JSON columns
+
+
+def texts_of(decision: Decision) -> DecisionTexts:
+    return DecisionTexts(
+        _json({name: factor._asdict() for name, factor in decision.factors.items()}),
+        _json([reason._asdict() for reason in decision.reasons]),
+        details_of(decision),
+    )
+
+
+def details_of(decision: Decision) -> str:
+    """Return everything that has no column of its own."""
+    details: dict[str, Any] = {
+        "profile": decision.profile,
+        "threshold": decision.threshold,
+        "placement": decision.placement and asdict(decision.placement),
+        "value": decision.value and decision.value._asdict(),
+        "plan": decision.plan and decision.plan._asdict(),
+        "refusal": decision.refusal,
+    }
+    return _json({key: value for key, value in details.items() if value is not None})
+
+
+def _json(value: dict[str, Any] | list[Any]) -> str:
+    """A third of the time that `json` takes, for every new offer."""
+    try:
+        return to_json(value).decode()
+    except PydanticSerializationError:  # half a surrogate pair in a message, which only `json` can write
+        return json.dumps(value)
+
+
+def decision_from(row: ColumnValues) -> Decision:
+    """Read a decision from a row of `decisions`."""
+    details: dict[str, Any] = json.loads(row["details"])
+    placement, value, plan = (details.get(key) for key in ("placement", "value", "plan"))
+    where = read_part(Placement, placement) if placement else None
+    return Decision(
+        accepted=bool(row["accepted"]),
+        message=row["message"],
+        policy=row["policy"],
+        policy_hash=row["policy_hash"],
+        reasons=tuple(read_part(Reason, reason) for reason in json.loads(row["reasons"])),
+        score=row["score"],
+        factors={name: read_part(ScoreFactor, part) for name, part in json.loads(row["factors"]).items()},
+        profile_hash=row["profile_hash"],
+        profile=details.get("profile"),
+        threshold=details.get("threshold"),
+        placement=where and replace(where, gpus=tuple(where.gpus)),
+        value=read_part(ExpectedValue, value) if value else None,
+        plan=read_part(PlanBrief, plan) if plan else None,
+        refusal=Refusal(details["refusal"]) if details.get("refusal") in list(Refusal) else None,
+    )
+
+
+def read_part(part: type[T], stored: dict[str, Any]) -> T:
+    """Read a part of a decision by field names; names that this version does not know are left out."""
+    fields: tuple[str, ...] = part.__match_args__  # type: ignore[attr-defined]
+    try:
+        return part(**{name: stored[name] for name in fields if name in stored})
+    except TypeError as error:
+        raise DecisionUnreadable(f"a stored {part.__name__} cannot be read: {error}") from None

@@ -1,23 +1,21 @@
 """Print the keys that ai-toolkit reads from a config, as JSON.
 
-    python scripts/engine_tables/ai_toolkit_table.py CHECKOUT > core/recipes/tables/ai_toolkit.json
+    python scripts/engine_tables/ai_toolkit_table.py CHECKOUT > core/engines/ai_toolkit/table.json
 
-CHECKOUT is a folder with ostris/ai-toolkit at the commit the images use. ai-toolkit has no schema: its
-config classes take `**kwargs` and read each key with `kwargs.get(key, default)`, and what nobody reads is
-dropped without a word. So the source is read, not run: every `get` with a literal key is a key, and its
-type is the annotation of the attribute it lands in, else the type of the default.
+CHECKOUT is a folder with ostris/ai-toolkit at the commit of the images. ai-toolkit has no schema: its config
+classes take `**kwargs` and read each key with `kwargs.get(key, default)`, and other keys are silently
+dropped. So the source is read, not run: every `get` with a literal key is a key, and its type is the
+annotation of the attribute it is assigned to, else the type of the default.
 """
 
 import ast
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
-from compact import one_key_per_line
+from common import commit_of, one_key_per_line
 
-#: The classes a LoRA config is made of, all in toolkit/config_modules.py, and where each hangs.
+#: The classes of a LoRA config, all in toolkit/config_modules.py, and the section of each.
 CLASSES = {
     "NetworkConfig": "network",
     "TrainConfig": "train",
@@ -27,20 +25,20 @@ CLASSES = {
     "LoggingConfig": "logging",
 }
 PATH = ["null", "str"]
-#: Where neither annotation nor default tells the truth.
-TOLD = {
+#: Types where both annotation and default are wrong.
+TYPES = {
     ("TrainConfig", "ema_config"): [{"object": "EMAConfig"}],
     ("SampleConfig", "samples"): [{"list": [{"object": "SampleItem"}]}],
     ("NetworkConfig", "network_kwargs"): [{"object": "network_kwargs"}],
     ("ModelConfig", "model_kwargs"): [{"object": "model_kwargs"}],
     # Annotated as one number, but `preprocess_dataset_raw_config` takes a list and copies the dataset.
     ("DatasetConfig", "resolution"): ["int", {"list": ["int"]}],
-    # Quoted as a type, read as a number; whole-number defaults of what is a fraction.
+    # Annotated as text but read as a number; integer defaults of fractions.
     ("TrainConfig", "guidance_loss_target"): ["float", {"list": ["float"]}],
     ("SampleConfig", "guidance_scale"): ["float"],
     ("SampleConfig", "network_multiplier"): ["float"],
     ("SampleConfig", "neg"): ["bool", "str"],
-    # Default to another attribute, or to None, which tells no type.
+    # The default is another attribute or None, which has no type.
     ("ModelConfig", "quantize_te"): ["bool"],
     ("ModelConfig", "layer_offloading"): ["bool"],
     ("ModelConfig", "arch"): ["str"],  # its Literal lists a third of what there is; see `architectures`
@@ -75,7 +73,7 @@ PROCESS_FILES = (
 )
 #: Read by the job machinery before any config class is built.
 PROCESS_EXTRA = {"type": ["str"], "device": ["str"]}
-#: What `model_kwargs` is asked for, in the model of each architecture we train.
+#: The models of the architectures we train, for the keys that they read from `model_kwargs`.
 MODEL_FILES = ("krea2/krea2.py", "ideogram4/ideogram4.py", "qwen_image/qwen_image.py", "z_image/z_image.py")
 SCALARS = {"int": ["int"], "float": ["float"], "str": ["str"], "bool": ["bool"], "dict": [{"dict": ["any"]}]}
 
@@ -111,18 +109,18 @@ def is_none(node: ast.expr | None) -> bool:
 
 
 def literal_names(tree: ast.Module) -> dict[str, list[str]]:
-    """The module's `Name = Literal['a', 'b']`."""
-    found = {}
+    """The choices of each `Name = Literal['a', 'b']` in the module."""
+    names = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
-            values = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
-            found[node.targets[0].id] = sorted(values)
-    return found
+            constants = (inner for inner in ast.walk(node.value) if isinstance(inner, ast.Constant))
+            names[node.targets[0].id] = sorted(constant.value for constant in constants)
+    return names
 
 
 def reads(tree: ast.AST, caller: str) -> list[tuple[str, ast.Call, ast.expr | None]]:
-    """Each `caller("key", ...)`, with the annotation of the statement it stands in."""
-    found = []
+    """Each `caller("key", ...)`, with the annotation of its statement."""
+    result = []
     for statement in ast.walk(tree):
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr | ast.If):
             continue
@@ -130,31 +128,31 @@ def reads(tree: ast.AST, caller: str) -> list[tuple[str, ast.Call, ast.expr | No
         for call in ast.walk(statement):
             is_read = isinstance(call, ast.Call) and ast.unparse(call.func).endswith(caller)
             if is_read and call.args and isinstance(call.args[0], ast.Constant):
-                found.append((call.args[0].value, call, annotation))
-    return found
+                result.append((call.args[0].value, call, annotation))
+    return result
 
 
 def keys(tree: ast.AST, caller: str, owner: str, literals: dict[str, list[str]]) -> dict:
-    found = {}
+    result = {}
     for key, call, annotation in reads(tree, caller):
         default = call.args[1] if len(call.args) > 1 else None
-        kind = TOLD.get((owner, key))
+        kind = TYPES.get((owner, key))
         if kind is None:
             kind = from_annotation(annotation, literals) or from_default(default)
             if is_none(default) and kind != ["any"]:
                 kind = [*kind, "null"]
-        if key not in found or found[key] == ["any"]:
-            found[key] = kind
-    return dict(sorted(found.items()))
+        if key not in result or result[key] == ["any"]:
+            result[key] = kind
+    return dict(sorted(result.items()))
 
 
 def architectures(checkout: pathlib.Path) -> list[str]:
     """`arch = "..."` of each model class, and those that ModelConfig itself names."""
-    found = set()
+    names = {"sdxl", "flux", "sd1"}
     for path in (checkout / "extensions_built_in").rglob("*.py"):
-        found |= set(re.findall(r'^    arch = "([^"]+)"', path.read_text("utf-8"), re.MULTILINE))
+        names |= set(re.findall(r'^    arch = "([^"]+)"', path.read_text("utf-8"), re.MULTILINE))
     source = (checkout / "toolkit" / "config_modules.py").read_text("utf-8")
-    return sorted(found | set(re.findall(r"self\.arch == '(\w+)'", source)) | {"sdxl", "flux", "sd1"})
+    return sorted(names | set(re.findall(r"self\.arch == '(\w+)'", source)))
 
 
 def optimizers(checkout: pathlib.Path) -> list[str]:
@@ -170,29 +168,25 @@ def schedulers(checkout: pathlib.Path) -> list[str]:
 
 
 def version(checkout: pathlib.Path) -> str:
-    """The released version and the commit: from git, or from ENGINE_COMMIT for an unpacked archive."""
+    """The released version and the commit."""
     released = re.findall(r'VERSION = "([^"]+)"', (checkout / "version.py").read_text("utf-8"))[0]
-    commit = os.environ.get("ENGINE_COMMIT")
-    if commit is None:
-        command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return f"{released} {commit}"
+    return f"{released} {commit_of(checkout)}"
 
 
 def process_keys(checkout: pathlib.Path, sections: dict[str, list]) -> dict:
-    found = dict(PROCESS_EXTRA)
+    result = dict(PROCESS_EXTRA)
     for file in PROCESS_FILES:
         tree = parse(checkout / file)
-        found |= keys(tree, ".get_conf", "process", {}) | keys(tree, "self.config.get", "process", {})
-    return dict(sorted((found | sections).items()))
+        result |= keys(tree, ".get_conf", "process", {}) | keys(tree, "self.config.get", "process", {})
+    return dict(sorted((result | sections).items()))
 
 
 def model_kwargs(checkout: pathlib.Path) -> dict:
     folder = checkout / "extensions_built_in" / "diffusion_models"
-    found: dict = {}
+    result: dict = {}
     for file in MODEL_FILES:
-        found |= keys(parse(folder / file), "model_kwargs.get", "model_kwargs", {})
-    return dict(sorted(found.items()))
+        result |= keys(parse(folder / file), "model_kwargs.get", "model_kwargs", {})
+    return dict(sorted(result.items()))
 
 
 def table(checkout: pathlib.Path) -> dict:

@@ -2,11 +2,11 @@
 
 Run it with the training environment's python, never with the daemon's:
 
-    TRAINING_PYTHON scripts/engine_tables/axolotl_table.py > core/recipes/tables/axolotl.json
+    TRAINING_PYTHON scripts/engine_tables/axolotl_table.py > core/engines/axolotl/table.json
 
-The table is what `core.recipes.validate` checks against on a machine without Axolotl. It is read off the
-pydantic models' annotations and not off their JSON schema, because some fields hold torch dtypes that a
-JSON schema cannot express. Field types only: Axolotl's cross-field checks stay in Axolotl.
+`core.engines.validate` checks against the table on a machine without Axolotl. It is read from the pydantic
+models' annotations and not from their JSON schema, because some fields have torch dtypes, which a JSON
+schema cannot express. Field types only: Axolotl's cross-field checks stay in Axolotl.
 """
 
 import enum
@@ -18,14 +18,14 @@ import sys
 import types
 import typing
 
-from compact import one_key_per_line
+from common import one_key_per_line
 from pydantic import BaseModel, ValidationError
 
-#: What a type alternative is called in the table. A string alternative is a scalar; `{"list": [...]}`,
-#: `{"dict": [...]}`, `{"object": name}` and `{"choices": [...]}` are the composite ones.
+#: The names of scalar types in the table. Composite alternatives are `{"list": [...]}`,
+#: `{"dict": [...]}`, `{"object": name}` and `{"choices": [...]}`.
 SCALARS = {int: "int", float: "float", bool: "bool", str: "str", type(None): "null"}
 
-#: Optional engine parts that bring keys of their own, and only when the config lists them.
+#: Optional parts of the engine that have keys of their own, valid only if the config lists them.
 PLUGINS = {
     "axolotl.integrations.liger.LigerPlugin": ("axolotl.integrations.liger.args", "LigerArgs"),
     "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin": (
@@ -34,7 +34,7 @@ PLUGINS = {
     ),
 }
 
-#: Dropped from the merged schema by the engine itself, so that they are no keys of a config.
+#: Dropped from the merged schema by the engine itself, so not keys of a config.
 INTERNAL = {"capabilities", "env_capabilities"}
 
 #: Handled in the trainer, outside the transformers enum of schedulers.
@@ -46,7 +46,7 @@ SET_BY_THE_TRAINER = {"optimizer", "num_warmup_steps", "num_training_steps", "la
 
 
 class Reader:
-    """Walks annotations and collects every pydantic model it meets as an object of the table."""
+    """Walks annotations and collects every pydantic model as an object of the table."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict] = {}
@@ -59,24 +59,24 @@ class Reader:
         return name
 
     def fields(self, model: type[BaseModel]) -> dict:
-        found = {}
+        result = {}
         for name, field in model.model_fields.items():
             if name in INTERNAL:
                 continue
             alternatives = self.alternatives(field.annotation)
             for key in {name, *aliases(field)}:
-                found[key] = alternatives
-        return dict(sorted(found.items()))
+                result[key] = alternatives
+        return dict(sorted(result.items()))
 
     def alternatives(self, annotation: object) -> list:
-        return sorted(unique(self._walk(annotation)), key=lambda one: json.dumps(one))
+        return sorted(unique(self._walk(annotation)), key=lambda item: json.dumps(item))
 
     def _walk(self, annotation: object) -> list:
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is typing.Annotated:
             return self._walk(args[0])
         if origin in (typing.Union, types.UnionType):
-            return merged_choices([one for arg in args for one in self._walk(arg)])
+            return merged_choices([item for arg in args for item in self._walk(arg)])
         if origin is typing.Literal:
             return [{"choices": sorted(args, key=str)}]
         if origin in (list, tuple, set) or annotation in (list, tuple, set):
@@ -86,22 +86,24 @@ class Reader:
         if annotation in SCALARS:
             return [SCALARS[annotation]]
         if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-            return [{"choices": sorted(str(one.value) for one in annotation if isinstance(one.value, str))}]
+            return [
+                {"choices": sorted(str(item.value) for item in annotation if isinstance(item.value, str))}
+            ]
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return [{"object": self.object_name(annotation)}]
         return ["any"]
 
 
 def aliases(field: object) -> list[str]:
-    found = [field.alias] if isinstance(field.alias, str) else []
+    result = [field.alias] if isinstance(field.alias, str) else []
     validation = field.validation_alias
-    return found + [one for one in getattr(validation, "choices", []) if isinstance(one, str)]
+    return result + [item for item in getattr(validation, "choices", []) if isinstance(item, str)]
 
 
 def merged_choices(alternatives: list) -> list:
     """`Literal[...] | SomeEnum` is one set of choices."""
-    choices = [one["choices"] for one in alternatives if isinstance(one, dict) and "choices" in one]
-    rest = [one for one in alternatives if not (isinstance(one, dict) and "choices" in one)]
+    choices = [item["choices"] for item in alternatives if isinstance(item, dict) and "choices" in item]
+    rest = [item for item in alternatives if not (isinstance(item, dict) and "choices" in item)]
     if choices:
         rest.append({"choices": sorted({value for group in choices for value in group}, key=str)})
     return rest
@@ -115,51 +117,47 @@ def optimizers() -> list[str]:
     from axolotl.utils.schemas.enums import CustomSupportedOptimizers
     from transformers.training_args import OptimizerNames
 
-    return sorted({one.value for one in (*OptimizerNames, *CustomSupportedOptimizers)})
+    return sorted({item.value for item in (*OptimizerNames, *CustomSupportedOptimizers)})
 
 
 def schedulers() -> dict[str, list[str]]:
-    """Each scheduler, and the `lr_scheduler_kwargs` it takes; any other is a TypeError after loading."""
+    """Each scheduler and the `lr_scheduler_kwargs` it takes; any other is a TypeError after loading."""
     from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
     from transformers.trainer_utils import SchedulerType
 
-    found = {one.value: extra_arguments(TYPE_TO_SCHEDULER_FUNCTION[one]) for one in SchedulerType}
-    return dict(sorted((found | OWN_SCHEDULERS).items()))
+    result = {item.value: extra_arguments(TYPE_TO_SCHEDULER_FUNCTION[item]) for item in SchedulerType}
+    return dict(sorted((result | OWN_SCHEDULERS).items()))
 
 
 def extra_arguments(function: typing.Callable) -> list[str]:
-    """A `*` stands for a function that hands on whatever it is given."""
+    """The function's own arguments; `*` if it takes any."""
     parameters = inspect.signature(function).parameters
-    open_ended = ["*"] if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else []
-    named = {name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+    open_ended = ["*"] if any(item.kind is item.VAR_KEYWORD for item in parameters.values()) else []
+    named = {name for name, item in parameters.items() if item.kind is not item.VAR_KEYWORD}
     return open_ended + sorted(named - SET_BY_THE_TRAINER)
 
 
 def attention(model: type[BaseModel], names: frozenset[str]) -> dict[str, bool]:
     """Each attention the schema accepts, and whether it keeps packed rows apart.
 
-    With one that does not, a packed row attends to its neighbours, and Axolotl only warns.
+    Otherwise a packed row attends to its neighbours, and Axolotl only warns.
     """
-    found = {}
+    result = {}
     for name in sorted(names):
         try:
             config = model(
                 base_model="any", learning_rate=1e-4, datasets=[{"path": "any"}], attn_implementation=name
             )
         except ValidationError:
-            continue  # named in the enum, refused with the libraries of this release
-        found[name] = config.attn_decontaminates_packing
-    return found
+            continue  # in the enum, but refused with the libraries of this release
+        result[name] = config.attn_decontaminates_packing
+    return result
 
 
 def table() -> dict:
     from axolotl.utils.schemas.config import AxolotlInputConfig
     from axolotl.utils.schemas.deprecated import DeprecatedParameters
-    from axolotl.utils.schemas.enums import (
-        CANONICAL_ATTN_IMPLS,
-        LEGACY_ATTN_FLAG_TO_IMPL,
-        ChatTemplate,
-    )
+    from axolotl.utils.schemas.enums import CANONICAL_ATTN_IMPLS, LEGACY_ATTN_FLAG_TO_IMPL, ChatTemplate
 
     reader = Reader()
     root = reader.object_name(AxolotlInputConfig)
@@ -178,7 +176,7 @@ def table() -> dict:
         "schedulers": schedulers(),
         "attention": attention(AxolotlInputConfig, CANONICAL_ATTN_IMPLS),
         "attention_flags": dict(sorted(LEGACY_ATTN_FLAG_TO_IMPL.items())),
-        "chat_templates": sorted(one.value for one in ChatTemplate),
+        "chat_templates": sorted(item.value for item in ChatTemplate),
         "required": sorted(
             name for name, field in AxolotlInputConfig.model_fields.items() if field.is_required()
         ),

@@ -1,12 +1,11 @@
 """Print the argument tables of sd-scripts' network trainers, as JSON.
 
-    python scripts/engine_tables/kohya_table.py CHECKOUT > core/recipes/tables/kohya.json
+    python scripts/engine_tables/kohya_table.py CHECKOUT > core/engines/kohya/table.json
 
-CHECKOUT is a folder with kohya-ss/sd-scripts at the commit the images use. The real `setup_parser` of each
-trainer is run, so conditions and inherited arguments come out right; whatever it imports that is not
-installed here (torch, diffusers, OpenCV and so on, none of which has a say in the arguments) is replaced
-by an empty stand-in. Reading the source for `add_argument` calls instead was tried first: half of the
-calls sit behind flags passed from the caller.
+CHECKOUT is a folder with kohya-ss/sd-scripts at the commit of the images. The real `setup_parser` of each
+trainer is run, so that conditions and inherited arguments are right; imports that are not installed here
+(torch, diffusers, OpenCV and so on, which do not affect the arguments) are replaced by empty stand-ins.
+Reading the source for `add_argument` calls was tried first: half of the calls depend on the caller's flags.
 """
 
 import argparse
@@ -14,22 +13,20 @@ import ast
 import importlib
 import importlib.abc
 import importlib.machinery
-import os
 import pathlib
-import subprocess
 import sys
 import types
 
-from compact import one_key_per_line
+from common import commit_of, one_key_per_line
 
 TRAINERS = {"sdxl": "sdxl_train_network", "flux": "flux_train_network"}
 
-#: Read through `getattr` or by the config-file reader, so no argument of a config.
+#: Not a key of a configuration.
 NOT_KEYS = {"help"}
 
 
 class _Anything(type):
-    """A class whose every attribute is another such class: enough to import modules that use torch."""
+    """A class whose attributes are all such classes: enough to import modules that use torch."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -44,7 +41,7 @@ class _Anything(type):
 
 def stand_in(name: str) -> type:
     def create(cls: type, *args: object, **kwargs: object) -> object:
-        # Used as a decorator, it must hand back what it decorates.
+        # As a decorator it must return what it decorates.
         if len(args) == 1 and callable(args[0]) and not kwargs:
             return args[0]
         return object.__new__(cls)
@@ -67,7 +64,7 @@ class _StandInModule(types.ModuleType):
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Comes last, so that only what nobody else can import gets here."""
+    """The last finder, so that it gets only what cannot be imported otherwise."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -80,17 +77,15 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def alternatives(action: argparse.Action) -> list:
-    """What a TOML file may hold for this argument, in the vocabulary of the other tables."""
+    """The types of this argument in a TOML file, in the format of the other tables."""
     if action.nargs == 0:
         return ["bool"]
     name = getattr(action.type, "__name__", "str")
     scalar = {"int": ["int"], "float": ["float"], "int_or_float": ["float", "int"]}.get(name, ["str"])
-    if action.choices is not None:
-        found = [{"choices": sorted(str(one) for one in action.choices if one is not None)}]
-        found = found if name == "str" else scalar
-    else:
-        found = scalar
-    return [{"list": found}] if action.nargs in ("*", "+") else found
+    kinds = scalar
+    if action.choices is not None and name == "str":
+        kinds = [{"choices": sorted(str(choice) for choice in action.choices if choice is not None)}]
+    return [{"list": kinds}] if action.nargs in ("*", "+") else kinds
 
 
 def arguments(module: str) -> dict:
@@ -115,25 +110,17 @@ def schedulers(checkout: pathlib.Path) -> list[str]:
 
 
 def optimizers(checkout: pathlib.Path) -> list[str]:
-    """Every name that `get_optimizer` compares with, in lower case as it does it."""
-    found = set()
+    """Every name that `get_optimizer` compares with, in lower case."""
+    names = set()
     for node in ast.walk(function(checkout, "get_optimizer")):
         if isinstance(node, ast.Compare) and getattr(node.left, "id", "") == "optimizer_type":
-            found |= {
-                one.value.lower()
+            names |= {
+                constant.value.lower()
                 for side in node.comparators
-                for one in ast.walk(side)
-                if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value
+                for constant in ast.walk(side)
+                if isinstance(constant, ast.Constant) and isinstance(constant.value, str) and constant.value
             }
-    return sorted(found)
-
-
-def version(checkout: pathlib.Path) -> str:
-    """The commit: from git, or from ENGINE_COMMIT for an unpacked archive."""
-    if "ENGINE_COMMIT" in os.environ:
-        return os.environ["ENGINE_COMMIT"]
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return sorted(names)
 
 
 def table(checkout: pathlib.Path) -> dict:
@@ -141,7 +128,7 @@ def table(checkout: pathlib.Path) -> dict:
     sys.meta_path.append(_StandIns())
     return {
         "engine": "sd-scripts",
-        "version": version(checkout),
+        "version": commit_of(checkout),
         "roots": TRAINERS,
         "optimizers": optimizers(checkout),
         "schedulers": schedulers(checkout),
@@ -151,5 +138,4 @@ def table(checkout: pathlib.Path) -> dict:
 
 if __name__ == "__main__":
     out, sys.stdout = sys.stdout, sys.stderr
-    found = table(pathlib.Path(sys.argv[1]).resolve())
-    out.write(one_key_per_line(found))
+    out.write(one_key_per_line(table(pathlib.Path(sys.argv[1]).resolve())))

@@ -3,17 +3,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks import policy
-from core.hardware import Hardware, parse_gpus
+from core.domain.decisions import Decision
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.keys import Placement
 from core.profile import load_profile
-from miner.fleet.base import Placement
-from miner.offers.decision import Decision
-from miner.offers.offered import Offered
-from miner.offers.replay import Entry
-from miner.offers.stream import stream
+from miner.offers.backtest.replay import ReplayedOffer
+from miner.offers.backtest.synthetic import synthetic_offers
+from miner.offers.past_offers import HistoricalOffer
 from tests.miner.offers.builders import offer
 
 
-def overlapping(taken: Sequence[Entry]) -> list[tuple[str, str]]:
+def overlapping(taken: Sequence[ReplayedOffer]) -> list[tuple[str, str]]:
     """Pairs of tasks that hold one GPU at one time; written without the benchmark's own way of counting."""
     found = []
     for index, one in enumerate(taken):
@@ -23,13 +23,13 @@ def overlapping(taken: Sequence[Entry]) -> list[tuple[str, str]]:
             assert here is not None
             shared = set(there.gpus) & set(here.gpus)
             if shared and there.starts_at < here.ends_at and here.starts_at < there.ends_at:
-                found.append((one.offered.offer.task_id, other.offered.offer.task_id))
+                found.append((one.historical.offer.task_id, other.historical.offer.task_id))
     return found
 
 
-def entry(gpus: str, start: float, end: float) -> Entry:
+def entry(gpus: str, start: float, end: float) -> ReplayedOffer:
     decision = Decision(True, "", "", "", placement=Placement(tuple(gpus), start, end))
-    return Entry(Offered(start, offer()), decision, None)
+    return ReplayedOffer(HistoricalOffer(start, offer()), decision, None)
 
 
 def test_windows_that_share_a_gpu_are_counted() -> None:
@@ -40,7 +40,7 @@ def test_windows_that_share_a_gpu_are_counted() -> None:
 
 
 def test_a_week_of_the_stand_in_is_one_llama_at_a_time_on_the_whole_host() -> None:
-    offers = list(stream(1, days=2, per_day=60))
+    offers = list(synthetic_offers(1, days=2, per_day=60))
     hardware = Hardware(gpus=parse_gpus("4xH100"))
     week = policy._reference(offers, load_profile("steady"), hardware)
     assert 0 < week.accepted <= sum("llama" in one.offer.model.lower() for one in offers)
@@ -48,7 +48,7 @@ def test_a_week_of_the_stand_in_is_one_llama_at_a_time_on_the_whole_host() -> No
 
 
 def test_what_is_accepted_is_finished_on_its_own_gpus_within_its_window() -> None:
-    offers = list(stream(5, days=2, per_day=60))
+    offers = list(synthetic_offers(5, days=2, per_day=60))
     hardware = Hardware(gpus=parse_gpus("4xH100"))
     week = policy._ours(offers, "h100x4", load_profile("h100x4-strategy"), hardware)
     assert week.accepted > 20

@@ -13,10 +13,9 @@ from bittensor_core import Keypair
 pytest.importorskip("substrateinterface", reason="needs the bench extra: pip install 'god-miner[bench]'")
 
 from benchmarks import reference_stack
-from core.tasks import TaskType
-from miner.dev.client import Forger, ValidatorClient
-from miner.dev.reading import Outcome
+from core.domain.tasks import TaskType
 from miner.dev.samples import sample_task
+from miner.dev.validator import ForgedSigner, ValidatorClient, ValidatorOutcome
 from tests.doubles.each import each
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
@@ -39,12 +38,12 @@ async def test_a_signed_offer_is_answered_as_validators_expect(
 ) -> None:
     async with ValidatorClient("http://miner", VALIDATOR, MINER, transport=transport) as client:
         exchange = await client.offer(sample_task(task_type, Random(1)))
-    assert exchange.conclusion.outcome is Outcome.ACCEPTED
+    assert exchange.conclusion.outcome is ValidatorOutcome.ACCEPTED
 
 
 @pytest.mark.parametrize(
     ("signer", "status"),
-    [(Forger(VALIDATOR), 401), (POOR, 403), (Keypair.from_seed(b"s" * 32), 403)],
+    [(ForgedSigner(VALIDATOR), 401), (POOR, 403), (Keypair.from_seed(b"s" * 32), 403)],
     ids=["forged", "too little stake", "stranger"],
 )
 async def test_others_are_kept_out(transport: httpx.ASGITransport, signer: object, status: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import garbage, machine, report, subjects
-from miner.dev.presign import LoadKind
+from benchmarks.presign import LoadKind
 
 
 def test_the_slope_is_growth_per_request() -> None:

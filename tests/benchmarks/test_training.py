@@ -11,8 +11,7 @@ import yaml
 
 from benchmarks.training import is_best
 from benchmarks.upstream import write_config
-from core.profile import load_profile, resolve
-from core.tasks import (
+from core.domain.tasks import (
     ChatDataset,
     DatasetType,
     DpoDataset,
@@ -21,6 +20,7 @@ from core.tasks import (
     RewardFunction,
     TaskType,
 )
+from core.profile import load_profile, resolve_profile
 from tests.core.builders import llama_8b
 
 ROW = {"instruct": "a", "input": "b", "output": "c", "prompt": "a", "chosen": "b", "rejected": "c"}
@@ -93,6 +93,6 @@ def test_our_side_is_the_default_profile_but_for_what_a_cpu_lacks() -> None:
     }
     path = Path(__file__).parents[2] / "benchmarks" / "training.yaml"
     for task in (one for one in TaskType if one.is_text):
-        ours = resolve(load_profile(str(path)), task, llama_8b()).targets.model_dump()
-        shipped = resolve(load_profile("steady"), task, llama_8b()).targets.model_dump()
+        ours = resolve_profile(load_profile(str(path)), task, llama_8b()).targets.model_dump()
+        shipped = resolve_profile(load_profile("steady"), task, llama_8b()).targets.model_dump()
         assert {key for key in ours if ours[key] != shipped[key]} <= machine

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.budget import MemoryBreakdown, MemoryTerm, Phase, TimeBreakdown, Verdict
-from core.choices import Engine, Method, Optimizer, Parallelism, Schedule
-from core.data import DatasetFacts, LengthStats
-from core.facts import Confidence
-from core.hardware import parse_gpus
-from core.models import Family, ModelFacts
-from core.plan import TrainingPlan
-from core.plan_parts import (
+from core.data.facts import DatasetFacts, LengthStats
+from core.domain.choices import Engine, LrSchedule, Method, Optimizer, Parallelism
+from core.domain.hardware import parse_gpus
+from core.domain.records import Confidence
+from core.domain.tasks import TaskType
+from core.models.facts import Family, ModelFacts
+from core.planning.budget import MemoryBreakdown, MemoryTerm, PlanVerdict, TimeBreakdown, TimelinePhase
+from core.planning.plan import (
     AdapterPlan,
     BatchPlan,
     LaunchPlan,
     OptimizerPlan,
-    Reason,
+    PlanReason,
     SequencePlan,
     StepsPlan,
     TaskSpec,
+    TrainingPlan,
 )
-from core.tasks import TaskType
 
 
 def llama_8b(**changes: Any) -> ModelFacts:
@@ -78,7 +78,7 @@ def plan(**changes: Any) -> TrainingPlan:
         "batch": BatchPlan(micro=8, accumulation=1, world_size=4),
         "sequence": SequencePlan(length=1024, packing=True, per_epoch=7000, tokens_per_epoch=7_168_000),
         "optimizer": OptimizerPlan(
-            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=3e-4, schedule=Schedule.COSINE, warmup_steps=10
+            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=3e-4, schedule=LrSchedule.COSINE, warmup_steps=10
         ),
         "steps": StepsPlan(epochs=2, per_epoch=219, total=438, eval_every=40, save_every=40),
         "launch": LaunchPlan(processes=4),
@@ -89,14 +89,14 @@ def plan(**changes: Any) -> TrainingPlan:
             capacity_bytes=gpus.memory_bytes,
         ),
         "time": TimeBreakdown(
-            phases=(Phase(name="load", seconds=60), Phase(name="train", seconds=4000.5)),
+            phases=(TimelinePhase(name="load", seconds=60), TimelinePhase(name="train", seconds=4000.5)),
             deadline_s=10_800,
             reserve_s=600,
             step_s=9.1,
             throughput=31_000.25,
             utilisation=0.28,
         ),
-        "verdict": Verdict(feasible=True),
-        "reasons": {"batch.micro": Reason(text="as asked", source="h100x4.yaml:12")},
+        "verdict": PlanVerdict(feasible=True),
+        "reasons": {"batch.micro": PlanReason(text="as asked", source="h100x4.yaml:12")},
     }
     return TrainingPlan(**{**whole, **changes})

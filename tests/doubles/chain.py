@@ -2,7 +2,7 @@
 
 `Subtensor` is the chain (who is registered, what a submitted call does), `ChainDouble` the node that serves
 it over a websocket, in a thread of its own so that synchronous tests can use it too. Scores, registration
-and the rate limit are modelled by hand; the codec is bittensor_core's on both ends, so this can not show a
+and the rate limit are modelled by hand; the codec is bittensor_core's on both ends, so this cannot show a
 bug in it.
 """
 

@@ -18,11 +18,11 @@ NETUID = 56
 
 @pytest.fixture(scope="session")
 def chain_spec() -> ChainSpec:
-    """The real runtime's types. Skipped where they can't be had, required with CI=true."""
+    """The real runtime's types. Skipped where they cannot be had, required with CI=true."""
     try:
         return ChainSpec(golden_file())
     except (subprocess.SubprocessError, OSError) as error:
-        why = f"the metadata of the chain can't be downloaded: {getattr(error, 'stderr', '') or error}"
+        why = f"the metadata of the chain cannot be downloaded: {getattr(error, 'stderr', '') or error}"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)

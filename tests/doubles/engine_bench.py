@@ -1,4 +1,4 @@
-"""A place to try engines on: a data folder, runs in it, and waiting for what becomes of them."""
+"""A bench for engines: a data directory, runs in it, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from miner.engines.base import Engine, EngineSpec, Mount, Phase, Status
+from miner.engines.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
 from miner.engines.choose import docker_engine, process_engine
-from miner.engines.logs import log_tail
+from miner.engines.run_folder import log_tail
 from miner.settings import Settings, load_settings
 from tests.doubles.base_image import PYTHON
 
@@ -46,8 +46,8 @@ class EngineBench:
 
     kind: str
     settings: Settings
-    engine: Engine
-    make: Callable[[Settings], Engine]
+    engine: ExecutionEngine
+    make: Callable[[Settings], ExecutionEngine]
     #: Whether runs see nothing but what they were given.
     closed: bool
     runs: list[Run] = field(default_factory=list)
@@ -80,17 +80,17 @@ class EngineBench:
         run.ref = await self.engine.submit(spec)
         return run
 
-    async def status(self, run: Run) -> Status:
+    async def status(self, run: Run) -> RunStatus:
         return await self.engine.poll(run.ref, run.dir)
 
-    async def end_of(self, run: Run, limit_s: float = WAIT_S) -> Status:
+    async def end_of(self, run: Run, limit_s: float = WAIT_S) -> RunStatus:
         ends = time.monotonic() + limit_s
-        while (status := await self.status(run)).phase in (Phase.RUNNING, Phase.QUEUED):
+        while (status := await self.status(run)).phase in (RunPhase.RUNNING, RunPhase.QUEUED):
             assert time.monotonic() < ends, f"{run.spec.key} still runs; its log: {run.log}"
             await asyncio.sleep(0.02)
         return status
 
-    async def play(self, text: str, **more: Any) -> tuple[Run, Status]:
+    async def play(self, text: str, **more: Any) -> tuple[Run, RunStatus]:
         """A run of this Python code, to its end."""
         run = await self.submit(self.code(text, **more))
         return run, await self.end_of(run)
@@ -103,7 +103,7 @@ class EngineBench:
             await asyncio.sleep(0.01)
         return text
 
-    def again(self) -> Engine:
+    def again(self) -> ExecutionEngine:
         """The engine of a daemon that was started anew on the same folder."""
         self.engine = self.make(self.settings)
         return self.engine

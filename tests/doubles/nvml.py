@@ -1,4 +1,4 @@
-"""A host of H100s for whoever asks NVML: the stub library, and the file that says how its cards are."""
+"""A host of H100s for NVML: the stub library, and the file that describes its GPUs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class NvmlHost:
         self._state |= state
         self._write()
 
-    def card(self, index: int, **state: Any) -> None:
-        """Of one card: `error=LOST`. None takes a word back."""
+    def gpu(self, index: int, **state: Any) -> None:
+        """Of one GPU: `error=LOST`. None removes a fault."""
         for name, value in state.items():
             self._state[f"{index}.{name}"] = value
         self._state = {name: value for name, value in self._state.items() if value is not None}

@@ -24,7 +24,7 @@ PROCESSES = {
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 #: Not `socket.__new__` alone: an event loop makes a pair of its own, and never connects or binds it.
 #: A look whether a port is free is nothing that a test could wait for.
-PORTS = str(Path(TESTS).parent / "miner" / "jobs" / "loopback.py")
+PORTS = str(Path(TESTS).parent / "miner" / "jobs" / "launch.py")
 SOCKETS = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto"}
 
 #: What was reached for since `forget`.

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from miner.engines.base import Engine, EngineSpec
+from miner.engines.base import EngineSpec, ExecutionEngine
 from tests.doubles import base_image
 from tests.doubles.deaths import die_before
 from tests.doubles.engine_bench import docker_bench, process_bench
@@ -36,7 +36,7 @@ def main(kind: str, data_dir: str, host: str) -> None:
         print(pid, flush=True)
 
 
-def submit(engine: Engine, line: str) -> None:
+def submit(engine: ExecutionEngine, line: str) -> None:
     told = json.loads(line)
     if told["dies"]:
         die_before(told["dies"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.miner.api.live import Live, live
+from tests.miner.http.daemon_process import DaemonProcess, run_daemon_process
 
 OPEN = {
     "MAX_JOBS": "10000",
@@ -17,8 +17,8 @@ OPEN = {
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with live(tmp_path_factory.mktemp("fuzzed"), OPEN) as made:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    with run_daemon_process(tmp_path_factory.mktemp("fuzzed"), OPEN) as made:
         yield made
         assert made.is_alive()
     assert made.logged("WARNING", "ERROR", "CRITICAL") == []

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from core.tasks import TaskType
-from miner.api.subnet import ROUTES
+from core.domain.tasks import TaskType
+from miner.chain.fiber import AUTH_HEADERS
 from miner.dev.samples import sample_task
-from miner.fiber import AUTH_HEADERS
-from tests.miner.api.live import Live
-from tests.miner.api.raw import Raw, Reply, request
+from miner.http.subnet import ROUTES
+from tests.miner.http.daemon_process import DaemonProcess
+from tests.miner.http.raw_connection import RawConnection, Reply, request
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def check(reply: Reply) -> None:
         assert answer["message"]
 
 
-def unchanged(target: Live, *parts: bytes) -> Reply:
+def unchanged(target: DaemonProcess, *parts: bytes) -> Reply:
     before = target.counts()
     reply = target.ask(*parts)
     check(reply)
@@ -52,7 +52,7 @@ def unchanged(target: Live, *parts: bytes) -> Reply:
 
 @many
 @given(st.sampled_from(POSTS), st.binary(max_size=200))
-def test_any_signed_bytes(target: Live, path: str, body: bytes) -> None:
+def test_any_signed_bytes(target: DaemonProcess, path: str, body: bytes) -> None:
     assert unchanged(target, target.post(path, body)).status == 422
 
 
@@ -60,7 +60,7 @@ def test_any_signed_bytes(target: Live, path: str, body: bytes) -> None:
 @given(st.sampled_from(TaskType), st.booleans(), st.data())
 @example(TaskType.INSTRUCT, True, None)
 def test_a_good_request_with_one_field_gone_wild(
-    target: Live, kind: TaskType, starts: bool, data: st.DataObject | None
+    target: DaemonProcess, kind: TaskType, starts: bool, data: st.DataObject | None
 ) -> None:
     task = sample_task(kind, Random(0))
     payload: dict[str, Any] = task.start() if starts else task.offer()
@@ -81,8 +81,8 @@ def test_a_good_request_with_one_field_gone_wild(
     st.sampled_from(PATHS),
     st.dictionaries(st.sampled_from(AUTH_HEADERS), st.text(st.characters(max_codepoint=255), max_size=140)),
 )
-def test_any_headers(target: Live, path: str, spoilt: dict[str, str]) -> None:
-    with Raw(target.port) as raw:
+def test_any_headers(target: DaemonProcess, path: str, spoilt: dict[str, str]) -> None:
+    with RawConnection(target.port) as raw:
         body = b"{}" if path in POSTS else b""
         headers = {**target.headers(body or None), **spoilt}
         raw.send(request(path, headers, body)).end()
@@ -100,8 +100,8 @@ def test_any_headers(target: Live, path: str, spoilt: dict[str, str]) -> None:
 @example("/training_repo/%ff")
 @example("/get_latest_model_submission/%0a")
 @example("/task_offer%2F")
-def test_any_target(target: Live, path: str) -> None:
-    with Raw(target.port) as raw:
+def test_any_target(target: DaemonProcess, path: str) -> None:
+    with RawConnection(target.port) as raw:
         raw.send(request(path, target.headers(None))).end()
         while not raw.at_end():
             check(raw.reply())
@@ -109,8 +109,8 @@ def test_any_target(target: Live, path: str) -> None:
 
 @many
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"\r\n", b"GET / HTTP/1.1\r\n", b"\r\n\r\n"])))
-def test_any_bytes(target: Live, parts: list[bytes]) -> None:
-    with Raw(target.port) as raw:
+def test_any_bytes(target: DaemonProcess, parts: list[bytes]) -> None:
+    with RawConnection(target.port) as raw:
         raw.send(*parts).end()
         while not raw.at_end():
             check(raw.reply())
@@ -118,12 +118,14 @@ def test_any_bytes(target: Live, parts: list[bytes]) -> None:
 
 @many
 @given(st.data())
-def test_a_good_request_with_bytes_changed_put_in_or_taken_out(target: Live, data: st.DataObject) -> None:
+def test_a_good_request_with_bytes_changed_put_in_or_taken_out(
+    target: DaemonProcess, data: st.DataObject
+) -> None:
     whole = bytearray(target.offer("mutated")[1] + target.get("/training_repo/text"))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    with Raw(target.port) as raw:
+    with RawConnection(target.port) as raw:
         raw.send(bytes(whole)).end()
         try:
             while not raw.at_end():

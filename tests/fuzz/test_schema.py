@@ -15,9 +15,9 @@ from requests.auth import AuthBase
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from miner.api import subnet
+from miner.http import subnet
 from miner.store.database import FILE_NAME
-from tests.miner.api.live import TABLES, Live
+from tests.miner.http.daemon_process import TABLES, DaemonProcess
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ schema = _schema()
 class Signed(AuthBase):
     """Signs the bytes that will really be sent, whatever they are."""
 
-    def __init__(self, target: Live) -> None:
+    def __init__(self, target: DaemonProcess) -> None:
         self._target = target
 
     def __call__(self, prepared: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -43,11 +43,11 @@ class Signed(AuthBase):
         return prepared
 
 
-class Books:
-    """How much is in them, asked often."""
+class StoredRequests:
+    """How much the daemon has stored."""
 
-    def __init__(self, target: Live) -> None:
-        self._connection = sqlite3.connect(target.ground.data_dir / FILE_NAME)
+    def __init__(self, target: DaemonProcess) -> None:
+        self._connection = sqlite3.connect(target.stack.data_dir / FILE_NAME)
 
     def size(self) -> tuple[int, ...]:
         found = self._connection.execute(f"SELECT {','.join(f'(SELECT count(*) FROM {t})' for t in TABLES)}")
@@ -58,8 +58,8 @@ class Books:
 
 
 @pytest.fixture(scope="module")
-def books(target: Live) -> Iterator[Books]:
-    made = Books(target)
+def store(target: DaemonProcess) -> Iterator[StoredRequests]:
+    made = StoredRequests(target)
     yield made
     made.close()
 
@@ -76,10 +76,10 @@ def session() -> Iterator[requests.Session]:
 @schema.parametrize()
 @settings(max_examples=50, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 def test_every_request_gets_json_and_only_a_yes_leaves_a_trace(
-    case: schemathesis.Case, target: Live, books: Books, session: requests.Session
+    case: schemathesis.Case, target: DaemonProcess, store: StoredRequests, session: requests.Session
 ) -> None:
-    before = books.size()
-    response = case.call(base_url=target.ground.url, session=session, auth=Signed(target))
+    before = store.size()
+    response = case.call(base_url=target.stack.url, session=session, auth=Signed(target))
     case.validate_response(
         response, checks=[not_a_server_error, content_type_conformance, response_schema_conformance]
     )
@@ -88,6 +88,6 @@ def test_every_request_gets_json_and_only_a_yes_leaves_a_trace(
     if response.status_code >= 400:
         assert answer["error"]
         assert answer["message"]
-        assert books.size() == before
+        assert store.size() == before
     if response.status_code == 422:
         assert all(set(field) <= {"field", "message", "value"} for field in answer["fields"])

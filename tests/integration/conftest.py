@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from miner.dev import stack as dev_stack
-from miner.dev.stack import ChildProcess, Stack, daemon, prepare
+from miner.dev.stack import ChildProcess, DevStack, daemon_process, prepare_stack
 from tests.integration.traffic import Validator
 
 Ended = subprocess.CompletedProcess[str]
@@ -22,22 +22,22 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Stack:
-    return prepare(tmp_path / "miner")
+def stack(tmp_path: Path) -> DevStack:
+    return prepare_stack(tmp_path / "miner")
 
 
 @pytest.fixture
-def validator(stack: Stack) -> Validator:
+def validator(stack: DevStack) -> Validator:
     return Validator(stack)
 
 
 @pytest.fixture
-def running(stack: Stack) -> Iterator[Callable[..., ChildProcess]]:
+def running(stack: DevStack) -> Iterator[Callable[..., ChildProcess]]:
     """Starts daemons on the stack's folder, with other settings if need be; none outlives the test."""
     started: list[ChildProcess] = []
 
-    def start(on: Stack = stack, **settings: str) -> ChildProcess:
-        made = daemon(on, settings)
+    def start(on: DevStack = stack, **settings: str) -> ChildProcess:
+        made = daemon_process(on, settings)
         started.append(made)
         made.start()
         return made
@@ -48,11 +48,11 @@ def running(stack: Stack) -> Iterator[Callable[..., ChildProcess]]:
 
 
 @pytest.fixture
-def ended(stack: Stack) -> Callable[..., Ended]:
+def ended(stack: DevStack) -> Callable[..., Ended]:
     """Runs a daemon that is expected to end by itself."""
 
-    def run(on: Stack = stack, **settings: str) -> Ended:
-        child = daemon(on, settings)
+    def run(on: DevStack = stack, **settings: str) -> Ended:
+        child = daemon_process(on, settings)
         return subprocess.run(
             child.command,
             cwd=child.folder,

@@ -1,4 +1,4 @@
-"""Disks that are full, and folders that can't be written, also for root."""
+"""Disks that are full, and folders that cannot be written, also for root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import ctypes, os, sys
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
 for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
     if ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
-        sys.exit(f"capability {capability} can't be dropped: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"capability {capability} cannot be dropped: {os.strerror(ctypes.get_errno())}")
 os.execv(sys.argv[1], sys.argv[1:])
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from miner.dev.stack import Stack
+from miner.dev.stack import DevStack
 
 ROOT = Path(__file__).parents[2]
 VERSION = "7.0.4"
@@ -69,7 +69,7 @@ class Pm2:
 
     command: Path
     home: Path
-    stack: Stack
+    stack: DevStack
 
     @property
     def folder(self) -> Path:
@@ -141,7 +141,7 @@ class Pm2:
 
 
 @contextmanager
-def pm2_for(stack: Stack, settings: Mapping[str, str]) -> Iterator[Pm2]:
+def pm2_for(stack: DevStack, settings: Mapping[str, str]) -> Iterator[Pm2]:
     """The shipped ecosystem file in the stack's folder, beside an environment and an `.env`, as an operator's
     clone has them. Whatever happens, pm2's daemon and what it runs are gone afterwards."""
     command = installed()

@@ -21,9 +21,9 @@ from tests.integration.traffic import (
     Validator,
     assert_kept,
     assert_whole,
-    books,
     say_all,
     statuses,
+    store,
     used_nonces,
 )
 
@@ -72,7 +72,7 @@ def writes_held(validator: Validator) -> Iterator[None]:
 
 
 async def assert_no_nonce_is_good_twice(validator: Validator, sent: list[Sent]) -> None:
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         used = used_nonces(connection)
     replays = [one.request for one in sent if one.nonce in used]
     answers = await say_all(validator.stack.public_port, replays)
@@ -106,20 +106,20 @@ async def survives(validator: Validator, running: Callable[..., ChildProcess], l
     daemon = running(**GENEROUS)
     for answers in lives:
         stream = await live(validator, daemon, answers)
-        with books(validator.stack) as connection:
+        with store(validator.stack) as connection:
             assert_whole(connection)
             assert_kept(connection, stream.sent)
         ever += stream.sent
         daemon = running(**GENEROUS)
         await assert_no_nonce_is_good_twice(validator, stream.sent)
 
-    # A miner without room refuses what it does not know: a "yes" can only be the one in the books.
+    # A miner without room refuses what it does not know: a "yes" can only be the one in the store.
     assert daemon.stop() == 0
     running(**{**GENEROUS, "MAX_JOBS": "0"})
     fresh = await say_all(validator.stack.public_port, [validator.offer(validator.task()).request])
     assert fresh[0].json["accepted"] is False
     await assert_first_answers_stand(validator, ever)
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, ever)
 
@@ -145,7 +145,7 @@ async def test_what_was_in_flight_and_not_kept_may_be_sent_again(
                 one.answer = await connection.answer()
             # On a slow machine it may have given up waiting for the lock.
             assert one.answer is None or one.answer.json["error"] == "store_unavailable"
-    with books(validator.stack) as kept:
+    with store(validator.stack) as kept:
         assert_whole(kept)
         assert_kept(kept, offers)
         assert not used_nonces(kept)

@@ -1,4 +1,4 @@
-"""A disk that is full or can't be written: told in plain words, survived, and over when it is over."""
+"""A disk that is full or cannot be written: told in plain words, survived, and over when it is over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from miner.dev.stack import ChildProcess, Stack, daemon
-from miner.server import ExitCode
+from miner.dev.stack import ChildProcess, DevStack, daemon_process
+from miner.server import DaemonExitCode
 from miner.store.database import FILE_NAME
 from tests.integration import raw
 from tests.integration.conftest import Ended
@@ -22,8 +22,8 @@ from tests.integration.traffic import (
     Validator,
     assert_kept,
     assert_whole,
-    books,
     say_all,
+    store,
     used_nonces,
 )
 
@@ -34,7 +34,7 @@ Ending = Callable[..., Ended]
 
 
 @pytest.fixture(params=["limited", "mounted"])
-def disk(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Disk]:
+def disk(request: pytest.FixtureRequest, stack: DevStack) -> Iterator[Disk]:
     """Full in two ways: files that may not grow, which every machine has, and a real file system."""
     if request.param == "limited":
         yield size_limit(stack.data_dir)
@@ -51,7 +51,7 @@ async def said(validator: Validator, one: Sent) -> Answer:
 
 
 async def until_refused(validator: Validator) -> list[Sent]:
-    """Offers up to the first that can't be written. The log may have some room left that is used again."""
+    """Offers up to the first that cannot be written. The log may have some room left that is used again."""
     sent: list[Sent] = []
     while not sent or sent[-1].acknowledged:
         sent.append(validator.offer(validator.task()))
@@ -83,8 +83,8 @@ async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
     after = [validator.offer(validator.task()), validator.start(validator.task())]
     for one in after:
         assert (await said(validator, one)).status == 200
-    assert child.stop() == ExitCode.OK
-    with books(validator.stack) as connection:
+    assert child.stop() == DaemonExitCode.OK
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, [*sent, *refused[1:], *after])
         assert not {one.nonce for one in refused} & used_nonces(connection)
@@ -96,22 +96,22 @@ async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
     child = running(**GENEROUS)
     disk.fill(child.pid)
     sent = await until_refused(validator)
-    assert child.stop() == ExitCode.OK
+    assert child.stop() == DaemonExitCode.OK
     # What it writes of its own accord, such as an alert, fails like all else and is no mistake of the stop.
     last = [line for line in child.log_tail(5).splitlines() if "disk is full" not in line]
     assert "Traceback" not in "\n".join(last)
     disk.free(os.getpid())
     again = running(**GENEROUS)
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, sent)
-    assert again.stop() == ExitCode.OK
+    assert again.stop() == DaemonExitCode.OK
 
 
 def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
-    stack: Stack, disk: Disk, running: Running
+    stack: DevStack, disk: Disk, running: Running
 ) -> None:
-    child = daemon(stack)
+    child = daemon_process(stack)
     process = subprocess.Popen(
         child.command,
         cwd=child.folder,
@@ -122,16 +122,16 @@ def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
         preexec_fn=lambda: disk.fill(os.getpid()),
     )
     _, told = process.communicate(timeout=120)
-    assert process.returncode == ExitCode.FAILED  # not one that pm2 gives up on
+    assert process.returncode == DaemonExitCode.FAILED  # not one that pm2 gives up on
     assert str(stack.data_dir) in told
     assert "free disk space" in told
     assert "Traceback" not in told
     disk.free(os.getpid())
-    assert running().stop() == ExitCode.OK
+    assert running().stop() == DaemonExitCode.OK
 
 
-def run_bound(stack: Stack, **settings: str) -> Ended:
-    child = bound_by_permissions(daemon(stack, settings))
+def run_bound(stack: DevStack, **settings: str) -> Ended:
+    child = bound_by_permissions(daemon_process(stack, settings))
     return subprocess.run(
         child.command,
         cwd=child.folder,
@@ -144,49 +144,51 @@ def run_bound(stack: Stack, **settings: str) -> Ended:
 
 
 @pytest.mark.parametrize("used_before", [False, True])
-def test_a_folder_that_can_not_be_written_is_named(used_before: bool, stack: Stack, running: Running) -> None:
+def test_a_folder_that_can_not_be_written_is_named(
+    used_before: bool, stack: DevStack, running: Running
+) -> None:
     stack.data_dir.mkdir()
     if used_before:
-        assert running().stop() == ExitCode.OK
+        assert running().stop() == DaemonExitCode.OK
     with closed(stack.data_dir):
         done = run_bound(stack)
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert str(stack.data_dir) in done.stderr
     assert "DATA_DIR" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, "god-miner.lock"])
-def test_a_file_of_somebody_else_in_the_folder_is_named(name: str, stack: Stack, running: Running) -> None:
-    assert running().stop() == ExitCode.OK
+def test_a_file_of_somebody_else_in_the_folder_is_named(name: str, stack: DevStack, running: Running) -> None:
+    assert running().stop() == DaemonExitCode.OK
     path = stack.data_dir / name
     before = path.read_bytes()
     path.chmod(0o000)
     done = run_bound(stack)
     path.chmod(0o600)
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert str(path) in done.stderr
     assert "Traceback" not in done.stderr
     assert path.read_bytes() == before
 
 
-def test_a_data_folder_that_is_a_file_is_named(stack: Stack, ended: Ending) -> None:
+def test_a_data_folder_that_is_a_file_is_named(stack: DevStack, ended: Ending) -> None:
     stack.data_dir.write_text("not a folder\n")
     done = ended()
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert str(stack.data_dir) in done.stderr
     assert "DATA_DIR" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validator, stack: Stack) -> None:
-    with bound_by_permissions(daemon(stack, GENEROUS)) as child, closed(stack.data_dir):
+async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validator, stack: DevStack) -> None:
+    with bound_by_permissions(daemon_process(stack, GENEROUS)) as child, closed(stack.data_dir):
         sent = [validator.offer(validator.task()), validator.start(validator.task())]
         for one in sent:
             assert (await said(validator, one)).status == 200
-        assert child.stop() == ExitCode.OK
+        assert child.stop() == DaemonExitCode.OK
         assert "Traceback" not in child.log_file.read_text()
-    with books(stack) as connection:
+    with store(stack) as connection:
         assert_whole(connection)
         assert_kept(connection, sent)
 
@@ -200,5 +202,5 @@ async def test_a_database_that_is_removed_under_the_daemon_ends_it_with_the_reas
     path = validator.stack.data_dir / f"{FILE_NAME}{tail}"
     path.unlink()
     assert child.process is not None
-    assert await asyncio.to_thread(child.process.wait, 120) == ExitCode.FAILED
+    assert await asyncio.to_thread(child.process.wait, 120) == DaemonExitCode.FAILED
     assert f"{path} was removed while the daemon ran" in validator.stack.log_file.read_text()

@@ -1,4 +1,4 @@
-"""The daemon killed during a submit: the run is there once, or can be started; never twice."""
+"""The daemon is killed during a submit: the run starts once, or can be started; never twice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines import remains
-from miner.engines.base import EngineSpec, Why
-from miner.engines.owner import data_id
+from miner.engines import ownership
+from miner.engines.base import EndCause, EngineSpec
+from miner.engines.ownership import data_id
 from tests.doubles.engine_bench import EngineBench
 from tests.doubles.engine_fixtures import bench, kind
 
@@ -57,11 +57,11 @@ async def started_once(bench: EngineBench, spec: EngineSpec) -> None:
     run = await bench.submit(spec)
     assert known in (None, run.ref)
     status = await bench.end_of(run)
-    assert (status.why, run.file("ran")) == (Why.OK, "x")
-    assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+    assert (status.why, run.file("ran")) == (EndCause.OK, "x")
+    assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
     await bench.engine.remove(run.ref)
     run.ref = ""
-    assert await bench.engine.ours() == []
+    assert await bench.engine.list_runs() == []
 
 
 async def gone(pid: int) -> None:

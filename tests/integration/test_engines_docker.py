@@ -1,4 +1,4 @@
-"""Docker's own faults and refusals, each against a real engine that this test may break."""
+"""Docker's faults and refusals, with a real Docker Engine that these tests may break."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import docker
 import pytest
 import pytest_asyncio
 
-from miner.engines import remains
-from miner.engines.base import EngineSpec, Phase, Rejected, Unreachable, Why
-from miner.engines.docker.images import Images
-from miner.engines.owner import data_id
+from miner.engines import ownership
+from miner.engines.base import EndCause, EngineRejected, EngineSpec, EngineUnreachable, RunPhase
+from miner.engines.docker.images import TrainerImages
+from miner.engines.ownership import data_id
 from tests.doubles import base_image
 from tests.doubles.dockerd import GPUS, Dockerd
 from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, docker_bench
@@ -67,7 +67,7 @@ def on(engine: Dockerd, tmp_path: Path, **more: Any) -> EngineBench:
 async def submitted_at_last(bench: EngineBench, spec: EngineSpec) -> Run:
     """Asked again while Docker is in trouble, as the pipeline does."""
     for _ in range(600):
-        with suppress(Unreachable):
+        with suppress(EngineUnreachable):
             return await bench.submit(spec)
         await asyncio.sleep(0.1)
     raise AssertionError(f"{spec.key} could not be submitted")
@@ -101,15 +101,15 @@ async def test_a_killed_engine_without_live_restore_ends_the_run_and_says_so(
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
     mortal.kill()
-    for ask in (bench.status(run), bench.engine.find(run.spec.key), bench.engine.ours()):
-        with pytest.raises(Unreachable):
+    for ask in (bench.status(run), bench.engine.find(run.spec.key), bench.engine.list_runs()):
+        with pytest.raises(EngineUnreachable):
             await ask
-    with pytest.raises(Unreachable):
+    with pytest.raises(EngineUnreachable):
         await bench.submit(bench.code("pass"))
     mortal.start()
     status = await bench.end_of(run)
     # It had the time to save, and still it is known that nobody here ended it.
-    assert (status.why, status.code) == (Why.KILLED, 0)
+    assert (status.why, status.code) == (EndCause.KILLED, 0)
     assert run.file("saved") == "all of it"
     await bench.clear()
     assert containers(mortal.host) == []
@@ -122,17 +122,17 @@ async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
     run = await bench.submit(bench.code(COUNTER))
     await bench.said(run, "up")
     restorable.kill()
-    with pytest.raises(Unreachable):
+    with pytest.raises(EngineUnreachable):
         await bench.status(run)
     at_death = len(run.log.splitlines())
     async with asyncio.timeout(WAIT_S):
         while len(run.log.splitlines()) <= at_death + 20:
             await asyncio.sleep(0.01)
     restorable.start()
-    assert (await bench.status(run)).phase is Phase.RUNNING
+    assert (await bench.status(run)).phase is RunPhase.RUNNING
     assert await bench.again().find(run.spec.key) == run.ref
     await bench.engine.stop(run.ref)
-    assert (await bench.end_of(run)).why is Why.STOPPED
+    assert (await bench.end_of(run)).why is EndCause.STOPPED
     lines = run.log.splitlines()
     # Output does not go through the engine, so none was lost or held up.
     assert lines == [str(number) for number in range(len(lines))]
@@ -142,13 +142,13 @@ async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
 @pytest.mark.parametrize(
     ("text", "more", "why", "code"),
     [
-        ("raise SystemExit(5)", {}, Why.FAILED, 5),
-        ("pass", {}, Why.OK, 0),
-        ("len(bytes([7]) * (1 << 29))", {"memory_bytes": 64 << 20}, Why.OOM_KILLED, 137),
+        ("raise SystemExit(5)", {}, EndCause.FAILED, 5),
+        ("pass", {}, EndCause.OK, 0),
+        ("len(bytes([7]) * (1 << 29))", {"memory_bytes": 64 << 20}, EndCause.OOM_KILLED, 137),
     ],
 )
-async def test_an_end_while_the_engine_is_down_is_told_afterwards(
-    text: str, more: dict[str, Any], why: Why, code: int, restorable: Dockerd, tmp_path: Path
+async def test_an_end_while_docker_is_down_is_known_afterwards(
+    text: str, more: dict[str, Any], why: EndCause, code: int, restorable: Dockerd, tmp_path: Path
 ) -> None:
     """Docker itself forgets that memory was the reason."""
     bench = on(restorable, tmp_path)
@@ -171,7 +171,7 @@ async def test_an_orderly_stop_of_the_engine_lets_the_trainer_save(mortal: Docke
     mortal.stop()
     assert run.file("saved") == "all of it"
     mortal.start()
-    assert (await bench.end_of(run)).why is Why.KILLED
+    assert (await bench.end_of(run)).why is EndCause.KILLED
     await bench.clear()
 
 
@@ -185,19 +185,19 @@ async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
         spec = bench.code("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
         made = None
         if part == "starting":
-            made = (await engine._made(spec, time.monotonic() + 300))["Id"]
+            made = (await engine._create(spec, time.monotonic() + 300))["Id"]
         elif part == "ending":
             made = (await bench.submit(spec)).ref
         await asyncio.to_thread(restorable.kill)
-        with pytest.raises(Unreachable):
+        with pytest.raises(EngineUnreachable):
             await bench.engine.submit(spec)
         await asyncio.to_thread(restorable.start)
         run = await submitted_at_last(bench, spec)
         assert made in (None, run.ref)
         assert len(containers(restorable.host)) == 1
         (run.dir / "go").touch()
-        assert (await bench.end_of(run)).why is Why.OK
-        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+        assert (await bench.end_of(run)).why is EndCause.OK
+        assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
         await bench.engine.remove(run.ref)
         assert containers(restorable.host) == []
 
@@ -207,25 +207,25 @@ async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
 ) -> None:
     dice = random.Random(5)
     bench = on(restorable, tmp_path)
-    seen: set[Why | None] = set()
+    seen: set[EndCause | None] = set()
     for _ in range(10):
         spec = bench.code("open('ran', 'a').write('x')")
         submitting = asyncio.create_task(bench.engine.submit(spec))
         await asyncio.sleep(dice.uniform(0, 0.3))
         await asyncio.to_thread(restorable.kill)
-        with suppress(Unreachable):
+        with suppress(EngineUnreachable):
             await submitting
         await asyncio.to_thread(restorable.start)
         run = await submitted_at_last(bench, spec)
         status = await bench.end_of(run)
         seen.add(status.why)
         # Cut off by Docker's death, it may have ended before it did anything; it never starts twice.
-        assert run.file("ran") in (("x",) if status.why is Why.OK else ("x", ""))
-        assert not remains.marked(remains.mark(data_id(bench.data_dir), spec.key))
+        assert run.file("ran") in (("x",) if status.why is EndCause.OK else ("x", ""))
+        assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
         await bench.engine.remove(run.ref)
         assert containers(restorable.host) == []
-    assert Why.OK in seen
-    assert seen <= {Why.OK, Why.KILLED, Why.LOST}
+    assert EndCause.OK in seen
+    assert seen <= {EndCause.OK, EndCause.KILLED, EndCause.LOST}
 
 
 async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
@@ -233,26 +233,26 @@ async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
 ) -> None:
     bench = on(mortal, tmp_path)
     run = await bench.submit(bench.code(SLEEPER))
-    bench.engine._client.look_s = 0.5  # type: ignore[attr-defined]
+    bench.engine._client.query_timeout_s = 0.5  # type: ignore[attr-defined]
     mortal.freeze()
     try:
-        with pytest.raises(Unreachable):
-            await bench.engine.ours()
-        with pytest.raises(Unreachable):
+        with pytest.raises(EngineUnreachable):
+            await bench.engine.list_runs()
+        with pytest.raises(EngineUnreachable):
             await bench.status(run)
     finally:
         mortal.thaw()
-    assert (await bench.status(run)).phase is Phase.RUNNING
+    assert (await bench.status(run)).phase is RunPhase.RUNNING
     await bench.clear()
 
 
 async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBench) -> None:
     spec = bench.code("open('ran', 'a').write('x')")
-    made = await bench.engine._made(spec, time.monotonic() + 120)  # type: ignore[attr-defined]
+    made = await bench.engine._create(spec, time.monotonic() + 120)  # type: ignore[attr-defined]
     # Never started: nobody should wait for it, and nobody make a second one.
     assert await bench.engine.find(spec.key) is None
-    assert (await bench.engine.poll(made["Id"], spec.run_dir)).phase is Phase.QUEUED
-    assert [found.key for found in await bench.engine.ours()] == [spec.key]
+    assert (await bench.engine.poll(made["Id"], spec.run_dir)).phase is RunPhase.QUEUED
+    assert [found.key for found in await bench.engine.list_runs()] == [spec.key]
     run = await bench.submit(spec)
     assert run.ref == made["Id"]
     await bench.end_of(run)
@@ -262,7 +262,7 @@ async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBe
 # the container dies
 
 
-async def test_a_container_that_somebody_kills_or_stops_is_told_so(
+async def test_a_container_killed_or_stopped_from_outside_is_recognized(
     bench: EngineBench, docker_host: Dockerd
 ) -> None:
     api = docker.APIClient(docker_host.host, version="auto")
@@ -271,8 +271,8 @@ async def test_a_container_that_somebody_kills_or_stops_is_told_so(
         await bench.said(run, "up")
     api.kill(killed.ref)
     api.stop(stopped.ref)
-    assert (await bench.end_of(killed)).why is Why.KILLED
-    assert (await bench.end_of(stopped)).why is Why.KILLED
+    assert (await bench.end_of(killed)).why is EndCause.KILLED
+    assert (await bench.end_of(stopped)).why is EndCause.KILLED
     api.close()
 
 
@@ -284,7 +284,7 @@ async def test_a_removed_container_is_lost_unless_its_end_was_recorded(
     await bench.said(gone, "up")
     api.remove_container(gone.ref, force=True)
     api.close()
-    assert (await bench.status(gone)).phase is Phase.LOST
+    assert (await bench.status(gone)).phase is RunPhase.LOST
     assert await bench.engine.find(gone.spec.key) is None
     gone.ref = ""
 
@@ -294,20 +294,20 @@ async def test_a_removed_container_is_lost_unless_its_end_was_recorded(
 
 async def test_an_image_that_is_not_there_is_not_fetched(docker_host: Dockerd, tmp_path: Path) -> None:
     bench = docker_bench(tmp_path / "data", docker_host.host, "registry.invalid/never/was:1")
-    with pytest.raises(Rejected, match="god-miner images build"):
+    with pytest.raises(EngineRejected, match="god-miner images build"):
         await bench.submit(bench.code("pass"))
-    assert await bench.engine.ours() == []
+    assert await bench.engine.list_runs() == []
 
 
-async def test_a_name_that_a_stranger_took_is_told(bench: EngineBench, docker_host: Dockerd) -> None:
+async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, docker_host: Dockerd) -> None:
     spec = bench.code("pass")
     api = docker.APIClient(docker_host.host, version="auto")
     api.create_container(base_image.NAME, ["true"], name=spec.key)
     try:
-        with pytest.raises(Rejected, match="not ours"):
+        with pytest.raises(EngineRejected, match="not ours"):
             await bench.submit(spec)
         assert await bench.engine.find(spec.key) is None
-        assert await bench.engine.ours() == []
+        assert await bench.engine.list_runs() == []
     finally:
         api.remove_container(spec.key)
         api.close()
@@ -318,19 +318,19 @@ async def test_another_data_folder_s_runs_are_not_ours(
 ) -> None:
     other = docker_bench(tmp_path / "other", docker_host.host, base_image.NAME)
     run = await other.submit(other.code(SLEEPER))
-    assert await bench.engine.ours() == []
+    assert await bench.engine.list_runs() == []
     assert await bench.engine.find(run.spec.key) is None
-    assert len(await other.engine.ours()) == 1
+    assert len(await other.engine.list_runs()) == 1
     await other.clear()
 
 
-async def test_a_card_that_is_not_there_is_told_and_nothing_is_left(bench: EngineBench) -> None:
-    with pytest.raises(Rejected, match="nvidia-smi -L"):
+async def test_a_missing_gpu_is_rejected_and_nothing_is_left(bench: EngineBench) -> None:
+    with pytest.raises(EngineRejected, match="nvidia-smi -L"):
         await bench.submit(bench.code("pass", gpus=("GPU-00000000-dead-4000-8000-000000000000",)))
-    assert await bench.engine.ours() == []
+    assert await bench.engine.list_runs() == []
 
 
-async def test_the_hook_gets_the_cards_that_were_asked_for_and_never_all(
+async def test_the_gpu_hook_gets_the_requested_gpus_and_never_all(
     bench: EngineBench, docker_host: Dockerd
 ) -> None:
     """The image says NVIDIA_VISIBLE_DEVICES=all, as those made for GPUs do."""
@@ -341,19 +341,19 @@ async def test_the_hook_gets_the_cards_that_were_asked_for_and_never_all(
         assert [one for one in seen if one != "void"] == ([asked] if asked else [])
 
 
-async def test_a_limit_that_docker_may_not_raise_is_told(docker_host: Dockerd, tmp_path: Path) -> None:
+async def test_a_ulimit_that_docker_may_not_raise_is_rejected(docker_host: Dockerd, tmp_path: Path) -> None:
     bench = on(docker_host, tmp_path, trainer_ulimits="nofile=100000000000")
-    with pytest.raises(Rejected, match="TRAINER_ULIMITS"):
+    with pytest.raises(EngineRejected, match="TRAINER_ULIMITS"):
         await bench.submit(bench.code("pass"))
-    assert await bench.engine.ours() == []
+    assert await bench.engine.list_runs() == []
 
 
-async def test_cores_that_are_not_there_are_told(bench: EngineBench) -> None:
-    with pytest.raises(Rejected, match="docker info"):
+async def test_missing_cores_are_rejected(bench: EngineBench) -> None:
+    with pytest.raises(EngineRejected, match="docker info"):
         await bench.submit(bench.code("pass", cpus="900-901"))
 
 
-async def test_an_image_without_python_is_told(
+async def test_an_image_without_python_is_reported(
     bench: EngineBench, docker_host: Dockerd, tmp_path: Path
 ) -> None:
     api = docker.APIClient(docker_host.host, version="auto")
@@ -363,7 +363,7 @@ async def test_an_image_without_python_is_told(
     api.close()
     without = docker_bench(tmp_path / "other", docker_host.host, "ci-empty:1")
     _, status = await without.play("pass")
-    assert status.why is Why.FAILED
+    assert status.why is EndCause.FAILED
     assert "python3" in status.detail
     await without.clear()
 
@@ -403,7 +403,7 @@ async def test_a_pinned_image_runs_although_its_name_was_moved(
 ) -> None:
     api = docker.APIClient(docker_host.host, version="auto")
     image_id = api.inspect_image(base_image.NAME)["Id"]
-    Images(bench.settings).set_pin("text", image_id, "source")
+    TrainerImages(bench.settings).set_pin("text", image_id, "source")
     empty = bench.data_dir / "empty.tar"
     empty.write_bytes(b"\0" * 10240)
     repository, _, tag = base_image.NAME.partition(":")
@@ -411,7 +411,7 @@ async def test_a_pinned_image_runs_although_its_name_was_moved(
     try:
         assert api.inspect_image(base_image.NAME)["Id"] != image_id
         _, status = await bench.play("pass")
-        assert status.why is Why.OK
+        assert status.why is EndCause.OK
     finally:
         api.tag(image_id, repository, tag, force=True)
         api.close()
@@ -422,4 +422,4 @@ async def test_stopping_what_is_hung_in_the_wrapper_works_from_outside(bench: En
     await bench.said(run, "up")
     os.kill(host_pid(run, "wrapper"), signal.SIGSTOP)
     await bench.engine.stop(run.ref, force=True)
-    assert (await bench.end_of(run)).why is Why.STOPPED
+    assert (await bench.end_of(run)).why is EndCause.STOPPED

@@ -1,4 +1,4 @@
-"""Code of strangers in a training, and what it can not do: the same attempts in Docker and in the sandbox."""
+"""What hostile code in a training cannot do: the same attacks in Docker and in the sandbox."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from miner.engines import remains
-from miner.engines.base import Mount, Phase, Rejected, Why
-from miner.engines.logs import log_tail
-from miner.engines.owner import data_id
-from miner.engines.untrusted import read_small
+from miner.engines import ownership
+from miner.engines.base import EndCause, EngineRejected, Mount, RunPhase
+from miner.engines.ownership import data_id
+from miner.engines.run_folder import log_tail
+from miner.support.untrusted_files import read_untrusted_in
 from tests.doubles import hostile
 from tests.doubles.engine_bench import EngineBench, Run, process_bench
 from tests.doubles.engine_fixtures import bench_of
@@ -54,7 +54,7 @@ def needle(monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def tried(bench: EngineBench, text: str, **more: Any) -> dict[str, Any]:
     run, status = await bench.play(text, hostile=True, **more)
-    assert status.why is Why.OK, run.log
+    assert status.why is EndCause.OK, run.log
     found: dict[str, Any] = json.loads(run.log)
     return found
 
@@ -158,7 +158,7 @@ async def test_the_attempts_are_real(
         hostile.processes([daemon], needle),
     ):
         run, status = await open_bench.play(text)
-        assert status.why is Why.OK, run.log
+        assert status.why is EndCause.OK, run.log
         found |= json.loads(run.log)
         if "left-here" not in text:
             continue
@@ -178,19 +178,19 @@ async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: EngineB
     # The machine goes on: others can still start something.
     assert os.spawnlp(os.P_WAIT, "true", "true") == 0
     await bench.engine.stop(run.ref, force=True)
-    assert (await bench.end_of(run)).why is Why.STOPPED
+    assert (await bench.end_of(run)).why is EndCause.STOPPED
     assert not marked(bench, run)
 
 
 def marked(bench: EngineBench, run: Run) -> set[int]:
-    return remains.marked(remains.mark(data_id(bench.data_dir), run.spec.key))
+    return ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), run.spec.key))
 
 
 async def test_memory_ends_it_and_not_the_machine(bench: EngineBench) -> None:
     if bench.kind != "docker" and bench.engine._cgroups is None:  # type: ignore[attr-defined]
         pytest.skip("no cgroups with limits can be made here")
     run = await bench.submit(bench.code(hostile.MEMORY_BOMB, hostile=True, memory_bytes=96 << 20))
-    assert (await bench.end_of(run)).why is Why.OOM_KILLED
+    assert (await bench.end_of(run)).why is EndCause.OOM_KILLED
 
 
 async def test_memory_file_systems_count_as_memory(bench: EngineBench) -> None:
@@ -198,14 +198,14 @@ async def test_memory_file_systems_count_as_memory(bench: EngineBench) -> None:
         pytest.skip("no cgroups with limits can be made here")
     text = "for n in range(1 << 20): open(f'/tmp/{n}', 'wb').write(bytes([7]) * (8 << 20))"
     run = await bench.submit(bench.code(text, hostile=True, memory_bytes=96 << 20))
-    assert (await bench.end_of(run)).why is Why.OOM_KILLED
+    assert (await bench.end_of(run)).why is EndCause.OOM_KILLED
 
 
 async def test_a_flood_of_output_does_not_fill_the_disk(bench: EngineBench) -> None:
     text = "import os\nline = b'x' * 65535 + b'\\n'\nfor _ in range(6000): os.write(1, line)"
     run = await bench.submit(bench.code(text, hostile=True))
     status = await bench.end_of(run, 300)
-    assert status.why is Why.OK
+    assert status.why is EndCause.OK
     kept = sum(path.stat().st_size for path in run.dir.glob("log*"))
     assert kept <= 3 * (64 << 20) + (1 << 20) < 6000 * 65536
     assert {path.name for path in run.dir.glob("log*")} == {"log", "log.first", "log.before"}
@@ -224,15 +224,15 @@ async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp
     )
     run = await bench.submit(spec)
     status = await bench.end_of(run)
-    assert status.phase is Phase.ENDED
+    assert status.phase is RunPhase.ENDED
     assert "secret" not in log_tail(run.dir)
     for name in ("progress.jsonl", "result.json", "plan.json"):
-        assert read_small(run.dir, name) is None
+        assert read_untrusted_in(run.dir, name) is None
     # The wrapper's own record took the link's place, and did not follow it.
     assert stat.S_ISREG((run.dir / "exit.json").lstat().st_mode)
     await bench.engine.stop(run.ref)
     assert victim.read_bytes() == before
-    with pytest.raises(Rejected, match="is a link"):
+    with pytest.raises(EngineRejected, match="is a link"):
         await bench.engine.submit(
             replace(
                 spec, key=f"{spec.key}-2", run_dir=job / "attempt_2", mounts=(Mount(job, read_only=False),)
@@ -251,14 +251,14 @@ for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
 time.sleep(1)
 """
     run = await bench.submit(bench.code(text, hostile=True))
-    assert (await bench.end_of(run)).phase is Phase.ENDED
+    assert (await bench.end_of(run)).phase is RunPhase.ENDED
     assert not marked(bench, run)
 
 
 async def test_without_a_sandbox_it_does_not_start(open_bench: EngineBench) -> None:
     assert not open_bench.engine.can_sandbox
     spec = open_bench.code("open('ran', 'w').write('x')", hostile=True)
-    with pytest.raises(Rejected, match="no sandbox: TRAINER_SANDBOX=off"):
+    with pytest.raises(EngineRejected, match="no sandbox: TRAINER_SANDBOX=off"):
         await open_bench.submit(spec)
     await asyncio.sleep(0.1)
     assert not (spec.run_dir / "ran").exists()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from miner.daemon_client import get_page
 from miner.dev.stack import ChildProcess
-from miner.running import ask
 from miner.settings import load_settings
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, uuid
 from tests.integration.test_last_gpu import POLICY, all_at_once, one_gpu_task
-from tests.integration.traffic import GENEROUS, Validator, books
+from tests.integration.traffic import GENEROUS, Validator, store
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,7 @@ class Watched:
         self.validator = validator
 
     def page(self) -> dict[str, Any]:
-        return ask(load_settings(env=self.validator.stack.settings(), env_file=None), "/fleet")
+        return get_page(load_settings(env=self.validator.stack.settings(), env_file=None), "/fleet")
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + 90
@@ -45,13 +45,13 @@ class Watched:
         return sum(await all_at_once(self.validator.stack.public_port, offers))
 
     def alerts(self) -> list[str]:
-        with books(self.validator.stack) as connection:
+        with store(self.validator.stack) as connection:
             rows = connection.execute("SELECT kind FROM events WHERE kind LIKE '%gpu%' OR kind LIKE 'inv%'")
             return [row["kind"] for row in rows]
 
 
 def outs(page: dict[str, Any]) -> list[bool]:
-    return [card["out"] is not None for card in page["cards"]]
+    return [card["out"] is not None for card in page["gpus"]]
 
 
 async def test_a_daemon_lives_with_what_its_cards_do(
@@ -63,24 +63,24 @@ async def test_a_daemon_lives_with_what_its_cards_do(
     running(**GENEROUS, **terms, **host.environment)
     watched = Watched(validator)
 
-    page = watched.until(lambda page: len(page["cards"]) == 4)
-    assert [card["id"] for card in page["cards"]] == [uuid(index) for index in range(4)]
+    page = watched.until(lambda page: len(page["gpus"]) == 4)
+    assert [card["id"] for card in page["gpus"]] == [uuid(index) for index in range(4)]
     assert page["source"] == "driver 550.127.05"
 
-    host.card(3, error=LOST)
+    host.gpu(3, error=LOST)
     page = watched.until(lambda page: outs(page) == [False, False, False, True])
-    assert "lost" in page["cards"][3]["out"].lower()
+    assert "lost" in page["gpus"][3]["out"].lower()
     assert await watched.accepted(5) == 3
 
     host.set(init_error=DRIVER_NOT_LOADED, count=0)
-    host.card(0, delay_ms=60_000)  # the worker that is running hangs, the next one finds no driver
+    host.gpu(0, delay_ms=60_000)  # the worker that is running hangs, the next one finds no driver
     host.set(count=4)
     page = watched.until(lambda page: page["trouble"] is not None)
-    assert len(page["cards"]) == 4  # as last seen
+    assert len(page["gpus"]) == 4  # as last seen
     assert await watched.accepted(1) == 0
 
-    host.card(0, delay_ms=None)
-    host.card(3, error=None)
+    host.gpu(0, delay_ms=None)
+    host.gpu(3, error=None)
     host.set(init_error=0)
     watched.until(lambda page: page["trouble"] is None and not any(outs(page)))
     assert await watched.accepted(2) == 1
@@ -95,11 +95,11 @@ async def test_what_somebody_else_takes_is_not_offered(
     terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "FLEET_FILE": str(file), "MAX_JOBS": "100"}
     running(**{**GENEROUS, **terms, **host.environment})
     watched = Watched(validator)
-    page = watched.until(lambda page: len(page["cards"]) == 4)
+    page = watched.until(lambda page: len(page["gpus"]) == 4)
     assert outs(page) == [True, False, False, False]
     file.write_text("exclude: {1: rented out until Friday}\n")
     page = watched.until(lambda page: outs(page) == [False, True, False, False])
-    assert page["cards"][1]["out"] == "taken out: rented out until Friday"
-    host.card(2, used_mib=40_000, processes=3)
-    page = watched.until(lambda page: page["cards"][2]["unclean"])
-    assert page["cards"][2]["shared"]
+    assert page["gpus"][1]["out"] == "taken out: rented out until Friday"
+    host.gpu(2, used_mib=40_000, processes=3)
+    page = watched.until(lambda page: page["gpus"][2]["unclean"])
+    assert page["gpus"][2]["shared"]

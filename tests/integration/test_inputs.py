@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from core.tasks import FileFormat, InstructDataset, TaskType
-from miner.jobs.inputs.fetch import JobInputs
-from miner.jobs.inputs.words import Patience
-from miner.jobs.ports import Fetched, StepFailed, Wanted
-from miner.jobs.states import EndReason
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.tasks import FileFormat, InstructDataset, TaskType
+from miner.inputs.fetch import FetchedInputs, JobInputs, JobTask
+from miner.inputs.messages import RetryLimits
 from miner.settings import load_settings
 from tests.doubles.family import children
 from tests.doubles.files import FileStore
 from tests.doubles.hub import Hub
 from tests.integration.disks import small_disk
-from tests.miner.jobs.inputs.models import sharded
+from tests.miner.inputs.models import sharded
 
 pytestmark = pytest.mark.integration
 
@@ -56,11 +55,11 @@ def inputs_in(folder: Path, hub: Hub) -> JobInputs:
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
     }
     settings = load_settings(env=env, env_file=None)
-    return JobInputs(settings, patience=Patience(tries=2, first_pause=0.01, timeout=60.0))
+    return JobInputs(settings, patience=RetryLimits(tries=2, first_pause=0.01, timeout=60.0))
 
 
-def wanted_in(folder: Path, store: FileStore, data: bytes = DATA) -> Wanted:
-    return Wanted(
+def wanted_in(folder: Path, store: FileStore, data: bytes = DATA) -> JobTask:
+    return JobTask(
         job_id=1,
         task_type=TaskType.INSTRUCT,
         model="owner/model",
@@ -75,7 +74,7 @@ def silent(_what: str, _did: int, _of: int | None) -> None:
     pass
 
 
-def check(found: Fetched) -> None:
+def check(found: FetchedInputs) -> None:
     assert found.data_path.read_bytes() == DATA
     assert found.data.rows == 12_000
     assert {path.name: path.read_bytes() for path in found.model_path.iterdir()} == MODEL

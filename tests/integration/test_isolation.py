@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import isolation
+from trainer.rewards import isolation
 
 ROOT = os.geteuid() == 0
 NO_LANDLOCK, FIRST_ABI, NEWEST = 0, 1, 99
@@ -80,10 +80,12 @@ def tried(file: Path, folder: Path, *, own_user: bool, abi: int, monkeypatch: py
 
     def inside() -> object:
         if own_user:
-            isolation.become(isolation.FIRST_UID)
+            isolation.become_user(isolation.FIRST_UID)
         os.mkdir(folder, 0o700)
         os.chdir(folder)
-        held = isolation.isolate(str(folder), own_user=own_user, theirs=str(file), keeper=victim)
+        held = isolation.isolate_process(
+            str(folder), own_user=own_user, forbidden_file=str(file), keeper=victim
+        )
         went = []
         for name, attack in attacks(file, victim).items():
             try:
@@ -147,7 +149,7 @@ def test_what_does_not_hold_is_found_out(tmp_path: Path, monkeypatch: pytest.Mon
     def refused(rules: object) -> None:
         raise OSError(38, "not here")
 
-    monkeypatch.setattr(isolation, "refuse", refused)
+    monkeypatch.setattr(isolation, "set_filter", refused)
     file = tmp_path / "ours"
     file.write_text("ours")
     found = tried(file, tmp_path / "reward", own_user=False, abi=NO_LANDLOCK, monkeypatch=monkeypatch)

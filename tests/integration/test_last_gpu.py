@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
+from miner.daemon_client import get_page
 from miner.dev.samples import SampleTask
 from miner.dev.stack import ChildProcess
-from miner.running import ask
 from miner.settings import load_settings
 from tests.integration import raw
-from tests.integration.traffic import GENEROUS, Sent, Validator, books
+from tests.integration.traffic import GENEROUS, Sent, Validator, store
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,7 @@ async def test_exactly_as_many_are_accepted_as_fit(
     offers = [validator.offer(one_gpu_task(validator)) for _ in range(OFFERS)]
     accepted = await all_at_once(validator.stack.public_port, offers)
     assert sum(accepted) == fit
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         held = connection.execute("SELECT gpus FROM reservations WHERE state = 'held'").fetchall()
         answers = (
             "SELECT accepted, count(*) FROM offers JOIN decisions ON decisions.id = decision_id GROUP BY 1"
@@ -106,5 +106,5 @@ async def started_with(port: int, start: Sent) -> str:
 def holds(validator: Validator) -> dict[str, tuple[str, tuple[str, ...]]]:
     """As the daemon shows them to the operator: task → offer or job, and its cards."""
     stack = validator.stack
-    page = ask(load_settings(env=stack.settings(), env_file=None), "/fleet")
+    page = get_page(load_settings(env=stack.settings(), env_file=None), "/fleet")
     return {claim["task_id"]: (claim["kind"], tuple(claim["gpus"])) for claim in page["claims"]}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from miner.dev.stack import Stack
-from miner.server import ExitCode
+from miner.dev.stack import DevStack
+from miner.server import DaemonExitCode
 from tests.integration import raw
 from tests.integration.pm2 import Pm2, pm2_for
 from tests.integration.traffic import (
@@ -20,9 +20,9 @@ from tests.integration.traffic import (
     Validator,
     assert_kept,
     assert_whole,
-    books,
     say_all,
     statuses,
+    store,
 )
 
 pytestmark = pytest.mark.integration
@@ -35,7 +35,7 @@ PROMISED = 20
 
 
 @pytest.fixture
-def pm2(stack: Stack) -> Iterator[Pm2]:
+def pm2(stack: DevStack) -> Iterator[Pm2]:
     with pm2_for(stack, {**GENEROUS, "SHUTDOWN_GRACE_SECONDS": "10"}) as made:
         yield made
 
@@ -53,7 +53,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     pm2("start", "ecosystem.config.js")
     await answering(pm2)
     first = pm2.state()
-    # Read at the restart: the new life has no room, so a "yes" from it can only come out of the books.
+    # Read at the restart: the new life has no room, so a "yes" from it can only come out of the store.
     pm2.settings(**{**GENEROUS, "MAX_JOBS": "0"})
 
     stream = Stream(validator, offers_only=True)
@@ -73,7 +73,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     assert second["status"] == "online"
     assert second["pid"] != first["pid"]
     assert second["restarts"] == first["restarts"] + 1
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, stream.sent)
 
@@ -103,7 +103,7 @@ async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm
     pm2("start", "ecosystem.config.js")
     # pm2 notes the code first and that there is no process any more a moment later.
     gave_up = await asyncio.to_thread(
-        pm2.until, lambda state: (state["exit_code"], state["pid"]) == (ExitCode.CONFIG, 0)
+        pm2.until, lambda state: (state["exit_code"], state["pid"]) == (DaemonExitCode.CONFIG, 0)
     )
     assert gave_up["status"] == "waiting restart"  # pm2's word for it, explained in docs/operations.md
     # The first restart would come after half a second.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.dev.stack import prepare
+from miner.dev.stack import prepare_stack
 from tests.integration import raw
 from tests.integration.raw import Torn
 from tests.integration.traffic import Stream, Validator
@@ -81,7 +81,7 @@ async def test_anything_less_than_a_whole_reply_is_torn(data: bytes) -> None:
 async def test_a_reply_that_is_cut_is_an_error_unless_the_daemon_was_killed(
     killed: bool, tmp_path: Path
 ) -> None:
-    stack = prepare(tmp_path)
+    stack = prepare_stack(tmp_path)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

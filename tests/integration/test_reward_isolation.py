@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.base import Why
+from miner.engines.base import EndCause
 from tests.doubles.engine_bench import process_bench
 from tests.doubles.required import missing
 
 pytestmark = pytest.mark.integration
 
-#: Speaks as `trainer.sandbox` does, for which the interpreter of these tests lacks the packages.
+#: Speaks as `trainer.rewards.sandbox` does, for which the interpreter of these tests lacks the packages.
 TRAINER = '''
 import json, os, socket
 
@@ -65,7 +65,7 @@ async def test_reward_code_is_another_user_that_sees_no_process_of_the_trainer(t
     bench = process_bench(tmp_path / "data", sandbox=True)
     try:
         run, status = await bench.play(TRAINER, hostile=True)
-        assert status.why is Why.OK, run.log
+        assert status.why is EndCause.OK, run.log
         hello, first, second = json.loads(run.log)
         assert hello["exposed"] == []
         assert "of its own" in hello["isolation"]

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import pytest
 from bittensor_core import encrypt_keyfile_data
 
-from miner.dev.stack import LOOPBACK, ChildProcess, Stack, daemon, free_ports
-from miner.identity import hotkey_file
-from miner.server import ExitCode
+from miner.chain.identity import hotkey_file
+from miner.dev.stack import LOOPBACK, ChildProcess, DevStack, daemon_process, free_ports
+from miner.server import DaemonExitCode
 from miner.settings import SECRET_FIELDS
 from tests.integration import raw
 from tests.integration.disks import size_limit
@@ -89,7 +89,7 @@ def command_lines(pid: int) -> bytes:
     return b"\0".join(lines)
 
 
-def encrypt_hotkey(stack: Stack, password: str) -> dict[str, str]:
+def encrypt_hotkey(stack: DevStack, password: str) -> dict[str, str]:
     """Encrypt the miner's hotkey and take its public half away, so that the daemon has to open it.
 
     What must not get out of it then.
@@ -114,7 +114,7 @@ async def started(child: ChildProcess) -> bytes:
     return b"\0".join([*seen, command_lines(child.pid)])
 
 
-async def answers_to_strangers(stack: Stack, given: dict[str, str]) -> bytes:
+async def answers_to_strangers(stack: DevStack, given: dict[str, str]) -> bytes:
     """Requests that carry secrets to where they don't belong. Their replies may quote them back."""
     token = given["OPERATOR_TOKEN"]
     carriers = [
@@ -151,7 +151,7 @@ async def answers_to_validators(validator: Validator) -> bytes:
     return b"".join(replies)
 
 
-async def answers_to_the_operator(stack: Stack, token: str) -> bytes:
+async def answers_to_the_operator(stack: DevStack, token: str) -> bytes:
     headers = {"authorization": f"Bearer {token}"}
     status = await raw.ask(stack.operator_port, raw.request("GET", "/status", headers))
     metrics = await asyncio.to_thread(_text, stack.operator_port, "/metrics", token)
@@ -187,7 +187,7 @@ async def failing_writes(validator: Validator, child: ChildProcess) -> None:
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
 async def test_no_secret_gets_out_of_a_running_daemon(
-    log_format: str, stack: Stack, validator: Validator
+    log_format: str, stack: DevStack, validator: Validator
 ) -> None:
     given = made_up()
     # Opening one takes seconds, and what comes after that is the same: once is enough.
@@ -202,7 +202,7 @@ async def test_no_secret_gets_out_of_a_running_daemon(
     }
     never |= {**given, "SUBTENSOR_ADDRESS": node_key}
 
-    child = daemon(stack, settings)
+    child = daemon_process(stack, settings)
     try:
         lines = await started(child)
         replies = await answers_to_validators(validator)
@@ -222,11 +222,11 @@ async def test_no_secret_gets_out_of_a_running_daemon(
     kept += everything_in(stack.data_dir)
     log = child.log_file.read_bytes()
 
-    assert ended_with == ExitCode.OK
+    assert ended_with == DaemonExitCode.OK
     assert b"Traceback" in log
     assert b"DEBUG" in log
     assert b"SQLite format 3" in kept
-    assert b"miner.cli" in lines
+    assert b"miner.cli.main" in lines
     for where, text in (("log", log), ("data", kept), ("command lines", lines), ("replies", replies)):
         assert found(never, text) == set(), where
 
@@ -241,7 +241,7 @@ def test_what_is_looked_for_would_be_found() -> None:
             assert found(given, b"Basic " + basic) == {name}
 
 
-async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: Stack) -> None:
+async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: DevStack) -> None:
     (nobody,) = free_ports(1)
     key, password = secrets.token_hex(16), secrets.token_hex(8)
     token = secrets.token_hex(16)
@@ -253,7 +253,7 @@ async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: Stack
         "OPERATOR_TOKEN": token,
         "LOG_LEVEL": "DEBUG",
     }
-    child = daemon(stack, settings)
+    child = daemon_process(stack, settings)
     try:
         lines = await started(child)
         headers = {"authorization": f"Bearer {token}"}
@@ -276,7 +276,7 @@ async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: Stack
     assert found(given, everything_in(stack.data_dir)) == set()
 
 
-def test_no_secret_is_told_by_a_start_that_fails(stack: Stack) -> None:
+def test_no_secret_is_told_by_a_start_that_fails(stack: DevStack) -> None:
     given = made_up()
     short = {"OPERATOR_TOKEN": "too-short-7f3a", "TRAINING_REPO_TEXT_TOKEN": "xyz"}
     slip = secrets.token_hex(16)
@@ -287,7 +287,7 @@ def test_no_secret_is_told_by_a_start_that_fails(stack: Stack) -> None:
         ("", {**given, **REPOSITORIES, "WALLET_NAME": "mistyped"}, "there is no hotkey"),
     ):
         (stack.folder / ".env").write_text(env_file)
-        child = daemon(stack, settings)
+        child = daemon_process(stack, settings)
         done = subprocess.run(
             child.command,
             cwd=child.folder,
@@ -296,7 +296,7 @@ def test_no_secret_is_told_by_a_start_that_fails(stack: Stack) -> None:
             timeout=120,
             check=False,
         )
-        assert done.returncode == ExitCode.CONFIG
+        assert done.returncode == DaemonExitCode.CONFIG
         assert named in done.stderr.decode()
         told = done.stdout + done.stderr
         assert found({**given, "slip": slip}, told) == set()

@@ -17,15 +17,22 @@ from pathlib import Path
 
 import pytest
 
-from miner.dev.stack import ChildProcess, Stack, daemon, free_ports, prepare
-from miner.dev.throwaway import HOTKEY, MINER
-from miner.identity import hotkey_file
-from miner.running import RUN_FILE
-from miner.server import ExitCode
+from miner.chain.identity import hotkey_file
+from miner.daemon_client import RUN_FILE
+from miner.dev.stack import (
+    HOTKEY_NAME,
+    MINER_WALLET,
+    ChildProcess,
+    DevStack,
+    daemon_process,
+    free_ports,
+    prepare_stack,
+)
+from miner.server import DaemonExitCode
 from miner.store.database import FILE_NAME, LOCK_NAME
 from tests.integration import raw
 from tests.integration.conftest import Ended
-from tests.integration.traffic import assert_whole, books
+from tests.integration.traffic import assert_whole, store
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +41,7 @@ Ending = Callable[..., Ended]
 
 
 #: What the daemon is made of, and no more.
-IMPORTS = "import fastapi, sqlalchemy, uvicorn"
+IMPORTS = "import fastapi, uvicorn"
 #: It was 2.4 when this was set; the packages of a chain or of a hub cost as much again.
 MOST_TIMES_IMPORTS = 4.0
 
@@ -53,7 +60,7 @@ def test_a_start_costs_little_more_than_its_imports(running: Running) -> None:
 
 
 def test_the_run_file_tells_ports_that_answer_and_goes_with_the_daemon(
-    stack: Stack, running: Running
+    stack: DevStack, running: Running
 ) -> None:
     child = running()
     told = json.loads((stack.data_dir / RUN_FILE).read_text())
@@ -62,12 +69,12 @@ def test_the_run_file_tells_ports_that_answer_and_goes_with_the_daemon(
         "public_port": stack.public_port,
         "operator_port": stack.operator_port,
     }
-    assert child.stop() == ExitCode.OK
+    assert child.stop() == DaemonExitCode.OK
     assert not (stack.data_dir / RUN_FILE).exists()
 
 
-def test_what_it_says_it_listens_on_it_listens_on(stack: Stack) -> None:
-    child = daemon(replace(stack, public_port=0, operator_port=0))
+def test_what_it_says_it_listens_on_it_listens_on(stack: DevStack) -> None:
+    child = daemon_process(replace(stack, public_port=0, operator_port=0))
     run_file = stack.data_dir / RUN_FILE
     process = subprocess.Popen(
         child.command, cwd=child.folder, env=child.environment, stderr=subprocess.DEVNULL
@@ -81,16 +88,16 @@ def test_what_it_says_it_listens_on_it_listens_on(stack: Stack) -> None:
         assert raw.listens(told["operator_port"])
     finally:
         process.terminate()
-        assert process.wait(60) == ExitCode.OK
+        assert process.wait(60) == DaemonExitCode.OK
 
 
 @pytest.mark.parametrize("setting", ["PUBLIC_PORT", "OPERATOR_PORT"])
-def test_a_port_in_use_is_named_with_its_setting(setting: str, stack: Stack, ended: Ending) -> None:
+def test_a_port_in_use_is_named_with_its_setting(setting: str, stack: DevStack, ended: Ending) -> None:
     port = int(stack.settings()[setting])
     with raw.occupied(port):
         done = ended()
-    assert done.returncode == ExitCode.PORT_IN_USE
-    assert f"127.0.0.1:{port} can't be listened on (Address already in use)" in done.stderr
+    assert done.returncode == DaemonExitCode.PORT_IN_USE
+    assert f"127.0.0.1:{port} cannot be listened on (Address already in use)" in done.stderr
     assert f"set {setting}" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -102,31 +109,31 @@ def test_an_address_of_another_machine_is_named_with_its_setting(
     setting: str, host: str, ended: Ending
 ) -> None:
     done = ended(**{setting: host, "OPERATOR_TOKEN": "a-token-of-sixteen-letters"})
-    assert done.returncode == ExitCode.PORT_IN_USE
+    assert done.returncode == DaemonExitCode.PORT_IN_USE
     assert f"{host}:" in done.stderr
     assert setting in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_second_daemon_on_the_same_folder_is_refused_and_the_first_goes_on(
-    stack: Stack, running: Running, ended: Ending
+    stack: DevStack, running: Running, ended: Ending
 ) -> None:
     first = running()
     public, operator = free_ports(2)
     done = ended(replace(stack, public_port=public, operator_port=operator))
-    assert done.returncode == ExitCode.LOCKED
+    assert done.returncode == DaemonExitCode.LOCKED
     assert f"{stack.data_dir} is in use by another god-miner (pid {first.pid})" in done.stderr
     assert "DATA_DIR" in done.stderr
     assert raw.listens(stack.public_port)
-    assert first.stop() == ExitCode.OK
+    assert first.stop() == DaemonExitCode.OK
 
 
 def test_two_daemons_for_one_port_started_together_end_as_one(
-    tmp_path: Path, stack: Stack, running: Running
+    tmp_path: Path, stack: DevStack, running: Running
 ) -> None:
     """Also while neither answers yet."""
-    other = replace(prepare(tmp_path / "other"), public_port=stack.public_port)
-    children = [daemon(stack), daemon(other)]
+    other = replace(prepare_stack(tmp_path / "other"), public_port=stack.public_port)
+    children = [daemon_process(stack), daemon_process(other)]
     processes = [
         subprocess.Popen(
             child.command,
@@ -141,7 +148,7 @@ def test_two_daemons_for_one_port_started_together_end_as_one(
         while (codes := [process.poll() for process in processes]) == [None, None]:
             time.sleep(0.01)
         loser = next(process for process in processes if process.returncode is not None)
-        assert sorted(codes, key=str) == sorted([ExitCode.PORT_IN_USE, None], key=str)
+        assert sorted(codes, key=str) == sorted([DaemonExitCode.PORT_IN_USE, None], key=str)
         _, told = loser.communicate(timeout=120)
         assert "PUBLIC_PORT" in told
         assert "Traceback" not in told
@@ -160,7 +167,7 @@ def test_wrong_settings_are_told_all_at_once(ended: Ending) -> None:
         TRAINING_REPO_TEXT_COMMIT="main",
         OPERATOR_HOST="0.0.0.0",
     )
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert done.stdout == ""
     for variable, value in (
         ("NETUID", "'fifty-six'"),
@@ -173,37 +180,53 @@ def test_wrong_settings_are_told_all_at_once(ended: Ending) -> None:
     assert "5 problems" in done.stderr
 
 
-def test_a_missing_wallet_is_told_with_the_way_out(stack: Stack, ended: Ending) -> None:
+def test_a_missing_wallet_is_told_with_the_way_out(stack: DevStack, ended: Ending) -> None:
     done = ended(WALLET_NAME="mistyped")
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert f"there is no hotkey at {stack.keys.wallet_path / 'mistyped/hotkeys/default'}" in done.stderr
     assert "WALLET_NAME" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_books_of_a_newer_version_are_refused_and_left_as_they_are(
-    stack: Stack, running: Running, ended: Ending
+def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(
+    stack: DevStack, running: Running, ended: Ending
 ) -> None:
     running().stop()
     path = stack.data_dir / FILE_NAME
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("PRAGMA user_version = 9999")
         connection.commit()
     before = path.read_bytes()
     done = ended()
-    assert done.returncode == ExitCode.CONFIG
-    assert "'9999'" in done.stderr
+    assert done.returncode == DaemonExitCode.CONFIG
+    assert "schema 9999" in done.stderr
     assert "run the newer god-miner" in done.stderr
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"not a database at all\n" * 500, b"SQLite format 3\0" + b"\1" * 5000])
-def test_a_damaged_file_is_refused_and_left_as_it_is(content: bytes, stack: Stack, ended: Ending) -> None:
+def store_of_an_unreleased_version() -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        return connection.serialize()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not a database at all\n" * 500,
+        b"SQLite format 3\0" + b"\1" * 5000,
+        store_of_an_unreleased_version(),
+    ],
+    ids=["no database", "damaged", "unreleased version"],
+)
+def test_a_file_that_cannot_be_used_is_refused_and_left_as_it_is(
+    content: bytes, stack: DevStack, ended: Ending
+) -> None:
     stack.data_dir.mkdir()
     path = stack.data_dir / FILE_NAME
     path.write_bytes(content)
     done = ended()
-    assert done.returncode == ExitCode.CONFIG
+    assert done.returncode == DaemonExitCode.CONFIG
     assert str(path) in done.stderr
     assert "Traceback" not in done.stderr
     assert path.read_bytes() == content
@@ -219,20 +242,15 @@ def imports(pid: int) -> bool:
         return True
 
 
-def lock_taken(stack: Stack) -> bool:
+def lock_taken(stack: DevStack) -> bool:
     return (stack.data_dir / LOCK_NAME).exists()
 
 
-def books_under_way(stack: Stack) -> bool:
-    """Or over, where nobody looked in time."""
-    return (stack.data_dir / f"{FILE_NAME}.migrating").exists() or books_made(stack)
-
-
-def books_made(stack: Stack) -> bool:
+def store_created(stack: DevStack) -> bool:
     return (stack.data_dir / FILE_NAME).exists()
 
 
-def run_file_written(stack: Stack) -> bool:
+def run_file_written(stack: DevStack) -> bool:
     return (stack.data_dir / RUN_FILE).exists()
 
 
@@ -241,15 +259,14 @@ def run_file_written(stack: Stack) -> bool:
     [
         (None, signal.SIGINT),
         (lock_taken, signal.SIGTERM),
-        (books_under_way, signal.SIGINT),
-        (books_made, signal.SIGTERM),
+        (store_created, signal.SIGTERM),
         (run_file_written, signal.SIGINT),
     ],
 )
 def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
-    moment: Callable[[Stack], bool] | None, number: signal.Signals, stack: Stack, running: Running
+    moment: Callable[[DevStack], bool] | None, number: signal.Signals, stack: DevStack, running: Running
 ) -> None:
-    child = daemon(stack)
+    child = daemon_process(stack)
     with subprocess.Popen(
         child.command,
         cwd=child.folder,
@@ -264,21 +281,21 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
         process.send_signal(number)
         _, told = process.communicate(timeout=120)
     # Before it can listen to signals it dies of them; from then on it ends in good order.
-    assert process.returncode in (ExitCode.OK, -number, 128 + number)
+    assert process.returncode in (DaemonExitCode.OK, -number, 128 + number)
     if moment is not None:
         assert "Traceback" not in told
     assert not run_file_written(stack)
     assert not raw.listens(stack.public_port)
     # Otherwise the next start is a first one, or one after a usual stop.
-    if moment in (lock_taken, books_under_way, books_made):
-        assert running().stop() == ExitCode.OK
-        with books(stack) as connection:
+    if moment in (lock_taken, store_created):
+        assert running().stop() == DaemonExitCode.OK
+        with store(stack) as connection:
             assert_whole(connection)
 
 
-def test_a_hotkey_that_can_not_be_opened_is_told_at_the_start(stack: Stack, running: Running) -> None:
+def test_a_hotkey_that_can_not_be_opened_is_told_at_the_start(stack: DevStack, running: Running) -> None:
     keys = stack.keys
-    path = hotkey_file(keys.wallet_path, MINER, HOTKEY)
+    path = hotkey_file(keys.wallet_path, MINER_WALLET, HOTKEY_NAME)
     path.write_bytes(b"$NACL" + b"x" * 100)
     public = json.dumps({"ss58Address": keys.miner.ss58_address})
     path.with_name(f"{path.name}pub.txt").write_text(public)

@@ -11,11 +11,11 @@ from contextlib import closing
 
 import pytest
 
-from miner.dev.stack import LOOPBACK, ChildProcess, Stack
-from miner.running import RUN_FILE
-from miner.server import ExitCode
+from miner.daemon_client import RUN_FILE
+from miner.dev.stack import LOOPBACK, ChildProcess, DevStack
+from miner.server import DaemonExitCode
 from tests.integration import raw
-from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, books, say_all
+from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, say_all, store
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ async def exit_code(child: ChildProcess, limit_s: float = 120.0) -> int:
     return await asyncio.to_thread(child.process.wait, limit_s)
 
 
-def operator_answers(stack: Stack) -> bool:
+def operator_answers(stack: DevStack) -> bool:
     with closing(http.client.HTTPConnection(LOOPBACK, stack.operator_port, timeout=120)) as connection:
         connection.request("GET", "/status", headers=stack.operator_headers())
         return connection.getresponse().status == 200
@@ -69,8 +69,8 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
         assert not one.answer.keeps_alive
         connection.transport.abort()
 
-    assert await exit_code(child) == ExitCode.OK
-    with books(validator.stack) as connection:
+    assert await exit_code(child) == DaemonExitCode.OK
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, offers)
     assert not (validator.stack.data_dir / RUN_FILE).exists()
@@ -83,7 +83,7 @@ async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, ru
     spoken.send(raw.request("GET", "/healthz", {}))
     assert await spoken.answer() is not None
     os.kill(child.pid, signal.SIGTERM)
-    assert await exit_code(child) == ExitCode.OK  # long before the grace is over
+    assert await exit_code(child) == DaemonExitCode.OK  # long before the grace is over
     for connection in [*idle, spoken]:
         assert await connection.answer() is None
 
@@ -100,11 +100,11 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     os.kill(child.pid, signal.SIGTERM)
     await gone(validator.stack.public_port)
     os.kill(child.pid, second)
-    assert await exit_code(child) == ExitCode.FORCED
+    assert await exit_code(child) == DaemonExitCode.FORCED
     assert await hanging.answer() is None
     assert "second signal" in child.log_tail()
 
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         assert_whole(connection)
         assert_kept(connection, [kept])
 
@@ -120,9 +120,9 @@ async def test_what_does_not_end_within_the_grace_gets_no_promise(
     os.kill(child.pid, signal.SIGTERM)
     answer = await hanging.answer()
     assert answer is None or (answer.status, answer.json["error"]) == (503, "stopping")
-    assert await exit_code(child) == ExitCode.OK
+    assert await exit_code(child) == DaemonExitCode.OK
     assert "Traceback" not in child.log_file.read_text()
-    with books(validator.stack) as connection:
+    with store(validator.stack) as connection:
         assert_kept(connection, [one])
 
 
@@ -149,5 +149,5 @@ async def answered_while_it_stops(validator: Validator, child: ChildProcess) -> 
     await asyncio.sleep(0.2)  # past uvicorn's own pause, after which nothing would be waited for
     connection.send(one.request[-1:])
     answer = await connection.answer()
-    assert await exit_code(child) == ExitCode.OK
+    assert await exit_code(child) == DaemonExitCode.OK
     return answer

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from core.run_files import ExitCode
+from core.runs.run_files import TrainerExitCode
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
@@ -201,5 +201,5 @@ def test_bad_rows_end_with_their_own_exit_code(
     engine: Dockerd, image: str, cache: Path, tmp_path: Path
 ) -> None:
     code, log = run(engine, image, BAD_TASK, cache, tmp_path / "checkpoints")
-    assert code == ExitCode.BAD_DATA, log[-4000:]
+    assert code == TrainerExitCode.BAD_DATA, log[-4000:]
     assert not (tmp_path / "checkpoints" / BAD_TASK / REPO).exists()

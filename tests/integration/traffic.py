@@ -1,4 +1,4 @@
-"""Validators' traffic, remembered: each request with what came of it, to be held against the books."""
+"""Validators' traffic, remembered: each request with what came of it, to be held against the store."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from itertools import cycle
 from random import Random
 from typing import Any, Literal
 
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
+from miner.chain.fiber import NONCE, sign_headers
 from miner.dev.samples import SampleTask, sample_task
-from miner.dev.stack import Stack
-from miner.fiber import NONCE, sign_headers
+from miner.dev.stack import DevStack
 from miner.store.database import FILE_NAME, connect_for_reading
 from tests.integration import raw
 from tests.integration.raw import Answer, Connection, Cut
@@ -48,7 +48,7 @@ class Sent:
 class Validator:
     """Makes signed requests, each with a nonce of its own."""
 
-    stack: Stack
+    stack: DevStack
     seed: int = 0
     _random: Random = field(init=False)
     _types: Iterator[TaskType] = field(init=False)
@@ -181,7 +181,7 @@ def statuses(answers: Iterable[Answer]) -> Counter[int]:
 
 
 @contextmanager
-def books(stack: Stack) -> Iterator[sqlite3.Connection]:
+def store(stack: DevStack) -> Iterator[sqlite3.Connection]:
     with closing(connect_for_reading(stack.data_dir / FILE_NAME)) as connection:
         yield connection
 
@@ -209,7 +209,7 @@ def assert_whole(connection: sqlite3.Connection) -> None:
 
 
 def assert_kept(connection: sqlite3.Connection, sent: list[Sent]) -> None:
-    """What was acknowledged is in the books; the rest is there whole, nonce and all, or not at all."""
+    """What was acknowledged is in the store; the rest is there whole, nonce and all, or not at all."""
     used = used_nonces(connection)
     offers = {
         row["task_id"]: row

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from miner import fiber
-from miner.app import Daemon, build, public_app
-from miner.dev.throwaway import Throwaway, keys_of
+from miner.app import Daemon, build_daemon, public_app
+from miner.chain import fiber
+from miner.dev.stack import ThrowawayKeys, throwaway_keys
 from miner.settings import EngineKind, load_settings
 
 TASK = {"task_id": "t1", "model": "a/b-1b", "hours_to_complete": 1}
@@ -21,12 +21,12 @@ START = {**TASK, "dataset": "a/b", "file_format": "hf", "dataset_type": {"field_
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Throwaway:
-    return keys_of(tmp_path)
+def keys(tmp_path: Path) -> ThrowawayKeys:
+    return throwaway_keys(tmp_path)
 
 
 @pytest.fixture
-async def daemon(keys: Throwaway, tmp_path: Path) -> AsyncIterator[Daemon]:
+async def daemon(keys: ThrowawayKeys, tmp_path: Path) -> AsyncIterator[Daemon]:
     env = {
         "ENGINE": "none",
         "GPUS": "8xH100",
@@ -34,13 +34,13 @@ async def daemon(keys: Throwaway, tmp_path: Path) -> AsyncIterator[Daemon]:
         "DATA_DIR": str(tmp_path / "data"),
     }
     settings = load_settings(env={**keys.settings(), **env}, env_file=None)
-    made = build(settings, keys.miner.ss58_address)
+    made = build_daemon(settings, keys.miner.ss58_address)
     await made.start()
     yield made
     await made.stop()
 
 
-async def call(daemon: Daemon, keys: Throwaway, path: str, *pieces: bytes) -> list[Any]:
+async def call(daemon: Daemon, keys: ThrowawayKeys, path: str, *pieces: bytes) -> list[Any]:
     """What was sent in answer to a signed POST whose body comes in pieces; b"" is the client hanging up."""
     headers = fiber.sign_headers(keys.validator, keys.miner.ss58_address, b"".join(pieces))
     scope = {
@@ -68,31 +68,31 @@ async def call(daemon: Daemon, keys: Throwaway, path: str, *pieces: bytes) -> li
     return sent
 
 
-async def post(daemon: Daemon, keys: Throwaway, path: str, payload: dict[str, Any]) -> Any:
+async def post(daemon: Daemon, keys: ThrowawayKeys, path: str, payload: dict[str, Any]) -> Any:
     _, body = await call(daemon, keys, path, json.dumps(payload).encode())
     return json.loads(body["body"])
 
 
 async def test_a_caller_that_hangs_up_leaves_no_line_in_the_log(
-    daemon: Daemon, keys: Throwaway, caplog: pytest.LogCaptureFixture
+    daemon: Daemon, keys: ThrowawayKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert await call(daemon, keys, "/task_offer/", b"abc", b"") == []
     assert caplog.records == []
 
 
-async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, keys: Throwaway) -> None:
+async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, keys: ThrowawayKeys) -> None:
     over = {**START, "hours_to_complete": 0}
     await post(daemon, keys, "/start_training/", over)
-    await daemon.inbox.settle(daemon.started_at + 1e6)
+    await daemon.offer_service.expire(daemon.started_at + 1e6)
     assert (await post(daemon, keys, "/task_offer/", OFFER))["accepted"] is True
-    assert len(daemon.inbox.promises.holds) == len(daemon.fleet.ledger.holds) == 1
+    assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 1
     await post(daemon, keys, "/start_training/", over)
-    await daemon.inbox.settle(daemon.started_at + 10)
-    assert len(daemon.inbox.promises.holds) == len(daemon.fleet.ledger.holds) == 0
+    await daemon.offer_service.expire(daemon.started_at + 10)
+    assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
 
 
-async def test_jobs_that_can_not_be_taken_up_are_taken_up_later_and_nothing_is_promised_till_then(
+async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_accepted_till_then(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Jobs:
@@ -110,10 +110,10 @@ async def test_jobs_that_can_not_be_taken_up_are_taken_up_later_and_nothing_is_p
     async def built() -> Any:
         return jobs
 
-    monkeypatch.setattr("miner.app.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("miner.app.ENGINE_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(daemon, "_build_jobs", built)
     daemon.settings = daemon.settings.model_copy(update={"engine": EngineKind.AUTO})
-    await daemon._begin_jobs()
+    await daemon._start_jobs()
     assert jobs.tries == 3
-    assert "No space left" in (daemon.fleet.ability.trouble or "")
+    assert "No space left" in (daemon.fleet.ability.problem or "")
     monkeypatch.setattr(daemon, "jobs", None)

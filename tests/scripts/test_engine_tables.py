@@ -75,7 +75,7 @@ def setup_parser():
 }
 
 
-def test_the_real_parsers_of_sd_scripts_are_asked_without_what_they_import(tmp_path: Path) -> None:
+def test_the_parsers_of_sd_scripts_run_without_what_they_import(tmp_path: Path) -> None:
     found = run("kohya_table.py", write(tmp_path, KOHYA))
     assert found["version"] == "abc123"
     assert found["objects"]["sdxl_train_network"] == {
@@ -135,7 +135,7 @@ class Krea:
 }
 
 
-def test_the_keys_of_ai_toolkit_are_read_off_its_source(tmp_path: Path) -> None:
+def test_the_keys_of_ai_toolkit_are_read_from_its_source(tmp_path: Path) -> None:
     found = run("ai_toolkit_table.py", write(tmp_path, AI_TOOLKIT))
     objects = found["objects"]
     assert found["version"] == "1.2.3 abc123"

@@ -12,7 +12,7 @@ from scripts import install
 
 
 @pytest.mark.parametrize(
-    ("gpu", "offered", "wanted", "said"),
+    ("gpu", "offered", "wanted", "expected"),
     [
         (False, True, "torch==2.13.0+cpu", "for the CPU: 0.3 GB"),
         (False, False, "torch==2.13.0", "index of CPU builds> make demo"),
@@ -20,25 +20,25 @@ from scripts import install
     ],
     ids=["a wheel for the CPU", "plain PyPI", "a GPU"],
 )
-def test_the_build_fits_the_machine_and_its_size_is_said_first(
+def test_the_build_fits_the_machine_and_its_size_is_shown_first(
     gpu: bool,
     offered: bool,
     wanted: str,
-    said: str,
+    expected: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked: list[list[str]] = []
 
-    def noted(_folder: Path, what: str, arguments: list[str]) -> int:
-        assert said in capsys.readouterr().out or what == "demo"
+    def record(_folder: Path, what: str, arguments: list[str]) -> int:
+        assert expected in capsys.readouterr().out or what == "demo"
         asked.append(arguments)
         return 0
 
     monkeypatch.setattr(install.shutil, "which", lambda _: "/usr/bin/nvidia-smi" if gpu else None)
-    monkeypatch.setattr(install, "offered", lambda *_: offered)
-    monkeypatch.setattr(install, "install", noted)
+    monkeypatch.setattr(install, "is_available", lambda *_: offered)
+    monkeypatch.setattr(install, "install", record)
     assert install.install_training(tmp_path, "demo") == 0
     first, second = asked
     assert first == ["-c", "constraints-training.txt", wanted]
@@ -52,7 +52,10 @@ def test_an_environment_of_another_python_is_kept_and_named(
     """Before the installation and after it, which may scroll the first line away."""
     monkeypatch.setattr(install, "install", lambda *_: print("installed") or 0)
     mine = f"python3.{sys.version_info.minor}"
-    for name, said in ((mine, ""), ("python3.9", f"with python3.9; for {mine} ({sys.executable}): rm -rf")):
+    for name, expected in (
+        (mine, ""),
+        ("python3.9", f"with python3.9; for {mine} ({sys.executable}): rm -rf"),
+    ):
         folder = tmp_path / name / ".venv"
         (folder / "lib" / name).mkdir(parents=True)
         (folder / "bin").mkdir()
@@ -62,11 +65,11 @@ def test_an_environment_of_another_python_is_kept_and_named(
         assert install.main() == 0
         before, after = capsys.readouterr().out.split("installed\n")
         assert before == after
-        assert said in after
-        assert bool(after) is bool(said)
+        assert expected in after
+        assert bool(after) is bool(expected)
 
 
-def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_shows_the_progress_of_an_installation(capsys: pytest.CaptureFixture[str]) -> None:
     progress = install.Progress("demo")
     for line in (
         "WARNING: Location 'file:///simple/torch/' is ignored: it is neither a file nor a directory.",
@@ -75,7 +78,7 @@ def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture
         "Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (527.4 MB)",
         "Using cached numpy-2.3.5-cp311-cp311-manylinux_2_28_x86_64.whl (16.6 MB)",
     ):
-        progress.hear(line)
+        progress.add(line)
     assert str(progress) == "demo: 2 files, 544 MB, 0:00, numpy (17 MB)"
     shown = capsys.readouterr().out
     assert "torch (527 MB)" in shown
@@ -83,7 +86,7 @@ def test_one_line_tells_how_far_an_installation_is(capsys: pytest.CaptureFixture
     assert len(shown.splitlines()) == 1
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(
+def test_an_environment_without_its_python_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -96,6 +99,6 @@ def test_an_environment_whose_python_is_gone_is_made_anew(
         return subprocess.CompletedProcess([], 1)
 
     monkeypatch.setattr(install.subprocess, "run", failing)
-    with pytest.raises(SystemExit, match="could not be made"):
+    with pytest.raises(SystemExit, match="could not be created"):
         install.make_environment(tmp_path)
     assert asked == [[sys.executable, "-m", "venv", "--clear", tmp_path]]

@@ -53,7 +53,7 @@ def answers(stdout: str = "", stderr: str = "") -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "said"),
+    ("answer", "code", "expected"),
     [
         (answers("pydantic==1\n"), 0, "18 of 18 installs"),
         (answers("sesame==1\n"), 1, "not in constraints.txt, run make lock: sesame"),
@@ -65,7 +65,7 @@ def answers(stdout: str = "", stderr: str = "") -> subprocess.CompletedProcess[s
 def test_a_check_says_what_cannot_be_installed(
     answer: subprocess.CompletedProcess[str],
     code: int,
-    said: str,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -73,10 +73,10 @@ def test_a_check_says_what_cannot_be_installed(
     monkeypatch.setattr(lock, "installs", lambda: wanted)
     monkeypatch.setattr(lock, "resolve", lambda *_: answer)
     assert lock.check("uv") == code
-    assert said in "".join(capsys.readouterr())
+    assert expected in "".join(capsys.readouterr())
 
 
-def test_what_a_build_can_do_without_is_only_noted(
+def test_a_failed_optional_install_is_only_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lock, "installs", lambda: [lock.Install("text", ("langcheck",), None, optional=True)])

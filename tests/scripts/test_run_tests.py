@@ -24,7 +24,7 @@ def writes(cases: str, code: int, more: str = "") -> str:
 
 
 @each(
-    ("daemon", "training", "code", "said"),
+    ("daemon", "training", "code", "expected"),
     [
         (writes(PASSED + SKIPPED, 0), writes(PASSED, 0), 0, "2 passed, 0 failed, 1 skipped"),
         (writes(PASSED + FAILED, 1), writes(PASSED, 0), 1, "2 passed, 1 failed, 0 skipped"),
@@ -36,11 +36,11 @@ def writes(cases: str, code: int, more: str = "") -> str:
         (writes(PASSED, 0), writes("<cut", 0, DIES), 1, "1 passed, 0 failed, 0 skipped"),
     ],
 )
-def test_the_last_line_has_the_totals_and_only_what_held_ends_with_0(
+def test_the_last_line_has_the_totals_and_only_success_exits_with_0(
     daemon: str,
     training: str,
     code: int,
-    said: str,
+    expected: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -56,11 +56,13 @@ def test_the_last_line_has_the_totals_and_only_what_held_ends_with_0(
     monkeypatch.setattr(run_tests, "has_axolotl", lambda _: True)
     assert run_tests.run("test", sys.executable, tmp_path) == code
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == said
-    assert ("ended with" in shown) == (code == 1 and "1 failed" not in said and "0 passed" not in said)
+    assert shown.splitlines()[-1] == expected
+    assert ("ended with" in shown) == (
+        code == 1 and "1 failed" not in expected and "0 passed" not in expected
+    )
 
 
-def test_in_continuous_integration_a_training_environment_must_be_there(
+def test_continuous_integration_needs_a_training_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = [sys.executable, "-c", writes(PASSED, 0), str(tmp_path / "daemon.xml")]
@@ -73,7 +75,7 @@ def test_in_continuous_integration_a_training_environment_must_be_there(
         assert shown.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
 
 
-def test_bytecode_is_kept_and_not_in_the_tree_of_who_wants_none_there(
+def test_bytecode_is_cached_outside_the_tree_if_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = "import os; print([os.environ.get('PYTHON' + n) for n in ('DONTWRITEBYTECODE', 'PYCACHEPREFIX')],"
@@ -86,7 +88,7 @@ def test_bytecode_is_kept_and_not_in_the_tree_of_who_wants_none_there(
         assert (tmp_path / "shown").read_text() == f"{[None, prefix]}\n"
 
 
-def test_what_ctrl_c_reaches_as_well_has_the_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input(); raise SystemExit(2)"], stdin=subprocess.PIPE
     ) as child:
@@ -96,12 +98,11 @@ def test_what_ctrl_c_reaches_as_well_has_the_time_to_end(monkeypatch: pytest.Mon
             asked.append(child.poll())
             if len(asked) == 1:
                 raise KeyboardInterrupt
-            assert child.stdin is not None
             child.stdin.write(b"\n")
             child.stdin.close()
             return wait()
 
         monkeypatch.setattr(child, "wait", interrupted)
-        assert run_tests.waited(child) == 2
+        assert run_tests.wait_for(child) == 2
         monkeypatch.undo()
     assert asked == [None, None]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import TORCH, needs_stack
 from tests.trainer.forks import ForkServer
-from trainer.loading import leave_out
+from trainer.inputs.model_loading import block_imports
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 for _name in (
@@ -31,7 +31,7 @@ for _name in (
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TORCH:
-    leave_out("trackio", "sklearn")  # as in a training process
+    block_imports("trackio", "sklearn")  # as in a training process
 
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "

@@ -65,41 +65,41 @@ def slower_steps() -> None:
 
 def worse_every_time() -> None:
     """The held-out score after the first evaluation."""
-    from trainer.judges import HeldOutJudge
+    from trainer.axolotl.scorers import HeldOutScorer
 
     told: list[float] = []
 
-    def judge(self: HeldOutJudge) -> float:
+    def score(self: HeldOutScorer) -> float:
         told.append(5.0 + len(told))
         self.rewarded = None
         return told[-1]
 
-    HeldOutJudge.judge = judge  # type: ignore[method-assign]
+    HeldOutScorer.score = score  # type: ignore[method-assign]
 
 
 def better_every_time() -> None:
     """Judged every other step and in no time: so often is there a submission."""
-    from trainer.callbacks.clock import Clock
-    from trainer.judges import HeldOutJudge
+    from trainer.axolotl.scorers import HeldOutScorer
+    from trainer.session.clock import RunClock
 
     told: list[float] = []
 
-    def judge(self: HeldOutJudge) -> float:
+    def score(self: HeldOutScorer) -> float:
         told.append(1.0 / (len(told) + 2))
         self.rewarded = None
         return told[-1] if self.lower_is_better else -told[-1]
 
-    HeldOutJudge.judge = judge  # type: ignore[method-assign]
-    Clock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
+    HeldOutScorer.score = score  # type: ignore[method-assign]
+    RunClock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
 
 
 def judged_every(steps: str) -> None:
     """At these steps and at the end, however long steps and evaluations take."""
-    from trainer.callbacks import session
-    from trainer.callbacks.clock import Clock
+    from trainer.session import session
+    from trainer.session.clock import RunClock
 
     session.AGREE_S = 0.0  # else the speed decides which steps are asked about
-    Clock._evaluation_due = lambda self: self.done % int(steps) == 0  # type: ignore[method-assign]
+    RunClock._evaluation_due = lambda self: self.done % int(steps) == 0  # type: ignore[method-assign]
 
 
 def hangs_at_step_five() -> None:
@@ -108,12 +108,12 @@ def hangs_at_step_five() -> None:
 
 def _ends_by(session: Any, moment: float) -> None:
     session.clock.end_by = moment
-    Path(os.environ["GOD_MINER_SHEET"]).with_name("end_by").write_text(str(moment))
+    Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("end_by").write_text(str(moment))
 
 
 def cut_off(seconds: str) -> None:
     """The time is over so long after the training has begun, however long it took to begin."""
-    from trainer.callbacks.session import Session
+    from trainer.session.session import Session
 
     plain = Session.begin
 
@@ -126,7 +126,7 @@ def cut_off(seconds: str) -> None:
 
 def goes_on_after_the_first_submission() -> None:
     """Not before some more evaluations would have had room, however slow the machine is."""
-    from trainer.callbacks.session import Session
+    from trainer.session.session import Session
 
     plain, extended = Session._write, []
 
@@ -141,7 +141,7 @@ def goes_on_after_the_first_submission() -> None:
 
 def has_room_for(steps: str) -> None:
     """Once a few steps have been timed, so many more fit."""
-    from trainer.callbacks.session import Session
+    from trainer.session.session import Session
 
     plain = Session.stepped
 
@@ -156,9 +156,9 @@ def has_room_for(steps: str) -> None:
 
 def searches_in_few_steps(most: str) -> None:
     """However much time there is for it."""
-    from trainer.callbacks import search
+    from trainer.session import learning_rate
 
-    search.MOST_STEPS = int(most)
+    learning_rate.MAX_STEPS = int(most)
 
 
 def unseeded() -> None:
@@ -175,7 +175,7 @@ def dumps_arguments() -> None:
     plain = Trainer.train
 
     def train(self: Any, *rest: Any, **named: Any) -> Any:
-        place = Path(os.environ["GOD_MINER_SHEET"]).with_name("arguments.json")
+        place = Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("arguments.json")
         found = {key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)}
         found["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
         found["trainer"] = type(self).__name__

@@ -21,12 +21,12 @@ import sys
 import traceback
 from typing import Any
 
-from trainer.loading import leave_out
+from trainer.inputs.model_loading import block_imports
 
 #: What can be asked for by its module, and what is called there with the arguments.
 PROGRAMS = {
     "axolotl.cli.train": "do_cli",
-    "trainer.prepare": "main",
+    "trainer.runner.prepare": "main",
     "tests.trainer.native.rank": "main",
     "tests.trainer.sharding": "main",
 }
@@ -35,15 +35,15 @@ IMPORTED = (
     "peft",
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
-    "trainer.native.__main__",
-    "trainer.prepare",
+    "trainer.native.train",
+    "trainer.runner.prepare",
 )
 AXOLOTL = (
     "axolotl.cli.train",
     "axolotl.core.builders",
     "axolotl.train",
-    "trainer.axolotl_plugin",
-    "trainer.axolotl_trainers",
+    "trainer.axolotl.plugin",
+    "trainer.axolotl.trainers",
 )
 
 
@@ -52,7 +52,7 @@ def _run(command: list[str]) -> int:
     module = max(at for at, word in enumerate(command) if word == "-m")
     name, arguments = command[module + 1], command[module + 2 :]
     if name == "trainer.native":
-        importlib.import_module("trainer.native.__main__").main()
+        importlib.import_module("trainer.native.train").main()
         return 0
     return int(getattr(importlib.import_module(name), PROGRAMS[name])(*arguments) or 0)
 
@@ -90,7 +90,7 @@ def _say(**words: Any) -> None:
 
 def main() -> None:
     there = importlib.util.find_spec("axolotl") is not None
-    leave_out("trackio", "sklearn")
+    block_imports("trackio", "sklearn")
     for name in (*(AXOLOTL if there else ()), *IMPORTED):
         importlib.import_module(name)
     gc.freeze()  # every fork would go through all of it whenever it collects garbage

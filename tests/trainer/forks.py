@@ -1,4 +1,4 @@
-"""Programs of the wrapper started by forking a process that has everything imported already."""
+"""Programs of the runner started by forking a process that has everything imported already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 
-from trainer.wrapper.processes import descendants
+from trainer.runner.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 #: For importing the training stack, half a minute on an idle machine.

@@ -11,13 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from core.choices import Parallelism
-from core.plan import TrainingPlan
-from core.plan_parts import FsdpPlan
-from core.run_files import RunSpec
+from core.domain.choices import Parallelism
+from core.planning.plan import FsdpPlan, TrainingPlan
+from core.runs.run_files import RunSpec
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
-from trainer.wrapper.course import free_port
+from trainer.runner.processes import free_port
 
 HERE = Path(__file__).parent
 #: What each rank says at the end of its work.

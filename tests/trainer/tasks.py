@@ -9,17 +9,10 @@ from typing import Any
 
 import yaml
 
-from core.choices import Method
-from core.evaluation import Era
-from core.hardware import Hardware, parse_gpus
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.costs import Site
-from core.planning.planner import plan
-from core.profile import load_profile
-from core.row_facts import facts_from_rows
-from core.run_files import RunSpec
-from core.tasks import (
+from core.data.facts import facts_from_rows
+from core.domain.choices import Method
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.tasks import (
     ChatDataset,
     DatasetType,
     DpoDataset,
@@ -28,8 +21,16 @@ from core.tasks import (
     RewardFunction,
     TaskType,
 )
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.profile import load_profile
+from core.runs.remedies import forced_feasible
+from core.runs.run_files import RunSpec
+from tests.core.engines.cases import text_plan
 from tests.trainer import tiny
-from trainer.own_plan import at_least_tried, model_facts
+from tests.trainer.run_specs import run_spec
+from trainer.runner.planning import model_facts
 
 #: Something that a few steps can learn: answers with many an "apples" in them.
 REWARD = """
@@ -53,6 +54,16 @@ ROWS = {
     TaskType.GRPO: tiny.prompt_rows,
 }
 TEXT_TASKS = tuple(DATASETS)
+LONGER = "def longer(completions, **kwargs):\n    return [float(len(one)) for one in completions]"
+#: For data and scores without a training: every completion has a reward, and rows have an extra column.
+SCORED: dict[TaskType, DatasetType] = {
+    **DATASETS,
+    TaskType.GRPO: GrpoDataset(
+        field_prompt="prompt",
+        reward_functions=[RewardFunction(reward_func=LONGER, reward_weight=1)],
+        extra_column="extra",
+    ),
+}
 #: Ends when the clock says so, wherever that is: nothing else bounds it.
 ENDLESS: dict[str, Any] = {
     "targets": {"num_epochs": 500, "max_steps": None, "eval_steps": None, "save_steps": None},
@@ -74,34 +85,30 @@ def task(
     rows: int = 200,
     reserve: float = 5.0,
     model: Path | None = None,
-    data: list[dict[str, Any]] | None = None,
+    data: list[Any] | str | None = None,
     **changes: Any,
 ) -> RunSpec:
     """A run that begins now, with time to spare; what generates is judged the longer, the more it has."""
-    seconds = seconds or (120.0 if task_type is TaskType.GRPO else 600.0)
+    seconds = seconds or (120.0 if task_type.generates else 600.0)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rows.json"
-    path.write_text(json.dumps(ROWS[task_type](rows) if data is None else data), encoding="utf-8")
-    now = time.time()
-    given: dict[str, Any] = {
-        "task_id": "task",
+    content = ROWS[task_type](rows) if data is None else data
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    values: dict[str, Any] = {
         "task_type": task_type,
         "model_id": "org/tiny",
         "model_path": str(model or tiny.save(folder / "model")),
-        "data_path": str(path),
         "dataset": DATASETS[task_type],
-        "era": Era.OFFERS,
-        "work_dir": str(folder / "work"),
-        "submission_dir": str(folder / "submission"),
-        "progress_path": str(folder / "progress.jsonl"),
-        "result_path": str(folder / "result.json"),
-        "stop_path": str(folder / "stop"),
-        "began_at": now,
-        "end_by": now + seconds - reserve,
-        "deadline_at": now + seconds,
     }
-    Path(given["work_dir"]).mkdir(exist_ok=True)
-    return RunSpec(**{**given, **changes})
+    (folder / "work").mkdir(exist_ok=True)
+    return run_spec(folder, seconds - reserve, reserve, **{**values, **changes})
+
+
+def spec(folder: Path, task_type: TaskType, rows: Any = None, **changes: Any) -> RunSpec:
+    """A run that is never started: model in `folder/model`, rows (or text) in `folder/rows.json`."""
+    model = folder / "model"
+    changes = {"dataset": SCORED[task_type], **changes}
+    return task(folder, task_type, rows=120, model=model if model.exists() else None, data=rows, **changes)
 
 
 def planned(
@@ -110,15 +117,15 @@ def planned(
     """The same run with a plan as a daemon makes it, for so many processes on the CPU."""
     rows = json.loads(Path(run.data_path).read_text("utf-8"))
     hardware = Hardware(gpus=parse_gpus(f"{processes}xcpu"))
-    made = plan(
+    made = plan_task(
         TaskSpec(task_type=run.task_type, hours=max(run.deadline_at - time.time(), 60) / 3600),
         model_facts(Path(run.model_path), run.model_id),
         facts_from_rows(run.task_type, rows, len(rows)),
         hardware,
         load_profile(str(_with(profile, method, processes))),
-        site=Site(hardware, model_here=True, publishes=False),
+        conditions=JobConditions(hardware, model_cached=True, publishes=False),
     )
-    made = at_least_tried(made)
+    made = forced_feasible(made)
     steps = made.steps.model_copy(update={"log_every": log_every})
     path = Path(run.work_dir) / "asked.json"
     path.write_text(made.model_copy(update={"steps": steps}).to_json(), encoding="utf-8")
@@ -137,3 +144,12 @@ def _with(profile: Path, method: Method, processes: int) -> Path:
 def plan_of(run: RunSpec) -> TrainingPlan:
     assert run.plan_path is not None
     return TrainingPlan.from_json(Path(run.plan_path).read_bytes())
+
+
+def rows_plan(
+    task: TaskType, *, length: int = 256, eval_rows: int = 12, prompt_limit: int | None = None
+) -> TrainingPlan:
+    plan = text_plan(task)
+    sequence = plan.sequence.model_copy(update={"length": length, "prompt_limit": prompt_limit})
+    steps = plan.steps.model_copy(update={"eval_rows": eval_rows})
+    return plan.model_copy(update={"sequence": sequence, "steps": steps})

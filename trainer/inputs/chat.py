@@ -1,24 +1,57 @@
-"""Chat rows as evaluation encodes them: the task's template, loss on the assistant's turns and their end.
+"""Chat rows as the evaluation encodes them: the task's template, loss on the assistant's turns and their end.
 
-A conversation is rendered and encoded once. Where a turn's content lies in the text is found by rendering
-with other contents in its place and looking at what changed, as Axolotl does: templates trim, split and
-move contents, so searching for them would be wrong. The token that ends a turn is learned if it is the
-tokenizer's end token and stands within three tokens after the content.
+`chatml` is ours, `tokenizer_default` is the model's own; other templates are the installed Axolotl's, which
+the evaluation uses as well.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from core.tasks import ChatDataset
-from trainer.inputs.files import Record, columns_of, need, text_of
-from trainer.inputs.rows import IGNORED, LabelledRow, compact
-from trainer.inputs.templates import template_of
-from trainer.inputs.tokens import BATCH, Tokenizer
+from core.domain.tasks import ChatDataset
+from trainer.errors import BadData, BadModel
+from trainer.inputs.files import RawRow, columns_of, require_columns, text_of
+from trainer.inputs.tokens import BATCH, IGNORED, LabelledRow, Tokenizer, compact_ids
+
+CHATML = (
+    "{% if add_generation_prompt is not defined %}{% set add_generation_prompt = false %}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML_NAME = "chatml"
+OWN_TEMPLATE = "tokenizer_default"
+OWN_TEMPLATE_OR = "tokenizer_default_fallback_"
+
+
+def template_of(name: str, tokenizer: Tokenizer) -> str:
+    """The template's text. A fallback has none of its own: evaluation knows no template of such a name."""
+    if name == OWN_TEMPLATE or name.startswith(OWN_TEMPLATE_OR):
+        own = tokenizer.chat_template
+        if isinstance(own, dict):
+            own = own.get("default")
+        if isinstance(own, str) and own:
+            return own
+        if name == OWN_TEMPLATE:
+            raise BadModel("the task names the tokenizer's own chat template, and the tokenizer has none")
+        name = name.removeprefix(OWN_TEMPLATE_OR)
+    if name == CHATML_NAME:
+        return CHATML
+    try:
+        engine = importlib.import_module("axolotl.utils.chat_templates")
+    except ImportError as error:
+        raise BadData(f"{name[:100]!r} is Axolotl's chat template, which is not installed here") from error
+    try:
+        return str(engine.get_chat_template(name))
+    except ValueError as error:
+        raise BadData(f"{name[:100]!r} is no chat template that evaluation knows") from error
+
 
 ASSISTANT, SYSTEM, USER = "assistant", "system", "user"
 #: How far behind a turn's content its end token may stand.
@@ -27,20 +60,20 @@ PADDING = 3
 SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 
 Turn = dict[str, Any]
-Render = Callable[[list[Turn]], str]
+RenderTurns = Callable[[list[Turn]], str]
 
 
-class Span(NamedTuple):
-    """Of characters; empty when the content is not in the text."""
+class LearnedSpan(NamedTuple):
+    """A span of characters; empty when the content is not in the text."""
 
     start: int
     end: int
 
 
-class Rendered(NamedTuple):
+class RenderedChat(NamedTuple):
     text: str
     #: Of each turn that is learned.
-    spans: tuple[Span, ...]
+    spans: tuple[LearnedSpan, ...]
 
 
 class Conversations:
@@ -57,8 +90,8 @@ class Conversations:
         self._tokenizer = tokenizer
         self._template = template_of(dataset.chat_template or "chatml", tokenizer)
 
-    def turns(self, row: Record) -> list[Turn]:
-        """Messages that lack a role or a content are left out, as in the files that validators prepare."""
+    def turns(self, row: RawRow) -> list[Turn]:
+        """The row's messages; those without role or content are left out, as in validators' own files."""
         messages = row.get(self.column)
         if isinstance(messages, str):
             try:
@@ -67,10 +100,10 @@ class Conversations:
                 return []
         if not isinstance(messages, list):
             return []
-        found = [turn for message in messages if (turn := self._turn(message)) is not None]
-        if found and found[0]["role"] != SYSTEM and row.get(SYSTEM) is not None:
-            found.insert(0, {"role": SYSTEM, "content": text_of(row[SYSTEM])})
-        return found
+        turns_of_row = [turn for message in messages if (turn := self._turn(message)) is not None]
+        if turns_of_row and turns_of_row[0]["role"] != SYSTEM and row.get(SYSTEM) is not None:
+            turns_of_row.insert(0, {"role": SYSTEM, "content": text_of(row[SYSTEM])})
+        return turns_of_row
 
     def _turn(self, message: Any) -> Turn | None:
         if not isinstance(message, dict):
@@ -81,8 +114,8 @@ class Conversations:
         known = {"role": self._roles.get(text_of(role), text_of(role)), "content": _content(content)}
         return {**self._more(message), **known}
 
-    def _more(self, message: Record) -> Turn:
-        """Of a column called as templates call it, what else the template speaks of goes along."""
+    def _more(self, message: RawRow) -> Turn:
+        """Further keys of a message that the template mentions, where the column is called `messages`."""
         if self.column != "messages":
             return {}
         taken = {self._role, self._content, "role", "content"}
@@ -99,28 +132,30 @@ class Conversations:
             )
         )
 
-    def rendered(self, row: Record) -> Rendered | None:
-        """None for what is no conversation, or what the template refuses."""
+    def rendered(self, row: RawRow) -> RenderedChat | None:
+        """The row as text; None for a row without a conversation, or one that the template refuses."""
         turns = self.turns(row)
         places = [place for place, turn in enumerate(turns) if turn["role"] == self._learned]
         if not places:
             return None
         try:
             text = self.render(turns)
-            return Rendered(text, tuple(content_spans(self.render, turns, places, text)))
+            return RenderedChat(text, tuple(content_spans(self.render, turns, places, text)))
         except Exception:  # noqa: BLE001 - a template is a program: it refuses with whatever it meets
             return None
 
 
 def _content(value: Any) -> str:
-    """Content in parts is their texts in a row."""
+    """The text of a message; the texts of content in parts are joined."""
     if not isinstance(value, list):
         return text_of(value)
     parts = [part for part in value if isinstance(part, dict)]
     return "".join(text_of(part.get("text") or part.get("content") or part.get("value")) for part in parts)
 
 
-def content_spans(render: Render, turns: list[Turn], places: Sequence[int], text: str) -> list[Span]:
+def content_spans(
+    render: RenderTurns, turns: list[Turn], places: Sequence[int], text: str
+) -> list[LearnedSpan]:
     """Where the contents of the turns at these places lie in the text."""
     return _verbatim(render, turns, places, text) or [
         _changed(render, turns, place, text) for place in places
@@ -131,15 +166,17 @@ def _replaced(turns: list[Turn], contents: dict[int, str]) -> list[Turn]:
     return [{**turn, "content": contents.get(at, turn["content"])} for at, turn in enumerate(turns)]
 
 
-def _verbatim(render: Render, turns: list[Turn], places: Sequence[int], text: str) -> list[Span] | None:
+def _verbatim(
+    render: RenderTurns, turns: list[Turn], places: Sequence[int], text: str
+) -> list[LearnedSpan] | None:
     """One more rendering for all turns together, where the template takes contents over as they are."""
     if not all(turns[place]["content"] for place in places):
         return None
     marks = {place: f"zq{number}qz{SENTINELS[1]}" for number, place in enumerate(places)}
     rest, pieces = render(_replaced(turns, marks)), []
     for mark in marks.values():
-        before, found, rest = rest.partition(mark)
-        if not found or mark in rest:
+        before, separator, rest = rest.partition(mark)
+        if not separator or mark in rest:
             return None
         pieces.append(before)
     spans, at = [], 0
@@ -149,62 +186,67 @@ def _verbatim(render: Render, turns: list[Turn], places: Sequence[int], text: st
             return None
         start = at + len(piece)
         at = start + len(content)
-        spans.append(Span(start, at))
+        spans.append(LearnedSpan(start, at))
     return spans if text[at:] == rest else None
 
 
-def _changed(render: Render, turns: list[Turn], place: int, text: str) -> Span:
+def _changed(render: RenderTurns, turns: list[Turn], place: int, text: str) -> LearnedSpan:
     spans = [_difference(text, render(_replaced(turns, {place: mark}))) for mark in SENTINELS]
     start, end = min(span.start for span in spans), max(span.end for span in spans)
-    return Span(start, end) if end > start else Span(0, 0)
+    return LearnedSpan(start, end) if end > start else LearnedSpan(0, 0)
 
 
-def _difference(text: str, other: str) -> Span:
-    most = min(len(text), len(other))
-    start = _alike(text, other, most)
-    same = _alike(text[::-1], other[::-1], most - start)
-    return Span(start, len(text) - same)
+def _difference(text: str, other: str) -> LearnedSpan:
+    shorter = min(len(text), len(other))
+    start = _alike(text, other, shorter)
+    same = _alike(text[::-1], other[::-1], shorter - start)
+    return LearnedSpan(start, len(text) - same)
 
 
-def _alike(one: str, other: str, most: int) -> int:
-    """How many characters the two begin with in common, by halves: comparing is fast, counting is not."""
+def _alike(text: str, other: str, most: int) -> int:
+    """The length of the common beginning, by bisection: comparing is fast, counting is not."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+        low, high = (middle, high) if text[:middle] == other[:middle] else (low, middle - 1)
     return low
 
 
-def chat_rows(dataset: ChatDataset, rows: list[Record], tokenizer: Tokenizer) -> Iterator[LabelledRow | None]:
-    """One for each row, in order; None for what is no conversation with an assistant."""
+def chat_rows(dataset: ChatDataset, rows: list[RawRow], tokenizer: Tokenizer) -> Iterator[LabelledRow | None]:
+    """Encode each row, in order; None for a row that is not a conversation with an assistant."""
     conversations = Conversations(dataset, tokenizer)
-    need(columns_of(rows), {"chat_column": conversations.column})
+    require_columns(columns_of(rows), {"chat_column": conversations.column})
     for start in range(0, len(rows), BATCH):
         yield from _encoded([conversations.rendered(row) for row in rows[start : start + BATCH]], tokenizer)
 
 
-def _encoded(batch: Sequence[Rendered | None], tokenizer: Tokenizer) -> Iterator[LabelledRow | None]:
-    texts = [one.text for one in batch if one is not None]
+def _encoded(batch: Sequence[RenderedChat | None], tokenizer: Tokenizer) -> Iterator[LabelledRow | None]:
+    texts = [chat.text for chat in batch if chat is not None]
     if not texts:
         yield from (None for _ in batch)
         return
-    found = tokenizer(
+    encoding = tokenizer(
         texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
     )
-    encoded = zip(found["input_ids"], found["offset_mapping"], strict=True)
-    for one in batch:
-        if one is None:
+    encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    for chat in batch:
+        if chat is None:
             yield None
         else:
             ids, offsets = next(encoded)
-            yield LabelledRow(compact(ids), compact(labels(ids, offsets, one.spans, tokenizer.eos_token_id)))
+            yield LabelledRow(
+                compact_ids(ids), compact_ids(labels(ids, offsets, chat.spans, tokenizer.eos_token_id))
+            )
 
 
 def labels(
-    ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[Span], end_token: int | None
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    spans: Sequence[LearnedSpan],
+    end_token: int | None,
 ) -> list[int]:
     starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
-    found = [IGNORED] * len(ids)
+    marked = [IGNORED] * len(ids)
     for span in spans:
         # By the ends for the first token and by the starts for the last: one character may be several tokens.
         first, last = bisect_right(ends, span.start), bisect_left(starts, span.end)
@@ -213,9 +255,9 @@ def labels(
                 continue
             # As Axolotl does for a turn that it cannot find: an end token is looked for at the beginning.
             first, last = 0, -1
-        found[first : max(last, first)] = ids[first : max(last, first)]
+        marked[first : max(last, first)] = ids[first : max(last, first)]
         for at in range(max(last, 0), min(last + PADDING + 1, len(ids))):
             if ids[at] == end_token:
-                found[at] = ids[at]
+                marked[at] = ids[at]
                 break
-    return found
+    return marked

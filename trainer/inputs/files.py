@@ -14,21 +14,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.csv_rows import CsvRows
-from core.json_rows import BadRows, JsonRows
+from core.data.rows import BadRows, CsvRows, JsonRows
 from trainer.errors import BadData
 
-Record = dict[str, Any]
+RawRow = dict[str, Any]
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
-#: A file whose name says nothing is taken for JSON.
+#: A file with any other suffix is read as JSON.
 _CSV, _PARQUET = ".csv", ".parquet"
 _ABOUT = ("dataset_infos.json", "dataset_dict.json", "dataset_info.json", "state.json")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SHOWN = 12
 
 
-def read_rows(path: Path) -> list[Record]:
+def read_rows(path: Path) -> list[RawRow]:
     """Every row of the file, or of the files in the folder. `BadData` where there are none."""
     rows = [row for file in files_in(path) for row in rows_in(file)]
     if not rows:
@@ -36,12 +35,12 @@ def read_rows(path: Path) -> list[Record]:
     return rows
 
 
-def columns_of(rows: list[Record]) -> frozenset[str]:
-    """Every column of the table: one that a single row has, all have, as in the evaluation."""
+def columns_of(rows: list[RawRow]) -> frozenset[str]:
+    """Every column of the table: a column of one row is a column of all, as in the evaluation."""
     return frozenset().union(*rows)
 
 
-def need(columns: frozenset[str], wanted: Mapping[str, str | None]) -> None:
+def require_columns(columns: frozenset[str], wanted: Mapping[str, str | None]) -> None:
     """`BadData` when a column that the task names is in no row; `wanted` is the request's key to its name."""
     for key, name in wanted.items():
         if not name:
@@ -52,7 +51,7 @@ def need(columns: frozenset[str], wanted: Mapping[str, str | None]) -> None:
 
 
 def text_of(value: Any) -> str:
-    """What a template makes of a value; null and absent are empty, as in the files validators prepare."""
+    """A value as text; null and absent are empty, as in the files that validators prepare."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
@@ -63,8 +62,8 @@ def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     """The file itself, or those of the folder that are of the first one's kind."""
     if path.is_file():
         return [path]
-    found = (file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
-    files = sorted(file for file in found if not _is_about(file.relative_to(path)))
+    candidates = (file for file in path.rglob("*") if file.suffix in kinds and file.is_file())
+    files = sorted(file for file in candidates if not _is_about(file.relative_to(path)))
     if not files:
         raise BadData(
             f"{path} is no file and no folder with {', '.join(kinds)} files: the task's data is not there"
@@ -77,12 +76,12 @@ def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _is_about(inside: Path) -> bool:
-    """What repositories and download caches say about their data is none."""
+    """Whether it is a file about the data, of a repository or a download cache."""
     return any(part.startswith(".") for part in inside.parts) or inside.name in _ABOUT
 
 
-def rows_in(file: Path) -> Iterator[Record]:
-    """One after the other: a file may be larger than memory."""
+def rows_in(file: Path) -> Iterator[RawRow]:
+    """Read rows one by one: a file may be larger than memory."""
     try:
         if file.suffix == _PARQUET:
             for batch in importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches():

@@ -2,7 +2,7 @@
 
 sd-scripts reads how often a picture comes per epoch out of the folder's name, `{repeats}_{words}`, and
 takes the words for a caption where a picture has none; ai-toolkit walks any folder. Unpacking, names and
-all that can be wrong with a zip is `core.picture_zips`. Captions may be left out of part of the pictures:
+all that can be wrong with a zip is `core.data.pictures`. Captions may be left out of part of the pictures:
 validators score without a caption three times as much as with one.
 """
 
@@ -15,12 +15,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.archives import BadArchive
-from core.data import DatasetFacts
-from core.data_facts import image_facts
-from core.picture_zips import Contents, unpack
-from core.run_files import RunSpec
-from core.tasks import ImageModelType
+from core.data.archives import BadArchive
+from core.data.facts import DatasetFacts, image_dataset_facts
+from core.data.pictures import PictureZipContents, unpack_pictures
+from core.domain.tasks import ImageModelType
+from core.runs.run_files import RunSpec
 from trainer.errors import BadData
 
 #: What sd-scripts calls the pictures where the task has no trigger word.
@@ -35,14 +34,14 @@ class PreparedImages:
     #: The pictures themselves, for ai-toolkit's `folder_path`.
     folder: Path
     facts: DatasetFacts
-    #: What an operator may want to know of the zip.
+    #: What an operator may want to know about the zip.
     notes: tuple[str, ...]
 
 
 def prepare_images(
     spec: RunSpec, folder: Path, *, repeats: int = 1, dropout: float = 0.0, seed: int = 42
 ) -> PreparedImages:
-    """Unpacks the task's zip once; `dropout` is the share of pictures that lose their caption for good.
+    """Unpack the task's zip once; `dropout` is the share of pictures that lose their caption for good.
 
     Engines that drop captions at random do that better (`caption_dropout` in the profile); this is for where
     text encoders are cached, which rules it out. `BadData` for a zip without a picture to train on.
@@ -52,20 +51,20 @@ def prepare_images(
     wanted = f"{Path(spec.data_path).stat().st_size} {dropout} {seed} {spec.trigger_word}"
     parent = folder / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     pictures = parent / "img" / folder_name(repeats, spec.trigger_word)
-    beside = folder / f".{parent.name}.new"
-    shutil.rmtree(beside, ignore_errors=True)
+    unfinished = folder / f".{parent.name}.new"
+    shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(parent, ignore_errors=True)
     try:
-        contents = unpack(Path(spec.data_path), beside / pictures.relative_to(parent))
+        contents = unpack_pictures(Path(spec.data_path), unfinished / pictures.relative_to(parent))
     except (BadArchive, OSError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise BadData(f"{Path(spec.data_path).name}: {error}") from error
-    dropped = _drop_captions(beside / pictures.relative_to(parent), contents, dropout, seed)
-    beside.rename(parent)
+    dropped = _drop_captions(unfinished / pictures.relative_to(parent), contents, dropout, seed)
+    unfinished.rename(parent)
     notes = contents.notes() + (
         [f"{dropped} captions left out (caption_dropout {dropout:g})"] if dropped else []
     )
-    facts = image_facts(len(contents.pairs), spec.image_type or ImageModelType.SDXL)
+    facts = image_dataset_facts(len(contents.pairs), spec.image_type or ImageModelType.SDXL)
     return PreparedImages(
         parent / "img", pictures, facts.model_copy(update={"image_repeats": repeats}), tuple(notes)
     )
@@ -77,8 +76,8 @@ def folder_name(repeats: int, trigger: str | None) -> str:
     return f"{max(repeats, 1)}_{words[:80]}"
 
 
-def _drop_captions(folder: Path, contents: Contents, share: float, seed: int) -> int:
-    """An empty caption, not a missing one: sd-scripts would take the folder's words instead."""
+def _drop_captions(folder: Path, contents: PictureZipContents, share: float, seed: int) -> int:
+    """Empty a share of the captions; not remove them, or sd-scripts would take the folder's words."""
     captioned = [pair.caption for pair in contents.pairs if pair.caption is not None]
     chosen = random.Random(seed).sample(captioned, round(share * len(captioned)))  # noqa: S311 - no secret
     for name in chosen:

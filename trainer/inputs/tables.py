@@ -1,7 +1,7 @@
 """Rows as the folders that Axolotl loads: Arrow tables of `datasets`, mapped into memory instead of parsed.
 
 Labelled rows have the three columns by which Axolotl knows that nothing is left to encode; pairs and prompts
-have what our trainer classes (`trainer.axolotl_trainers`) look for.
+have what our trainer classes (`trainer.axolotl.trainers`) look for.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.recipes.datasets import GRPO_EXTRA, GRPO_PROMPT
-from trainer.inputs.prompts import extra_text
-from trainer.inputs.rows import Ids, LabelledRow, PairRow, PromptRow, Row
+from core.engines.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
+from trainer.inputs.dpo_grpo import extra_text
+from trainer.inputs.tokens import Ids, LabelledRow, PairRow, PromptRow, Row
 
 PAIR_COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def write_table(rows: Sequence[Row], path: Path) -> None:
-    """Rows of one kind, at least one."""
+    """Write rows of one kind, at least one."""
     arrow = importlib.import_module("pyarrow")
     datasets = importlib.import_module("datasets")
     table = arrow.table(_columns(rows, arrow))
@@ -27,7 +27,7 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_table(path: Path) -> list[Row]:
-    """What `write_table` wrote."""
+    """Read what `write_table` wrote."""
     table = importlib.import_module("datasets").load_from_disk(str(path))
     return list(_rows(table))
 
@@ -51,26 +51,26 @@ def _columns(rows: Sequence[Row], arrow: Any) -> dict[str, Any]:
 
 def _lists(values: Sequence[Ids], arrow: Any) -> Any:
     numpy = importlib.import_module("numpy")
-    flat = numpy.concatenate([numpy.asarray(one, dtype=numpy.int32) for one in values])
+    flat = numpy.concatenate([numpy.asarray(ids, dtype=numpy.int32) for ids in values])
     return arrow.ListArray.from_arrays(_offsets(values, arrow), arrow.array(flat))
 
 
 def _offsets(values: Sequence[Ids], arrow: Any) -> Any:
     numpy = importlib.import_module("numpy")
-    return arrow.array(numpy.cumsum([0, *(len(one) for one in values)]).astype(numpy.int32))
+    return arrow.array(numpy.cumsum([0, *(len(ids) for ids in values)]).astype(numpy.int32))
 
 
 def _ones(values: Sequence[Ids], arrow: Any) -> Any:
     numpy = importlib.import_module("numpy")
-    return arrow.array(numpy.ones(sum(len(one) for one in values), dtype=numpy.int8))
+    return arrow.array(numpy.ones(sum(len(ids) for ids in values), dtype=numpy.int8))
 
 
 def _rows(table: Any) -> Iterator[Row]:
     columns = set(table.column_names)
-    for one in table:
+    for row in table:
         if "labels" in columns:
-            yield LabelledRow(one["input_ids"], one["labels"])
+            yield LabelledRow(row["input_ids"], row["labels"])
         elif PAIR_COLUMNS[0] in columns:
-            yield PairRow(*(one[name] for name in PAIR_COLUMNS))
+            yield PairRow(*(row[name] for name in PAIR_COLUMNS))
         else:
-            yield PromptRow(one[GRPO_PROMPT], one.get(GRPO_EXTRA))
+            yield PromptRow(row[GRPO_PROMPT], row.get(GRPO_EXTRA))

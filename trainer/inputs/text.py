@@ -1,4 +1,4 @@
-"""A text task from its file to what the engine reads: the one door to the adapters.
+"""A text task from its file to what the engine reads.
 
     task = read_task(spec, tokenizer)            # the rows in tokens, and the facts that a plan needs
     files = write_task(task, plan, folder)       # training and held-out rows, for Axolotl and for the scores
@@ -17,25 +17,48 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.data import DatasetFacts
-from core.data_facts import facts_from_lengths
-from core.evaluation import GRPO_COMPLETION, GRPO_KL_LENGTH, Era, Rules, rules_of, sequence_limit
-from core.plan import TrainingPlan
-from core.recipes.datasets import GRPO_EXTRA, reward_name
-from core.run_files import RunSpec
-from core.tasks import ChatDataset, DpoDataset, GrpoDataset, InstructDataset, TaskType
+from core.data.facts import DatasetFacts, facts_from_lengths
+from core.domain.evaluation import (
+    GRPO_COMPLETION,
+    GRPO_KL_LENGTH,
+    Era,
+    EvaluationRules,
+    evaluation_rules,
+    sequence_limit,
+)
+from core.domain.tasks import ChatDataset, DpoDataset, GrpoDataset, InstructDataset, TaskType
+from core.engines.axolotl.data_keys import GRPO_EXTRA, reward_name
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunSpec
 from trainer.errors import BadData, BadReward
+from trainer.handoff import PreparedRows
 from trainer.inputs.chat import chat_rows
-from trainer.inputs.files import Record, read_rows, text_of
-from trainer.inputs.instruct import instruct_rows, is_completion, learned, pieces
-from trainer.inputs.pairs import cut, pair_rows, says_nothing
-from trainer.inputs.prompts import extra_text, prompt_rows, shorten
-from trainer.inputs.rows import IGNORED, Ids, LabelledRow, PairRow, PromptRow, Row
+from trainer.inputs.dpo_grpo import (
+    cut_pair,
+    extra_text,
+    has_equal_answers,
+    pair_rows,
+    prompt_rows,
+    shorten_prompts,
+)
+from trainer.inputs.files import RawRow, read_rows, text_of
+from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
 from trainer.inputs.split import fingerprint, hold_out
 from trainer.inputs.tables import write_table
-from trainer.inputs.tokens import Tokenizer, encode, model_rows, model_window
-from trainer.rewards import TABLE, leave_out, write_rewards
-from trainer.sandbox import LATE, Rewards
+from trainer.inputs.tokens import (
+    IGNORED,
+    Ids,
+    LabelledRow,
+    PairRow,
+    PromptRow,
+    Row,
+    Tokenizer,
+    encode,
+    model_rows,
+    model_window,
+)
+from trainer.rewards.sandbox import LATE, Rewards
+from trainer.rewards.source import REWARD_TABLE, disable_rewards, write_rewards
 
 #: Why rows are missing, as shown to the operator.
 NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE, UNKNOWN = (
@@ -47,7 +70,7 @@ NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE, UNKNOWN = (
     "a token that the model has no row for",
 )
 _DONE = "done.json"
-#: Prompts that the rewards are tried out on.
+#: Prompts on which the rewards are tried.
 TRIED = 5
 
 
@@ -64,37 +87,18 @@ class TextTask:
     dropped: Mapping[str, int]
     #: Measured with the model's own tokenizer.
     facts: DatasetFacts
-    #: Tokens of the longest row (DPO: pair) that evaluation looks at.
+    #: Tokens of the longest row (DPO: pair) that evaluation reads.
     limit: int
     #: DPO: what the rows were made from, to read some of them by the other era's rules.
-    records: Sequence[Record] = ()
+    records: Sequence[RawRow] = ()
 
     @property
-    def rules(self) -> Rules:
-        return rules_of(self.spec.era)
-
-
-@dataclass(frozen=True)
-class PreparedText:
-    """What lies on disk for one attempt; goes into `RunInputs` and `HeldOut.open`."""
-
-    train_path: Path
-    #: None: too few rows to hold any out.
-    eval_path: Path | None
-    train_rows: int
-    eval_rows: int
-    #: Why rows are missing, and how many for each reason, those of `TextTask` included.
-    dropped: Mapping[str, int]
-    #: Of the rows and of how they were cut: new data is a new path, so no cache can mix them up.
-    digest: str
-    #: GRPO: holds the module `task_rewards`; belongs on PYTHONPATH.
-    rewards_dir: Path | None = None
-    #: DPO: the held-out rows as the other era's evaluation encodes them, where that is otherwise.
-    other_path: Path | None = None
+    def rules(self) -> EvaluationRules:
+        return evaluation_rules(self.spec.era)
 
 
 def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:
-    """`BadData` when nothing can be trained from it."""
+    """Read and encode a task's rows; `BadData` when nothing can be trained from them."""
     records, window = read_rows(Path(spec.data_path)), model_window(spec.model_path)
     if isinstance(spec.dataset, DpoDataset):
         return _pairs(spec, spec.dataset, records, tokenizer, window)
@@ -108,24 +112,24 @@ def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:
 def _labelled(
     spec: RunSpec,
     dataset: InstructDataset | ChatDataset,
-    records: list[Record],
+    records: list[RawRow],
     tokenizer: Tokenizer,
     window: int | None,
 ) -> TextTask:
     """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
-    known = _known(spec)
+    known = _within_vocabulary(spec)
     while True:
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
         for record, row in zip(records, _encoded(dataset, records, tokenizer, limit), strict=True):
-            reason = why_not(row, limit, is_completion(dataset))
+            reason = drop_reason(row, limit, is_completion(dataset))
             if reason is None and row is not None and not known(row.ids):
                 reason = UNKNOWN
             if reason is not None or row is None:
                 dropped[reason or NO_ANSWER] += 1
                 continue
-            parts = list(pieces(row, limit)) if is_completion(dataset) else [row]
+            parts = list(split_completion(row, limit)) if is_completion(dataset) else [row]
             kept += parts
             if len(parts) == 1:
                 prints.append(fingerprint(_texts(record)))
@@ -135,13 +139,13 @@ def _labelled(
             break
         limit = min(2 * limit, most)
     _any_left(kept, dropped, f"the longest that evaluation takes is {limit} tokens")
-    answers = [learned(row.labels) for row in kept]
+    answers = [count_learned(row.labels) for row in kept]
     prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
 
 
-def _known(spec: RunSpec) -> Callable[[Ids], bool]:
+def _within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:
     """Whether the model has a row for each of the tokens: one row of data beyond them would end the
     training."""
     rows = model_rows(spec.model_path)
@@ -149,31 +153,31 @@ def _known(spec: RunSpec) -> Callable[[Ids], bool]:
 
 
 def _encoded(
-    dataset: InstructDataset | ChatDataset, records: list[Record], tokenizer: Tokenizer, limit: int
+    dataset: InstructDataset | ChatDataset, records: list[RawRow], tokenizer: Tokenizer, limit: int
 ) -> Iterator[LabelledRow | None]:
     if isinstance(dataset, InstructDataset):
         return instruct_rows(dataset, records, tokenizer, limit)
     return chat_rows(dataset, records, tokenizer)
 
 
-def why_not(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
+def drop_reason(row: LabelledRow | None, limit: int, completion: bool) -> str | None:
     """Evaluation drops rows of one token and rows without a label, and all that are too long. Nothing
     predicts the first token: a row that is to learn that one alone would have no loss at all."""
-    if row is None or len(row.ids) < 2 or learned(row.labels) <= (row.labels[0] != IGNORED):
+    if row is None or len(row.ids) < 2 or count_learned(row.labels) <= (row.labels[0] != IGNORED):
         return NO_ANSWER
     return TOO_LONG if len(row.ids) > limit and not completion else None
 
 
 def _pairs(
-    spec: RunSpec, dataset: DpoDataset, records: list[Record], tokenizer: Tokenizer, window: int | None
+    spec: RunSpec, dataset: DpoDataset, records: list[RawRow], tokenizer: Tokenizer, window: int | None
 ) -> TextTask:
-    rules = rules_of(spec.era)
-    limit, known = rules.dpo_limit(window), _known(spec)
-    kept, sources = list[PairRow](), list[Record]()
+    rules = evaluation_rules(spec.era)
+    limit, known = rules.dpo_limit(window), _within_vocabulary(spec)
+    kept, sources = list[PairRow](), list[RawRow]()
     prints, dropped = array("Q"), Counter[str]()
-    for record, whole in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
-        row = cut(whole, rules, limit)
-        if row is None or says_nothing(row):
+    for record, pair in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
+        row = cut_pair(pair, rules, limit)
+        if row is None or has_equal_answers(row):
             dropped[TOO_LONG if row is None else EQUAL] += 1
             continue
         if not all(map(known, row)):
@@ -193,21 +197,21 @@ def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[in
     if not isinstance(task.spec.dataset, DpoDataset) or not held:
         return []
     (era,) = set(Era) - {task.spec.era}
-    rules, known = rules_of(era), _known(task.spec)
+    rules, known = evaluation_rules(era), _within_vocabulary(task.spec)
     limit = rules.dpo_limit(model_window(task.spec.model_path))
     records = [task.records[place] for place in places]
-    found: list[Row] = []
-    for whole in pair_rows(task.spec.dataset, records, task.tokenizer, rules):
-        row = cut(whole, rules, limit)
-        if row is not None and not says_nothing(row) and all(map(known, row)):
-            found.append(row)
-    return [] if found == list(held) else found
+    others: list[Row] = []
+    for pair in pair_rows(task.spec.dataset, records, task.tokenizer, rules):
+        row = cut_pair(pair, rules, limit)
+        if row is not None and not has_equal_answers(row) and all(map(known, row)):
+            others.append(row)
+    return [] if others == list(held) else others
 
 
-def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokenizer: Tokenizer) -> TextTask:
+def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[RawRow], tokenizer: Tokenizer) -> TextTask:
     kept: list[PromptRow] = []
     prints, dropped = array("Q"), Counter[str]()
-    known, sizes, rows = _known(spec), list[int](), list(prompt_rows(dataset, records))
+    known, sizes, rows = _within_vocabulary(spec), list[int](), list(prompt_rows(dataset, records))
     encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
     for record, row, ids in zip(records, rows, encoded, strict=True):
         if not row.prompt.strip() or not known(ids):
@@ -218,15 +222,15 @@ def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[Record], tokeniz
         prints.append(fingerprint(_texts(record)))
     _any_left(kept, dropped, "every row needs a prompt")
     facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
-    limit = (rules_of(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
+    limit = (evaluation_rules(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
 
 
-def _texts(record: Record) -> Iterator[str]:
+def _texts(record: RawRow) -> Iterator[str]:
     for value in record.values():
         if isinstance(value, list):
-            for one in value:
-                yield from _texts(one) if isinstance(one, dict) else (text_of(one),)
+            for item in value:
+                yield from _texts(item) if isinstance(item, dict) else (text_of(item),)
         else:
             yield text_of(value)
 
@@ -237,7 +241,7 @@ def _any_left(rows: Sequence[Row], dropped: Mapping[str, int], rule: str) -> Non
         raise BadData(f"no row can be trained on: {reasons or 'there are none'}; {rule}")
 
 
-def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText:
+def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows:
     """Rows longer than the plan's sequence are dropped or cut by the evaluation's rule; the rest is split.
 
     Held-out rows are as long as evaluation takes them, whatever the training can afford.
@@ -254,7 +258,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
     place = folder / digest[:16]
     if not (place / _DONE).is_file():
         _write(place, train, held, other, digest)
-    return PreparedText(
+    return PreparedRows(
         train_path=place / "train",
         eval_path=place / "eval" if held else None,
         train_rows=len(train),
@@ -267,7 +271,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedText
 
 
 def _rewards(task: TextTask, folder: Path) -> Path | None:
-    """Module and table of the rewards, each tried on some prompts as validators try them."""
+    """Write module and table of the rewards, and try each on some prompts as validators do."""
     dataset = task.spec.dataset
     if not isinstance(dataset, GrpoDataset):
         return None
@@ -275,7 +279,7 @@ def _rewards(task: TextTask, folder: Path) -> Path | None:
     as_json = any(row.extra is not None and not isinstance(row.extra, str) for row in rows)
     progress = task.spec.progress_path
     write_rewards(dataset, folder, era=task.spec.era, progress_path=progress, extra_is_json=as_json)
-    rewards = Rewards.open(folder / TABLE)
+    rewards = Rewards.open(folder / REWARD_TABLE)
     try:
         extra = [extra_text(row.extra) for row in rows[:TRIED]]
         prompts = [row.prompt for row in rows[:TRIED]]
@@ -291,12 +295,12 @@ def _rewards(task: TextTask, folder: Path) -> Path | None:
         place: f"{problem} before the training" for place, problem in enumerate(problems) if problem == LATE
     }
     if late:
-        leave_out(folder, late)
+        disable_rewards(folder, late)
     return folder
 
 
 def _tokens(row: Row) -> Ids:
-    """What of a row is looked at for near-duplicates."""
+    """The tokens of a row by which near-duplicates are found."""
     if isinstance(row, LabelledRow):
         return row.ids
     if isinstance(row, PairRow):
@@ -313,43 +317,43 @@ def _fitted(task: TextTask, rows: Sequence[Row], plan: TrainingPlan | None) -> I
     length = min(plan.sequence.length, task.limit) if plan is not None else task.limit
     for row in rows:
         if isinstance(row, PairRow):
-            shorter = cut(row, task.rules, length)
-            if shorter is not None and not says_nothing(shorter):
+            shorter = cut_pair(row, task.rules, length)
+            if shorter is not None and not has_equal_answers(shorter):
                 yield shorter
         elif isinstance(row, LabelledRow):
             if len(row.ids) <= length:
                 yield row
             elif is_completion(task.spec.dataset):
-                yield from pieces(row, length)
+                yield from split_completion(row, length)
 
 
 def _shortened(task: TextTask, rows: Sequence[PromptRow], most: int | None) -> Iterator[PromptRow]:
     limit = most or task.rules.grpo_prompt or GRPO_KL_LENGTH
-    texts = shorten([row.prompt for row in rows], task.tokenizer, task.rules, limit)
+    texts = shorten_prompts([row.prompt for row in rows], task.tokenizer, task.rules, limit)
     for row, text in zip(rows, texts, strict=True):
         yield PromptRow(text, row.extra)
 
 
 def _digest(rows: Iterable[Row], task: TextTask, trained: int) -> str:
-    found = hashlib.sha256(f"{task.spec.era} {trained}".encode())
+    digest = hashlib.sha256(f"{task.spec.era} {trained}".encode())
     for row in rows:
         if isinstance(row, PromptRow):
-            found.update(json.dumps([row.prompt, row.extra], default=str).encode())
+            digest.update(json.dumps([row.prompt, row.extra], default=str).encode())
         else:
             for part in row:
-                found.update(len(part).to_bytes(4, "big") + array("i", part).tobytes())
-    return found.hexdigest()
+                digest.update(len(part).to_bytes(4, "big") + array("i", part).tobytes())
+    return digest.hexdigest()
 
 
 def _write(place: Path, train: Sequence[Row], held: Sequence[Row], other: Sequence[Row], digest: str) -> None:
-    """Beside it first: what was cut off in the middle is never taken for whole."""
-    beside = place.with_name(f".{place.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
+    """Write beside the final folder first: an interrupted write is never taken for a complete one."""
+    unfinished = place.with_name(f".{place.name}.new")
+    shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
-    beside.mkdir(parents=True)
-    write_table(train, beside / "train")
+    unfinished.mkdir(parents=True)
+    write_table(train, unfinished / "train")
     for name, rows in (("eval", held), ("other", other)):
         if rows:
-            write_table(rows, beside / name)
-    (beside / _DONE).write_text(json.dumps({"train": len(train), "eval": len(held), "digest": digest}))
-    beside.rename(place)
+            write_table(rows, unfinished / name)
+    (unfinished / _DONE).write_text(json.dumps({"train": len(train), "eval": len(held), "digest": digest}))
+    unfinished.rename(place)

@@ -1,4 +1,4 @@
-"""The base model's tokenizer, and the ways in which evaluation encodes with it."""
+"""The base model's tokenizer, how the evaluation encodes with it, and the rows that result."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import importlib
 import json
 import logging
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from core.submission.configs import vocabulary
+from core.submission.metadata import vocabulary_rows
 from trainer.errors import BadModel
-from trainer.loading import forbid_code
+from trainer.inputs.model_loading import forbid_remote_code
 
 log = logging.getLogger(__name__)
 
-#: How families call it in their configurations, the usual name first.
+#: What families call it in their configurations, the usual name first.
 WINDOW_NAMES = ("max_position_embeddings", "n_positions")
 #: Texts encoded in one call: enough for the tokenizer's threads, few enough for their offsets in memory.
 BATCH = 1000
@@ -41,9 +42,10 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:
-    """As evaluation loads it: the base model's, no foreign code, padded with the end token if need be."""
+    """Load the base model's tokenizer as evaluation does: no remote code, padded with the end token if
+    needed."""
     transformers = importlib.import_module("transformers")
-    forbid_code()
+    forbid_remote_code()
     try:
         tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     except Exception as error:  # a foreign folder makes transformers raise what it likes
@@ -68,9 +70,9 @@ def forget_unknown(tokenizer: Any, rows: float) -> None:
     if not unknown:
         return
     backend = tokenizer.backend_tokenizer
-    made = json.loads(backend.to_str())
-    made["added_tokens"] = [one for one in made["added_tokens"] if one["content"] not in unknown]
-    tokenizer._tokenizer = type(backend).from_str(json.dumps(made))
+    settings = json.loads(backend.to_str())
+    settings["added_tokens"] = [item for item in settings["added_tokens"] if item["content"] not in unknown]
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(settings))
     for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES:
         if str(getattr(tokenizer, name, None)) in unknown:
             setattr(tokenizer, name, None)
@@ -78,12 +80,12 @@ def forget_unknown(tokenizer: Any, rows: float) -> None:
 
 
 def model_rows(model_path: str) -> float:
-    """Tokens that the model knows: rows of its embeddings."""
+    """How many tokens the model knows: rows of its embeddings."""
     try:
         config = _config(model_path)
     except BadModel:
         return math.inf
-    return vocabulary(config) or math.inf
+    return vocabulary_rows(config) or math.inf
 
 
 def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
@@ -93,7 +95,7 @@ def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
 
 def model_window(model_path: str) -> int | None:
     """`max_position_embeddings` as evaluation asks for it: of the loaded configuration, since some families
-    call it otherwise in the file (GPT-2) or leave it to a default. Text parts of larger models included."""
+    name it differently in the file (GPT-2) or rely on a default. Text parts of larger models included."""
     config: Any = _config(model_path)
     try:
         auto = importlib.import_module("transformers").AutoConfig
@@ -121,7 +123,7 @@ def _config(model_path: str) -> dict[str, Any]:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, special_tokens: bool = True, limit: int | None = None
 ) -> Iterator[list[int]]:
-    """Each text by itself; longer ones are cut at `limit` tokens, special ones counted."""
+    """Encode each text; longer ones are cut at `limit` tokens, special ones included."""
     options: dict[str, Any] = {"add_special_tokens": special_tokens, "return_attention_mask": False}
     if limit is not None:
         options |= {"truncation": True, "max_length": limit}
@@ -130,6 +132,41 @@ def encode(
 
 
 def encode_filled(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> Iterator[list[int]]:
-    """The same, but an empty text is no tokens, not even special ones."""
+    """As `encode`, but an empty text has no tokens, not even special ones."""
     filled = encode(tokenizer, [text for text in texts if text], limit=limit)
     yield from (next(filled) if text else [] for text in texts)
+
+
+#: Labels of what is read and not learned.
+IGNORED = -100
+Ids = Sequence[int]
+
+
+def compact_ids(ids: Sequence[int]) -> array[int]:
+    """Four bytes a token instead of eight and more: a large task has a hundred million."""
+    return array("i", ids)
+
+
+class LabelledRow(NamedTuple):
+    """Instruct and chat: one sequence; `labels` is -100 where nothing is learned."""
+
+    ids: Ids
+    labels: Ids
+
+
+class PairRow(NamedTuple):
+    """DPO: two answers to one prompt, cut as the evaluation cuts them."""
+
+    prompt: Ids
+    chosen: Ids
+    rejected: Ids
+
+
+class PromptRow(NamedTuple):
+    """GRPO: a prompt as text, and the extra value that rewards get beside the completion."""
+
+    prompt: str
+    extra: Any
+
+
+Row = LabelledRow | PairRow | PromptRow

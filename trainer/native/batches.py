@@ -1,8 +1,7 @@
-"""From rows on disk to tensors on the device, ahead of the training.
+"""Which rows are trained in which step, and their tensors on the device in time.
 
-One thread per rank prepares: slicing a mapped file and filling arrays let go of the interpreter's lock, and a
-thread shares memory with the training, which a worker process pays for in copies. Two finished batches lie in
-pinned memory while the GPU works on a third.
+The order is a pure function of seed, epoch and shape: a run resumes at the exact sample, and every rank gets
+the same number of batches. One thread per rank fills pinned memory while the GPU works.
 """
 
 from __future__ import annotations
@@ -10,24 +9,173 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.native.order import Micro, Order
-from trainer.native.tokens import TokenFile
+from trainer.inputs.tokens import IGNORED
+from trainer.native.token_file import TokenFile
 
-#: What is not predicted.
-IGNORED = -100
-#: Lengths are rounded up to this: matrix units like it, and a compiled graph sees fewer shapes.
-_MULTIPLE = 8
+
+def pack_rows(lengths: Sequence[int] | NDArray[np.int64], capacity: int) -> list[list[int]]:
+    """Indices of `lengths`, grouped so that each group's sum is at most `capacity`; longer rows left out."""
+    if capacity < 1:
+        raise ValueError(f"a window of {capacity} tokens holds nothing")
+    sizes = np.asarray(lengths, dtype=np.int64)
+    windows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0
+    for index in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[index])
+        if size > capacity or size < 1:
+            continue
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            window = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+            windows[window].append(index)
+        else:
+            room, window = capacity, len(windows)
+            windows.append([index])
+        left = room - size
+        if left:
+            with_room[left].append(window)
+            rooms |= 1 << left
+    return windows
+
+
+def fill_rate(
+    lengths: Sequence[int] | NDArray[np.int64], windows: Sequence[Sequence[int]], capacity: int
+) -> float:
+    """The share of the windows that holds tokens."""
+    sizes = np.asarray(lengths, dtype=np.int64)
+    used = sum(int(sizes[index]) for window in windows for index in window)
+    return used / (len(windows) * capacity) if windows else 0.0
+
+
+#: Rows packed, or sorted by length, together: enough to fill windows well, few enough to stay mixed.
+_WINDOW_ROWS = 20_000
+_SORTED_BATCHES = 32
+
+#: One sequence: the rows that share it. One micro-batch: its sequences.
+PackedRows = tuple[int, ...]
+MicroBatch = tuple[PackedRows, ...]
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleOrder:
+    """The shape of a run's data."""
+
+    lengths: NDArray[np.int64]
+    #: Tokens of a sequence at most; longer rows are left out, as the evaluator does.
+    capacity: int
+    micro: int
+    accumulation: int
+    world: int
+    seed: int = 42
+    packing: bool = False
+    group_by_length: bool = False
+    #: Steps in which the batch grows to its full size.
+    ramp: int = 0
+
+    @property
+    def per_step(self) -> int:
+        """Sequences of one optimizer step, all ranks together, once the batch is full."""
+        return self.micro * self.accumulation * self.world
+
+    def batches_of(self, step: int) -> tuple[int, int]:
+        """Micro-batches of each rank in this step, and sequences of each. While the batch grows there are
+        fewer micro-batches, or where there is one anyway a smaller one."""
+        if step >= self.ramp:
+            return self.accumulation, self.micro
+        grown = (step + 1) / (self.ramp + 1)
+        if self.accumulation == 1:
+            return 1, max(round(self.micro * grown), 1)
+        return max(round(self.accumulation * grown), 1), self.micro
+
+    @cached_property
+    def usable(self) -> NDArray[np.int64]:
+        return np.flatnonzero((self.lengths > 0) & (self.lengths <= self.capacity))
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Of the first epoch, with full batches; packed differently, another may have one step more or
+        fewer."""
+        sequences = len(self._sequences(0)) if self.packing else len(self.usable)
+        return sequences // self.per_step or 1
+
+    def steps(self, done: int = 0) -> Iterator[list[list[MicroBatch]]]:
+        """From step `done` on, without end: per step, per rank, its micro-batches."""
+        if not len(self.usable):
+            raise ValueError(f"no row has between 1 and {self.capacity} tokens")
+        step = 0
+        for epoch in count():
+            sequences = self._sequences(epoch) if self.packing else []
+            there, start = len(sequences) or len(self.usable), 0
+            while start == 0 or start + self._size(step) <= there:
+                if step >= done:
+                    sequences = sequences or self._sequences(epoch)
+                    yield self._shared_out(sequences, start, *self.batches_of(step))
+                start, step = start + self._size(step), step + 1
+
+    def for_rank(self, rank: int, done: int = 0) -> Iterator[list[MicroBatch]]:
+        for step in self.steps(done):
+            yield step[rank]
+
+    def _size(self, step: int) -> int:
+        batches, each = self.batches_of(step)
+        return batches * each * self.world
+
+    def _sequences(self, epoch: int) -> list[PackedRows]:
+        random = np.random.default_rng((self.seed, epoch))
+        rows = random.permutation(self.usable)
+        if self.packing:
+            packed: list[PackedRows] = []
+            for start in range(0, len(rows), _WINDOW_ROWS):
+                chunk = rows[start : start + _WINDOW_ROWS]
+                windows = pack_rows(self.lengths[chunk], self.capacity)
+                packed += [tuple(chunk[window].tolist()) for window in windows]
+            return [packed[index] for index in random.permutation(len(packed)).tolist()]
+        if self.group_by_length:
+            rows = self._grouped(rows, random)
+        return [(row,) for row in rows.tolist()]
+
+    def _grouped(self, rows: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
+        """Neighbours of like length in a batch, batches in random order."""
+        chunk = self.per_step * _SORTED_BATCHES
+        parts = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
+        by_length = np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in parts])
+        full = len(by_length) // self.per_step * self.per_step
+        batches = by_length[:full].reshape(-1, self.per_step)
+        return np.concatenate([batches[random.permutation(len(batches))].reshape(-1), by_length[full:]])
+
+    def _shared_out(
+        self, sequences: list[PackedRows], start: int, batches: int, each: int
+    ) -> list[list[MicroBatch]]:
+        """Rank by rank in turn, so that sequences of like length are spread evenly. An epoch shorter than one
+        step repeats its sequences."""
+        stride = self.world * batches
+        taken = [sequences[(start + index) % len(sequences)] for index in range(stride * each)]
+        return [
+            [tuple(taken[rank + self.world * turn :: stride]) for turn in range(batches)]
+            for rank in range(self.world)
+        ]
+
+
+#: Lengths are rounded up to this: matrix units like it, and a compiled graph sees fewer shapes.
+_LENGTH_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class TokenBatch:
     """One micro-batch of one rank; all tensors of shape (sequences, length)."""
 
     ids: Tensor
@@ -43,20 +191,20 @@ class Batch:
     weights: Tensor | None
     #: Pairs: how much the base model preferred what was chosen.
     reference: Tensor | None
-    #: Tokens that are somebody's.
+    #: Tokens without padding.
     tokens: int
     #: What the summed loss is divided by, all batches of a step together: tokens that count, rows or pairs.
     count: float
     #: Tokens that count, as `labelled` has them.
     learned: int = 0
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TokenBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> Batch:
+    def pinned(self) -> TokenBatch:
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
         return replace(
             self,
             ids=change(self.ids),
@@ -70,7 +218,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How sequences become tensors."""
 
     pad: int = 0
@@ -85,16 +233,18 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """What is trained on, or held out."""
 
     tokens: TokenFile
-    layout: Layout
+    layout: BatchLayout
     #: Pairs: the base model's preference, in the order of the pairs.
     reference: Tensor | None = None
 
 
-def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | None = None) -> Batch:
+def collate(
+    rows: TokenFile, micro: MicroBatch, layout: BatchLayout, reference: Tensor | None = None
+) -> TokenBatch:
     """Tensors of one micro-batch. Pairs: first all that were chosen, then all that were rejected.
 
     `reference` is the base model's preference by pair, once it is known."""
@@ -103,7 +253,7 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
     if layout.pairs:
         micro = tuple((2 * pair + side,) for side in (0, 1) for (pair,) in micro)
     longest = max(sum(int(rows.lengths[row]) for row in sequence) for sequence in micro)
-    width = layout.length or -(-longest // _MULTIPLE) * _MULTIPLE
+    width = layout.length or -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     shape = (len(micro), width)
     ids = np.full(shape, layout.pad, dtype=np.int64)
     targets = np.full(shape, IGNORED, dtype=np.int64)
@@ -111,24 +261,28 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
     positions = np.zeros(shape, dtype=np.int64)
     documents = np.zeros(shape, dtype=np.int32)
     weights = np.zeros(shape, dtype=np.float32)
-    tokens = counted = telling = 0
+    tokens = counted = rows_counted = 0
     for at, sequence in enumerate(micro):
         start = 0
         for number, index in enumerate(sequence, start=1):
             row = rows[index]
             end = start + len(row.ids)
             counts = row.trained[1:]
-            here = int(counts.sum())
+            row_count = int(counts.sum())
             ids[at, start:end] = row.ids
             # The last token of a document predicts nothing, least of all the next document's first.
             targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
             labelled[at, start:end] = row.trained
             positions[at, start:end] = np.arange(end - start)
             documents[at, start:end] = number
-            weights[at, start:end] = 1 / max(here, 1)
-            tokens, counted, telling = tokens + end - start, counted + here, telling + bool(here)
+            weights[at, start:end] = 1 / max(row_count, 1)
+            tokens, counted, rows_counted = (
+                tokens + end - start,
+                counted + row_count,
+                rows_counted + bool(row_count),
+            )
             start = end
-    return Batch(
+    return TokenBatch(
         torch.from_numpy(ids),
         torch.from_numpy(targets),
         torch.from_numpy(labelled),
@@ -137,19 +291,19 @@ def collate(rows: TokenFile, micro: Micro, layout: Layout, reference: Tensor | N
         torch.from_numpy(weights) if layout.by_row else None,
         reference,
         tokens,
-        len(micro) / 2 if layout.pairs else float(telling if layout.by_row else counted),
+        len(micro) / 2 if layout.pairs else float(rows_counted if layout.by_row else counted),
         int(labelled.sum()),
     )
 
 
-class Loader:
+class BatchLoader:
     """The micro-batches of one rank, step by step. Iterating blocks only when the disk is slower than the
     GPU; how long that was is in `waited_s`."""
 
     def __init__(
         self,
-        rows: Rows,
-        order: Order,
+        rows: TokenRows,
+        order: SampleOrder,
         *,
         rank: int = 0,
         done: int = 0,
@@ -158,13 +312,13 @@ class Loader:
     ) -> None:
         self._rows, self._pin = rows, pin
         self._steps = order.for_rank(rank, done)
-        self._ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(max(ahead, 1))
+        self._ready: queue.Queue[list[TokenBatch] | BaseException] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
         self.waited_s = 0.0
         self._thread = threading.Thread(target=self._prepare, name="batches", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[list[Batch]]:
+    def __iter__(self) -> Iterator[list[TokenBatch]]:
         while not self._closed.is_set():
             began = time.perf_counter()
             item = self._ready.get()
@@ -174,7 +328,7 @@ class Loader:
             yield item
 
     def close(self) -> None:
-        """Ends the thread, which may be waiting to hand something over."""
+        """End the thread, which may be waiting for room in the queue."""
         self._closed.set()
         while self._thread.is_alive():
             try:
@@ -186,16 +340,16 @@ class Loader:
         try:
             for micros in self._steps:
                 batches = [self._batch(micro) for micro in micros]
-                if not self._hand_over(batches):
+                if not self._put(batches):
                     return
         except BaseException as error:  # noqa: BLE001 - raised again where the batches are used
-            self._hand_over(error)
+            self._put(error)
 
-    def _batch(self, micro: Micro) -> Batch:
+    def _batch(self, micro: MicroBatch) -> TokenBatch:
         batch = collate(self._rows.tokens, micro, self._rows.layout, self._rows.reference)
         return batch.pinned() if self._pin else batch
 
-    def _hand_over(self, item: list[Batch] | BaseException) -> bool:
+    def _put(self, item: list[TokenBatch] | BaseException) -> bool:
         while not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

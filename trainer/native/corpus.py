@@ -1,10 +1,6 @@
-"""Plain text for pretraining: read once as a stream, kept as one token file, mapped by every process after.
+"""Token files from what there is: plain text for pretraining, or the prepared rows of a task.
 
-    python -m trainer.native.corpus DATA FOLDER --tokenizer MODEL
-
-DATA is a text file, a table with a column of text (JSON lines, JSON, CSV, parquet), or a folder of either. A
-row of the file is a document with its end token. How long a training's sequences are and which documents are
-held out is decided when it begins, and copies nothing.
+A corpus is read once as a stream; every process maps the result.
 """
 
 from __future__ import annotations
@@ -14,34 +10,43 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from core.choices import Engine
-from core.data import DatasetFacts
-from core.data_facts import facts_from_lengths
-from core.plan import TrainingPlan
-from core.tasks import TaskType
-from trainer.callbacks.report import Report
+from core.data.facts import DatasetFacts, facts_from_lengths
+from core.domain.choices import Engine
+from core.domain.tasks import TaskType
+from core.planning.plan import TrainingPlan
 from trainer.errors import BadData
+from trainer.handoff import PreparedRows, PrepareSpec
 from trainer.inputs.files import KINDS, files_in, rows_in, text_of
-from trainer.inputs.tokens import Tokenizer, load_tokenizer, model_rows, model_window, pad_token_for_engine
-from trainer.native.tokens import META, TokenFile, TokenWriter, width_of
-from trainer.own_plan import model_facts, own_plan
-from trainer.sheet import Ask, Prepared
+from trainer.inputs.tokens import (
+    IGNORED,
+    Tokenizer,
+    load_tokenizer,
+    model_rows,
+    model_window,
+    pad_token_for_engine,
+)
+from trainer.native.token_file import META_FILE, TokenFile, TokenWriter, width_of, write_rows
+from trainer.runner.planning import make_own_plan, model_facts
+from trainer.session.progress_log import ProgressLog
+from trainer.session.ranks import Communicator
 
 #: Columns that hold a document's text, the likeliest first.
 COLUMNS = ("text", "content", "document", "body")
 #: A text file is read in pieces of about so many letters, which end where a line does.
 PIECE = 1 << 20
 #: Texts encoded in one call: enough for all cores, few enough for memory.
-TOGETHER = 512
+ENCODED_AT_ONCE = 512
 #: A plain file of tokens, as other tools write them.
 RAW = ".bin"
 #: Documents for each that is held out, at least.
-_FEW = 4
+_MIN_DOCUMENTS_PER_HELD_OUT = 4
 #: Rows looked at for a plan.
 _SAMPLE = 20_000
 
@@ -50,12 +55,12 @@ Document = tuple[str, bool]
 
 def documents(path: Path) -> Iterator[Document]:
     """Texts, and whether each is the end of its document."""
-    found = False
+    has_text = False
     for file in files_in(path, (".txt", *KINDS)):
         for document in _pieces(file) if file.suffix == ".txt" else _column(file):
-            found = True
+            has_text = True
             yield document
-    if not found:
+    if not has_text:
         raise BadData(f"{path} holds no text")
 
 
@@ -81,14 +86,14 @@ def _column(file: Path) -> Iterator[Document]:
             yield text, True
 
 
-def load(model_path: str) -> tuple[Tokenizer, int]:
+def load_corpus(model_path: str) -> tuple[Tokenizer, int]:
     """A model's tokenizer, and how many tokens the model has; some tokenizers know one more, never used."""
     tokenizer = load_tokenizer(model_path)
     return tokenizer, int(min(len(tokenizer), model_rows(model_path)))
 
 
-def build(
-    source: Path, folder: Path, tokenizer: Tokenizer, vocabulary: int, report: Report | None = None
+def build_corpus(
+    source: Path, folder: Path, tokenizer: Tokenizer, vocabulary: int, progress: ProgressLog | None = None
 ) -> TokenFile:
     """The token file of the text, in `folder`; what is there already, of this source, is left as it is."""
     identity = identity_of(source, tokenizer)
@@ -97,62 +102,62 @@ def build(
     # The tokenizer's own threads: nothing has been encoded yet, and no process is forked after.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with TokenWriter(folder, vocabulary, {"identity": identity}) as writer:
-        together: list[Document] = []
+        batch: list[Document] = []
         for document in documents(source):
-            together.append(document)
-            if len(together) == TOGETHER:
-                _encode(together, tokenizer, writer)
-                together.clear()
-                if report is not None:
-                    report.stage("data", f"{writer.tokens:,} tokens of {source.name}")
-        _encode(together, tokenizer, writer)
+            batch.append(document)
+            if len(batch) == ENCODED_AT_ONCE:
+                _encode(batch, tokenizer, writer)
+                batch.clear()
+                if progress is not None:
+                    progress.stage("data", f"{writer.tokens:,} tokens of {source.name}")
+        _encode(batch, tokenizer, writer)
     return TokenFile.open(folder, vocabulary)
 
 
-def _encode(together: Sequence[Document], tokenizer: Tokenizer, writer: TokenWriter) -> None:
-    if not together:
+def _encode(batch: Sequence[Document], tokenizer: Tokenizer, writer: TokenWriter) -> None:
+    if not batch:
         return
-    texts = [text for text, _ in together]
-    found = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    for ids, (_, ends) in zip(found, together, strict=True):
+    texts = [text for text, _ in batch]
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    for ids, (_, ends) in zip(encoded, batch, strict=True):
         writer.add([*ids, tokenizer.eos_token_id] if ends else ids)
 
 
 def identity_of(source: Path, tokenizer: Tokenizer) -> str:
     """Changes with the files and with the tokenizer's way to read them."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files_in(source, (".txt", *KINDS)):
         state = file.stat()
-        found.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
+        digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
     probe = tokenizer(["The 1st test, of (many) words: äöü 日本語\n\tx += 1"])["input_ids"]
-    found.update(json.dumps([len(tokenizer), tokenizer.eos_token_id, probe]).encode())
-    return found.hexdigest()
+    digest.update(json.dumps([len(tokenizer), tokenizer.eos_token_id, probe]).encode())
+    return digest.hexdigest()
 
 
 def _identity_in(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / META).read_text())["identity"])
+        return str(json.loads((folder / META_FILE).read_text())["identity"])
     except (OSError, ValueError, KeyError):
         return None
 
 
 def is_corpus(path: Path) -> bool:
     """Rather than a table of rows."""
-    return path.suffix == RAW or (path / META).is_file()
+    return path.suffix == RAW or (path / META_FILE).is_file()
 
 
-def read(path: Path, vocabulary: int, length: int, *, check: bool = False) -> TokenFile:
+def open_corpus(path: Path, vocabulary: int, length: int, *, check: bool = False) -> TokenFile:
     """Documents of a token folder; rows of `length` of a plain file of tokens."""
     if path.suffix == RAW:
         return TokenFile.stream(path, vocabulary, length, width_of(vocabulary).name, check=check)
     return TokenFile.open(path, vocabulary)
 
 
-def split(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
+def split_corpus(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
     """The documents trained on or held out, in rows of the plan's length. Of few documents rows are held
     out."""
     length, wanted = plan.sequence.length, plan.steps.eval_rows
-    if len(corpus) < _FEW * wanted:
+    if len(corpus) < _MIN_DOCUMENTS_PER_HELD_OUT * wanted:
         corpus = corpus.cut(length)
     every = max(len(corpus) // max(wanted, 1), 2)
     rows = np.arange(len(corpus))
@@ -161,36 +166,36 @@ def split(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile:
     return corpus.part(rows[held if which == "eval" else ~held]).cut(length)
 
 
-def prepare(ask: Ask) -> Prepared:
-    """`trainer.prepare`'s answer for a task that is plain text."""
-    run, source = ask.run, Path(ask.run.data_path)
-    tokenizer, vocabulary = load(run.model_path)
+def prepare_corpus(spec: PrepareSpec) -> PreparedRows:
+    """`trainer.runner.prepare`'s answer for a task that is plain text."""
+    run, source = spec.run, Path(spec.run.data_path)
+    tokenizer, vocabulary = load_corpus(run.model_path)
     window = model_window(run.model_path) or 2048
     folder = source if is_corpus(source) else Path(run.work_dir) / "corpus"
     if folder == source:
-        corpus = read(source, vocabulary, window, check=True)
+        corpus = open_corpus(source, vocabulary, window, check=True)
     else:
-        corpus = build(source, folder, tokenizer, vocabulary, Report(Path(run.progress_path)))
-    if ask.plan_path is not None:
-        plan = TrainingPlan.from_json(Path(ask.plan_path).read_bytes())
+        corpus = build_corpus(source, folder, tokenizer, vocabulary, ProgressLog(Path(run.progress_path)))
+    if spec.plan_path is not None:
+        plan = TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
     else:
         model = model_facts(Path(run.model_path), run.model_id)
-        plan = own_plan(run, model, facts(corpus, window))
+        plan = make_own_plan(run, model, corpus_facts(corpus, window))
         # Long documents are cut to what the plan takes at once, which is more rows than it knew of.
-        plan = own_plan(run, model, facts(corpus, plan.sequence.length))
+        plan = make_own_plan(run, model, corpus_facts(corpus, plan.sequence.length))
     if plan.engine is not Engine.NATIVE:
         raise BadData(
             f"{source} is plain text, which the native trainer alone takes; the plan names {plan.engine}"
         )
-    Path(ask.plan_out).write_text(plan.to_json(), encoding="utf-8")
+    Path(spec.plan_out).write_text(plan.to_json(), encoding="utf-8")
     if folder.suffix == RAW:
-        corpus = read(folder, vocabulary, plan.sequence.length)
-    train, held = split(corpus, plan, "train"), split(corpus, plan, "eval")
+        corpus = open_corpus(folder, vocabulary, plan.sequence.length)
+    train, held = split_corpus(corpus, plan, "train"), split_corpus(corpus, plan, "eval")
     if not len(train):
         raise BadData(f"{source} has too few documents: {len(corpus)}")
-    return Prepared(
-        train_path=str(folder),
-        eval_path=str(folder) if len(held) else None,
+    return PreparedRows(
+        train_path=folder,
+        eval_path=folder if len(held) else None,
         train_rows=len(train),
         eval_rows=len(held),
         digest=hashlib.sha256(repr(train.fingerprint()).encode()).hexdigest(),
@@ -198,7 +203,7 @@ def prepare(ask: Ask) -> Prepared:
     )
 
 
-def facts(corpus: TokenFile, length: int) -> DatasetFacts:
+def corpus_facts(corpus: TokenFile, length: int) -> DatasetFacts:
     lengths = corpus.cut(length).lengths
     sample = lengths[:: max(len(lengths) // _SAMPLE, 1)].tolist()
     return facts_from_lengths(TaskType.INSTRUCT, [0] * len(sample), sample, rows=len(lengths))
@@ -209,15 +214,61 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", required=True)
-    said = parser.parse_args(list(arguments))
+    options = parser.parse_args(list(arguments))
     try:
-        made = build(said.source, said.folder, *load(said.tokenizer))
+        corpus = build_corpus(options.source, options.folder, *load_corpus(options.tokenizer))
     except BadData as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    told = {"folder": str(said.folder), "documents": len(made), "tokens": int(made.lengths.sum())}
-    sys.stdout.write(json.dumps(told) + "\n")
+    summary = {"folder": str(options.folder), "documents": len(corpus), "tokens": int(corpus.lengths.sum())}
+    sys.stdout.write(json.dumps(summary) + "\n")
     return 0
+
+
+#: Columns of labelled rows and of pairs, as `trainer.inputs` writes them.
+_LABELLED = ("input_ids", "labels")
+_PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+WrittenRow = tuple[NDArray[np.int64], NDArray[np.bool_]]
+
+
+def open_rows(
+    table: Path, folder: Path, vocabulary: int, plan: TrainingPlan, ranks: Communicator
+) -> tuple[TokenFile, bool]:
+    """The first rank writes, all map; whether the rows come in pairs. A corpus is mapped as it is."""
+    if is_corpus(table):
+        corpus = open_corpus(table, vocabulary, plan.sequence.length)
+        return split_corpus(corpus, plan, folder.name), False
+    if ranks.rank == 0:
+        rows, _ = _rows_of(table)
+        write_rows(folder, vocabulary, rows())
+    ranks.barrier()
+    return TokenFile.open(folder, vocabulary), _rows_of(table)[1]
+
+
+def _rows_of(table: Path) -> tuple[Callable[[], Iterator[WrittenRow]], bool]:
+    from datasets import load_from_disk
+
+    rows: Any = load_from_disk(str(table)).with_format("numpy")
+    names = set(rows.column_names)
+    if names >= set(_LABELLED):
+        return lambda: _labelled(rows), False
+    if names >= set(_PAIR):
+        return lambda: _pair_rows(rows), True
+    raise BadData(f"{table} has the columns {sorted(names)}; the native trainer takes labelled rows or pairs")
+
+
+def _labelled(table: Any) -> Iterator[WrittenRow]:
+    for row in table:
+        yield row["input_ids"], np.asarray(row["labels"]) != IGNORED
+
+
+def _pair_rows(table: Any) -> Iterator[WrittenRow]:
+    """Chosen, rejected, chosen, …: each after the prompt, and only the answer counts."""
+    for row in table:
+        for answer in (row["chosen_ids"], row["rejected_ids"]):
+            ids = np.concatenate([row["prompt_ids"], answer])
+            yield ids, np.arange(len(ids)) >= len(row["prompt_ids"])
 
 
 if __name__ == "__main__":

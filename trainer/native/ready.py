@@ -1,9 +1,9 @@
-"""Rows, plan and sheet of a run, without starting it: for launchers that are not ours.
+"""Rows, plan and launch spec of a run, without starting it: for launchers that are not ours.
 
-    export GOD_MINER_SHEET=$(python -m trainer.native.ready RUN.json)
+    export GOD_MINER_LAUNCH_SPEC=$(python -m trainer.native.ready RUN.json)
     torchrun … -m trainer.native
 
-The wrapper (`trainer.text`) does the same and then launches, watches and retries by itself, on one machine.
+The runner (`trainer.text`) does the same and then launches, watches and retries by itself, on one machine.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ import logging
 import sys
 from pathlib import Path
 
-from core.plan import TrainingPlan
-from core.run_files import RunSpec
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunSpec
 from trainer.errors import TrainingError
-from trainer.native.saving import newest
-from trainer.prepare import prepare
-from trainer.sheet import Ask, Failure, Outcome, Sheet, read_record
-from trainer.wrapper.result import conclude
-from trainer.wrapper.supervise import Ended
-from trainer.wrapper.verdict import judged
+from trainer.handoff import LaunchSpec, PrepareSpec, TrainingFailure, TrainingOutcome, read_record
+from trainer.native.checkpoints import newest_checkpoint
+from trainer.runner.main import write_result
+from trainer.runner.prepare import prepare
+from trainer.runner.supervise import ProcessEnd, launch_result
 
 
-def ready(run: RunSpec) -> Sheet:
-    """Goes on from the newest state that lies in the work folder, as a job that was requeued must."""
+def prepare_launch(run: RunSpec) -> LaunchSpec:
+    """Resumes from the newest checkpoint in the work folder, as a requeued job must."""
     work = Path(run.work_dir)
     data, launch = work / "data", work / "launch"
     for folder in (data, launch, Path(run.submission_dir).parent):
         folder.mkdir(parents=True, exist_ok=True)
-    # Of an earlier launch: its words would be taken for this one's.
+    # Of an earlier launch: its records would be taken for this one's.
     files = (Path(run.stop_path), Path(run.result_path), launch / "outcome.json")
     for old in (*files, *launch.glob("failure-*.json")):
         old.unlink(missing_ok=True)
-    ask = Ask(
+    prepare_spec = PrepareSpec(
         run=run,
         plan_path=run.plan_path,
         plan_out=str(launch / "plan.json"),
@@ -41,46 +40,50 @@ def ready(run: RunSpec) -> Sheet:
         prepared_out=str(data / "prepared.json"),
         failure_out=str(data / "failure.json"),
     )
-    prepared = prepare(ask)
-    state = newest(work / "output")
-    return Sheet(
+    prepared = prepare(prepare_spec)
+    state = newest_checkpoint(work / "output")
+    return LaunchSpec(
         run=run,
-        plan_path=ask.plan_out,
+        plan_path=prepare_spec.plan_out,
         launch_dir=str(launch),
         prepared=prepared,
         resume_from=str(state) if state else run.resume_from,
     )
 
 
-def plan_of(sheet: Sheet) -> TrainingPlan:
-    return TrainingPlan.from_json(Path(sheet.plan_path).read_bytes())
+def plan_of(spec: LaunchSpec) -> TrainingPlan:
+    return TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
 
 
-def concluded(run: RunSpec) -> int:
+def finish_run(run: RunSpec) -> int:
     """After the launcher's end: the run's own result file and exit code."""
     launch = Path(run.work_dir) / "launch"
-    failures = [read_record(Failure, path) for path in sorted(launch.glob("failure-*.json"))]
-    found = judged(Ended(1, None, ()), read_record(Outcome, launch / "outcome.json"), failures, marked=True)
+    failures = [read_record(TrainingFailure, path) for path in sorted(launch.glob("failure-*.json"))]
+    result = launch_result(
+        ProcessEnd(1, None, ()), read_record(TrainingOutcome, launch / "outcome.json"), failures, marked=True
+    )
     best, base, steps = None, None, 0
-    if found.outcome is not None:
-        best, base, steps = found.outcome.best, found.outcome.base, found.outcome.steps
-    result = conclude(run, found.end, found.detail, best=best, base=base, steps=steps, moment=found.moment)
-    return int(result.exit_code)
+    if result.outcome is not None:
+        best, base, steps = result.outcome.best, result.outcome.base, result.outcome.steps
+    written = write_result(
+        run, result.end, result.detail, best=best, base=base, steps=steps, moment=result.moment
+    )
+    return int(written.exit_code)
 
 
 def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    over = "--over" in arguments
-    (path,) = [one for one in arguments if one != "--over"]
+    finish = "--over" in arguments
+    (path,) = [argument for argument in arguments if argument != "--over"]
     run = RunSpec.from_json(Path(path).read_bytes())
-    if over:
-        return concluded(run)
+    if finish:
+        return finish_run(run)
     try:
-        sheet = ready(run)
+        spec = prepare_launch(run)
     except TrainingError as error:
         sys.stderr.write(f"{error}\n")
-        return int(conclude(run, error.end, str(error)).exit_code)
-    sys.stdout.write(f"{sheet.write()}\n")
+        return int(write_result(run, error.end, str(error)).exit_code)
+    sys.stdout.write(f"{spec.write()}\n")
     return 0
 
 

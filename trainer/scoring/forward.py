@@ -1,7 +1,6 @@
-"""One pass of a model over a batch, and what scores need of it: logits where something is predicted.
+"""One forward pass over a batch of rows of like length, and what scores need of it.
 
-Rows are padded on the right and masked, so a row's numbers do not depend on its neighbours. Models that can
-leave out logits (`logits_to_keep`) are asked only for the positions that some row of the batch needs.
+Logits exist only where something is predicted; the numbers equal those of a pass row by row.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainer.inputs.rows import IGNORED
+from trainer.inputs.tokens import IGNORED
 
 Found = TypeVar("Found")
 
@@ -32,7 +31,7 @@ class Predicted:
 
 
 def unwrapped(model: Any) -> Any:
-    """Without DDP's wrapper, which would wait for the other ranks."""
+    """The model without DDP's wrapper, which would wait for the other ranks."""
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
 
 
@@ -41,8 +40,8 @@ def vocabulary(model: Any) -> int:
 
 
 @contextlib.contextmanager
-def scoring(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients, in bf16 on a GPU as validators evaluate; left as it was found."""
+def scoring_mode(model: Any) -> Iterator[None]:
+    """Evaluation mode without gradients, in bf16 on a GPU as validators evaluate; restored afterwards."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device.type
@@ -56,7 +55,7 @@ def scoring(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_adapter(model: Any) -> Iterator[Any]:
-    """The base that an adapter is on. `ValueError` when there is none to switch off."""
+    """The base under an adapter, as a context. `ValueError` when there is no adapter."""
     switch = getattr(model, "disable_adapter", None)
     if switch is None:
         raise ValueError("the model has no adapter to switch off: give the base model as reference")
@@ -67,15 +66,15 @@ def without_adapter(model: Any) -> Iterator[Any]:
 def in_halves(
     model: Any, places: list[int], compute: Callable[[list[int]], Found]
 ) -> Iterator[tuple[list[int], Found]]:
-    """Of the places together; in halves where the GPU's memory does not hold them together."""
+    """Compute the places together, or in halves where the GPU's memory is too small."""
     try:
-        found = compute(places)
+        result = compute(places)
     except torch.OutOfMemoryError:
         # The ranks of a sharded model wait for each other in every pass: one may not make more of them.
         if len(places) < 2 or _is_sharded(model):
             raise
     else:
-        yield places, found
+        yield places, result
         return
     torch.cuda.empty_cache()
     half = len(places) // 2
@@ -87,43 +86,41 @@ def _is_sharded(model: Any) -> bool:
     return any(type(weight).__name__ == "DTensor" for weight in model.parameters())
 
 
-def predicted(
-    model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
-) -> Predicted:
-    """Where a label is predicted: at the position before it."""
+def predict(model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int) -> Predicted:
+    """The predictions of the labels, each at the position before it."""
     marked = _padded(labels, IGNORED)
-    (found,) = _passed(model, ids, pad, [(marked[:, 1:].ne(IGNORED), marked[:, 1:])])
-    return found
+    (predicted,) = _run_model(model, ids, pad, [(marked[:, 1:].ne(IGNORED), marked[:, 1:])])
+    return predicted
 
 
-def predicted_and_labelled(
+def predict_and_label(
     model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
 ) -> tuple[Predicted, Predicted]:
-    """The same, and the positions of the labels themselves, of one pass."""
+    """As `predict`, and the logits at the labels themselves, in one pass."""
     marked = _padded(labels, IGNORED)
     before, itself = marked[:, 1:].ne(IGNORED), marked.ne(IGNORED)
-    one, other = _passed(model, ids, pad, [(before, marked[:, 1:]), (itself, marked)])
-    return one, other
+    before_labels, at_labels = _run_model(model, ids, pad, [(before, marked[:, 1:]), (itself, marked)])
+    return before_labels, at_labels
 
 
-def labelled(
+def label_logits(
     model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
 ) -> Predicted:
-    """The positions of the labels themselves, where evaluation looks for the KL; `targets` are the labels."""
+    """The positions of the labels themselves, where evaluation takes the KL; `targets` are the labels."""
     marked = _padded(labels, IGNORED)
-    (found,) = _passed(model, ids, pad, [(marked.ne(IGNORED), marked)])
-    return found
+    (predicted,) = _run_model(model, ids, pad, [(marked.ne(IGNORED), marked)])
+    return predicted
 
 
-def _passed(
-    model: Any, ids: Sequence[Sequence[int]], pad: int, asked: Sequence[tuple[torch.Tensor, torch.Tensor]]
+def _run_model(
+    model: Any, ids: Sequence[Sequence[int]], pad: int, positions: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[Predicted]:
-    """One pass. Each question is which positions, and what their targets are."""
+    """One pass. `positions`: pairs of a mask and the targets there."""
     device = next(model.parameters()).device
     tokens = _padded(ids, pad).to(device)
-    mask = _padded([[1] * len(one) for one in ids], 0).to(device)
+    mask = _padded([[1] * len(row_ids) for row_ids in ids], 0).to(device)
     needed = torch.zeros(tokens.shape[1], dtype=torch.bool)
-    for where, _ in asked:
+    for where, _ in positions:
         needed[: where.shape[1]] |= where.any(dim=0)
     places = needed.nonzero().flatten()
     options: dict[str, Any] = {"use_cache": False}
@@ -132,20 +129,20 @@ def _passed(
         options["logits_to_keep"] = places.to(device)
     logits = model(input_ids=tokens, attention_mask=mask, **options).logits
     at = needed.cumsum(0) - 1 if keeps else torch.arange(len(needed))
-    found = []
-    for where, targets in asked:
+    predicted = []
+    for where, targets in positions:
         rows, columns = where.nonzero(as_tuple=True)
         chosen = logits[rows.to(device), at[columns].to(device)]
-        found.append(Predicted(chosen, targets[rows, columns].to(device), rows.to(device)))
-    return found
+        predicted.append(Predicted(chosen, targets[rows, columns].to(device), rows.to(device)))
+    return predicted
 
 
 def _padded(values: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    longest = max(len(one) for one in values)
-    found = torch.full((len(values), longest), fill, dtype=torch.long)
-    for row, one in enumerate(values):
-        found[row, : len(one)] = torch.as_tensor(list(one), dtype=torch.long)
-    return found
+    longest = max(len(row_values) for row_values in values)
+    padded = torch.full((len(values), longest), fill, dtype=torch.long)
+    for row, row_values in enumerate(values):
+        padded[row, : len(row_values)] = torch.as_tensor(list(row_values), dtype=torch.long)
+    return padded
 
 
 def _keeps_logits(model: Any) -> bool:
@@ -153,21 +150,22 @@ def _keeps_logits(model: Any) -> bool:
     return "logits_to_keep" in inspect.signature(inner.forward).parameters
 
 
-def log_probs(found: Predicted) -> torch.Tensor:
-    """Of each labelled token, in single precision and in pieces: the whole of it would double the memory."""
-    parts = [_piece(found, part) for part in _pieces(found)]
-    return torch.cat(parts) if parts else found.targets.float()
+def log_probs(predicted: Predicted) -> torch.Tensor:
+    """Log p of each labelled token, in single precision and in pieces: all at once would double the
+    memory."""
+    parts = [_piece(predicted, part) for part in _pieces(predicted)]
+    return torch.cat(parts) if parts else predicted.targets.float()
 
 
-def _piece(found: Predicted, part: slice) -> torch.Tensor:
-    logits = found.logits[part].float()
-    taken = logits.gather(1, found.targets[part, None]).squeeze(1)
+def _piece(predicted: Predicted, part: slice) -> torch.Tensor:
+    logits = predicted.logits[part].float()
+    taken = logits.gather(1, predicted.targets[part, None]).squeeze(1)
     return taken - logits.logsumexp(dim=1)
 
 
-def _pieces(found: Predicted) -> Iterator[slice]:
-    rows = max(PIECE // (4 * max(found.logits.shape[-1], 1)), 1)
-    for start in range(0, len(found.targets), rows):
+def _pieces(predicted: Predicted) -> Iterator[slice]:
+    rows = max(PIECE // (4 * max(predicted.logits.shape[-1], 1)), 1)
+    for start in range(0, len(predicted.targets), rows):
         yield slice(start, start + rows)
 
 
@@ -181,9 +179,50 @@ def divergence(one: Predicted, other: Predicted) -> torch.Tensor:
     return torch.cat(parts) if parts else one.targets.float()
 
 
-def by_row(values: torch.Tensor, found: Predicted, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum and number of the values of each row of the batch, in double precision on the CPU."""
+def by_row(values: torch.Tensor, predicted: Predicted, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum and count of the values of each row of the batch, in double precision on the CPU."""
     sums = torch.zeros(count, dtype=torch.float64)
-    rows = found.rows.cpu()
+    rows = predicted.rows.cpu()
     sums.index_add_(0, rows, values.double().cpu())
     return sums, torch.bincount(rows, minlength=count)
+
+
+#: Tokens of a pass, padding included: enough to keep a large GPU busy with any model.
+MAX_TOKENS = 16_384
+#: Bytes that the logits of a pass may take, with the copy that the loss makes.
+LOGIT_BYTES = 4 << 30
+
+
+def batch_tokens(vocabulary: int, bytes_each: int = 4) -> int:
+    """How many tokens a pass may have before its logits outgrow their share of the memory."""
+    return max(min(MAX_TOKENS, LOGIT_BYTES // (vocabulary * 2 * bytes_each)), 1)
+
+
+def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Batches of row indices, longest first, so that memory runs out at once or never."""
+    order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    batches: list[list[int]] = []
+    for place in order:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+            batches[-1].append(place)
+        else:
+            batches.append([place])
+    return batches
+
+
+def rank_share(
+    lengths: Sequence[int], max_tokens: int, rank: int, world: int
+) -> list[tuple[list[int], bool]]:
+    """The batches of rows rank, rank + world, …, and whether each counts.
+
+    All ranks make equally many passes, as sharded models need: a rank with fewer repeats one, not counted.
+    """
+    parts = [_batches_of(range(each, len(lengths), world), lengths, max_tokens) for each in range(world)]
+    own, rounds = parts[rank], max(map(len, parts))
+    spare = (own or parts[0])[-1:]
+    return [(batch, True) for batch in own] + [(batch, False) for batch in spare * (rounds - len(own))]
+
+
+def _batches_of(places: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    batches = length_batches([lengths[place] for place in places], max_tokens)
+    return [[places[at] for at in batch] for batch in batches]

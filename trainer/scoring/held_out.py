@@ -1,7 +1,7 @@
 """The held-out rows of a run and the score of a model on them, in the validator's own metric.
 
 held = HeldOut.open(spec, files, tokenizer)
-base = held.remember_base(model)             # before training; with several ranks see `Measured.merged`
+base = held.remember_base(model)             # before training; with several ranks see `HeldOutSums.merged`
 now = held.score(model)                      # at every evaluation
 """
 
@@ -12,38 +12,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.evaluation import UNTRAINED_DPO, Rules, rules_of
-from core.rewarded import Rewarded
-from core.run_files import RunSpec, Score
-from core.tasks import TaskType
-from trainer.inputs.rows import LabelledRow, PairRow, PromptRow, Row
+from core.domain.evaluation import UNTRAINED_DPO, RewardScore, evaluation_rules
+from core.runs.run_files import HeldOutScore, RunSpec
+from trainer.handoff import PreparedRows
 from trainer.inputs.tables import read_table
-from trainer.inputs.text import PreparedText
-from trainer.inputs.tokens import Tokenizer, model_window
-from trainer.rewards import TABLE
-from trainer.sandbox import Rewards
-from trainer.scoring.forward import scoring, without_adapter
-from trainer.scoring.generation import PROMPTS, Sampled, sampled
-from trainer.scoring.preferences import LogProbs, pair_log_probs, pair_losses
-from trainer.scoring.supervised import row_losses
+from trainer.inputs.tokens import LabelledRow, PairRow, PromptRow, Row, Tokenizer, model_window
+from trainer.rewards.sandbox import Rewards
+from trainer.rewards.source import REWARD_TABLE
+from trainer.scoring.forward import scoring_mode, without_adapter
+from trainer.scoring.generation import PROMPTS, SampledCompletions, sample_completions
+from trainer.scoring.losses import LogProbs, pair_log_probs, pair_losses, row_losses
 
 #: Prompts that are answered at an evaluation: generating takes hundreds of passes each.
-MOST_PROMPTS = 64
+MAX_PROMPTS = 64
 
 #: Of a loss: sums in another order.
 _EQUAL = 1e-9
 
-Formula = Callable[[Sequence[float]], float]
+RewardFormula = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
-class Measured:
+class HeldOutSums:
     """A score of some of the rows. Ranks each measure their part; the sums of all make the value of all."""
 
     metric: str
     lower_is_better: bool
     sums: tuple[float, ...]
-    formula: Formula
+    formula: RewardFormula
     #: By the places of the rows measured here: the loss of each. GRPO has none.
     rows: Mapping[int, float] = field(default_factory=dict)
 
@@ -56,16 +52,18 @@ class Measured:
         *totals, count, kl, prompts = self.sums
         return tuple(total / max(count, 1) for total in totals), kl / prompts if prompts else 0.0
 
-    def merged(self, sums: Sequence[float]) -> Measured:
+    def merged(self, sums: Sequence[float]) -> HeldOutSums:
         """The score of all ranks, from the elementwise sum of their `sums`."""
         return replace(self, sums=tuple(sums))
 
-    def as_score(self, step: int) -> Score:
-        return Score(value=self.value, metric=self.metric, lower_is_better=self.lower_is_better, step=step)
+    def as_score(self, step: int) -> HeldOutScore:
+        return HeldOutScore(
+            value=self.value, metric=self.metric, lower_is_better=self.lower_is_better, step=step
+        )
 
 
 class HeldOut:
-    """Opened once; `score` may be called at every evaluation."""
+    """The held-out rows; open it once and call `score` at every evaluation."""
 
     def __init__(
         self,
@@ -74,41 +72,41 @@ class HeldOut:
         tokenizer: Tokenizer,
         rewards: Rewards | None = None,
         *,
-        most_prompts: int = MOST_PROMPTS,
+        max_prompts: int = MAX_PROMPTS,
         together: int = PROMPTS,
         other: Sequence[Row] = (),
     ) -> None:
-        """GRPO: `most_prompts` are answered, `together` at once. DPO: `other` are the rows by the other era's
+        """GRPO: `max_prompts` are answered, `together` at once. DPO: `other` are the rows by the other era's
         rules."""
         self._spec, self._tokenizer, self._rewards = spec, tokenizer, rewards
         self._pad, self._prompts = tokenizer.pad_token_id or 0, together
-        self.rows = rows[:most_prompts] if spec.task_type is TaskType.GRPO else rows
+        self.rows = rows[:max_prompts] if spec.task_type.generates else rows
         self._log_probs: dict[int, LogProbs] = {}
         self._other = _pairs(other)
         self._other_log_probs: dict[int, LogProbs] = {}
         #: The untrained model's score, of all ranks; GRPO measures gains over it.
-        self.base: Measured | None = None
+        self.base: HeldOutSums | None = None
 
     @classmethod
     def open(
-        cls, spec: RunSpec, files: PreparedText, tokenizer: Tokenizer, *, together: int = PROMPTS
+        cls, spec: RunSpec, files: PreparedRows, tokenizer: Tokenizer, *, together: int = PROMPTS
     ) -> HeldOut:
-        """`ValueError` when no rows were held out."""
+        """Open the prepared rows; `ValueError` when none were held out."""
         if files.eval_path is None:
             raise ValueError("no rows were held out, so there is nothing to score on")
-        rewards = Rewards.open(files.rewards_dir / TABLE) if files.rewards_dir is not None else None
+        rewards = Rewards.open(files.rewards_dir / REWARD_TABLE) if files.rewards_dir is not None else None
         other = read_table(files.other_path) if files.other_path is not None else ()
         return cls(spec, read_table(files.eval_path), tokenizer, rewards, together=together, other=other)
 
-    def remember_base(self, model: Any, *, rank: int = 0, world: int = 1) -> Measured:
+    def remember_base(self, model: Any, *, rank: int = 0, world: int = 1) -> HeldOutSums:
         """The untrained model's score, and what later scores need of it.
 
         With several ranks `base` is then to be set to the merged one.
         """
-        if self._spec.task_type is TaskType.DPO:
+        if self._spec.task_type.has_pairs:
             self._log_probs, self._other_log_probs = self._both(model, rank, world)
             measured = self._preferences(self._log_probs, self._other_log_probs)
-        elif self._spec.task_type is TaskType.GRPO:
+        elif self._spec.task_type.generates:
             measured = self._generation(model, model, rank, world)
         else:
             losses = row_losses(model, self._labelled(), self._pad, rank=rank, world=world)
@@ -116,13 +114,13 @@ class HeldOut:
         self.base = measured
         return measured
 
-    def score(self, model: Any, *, reference: Any = None, rank: int = 0, world: int = 1) -> Measured:
+    def score(self, model: Any, *, reference: Any = None, rank: int = 0, world: int = 1) -> HeldOutSums:
         """The model's score on this rank's share of the rows.
 
         `reference` is the base model where a score needs more of it than `remember_base` kept: GRPO's KL and
         tasks with a KL term. None: the model's own adapter, switched off.
         """
-        if self._spec.task_type is TaskType.DPO:
+        if self._spec.task_type.has_pairs:
             policy, other = self._both(model, rank, world)
             known = self._log_probs.keys() >= policy.keys()
             if not (known and self._other_log_probs.keys() >= other.keys()):
@@ -130,9 +128,9 @@ class HeldOut:
                 self._log_probs |= base
                 self._other_log_probs |= base_other
             return self._preferences(policy, other)
-        if self._spec.task_type is TaskType.GRPO:
+        if self._spec.task_type.generates:
             return self._generation(model, reference, rank, world)
-        found = row_losses(
+        losses = row_losses(
             model,
             self._labelled(),
             self._pad,
@@ -141,73 +139,69 @@ class HeldOut:
             rank=rank,
             world=world,
         )
-        return self._losses(found.rows, found.kl_total, found.kl_tokens)
+        return self._losses(losses.rows, losses.kl_total, losses.kl_tokens)
 
     def _labelled(self) -> list[LabelledRow]:
         return [row for row in self.rows if isinstance(row, LabelledRow)]
 
-    def _losses(self, rows: Mapping[int, float], kl_total: float, kl_tokens: int) -> Measured:
+    def _losses(self, rows: Mapping[int, float], kl_total: float, kl_tokens: int) -> HeldOutSums:
         coefficient = self._spec.kl_coefficient or 0.0
 
         def value(sums: Sequence[float]) -> float:
-            apart = sums[2] / sums[3] if sums[3] else 0.0
-            return _mean(sums) + coefficient * apart
+            kl = sums[2] / sums[3] if sums[3] else 0.0
+            return _mean(sums) + coefficient * kl
 
         sums = (sum(rows.values()), float(len(rows)), kl_total, float(kl_tokens))
-        return Measured("eval_loss+kl" if coefficient else "eval_loss", True, sums, value, rows)
+        return HeldOutSums("eval_loss+kl" if coefficient else "eval_loss", True, sums, value, rows)
 
     def _both(self, model: Any, rank: int, world: int) -> tuple[dict[int, LogProbs], dict[int, LogProbs]]:
-        """By the rules of this era, and of the other."""
-        here, own = {"rank": rank, "world": world}, _pairs(self.rows)
-        other = pair_log_probs(model, self._other, self._pad, **here) if self._other else {}
-        return pair_log_probs(model, own, self._pad, **here), other
+        """Log probabilities by the rules of this era, and of the other."""
+        share, own = {"rank": rank, "world": world}, _pairs(self.rows)
+        other = pair_log_probs(model, self._other, self._pad, **share) if self._other else {}
+        return pair_log_probs(model, own, self._pad, **share), other
 
-    def _preferences(self, policy: Mapping[int, LogProbs], other: Mapping[int, LogProbs]) -> Measured:
+    def _preferences(self, policy: Mapping[int, LogProbs], other: Mapping[int, LogProbs]) -> HeldOutSums:
         rows, others = pair_losses(policy, self._log_probs), pair_losses(other, self._other_log_probs)
         sums = (sum(rows.values()), float(len(rows)), sum(others.values()), float(len(others)))
-        return Measured("dpo_loss", True, sums, _not_worse_by_the_other, rows)
+        return HeldOutSums("dpo_loss", True, sums, _not_worse_by_the_other, rows)
 
     def _reference_log_probs(
         self, model: Any, reference: Any, rank: int, world: int
     ) -> tuple[dict[int, LogProbs], dict[int, LogProbs]]:
         if reference is not None:
             return self._both(reference, rank, world)
-        with scoring(model), without_adapter(model) as base:
+        with scoring_mode(model), without_adapter(model) as base:
             return self._both(base, rank, world)
 
-    def _generation(self, model: Any, reference: Any, rank: int, world: int) -> Measured:
+    def _generation(self, model: Any, reference: Any, rank: int, world: int) -> HeldOutSums:
         assert self._rewards is not None, "a GRPO task has rewards"
         prompts = [row for row in self.rows if isinstance(row, PromptRow)]
-        found = sampled(
+        sampled = sample_completions(
             model,
             prompts,
             self._tokenizer,
             self._rewards,
-            self._rules,
+            evaluation_rules(self._spec.era),
             reference=reference,
             rank=rank,
             world=world,
             window=model_window(self._spec.model_path),
             together=self._prompts,
         )
-        return Measured("reward-margin", False, _reward_sums(found), self._margin)
+        return HeldOutSums("reward-margin", False, _reward_sums(sampled), self._margin)
 
-    @property
-    def _rules(self) -> Rules:
-        return rules_of(self._spec.era)
-
-    def rewarded(self, measured: Measured) -> Rewarded | None:
-        """What a score of all ranks is made of; None where it is a loss, or no number."""
+    def rewarded(self, measured: HeldOutSums) -> RewardScore | None:
+        """The parts of a score of all ranks; None where it is a loss, or not finite."""
         if self._rewards is None:
             return None
         means, kl = measured.rewards()
         base = (self.base or measured).rewards()[0]
         if not all(map(math.isfinite, (*means, *base, kl))):
             return None
-        return Rewarded(means=means, base=base, weights=tuple(self._rewards.weights), kl=kl)
+        return RewardScore(means=means, base=base, weights=tuple(self._rewards.weights), kl=kl)
 
     def _margin(self, sums: Sequence[float]) -> float:
-        """Over the base by the validators' rule; 0 for the base itself."""
+        """The gain over the base by the validators' rule; 0 for the base itself."""
         if self.base is None:
             raise ValueError("GRPO is scored against the base: remember_base comes first")
         rewarded = self.rewarded(replace(self.base, sums=tuple(sums)))
@@ -229,7 +223,12 @@ def _not_worse_by_the_other(sums: Sequence[float]) -> float:
     return own if other <= UNTRAINED_DPO + _EQUAL else max(own, other)
 
 
-def _reward_sums(found: Sampled) -> tuple[float, ...]:
+def _reward_sums(sampled: SampledCompletions) -> tuple[float, ...]:
     """The sum of each function, the number of completions, the KL and the number of its prompts."""
-    count = float(len(found.rewards[0])) if found.rewards else 0.0
-    return (*(sum(numbers) for numbers in found.rewards), count, found.kl_total, float(found.kl_prompts))
+    count = float(len(sampled.rewards[0])) if sampled.rewards else 0.0
+    return (
+        *(sum(numbers) for numbers in sampled.rewards),
+        count,
+        sampled.kl_total,
+        float(sampled.kl_prompts),
+    )

@@ -1,34 +1,20 @@
-"""All checks. A new one is a `Check` in a module here and a line in `ALL`."""
+"""All checks. A new one is a `DoctorCheck` in a module here and a line in `ALL_CHECKS`."""
 
-from miner.doctor.checks import (
-    chain,
-    clock,
-    data_dir,
-    engine,
-    environment,
-    gpus,
-    host,
-    hub,
-    pm2,
-    ports,
-    store,
-    tuning,
-    wallet,
-)
-from miner.doctor.examine import Check
+from miner.doctor.checks import engine, machine, network, planning, storage, subnet
+from miner.doctor.examine import DoctorCheck
 
-ALL: tuple[Check, ...] = (
-    environment.CHECK,
-    host.CHECK,
-    data_dir.CHECK,
-    store.CHECK,
-    wallet.CHECK,
-    chain.CHECK,
-    hub.CHECK,
-    clock.CHECK,
-    ports.CHECK,
-    gpus.CHECK,
-    tuning.CHECK,
-    engine.CHECK,
-    pm2.CHECK,
+ALL_CHECKS: tuple[DoctorCheck, ...] = (
+    machine.SETTINGS_CHECK,
+    machine.HOST_CHECK,
+    storage.DATA_DIR_CHECK,
+    storage.STORE_CHECK,
+    subnet.WALLET_CHECK,
+    subnet.CHAIN_CHECK,
+    network.HUB_CHECK,
+    machine.CLOCK_CHECK,
+    network.PORTS_CHECK,
+    planning.GPUS_CHECK,
+    planning.TUNING_CHECK,
+    engine.ENGINE_CHECK,
+    machine.PM2_CHECK,
 )

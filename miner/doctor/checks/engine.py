@@ -1,4 +1,4 @@
-"""What would run the training, tried out: Docker and its images, or local processes and their sandbox."""
+"""Check what would run the training: Docker and its images, or local processes and their sandbox."""
 
 from __future__ import annotations
 
@@ -11,91 +11,90 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.choices import Engine as TrainingEngine
-from core.errors import GodMinerError
-from miner.doctor.examine import Check, Surroundings
-from miner.doctor.finding import Finding, Status, fail, ok, warn
+from core.domain.choices import Engine as TrainingEngine
+from core.domain.errors import GodMinerError
+from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, warn
 from miner.engines.base import IMAGE_OF
 from miner.settings import EngineKind, Settings
 
 if TYPE_CHECKING:
-    from miner.engines.docker.client import Client
+    from miner.engines.docker.client import DockerClient
 
-LIMIT_SECONDS = 240.0
+ENGINE_LIMIT_SECONDS = 240.0
 GIB = 1024**3
 #: NCCL and data loaders share memory through it; pods come with 64 MiB.
 ENOUGH_SHM = 8 * GIB
-SHM = "/dev/shm"  # noqa: S108 - looked at only
+SHM = "/dev/shm"  # noqa: S108 - only read
 #: The text image is about 25 GB with its base, and a rebuild needs room beside it.
 DOCKER_SPACE = 40 * GIB
-_PROTECTION = "from trainer.sandbox import protection; print('isolation:', protection())"
-_CARD = Path("/dev/nvidia0")
-_WAY_OUT = {
-    EngineKind.DOCKER: "god-miner images build",
-    EngineKind.PROCESS: "make training, or set TRAINER_PYTHON",
-}
+_PROTECTION = "from trainer.rewards.sandbox import describe_isolation as about; print('isolation:', about())"
+_GPU_DEVICE = Path("/dev/nvidia0")
 
 
-def run(surroundings: Surroundings) -> Iterator[Finding]:
-    settings = surroundings.settings
+def check_engine(context: CheckContext) -> Iterator[Finding]:
+    settings = context.settings
     if settings.engine is EngineKind.NONE:
         yield warn(
             "training engine", "ENGINE=none: offers are answered, nothing is trained", "another ENGINE"
         )
         return
-    by_kind: dict[EngineKind, list[Finding]] = {}
-    if settings.engine is not EngineKind.PROCESS:
-        by_kind[EngineKind.DOCKER] = list(_docker(settings))
-    if settings.engine is not EngineKind.DOCKER:
-        by_kind[EngineKind.PROCESS] = list(_process(settings))
-    usable = [kind for kind, findings in by_kind.items() if not any(_bad(one) for one in findings)]
+    from miner.engines.choose import AUTOMATIC
+
+    kinds = AUTOMATIC if settings.engine is EngineKind.AUTO else (settings.engine,)
+    by_kind = {kind: list(_engine_findings(settings, kind)) for kind in kinds}
+    usable = [kind for kind in kinds if is_healthy(by_kind[kind])]
     if not usable:
         for findings in by_kind.values():
             yield from findings
         yield fail(
             "training engine",
             f"nothing here can run a training (ENGINE={settings.engine})",
-            "mend Docker or the local python, as told above; or set MAX_JOBS=0 to refuse all offers",
+            "correct Docker or the local python, as said above; or set MAX_JOBS=0 to refuse all offers",
         )
         return
     yield ok("training engine", f"{usable[0]} (ENGINE={settings.engine})")
     yield from by_kind[usable[0]]
 
 
-def _bad(finding: Finding) -> bool:
-    return finding.status is Status.FAIL
+def _engine_findings(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
+    if kind is EngineKind.DOCKER:
+        yield from _docker(settings)
+    elif kind is EngineKind.PROCESS:
+        yield from _process(settings)
+    else:  # an engine without checks of its own: what it can train says the most
+        yield _trial_findings(settings, kind)
+        yield from _reward_isolation(settings, kind)
 
 
 def _docker(settings: Settings) -> Iterator[Finding]:
-    from miner.engines.base import Unreachable
-    from miner.engines.docker.client import Client, Refused
-    from miner.engines.docker.images import Images
-    from miner.engines.docker.looking import ImageState, look
+    from miner.engines.base import EngineUnreachable
+    from miner.engines.docker.client import DockerClient, DockerRefused
+    from miner.engines.docker.images import ImageState, TrainerImages, image_statuses
 
-    client = Client(settings.docker_host)
+    client = DockerClient(settings.docker_host)
     try:
-        info: dict[str, Any] = client.ask_here(lambda api: api.info(), client.look_s)
+        info: dict[str, Any] = client.call_blocking(lambda api: api.info(), client.query_timeout_s)
         yield _docker_itself(client, info)
         yield from _docker_disk(info)
-        for one in look(client, Images(settings)):
-            # Text tasks are what there is most of; the others are only needed for theirs.
-            missing = fail if one.short == "text" else warn
-            if one.state is ImageState.OK:
-                yield ok(f"image {one.short}", f"{one.name}: {one.text}")
+        for image in image_statuses(client, TrainerImages(settings)):
+            # Most tasks are text tasks; the other images are only needed for theirs.
+            if_missing = fail if image.short == "text" else warn
+            if image.state is ImageState.OK:
+                yield ok(f"image {image.short}", f"{image.name}: {image.text}")
             else:
-                say = missing if one.state is ImageState.MISSING else warn
-                yield say(f"image {one.short}", f"{one.name}: {one.text}", one.fix)
-            if one.short == "text" and one.state is not ImageState.MISSING:
-                yield _tried(settings, EngineKind.DOCKER)
+                report = if_missing if image.state is ImageState.MISSING else warn
+                yield report(f"image {image.short}", f"{image.name}: {image.text}", image.fix)
+            if image.short == "text" and image.state is not ImageState.MISSING:
+                yield _trial_findings(settings, EngineKind.DOCKER)
                 yield from _reward_isolation(settings, EngineKind.DOCKER)
-    except (Unreachable, Refused) as error:
+    except (EngineUnreachable, DockerRefused) as error:
         yield fail("docker", str(error), "start Docker, or set ENGINE=process")
     finally:
         client.close()
 
 
 def _docker_disk(info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Images and containers lie on a disk of their own, often the small one of the system."""
+    """Images and containers are on a disk of their own, often the small one of the system."""
     root = Path(str(info.get("DockerRootDir") or ""))
     if not root.is_dir():
         return
@@ -105,7 +104,7 @@ def _docker_disk(info: Mapping[str, Any]) -> Iterator[Finding]:
     yield ok("docker disk", detail) if free >= DOCKER_SPACE else warn("docker disk", detail, way_out)
 
 
-def _docker_itself(client: Client, info: Mapping[str, Any]) -> Finding:
+def _docker_itself(client: DockerClient, info: Mapping[str, Any]) -> Finding:
     version = f"Docker {info.get('ServerVersion')} at {client.host}"
     if not info.get("LiveRestoreEnabled"):
         return warn(
@@ -128,35 +127,35 @@ def _process(settings: Settings) -> Iterator[Finding]:
     yield _sandbox(settings)
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
-    yield _tried(settings, EngineKind.PROCESS)
+    yield _trial_findings(settings, EngineKind.PROCESS)
     yield from _reward_isolation(settings, EngineKind.PROCESS)
 
 
 def _sandbox(settings: Settings) -> Finding:
     from miner.engines.choose import sandbox_of, training_interpreter
 
-    with _apart(settings) as apart:
-        found = sandbox_of(apart, training_interpreter(apart))
-    if isinstance(found, str):
+    with _temporary_data_dir(settings) as temporary:
+        sandbox = sandbox_of(temporary, training_interpreter(temporary))
+    if isinstance(sandbox, str):
         return warn(
             "sandbox",
-            f"{found}: tasks with reward functions (GRPO) are refused, and other trainings have the network",
+            f"{sandbox}: tasks with reward functions (GRPO) are refused, other trainings have the network",
             "install bubblewrap where user namespaces are allowed, or use Docker",
         )
-    return ok("sandbox", f"{found.program} works")
+    return ok("sandbox", f"{sandbox.program} works")
 
 
 def _limits() -> Finding:
-    from miner.engines.process.cgroups import detect
+    from miner.engines.process.cgroups import detect_cgroups
 
-    found = detect(f"god-miner-doctor-{os.getpid()}")
-    if isinstance(found, str):
+    cgroups = detect_cgroups(f"god-miner-doctor-{os.getpid()}")
+    if isinstance(cgroups, str):
         return warn(
             "memory limit",
-            f"a training that takes too much memory takes the machine's: {found}",
-            "nothing to be done in most pods; the kernel is told to end the training first",
+            f"a training that takes too much memory takes the machine's: {cgroups}",
+            "nothing can be done in most pods; the kernel is asked to end the training first",
         )
-    return ok("memory limit", f"cgroups of version {found.version} can be made")
+    return ok("memory limit", f"cgroups of version {cgroups.version} can be created")
 
 
 def shared_memory(total: int) -> Finding:
@@ -169,22 +168,22 @@ def shared_memory(total: int) -> Finding:
     return ok("shared memory", f"{SHM} has {total / GIB:.0f} GiB")
 
 
-def _tried(settings: Settings, kind: EngineKind, image: str = "text") -> Finding:
-    from miner.engines.choose import trial_engine
-    from miner.engines.trial import TrialFailed, lacking_in
+def _trial_findings(settings: Settings, kind: EngineKind, image: str = "text") -> Finding:
+    from miner.engines.choose import ENGINES, build_engine
+    from miner.engines.trial import TrialFailed, missing_in_image
 
-    gpus = ("0",) if _CARD.exists() else ()
+    gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
-    async def tried() -> Mapping[TrainingEngine, str]:
-        with _apart(settings) as apart:
-            engine = await trial_engine(settings, kind, apart.data_dir)
+    async def try_out() -> Mapping[TrainingEngine, str]:
+        with _temporary_data_dir(settings) as temporary:
+            engine = await build_engine(settings, kind, temporary.data_dir)
             try:
-                return await lacking_in(engine, apart.data_dir, image, gpus=gpus)
+                return await missing_in_image(engine, temporary.data_dir, image, gpus=gpus)
             finally:
                 await engine.close()
 
     try:
-        lacks = asyncio.run(tried())
+        lacks = asyncio.run(try_out())
     except TrialFailed as error:
         return fail("trial run", str(error), "correct what it says; a training would end the same way")
     except GodMinerError as error:
@@ -192,32 +191,32 @@ def _tried(settings: Settings, kind: EngineKind, image: str = "text") -> Finding
     trains = [engine for engine, short in IMAGE_OF.items() if short == image and engine not in lacks]
     missing = "; ".join(f"{engine}: {why}" for engine, why in lacks.items())
     if not trains:
-        return fail("trial run", missing, _WAY_OUT[kind])
+        return fail("trial run", missing, ENGINES[kind].fix)
     gpu = "with a GPU" if gpus else "without a GPU: there is none"
-    found = f"{' and '.join(trains)} can train, {gpu}"
+    detail = f"{' and '.join(trains)} can train, {gpu}"
     if missing:
         return warn(
-            "trial run", f"{found}; {missing}", f"{_WAY_OUT[kind]}, or profiles with engine: {trains[0]}"
+            "trial run", f"{detail}; {missing}", f"{ENGINES[kind].fix}, or profiles with engine: {trains[0]}"
         )
-    return ok("trial run", found)
+    return ok("trial run", detail)
 
 
 def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
-    """What reward code would be held by. Nothing where none is taken, or where the trial run failed too."""
-    from miner.engines.choose import trial_engine
-    from miner.engines.trial import TrialFailed, trial
+    """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
+    from miner.engines.choose import build_engine
+    from miner.engines.trial import TrialFailed, run_trial
 
-    async def tried() -> str:
-        with _apart(settings) as apart:
-            engine = await trial_engine(settings, kind, apart.data_dir)
+    async def try_out() -> str:
+        with _temporary_data_dir(settings) as temporary:
+            engine = await build_engine(settings, kind, temporary.data_dir)
             try:
                 command = ("python", "-c", _PROTECTION)
-                return await trial(engine, apart.data_dir, command) if engine.can_sandbox else ""
+                return await run_trial(engine, temporary.data_dir, command) if engine.can_sandbox else ""
             finally:
                 await engine.close()
 
     try:
-        protection = asyncio.run(tried()).rpartition("isolation: ")[2]
+        protection = asyncio.run(try_out()).rpartition("isolation: ")[2]
     except (TrialFailed, GodMinerError):
         return
     if protection.startswith("exposed"):
@@ -228,11 +227,11 @@ def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]
 
 
 @contextmanager
-def _apart(settings: Settings) -> Iterator[Settings]:
-    """The settings on a throwaway folder beside the real one, so that nothing is left and Docker sees it."""
+def _temporary_data_dir(settings: Settings) -> Iterator[Settings]:
+    """The settings with a temporary data directory beside the real one, where Docker sees it."""
     beside = next(place for place in (settings.data_dir, *settings.data_dir.parents) if place.is_dir())
     with tempfile.TemporaryDirectory(prefix=".god-miner-doctor-", dir=beside) as folder:
         yield settings.model_copy(update={"data_dir": Path(folder)})
 
 
-CHECK = Check("training engine", run, LIMIT_SECONDS)
+ENGINE_CHECK = DoctorCheck("training engine", check_engine, ENGINE_LIMIT_SECONDS)

@@ -1,5 +1,1 @@
-"""Attempts as containers of a Docker Engine on this machine."""
-
-from miner.engines.docker.engine import DockerEngine
-
-__all__ = ["DockerEngine"]
+"""Run attempts as containers of a Docker Engine on this machine."""

@@ -1,7 +1,8 @@
-"""The engine itself: what is asked of Docker, in which order, and what its answers mean.
+"""Run attempts as Docker containers.
 
-A container is named by its key, which makes everything safe to repeat: whoever comes second finds the first
-one's container. It is made and then started, never `run`, which would pull a missing image from anywhere.
+A container is named by its key, so that everything is safe to repeat: a second `submit` finds the first
+one's container. It is created and then started, never `run`, which would pull a missing image from
+anywhere.
 """
 
 from __future__ import annotations
@@ -15,38 +16,53 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from core.errors import GodMinerError
-from miner.engines import remains
-from miner.engines.aside import aside
-from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unreachable, Why
-from miner.engines.checks import check, mounts_of
-from miner.engines.docker.client import Client, Refused
-from miner.engines.docker.config import LABEL_DATA, LABEL_DIR, LABEL_KEY, House, container, suited
-from miner.engines.docker.images import KINDS, UnknownImage
-from miner.engines.docker.refusals import is_left_over, meaning
-from miner.engines.docker.state import never_started, status_of, was_cut_off
-from miner.engines.handover import hand_over
-from miner.engines.outcome import ended
-from miner.engines.records import write_asked
+from core.domain.errors import GodMinerError
+from miner.engines import ownership
+from miner.engines.base import (
+    EndCause,
+    EngineRejected,
+    EngineRun,
+    EngineSpec,
+    EngineUnreachable,
+    RunPhase,
+    RunStatus,
+)
+from miner.engines.docker.client import DockerClient, DockerRefused, error_for_refusal, is_leftover_conflict
+from miner.engines.docker.container import (
+    LABEL_DATA,
+    LABEL_DIR,
+    LABEL_KEY,
+    ContainerDefaults,
+    adapt_defaults,
+    container_body,
+    container_status,
+    never_started,
+    start_was_interrupted,
+)
+from miner.engines.docker.images import IMAGE_KINDS, UnknownImage
+from miner.engines.preflight import check_spec, hand_over_files, mounts_of
+from miner.engines.run_folder import end_status, write_stop_record
+from miner.support.background import run_in_thread
 
 log = logging.getLogger(__name__)
 
-#: Handing over a run folder and looking at mounts: local files, few of them.
+#: To hand over a run directory and check the mounts: local files, few of them.
 FILES_S = 60.0
-#: Between two looks at a container that is being made.
-LOOK_AGAIN_S = 0.2
+#: Between two polls of a container that is being created.
+CREATE_POLL_S = 0.2
 
 
 class DockerEngine:
-    """`image_of` gives what to start for a short name, pinned; `GodMinerError` when there is none."""
+    """Run attempts as containers. `image_of` returns the pinned image of a short name, or raises
+    `GodMinerError`."""
 
     name = "docker"
     can_sandbox = True
 
     def __init__(
         self,
-        client: Client,
-        house: House,
+        client: DockerClient,
+        defaults: ContainerDefaults,
         *,
         image_of: Callable[[str], str],
         redact: Callable[[str], str],
@@ -54,58 +70,56 @@ class DockerEngine:
         training_uid: int | None,
     ) -> None:
         self._client = client
-        self._house = house
+        self._defaults = defaults
         self._image_of = image_of
         self._redact = redact
         self._trusted = trusted
-        #: Who gets the run folders; None: the daemon is not root, and training is the same user.
+        #: Who gets the run directories; None: the daemon is not root, and trains as the same user.
         self._training_uid = training_uid
 
     async def submit(self, spec: EngineSpec) -> str:
-        await aside(lambda: check(spec, self._redact, self._trusted), FILES_S, "engine check")
-        ends = time.monotonic() + self._client.make_s
+        await run_in_thread(lambda: check_spec(spec, self._redact, self._trusted), FILES_S, "engine check")
+        ends = time.monotonic() + self._client.create_timeout_s
         older = await self._inspect(spec.key)
-        found = self._own(older or await self._made(spec, ends), spec.key)
-        if never_started(found):
+        container = self._require_ours(older or await self._create(spec, ends), spec.key)
+        if never_started(container):
             try:
-                await self._start(found, spec)
-            except Rejected as refused:
+                await self._start(container, spec)
+            except EngineRejected as refused:
                 if older is None:
                     raise
-                # Docker may have died while it made this one, and left half of its files.
-                log.warning(
-                    "container %s was made before and cannot be started (%s): anew", spec.key, refused
-                )
-                found = self._own(await self._made(spec, ends), spec.key)
-                if never_started(found):
-                    await self._start(found, spec)
-        return str(found["Id"])
+                # Docker may have died while it created this one, and left half of its files.
+                log.warning("container %s cannot be started (%s): it is created again", spec.key, refused)
+                container = self._require_ours(await self._create(spec, ends), spec.key)
+                if never_started(container):
+                    await self._start(container, spec)
+        return str(container["Id"])
 
     async def find(self, key: str) -> str | None:
-        found = await self._inspect(key)
-        if found is None or not self._is_ours(found, key):
+        container = await self._inspect(key)
+        if container is None or not self._is_ours(container, key):
             return None
-        run_dir = _labels(found).get(LABEL_DIR, "")
-        if never_started(found) and not was_cut_off(found, Path(run_dir)):
+        run_dir = _labels(container).get(LABEL_DIR, "")
+        if never_started(container) and not start_was_interrupted(container, Path(run_dir)):
             return None
-        return str(found["Id"])
+        return str(container["Id"])
 
-    async def poll(self, ref: str, run_dir: Path) -> Status:
-        found = await self._inspect(ref)
-        status = ended(run_dir) if found is None else status_of(found, run_dir)
-        if found is not None and status.phase is Phase.ENDED and status.why is Why.FAILED:
-            last = await self._last_words(ref)
+    async def poll(self, ref: str, run_dir: Path) -> RunStatus:
+        container = await self._inspect(ref)
+        status = end_status(run_dir) if container is None else container_status(container, run_dir)
+        if container is not None and status.phase is RunPhase.ENDED and status.why is EndCause.FAILED:
+            last = await self._wrapper_output(ref)
             if last:
                 return replace(status, detail=f"{status.detail}; {last}")
         return status
 
     async def stop(self, ref: str, *, force: bool = False) -> None:
-        found = await self._inspect(ref)
-        if found is None:
+        container = await self._inspect(ref)
+        if container is None:
             return
-        run_dir = _labels(found).get(LABEL_DIR)
+        run_dir = _labels(container).get(LABEL_DIR)
         if run_dir:
-            await aside(lambda: _note_asked(Path(run_dir), force), FILES_S, "engine stop")
+            await run_in_thread(lambda: write_stop_record(Path(run_dir), force=force), FILES_S, "engine stop")
         await self._kill(ref, "SIGKILL" if force else "SIGTERM")
 
     async def dump_stacks(self, ref: str) -> None:
@@ -113,155 +127,160 @@ class DockerEngine:
 
     async def remove(self, ref: str) -> None:
         try:
-            await self._client.make("remove", lambda api: api.remove_container(ref, v=True))
-        except Refused as refused:
+            await self._client.create("remove", lambda api: api.remove_container(ref, v=True))
+        except DockerRefused as refused:
             if refused.status == 409:  # it runs, or is being removed
                 log.debug("container %s is left alone: %s", ref[:12], refused)
             elif refused.status != 404:
-                raise Unreachable(f"Docker did not remove container {ref[:12]}: {refused}") from None
+                raise EngineUnreachable(f"Docker did not remove container {ref[:12]}: {refused}") from None
 
-    async def lacks(self) -> Mapping[str, str]:
-        found = {}
-        for short in KINDS:
+    async def missing_images(self) -> Mapping[str, str]:
+        missing = {}
+        for short in IMAGE_KINDS:
             try:
-                reference = await aside(lambda name=short: self._image_of(name), FILES_S, "engine image")  # type: ignore[misc]
-                await self._client.ask("image", lambda api, one=reference: api.inspect_image(one))  # type: ignore[misc]
-            except Refused as refused:
+                reference = await self._reference(short)
+                await self._inspect_image(reference)
+            except DockerRefused as refused:
                 if refused.status != 404:
-                    raise Unreachable(f"Docker did not show image {reference}: {refused}") from None
-                found[short] = f"Docker lacks the image {reference}: god-miner images build"
+                    raise EngineUnreachable(f"Docker did not show the image {reference}: {refused}") from None
+                missing[short] = f"Docker lacks the image {reference}: god-miner images build"
             except UnknownImage as error:
-                found[short] = str(error)
-        return found
+                missing[short] = str(error)
+        return missing
 
     async def identity(self, image: str) -> str:
         try:
-            reference = await aside(lambda: self._image_of(image), FILES_S, "engine image")
-            found = await self._client.ask("image", lambda api: api.inspect_image(reference))
-        except (Refused, UnknownImage) as error:
-            raise Unreachable(f"Docker did not show the image {image!r}: {error}") from None
-        return str(found["Id"])
+            inspected = await self._inspect_image(await self._reference(image))
+        except (DockerRefused, UnknownImage) as error:
+            raise EngineUnreachable(f"Docker did not show the image {image!r}: {error}") from None
+        return str(inspected["Id"])
 
-    async def ours(self) -> list[Found]:
-        wanted = {"label": [f"{LABEL_DATA}={self._house.data_id}"]}
+    async def _reference(self, image: str) -> str:
+        return await run_in_thread(lambda: self._image_of(image), FILES_S, "engine image")
+
+    async def _inspect_image(self, reference: str) -> Mapping[str, Any]:
+        inspected: Mapping[str, Any] = await self._client.query(
+            "image", lambda api: api.inspect_image(reference)
+        )
+        return inspected
+
+    async def list_runs(self) -> list[EngineRun]:
+        wanted = {"label": [f"{LABEL_DATA}={self._defaults.data_id}"]}
         try:
-            listed = await self._client.ask("list", lambda api: api.containers(all=True, filters=wanted))
-        except Refused as refused:
-            raise Unreachable(f"Docker did not list containers: {refused}") from None
-        return [_found(one) for one in listed]
+            listed = await self._client.query("list", lambda api: api.containers(all=True, filters=wanted))
+        except DockerRefused as refused:
+            raise EngineUnreachable(f"Docker did not list containers: {refused}") from None
+        return [_engine_run(container) for container in listed]
 
     async def close(self) -> None:
         self._client.close()
 
-    async def _made(self, spec: EngineSpec, ends: float) -> Mapping[str, Any]:
-        """A container of this name, made here or by an earlier request whose answer nobody lived to see.
-        Docker holds a name from the beginning of the making, shows the container at its end, and lets go of
-        the name when nothing came of it."""
-        await aside(lambda: self._hand_over(spec), FILES_S, "engine files")
+    async def _create(self, spec: EngineSpec, ends: float) -> Mapping[str, Any]:
+        """A container of this name, created here or by an earlier request whose answer got lost. Docker
+        reserves the name when the creation begins, shows the container when it is done, and frees the name
+        when it failed."""
+        await run_in_thread(lambda: self._hand_over_files(spec), FILES_S, "engine files")
         try:
-            image = await aside(lambda: self._image_of(spec.image), FILES_S, "engine image")
+            image = await self._reference(spec.image)
         except GodMinerError as error:
-            raise Rejected(str(error)) from None
-        body = container(spec, image, suited(self._house, await self._about()))
+            raise EngineRejected(str(error)) from None
+        body = container_body(spec, image, adapt_defaults(self._defaults, await self._info()))
         while True:
-            await self._make(spec.key, body)
-            if (made := await self._inspect(spec.key)) is not None:
-                return made
+            await self._request_creation(spec.key, body)
+            if (container := await self._inspect(spec.key)) is not None:
+                return container
             if time.monotonic() > ends:
-                raise Unreachable(f"Docker holds the name {spec.key!r} and does not show the container yet")
-            await asyncio.sleep(LOOK_AGAIN_S)
+                raise EngineUnreachable(
+                    f"Docker holds the name {spec.key!r} and does not show the container yet"
+                )
+            await asyncio.sleep(CREATE_POLL_S)
 
-    async def _make(self, name: str, body: Mapping[str, Any]) -> None:
-        """Or leave the one that has the name."""
+    async def _request_creation(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create the container; one with this name is kept (HTTP 409)."""
         try:
-            await self._client.make("create", lambda api: api.create_container_from_config(body, name))
-        except Refused as refused:
+            await self._client.create("create", lambda api: api.create_container_from_config(body, name))
+        except DockerRefused as refused:
             if refused.status != 409:
-                raise meaning(refused, "making the container") from None
+                raise error_for_refusal(refused, "creating the container") from None
 
-    async def _about(self) -> Mapping[str, Any]:
+    async def _info(self) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = await self._client.ask("info", lambda api: api.info())
-        except Refused as refused:
-            raise Unreachable(f"Docker did not say what it is: {refused}") from None
-        return found
+            info: Mapping[str, Any] = await self._client.query("info", lambda api: api.info())
+        except DockerRefused as refused:
+            raise EngineUnreachable(f"Docker refused `info`: {refused}") from None
+        return info
 
-    async def _start(self, found: Mapping[str, Any], spec: EngineSpec) -> None:
-        ref = str(found["Id"])
-        if was_cut_off(found, spec.run_dir):
-            # It may run, and Docker could neither tell nor end it. A key is used once: it ends here.
-            value = remains.mark(self._house.data_id, spec.key)
-            killed = await aside(lambda: remains.end(value), FILES_S, "engine remains")
+    async def _start(self, container: Mapping[str, Any], spec: EngineSpec) -> None:
+        ref = str(container["Id"])
+        if start_was_interrupted(container, spec.run_dir):
+            # It may run, and Docker would neither know nor end it. A key is used once: it ends here.
+            value = ownership.run_mark(self._defaults.data_id, spec.key)
+            killed = await run_in_thread(lambda: ownership.kill_marked(value), FILES_S, "engine leftovers")
             log.warning("Docker died while it started %s: %d processes of it were killed", spec.key, killed)
             return
         try:
-            await self._client.make("start", lambda api: api.start(ref))
-        except Refused as refused:
-            problem = meaning(refused, "starting the container")
-            if isinstance(problem, Rejected) or is_left_over(refused):
-                # It will never run.
+            await self._client.create("start", lambda api: api.start(ref))
+        except DockerRefused as refused:
+            problem = error_for_refusal(refused, "starting the container")
+            if isinstance(problem, EngineRejected) or is_leftover_conflict(refused):
+                # It can never run.
                 await self._discard(ref)
             raise problem from None
 
     async def _discard(self, ref: str) -> None:
         try:
-            await self._client.make("remove", lambda api: api.remove_container(ref, v=True, force=True))
-        except (Refused, Unreachable) as error:
+            await self._client.create("remove", lambda api: api.remove_container(ref, v=True, force=True))
+        except (DockerRefused, EngineUnreachable) as error:
             log.warning("container %s could not be started, and is left behind: %s", ref[:12], error)
 
     async def _inspect(self, name: str) -> Mapping[str, Any] | None:
         try:
-            found: Mapping[str, Any] = await self._client.ask(
+            container: Mapping[str, Any] = await self._client.query(
                 "inspect", lambda api: api.inspect_container(name)
             )
-        except Refused as refused:
+        except DockerRefused as refused:
             if refused.status == 404:
                 return None
-            raise Unreachable(f"Docker did not show container {name[:40]}: {refused}") from None
-        return found
+            raise EngineUnreachable(f"Docker did not show container {name[:40]}: {refused}") from None
+        return container
 
     async def _kill(self, ref: str, signal: str) -> None:
         try:
-            await self._client.ask("kill", lambda api: api.kill(ref, signal))
-        except Refused as refused:
+            await self._client.query("kill", lambda api: api.kill(ref, signal))
+        except DockerRefused as refused:
             # 404: gone; 409: not running (500 in older engines).
             if refused.status not in (404, 409) and "not running" not in str(refused):
-                raise Unreachable(f"Docker did not signal container {ref[:12]}: {refused}") from None
+                raise EngineUnreachable(f"Docker did not signal container {ref[:12]}: {refused}") from None
 
-    async def _last_words(self, ref: str) -> str:
-        """Of the wrapper itself, whose output alone Docker keeps: why it could not do its work."""
+    async def _wrapper_output(self, ref: str) -> str:
+        """The wrapper's own messages, the only output that Docker keeps: why it failed."""
         try:
-            raw = await self._client.ask("logs", lambda api: api.logs(ref, tail=5))
-        except (Refused, Unreachable):
+            raw = await self._client.query("logs", lambda api: api.logs(ref, tail=5))
+        except (DockerRefused, EngineUnreachable):
             return ""
         return bytes(raw).decode(errors="replace").strip()[-500:]
 
-    def _is_ours(self, found: Mapping[str, Any], key: str) -> bool:
-        labels = _labels(found)
-        return labels.get(LABEL_DATA) == self._house.data_id and labels.get(LABEL_KEY) == key
+    def _is_ours(self, container: Mapping[str, Any], key: str) -> bool:
+        labels = _labels(container)
+        return labels.get(LABEL_DATA) == self._defaults.data_id and labels.get(LABEL_KEY) == key
 
-    def _own(self, found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        if not self._is_ours(found, key):
-            raise Rejected(f"the name {key!r} is taken by a container that is not ours: docker rm -f {key}")
-        return found
+    def _require_ours(self, container: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        if not self._is_ours(container, key):
+            raise EngineRejected(
+                f"the name {key!r} is taken by a container that is not ours: docker rm -f {key}"
+            )
+        return container
 
-    def _hand_over(self, spec: EngineSpec) -> None:
+    def _hand_over_files(self, spec: EngineSpec) -> None:
         if self._training_uid is not None and os.geteuid() == 0:
-            hand_over(spec, mounts_of(spec), self._training_uid, self._trusted)
+            hand_over_files(spec, mounts_of(spec), self._training_uid, self._trusted)
 
 
-def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
-    return (found.get("Config") or {}).get("Labels") or {}
+def _labels(container: Mapping[str, Any]) -> Mapping[str, str]:
+    return (container.get("Config") or {}).get("Labels") or {}
 
 
-def _found(listed: Mapping[str, Any]) -> Found:
+def _engine_run(listed: Mapping[str, Any]) -> EngineRun:
     labels = listed.get("Labels") or {}
     run_dir = labels.get(LABEL_DIR)
-    return Found(labels.get(LABEL_KEY, ""), str(listed["Id"]), Path(run_dir) if run_dir else None)
-
-
-def _note_asked(run_dir: Path, force: bool) -> None:
-    try:
-        write_asked(run_dir, force=force)
-    except OSError as error:
-        log.warning("%s: that it was asked to end could not be noted (%s)", run_dir, error.strerror)
+    return EngineRun(labels.get(LABEL_KEY, ""), str(listed["Id"]), Path(run_dir) if run_dir else None)

@@ -1,18 +1,16 @@
-"""Control groups, where this machine lets us make some: a limit on memory and on processes, and a way to end
-everything in one that nothing slips out of.
+"""Make control groups where the machine allows it: to limit memory and processes, and to kill a whole run.
 
-Rented pods mostly do not let us; runs go on without then, and the sandbox's own limit on processes holds.
+Rented pods mostly do not allow it; runs go on without, and the sandbox's own limit on processes holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from core.system.wrapper import kill_until_gone
 
 MOUNTS, OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 NEEDED = ("memory", "pids")
@@ -23,13 +21,13 @@ _MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where groups are made: in one folder with version 2, in one for each controller with version 1."""
+    """Where groups are made: in one directory with version 2, in one for each controller with version 1."""
 
     parents: tuple[Path, ...]
     version: int
 
     def make(self, name: str, memory: int | None, pids: int) -> tuple[Path, ...]:
-        """The groups of a run, with its limits; `OSError` when the kernel will not."""
+        """Make the groups of a run, with its limits; `OSError` when the kernel refuses."""
         folders = tuple(parent / name for parent in self.parents)
         for folder in folders:
             folder.mkdir(exist_ok=True)
@@ -44,15 +42,10 @@ class Cgroups:
 
 
 def kill(folders: tuple[Path, ...]) -> None:
-    """Everything in them, however fast it forks: it may not any more."""
+    """Kill everything in the groups; first they are forbidden to fork."""
     with contextlib.suppress(OSError):
         _set(folders, "pids.max", "0")
-    ends = time.monotonic() + EMPTY_S
-    while (pids := set(_members(folders))) and time.monotonic() < ends:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+    kill_until_gone(lambda: _members(folders), EMPTY_S)
 
 
 def remove(folders: Iterable[Path]) -> None:
@@ -61,20 +54,20 @@ def remove(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def detect(name: str, mounts: str | None = None, own: str | None = None) -> Cgroups | str:
-    """Groups, tried out with one called `name`; or why there are none."""
+def detect_cgroups(name: str, mounts: str | None = None, own: str | None = None) -> Cgroups | str:
+    """Where groups can be made, tried out with one called `name`; or why nowhere."""
     why = "no cgroups with limits on memory and processes are mounted"
     mounts, own = MOUNTS.read_text() if mounts is None else mounts, OWN.read_text() if own is None else own
-    for found in _candidates(mounts, own):
+    for candidate in _candidates(mounts, own):
         try:
-            _enable(found)
-            found.make(name, 1 << 30, 100)
+            _enable(candidate)
+            candidate.make(name, 1 << 30, 100)
         except OSError as error:
-            why = f"{error.filename or found.parents[0]}: {error.strerror or error}"
+            why = f"{error.filename or candidate.parents[0]}: {error.strerror or error}"
         else:
-            return found
+            return candidate
         finally:
-            remove(parent / name for parent in found.parents)
+            remove(parent / name for parent in candidate.parents)
     return why
 
 
@@ -93,22 +86,22 @@ def _set(folders: tuple[Path, ...], name: str, value: str) -> None:
 
 
 def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
-    """Below our own group, whose limits then hold for our runs too; else at the top."""
-    places = dict(_places(mounts))
-    ours = {
+    """Below our own group, whose limits then apply to our runs as well; else at the top."""
+    mount_points = dict(_mount_points(mounts))
+    list_runs = {
         kind: path
         for line in own.splitlines()
         for _, kinds, path in [line.split(":", 2)]
         for kind in kinds.split(",")
     }
-    if all(kind in places for kind in NEEDED):
-        yield Cgroups(tuple(_below(places[kind], ours.get(kind, "/")) for kind in NEEDED), 1)
-    elif "" in places:
-        yield Cgroups((_below(places[""], ours.get("", "/")),), 2)
-        yield Cgroups((places[""],), 2)
+    if all(kind in mount_points for kind in NEEDED):
+        yield Cgroups(tuple(_below(mount_points[kind], list_runs.get(kind, "/")) for kind in NEEDED), 1)
+    elif "" in mount_points:
+        yield Cgroups((_below(mount_points[""], list_runs.get("", "/")),), 2)
+        yield Cgroups((mount_points[""],), 2)
 
 
-def _places(mounts: str) -> Iterator[tuple[str, Path]]:
+def _mount_points(mounts: str) -> Iterator[tuple[str, Path]]:
     """Where each controller is mounted; version 2 has an empty name."""
     for line in mounts.splitlines():
         fields, _, tail = line.partition(" - ")
@@ -121,11 +114,11 @@ def _places(mounts: str) -> Iterator[tuple[str, Path]]:
 
 
 def _below(point: Path, path: str) -> Path:
-    """In a container the path may be told as the host sees it."""
+    """The path below the mount point; in a container it may be the host's, and not exist."""
     below = point / path.lstrip("/")
     return below if below.is_dir() else point
 
 
-def _enable(found: Cgroups) -> None:
-    if found.version == 2:
-        (found.parents[0] / "cgroup.subtree_control").write_text("+memory +pids")
+def _enable(cgroups: Cgroups) -> None:
+    if cgroups.version == 2:
+        (cgroups.parents[0] / "cgroup.subtree_control").write_text("+memory +pids")

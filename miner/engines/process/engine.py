@@ -1,4 +1,7 @@
-"""The engine itself. A run's reference is its key; what is known of it lies in the book."""
+"""Run attempts as local processes.
+
+A run's reference is its key; what is known of it lies in the run registry.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from miner.engines import remains
-from miner.engines.aside import aside
-from miner.engines.base import EngineSpec, Found, Phase, Rejected, Status, Unreachable
-from miner.engines.checks import check, mounts_of
-from miner.engines.handover import hand_over
-from miner.engines.outcome import ended
+from miner.engines import ownership
+from miner.engines.base import EngineRejected, EngineRun, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.engines.preflight import check_spec, hand_over_files, mounts_of
 from miner.engines.process import cgroups, launch
-from miner.engines.process.book import ERRORS, Book
 from miner.engines.process.cgroups import Cgroups
-from miner.engines.process.interpreter import Interpreter
+from miner.engines.process.launch import Interpreter
+from miner.engines.process.run_registry import ERRORS_FILE, RunRegistry
 from miner.engines.process.sandbox import Sandbox
-from miner.engines.records import read_start, write_asked
+from miner.engines.run_folder import end_status, read_start, write_stop_record
+from miner.support.background import run_in_thread
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 CALL_S = 60.0
-#: What images for pictures hold beside the trainer, where it looks for it.
+#: What the images for pictures have beside the trainer, at the paths where it expects it.
 TOOLS = {"image": Path("/app/sd-scripts"), "toolkit": Path("/app/ai-toolkit")}
-#: From the start of the wrapper to its signature, and from a forced stop to its end.
+#: Time limits: from the start of the wrapper to its signature, and from a forced stop to its end.
 SIGN_S, FORCE_S = 15.0, 5.0
 
 
@@ -42,7 +43,7 @@ class ProcessEngine:
 
     def __init__(
         self,
-        book: Book,
+        registry: RunRegistry,
         data_id: str,
         interpreter: Interpreter,
         *,
@@ -55,7 +56,7 @@ class ProcessEngine:
         ulimits: Mapping[str, int],
         pids: int,
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._data_id = data_id
         self._interpreter = interpreter
         self._code = code
@@ -66,9 +67,9 @@ class ProcessEngine:
         self._trusted = trusted
         self._ulimits = ulimits
         self._pids = pids
-        #: Looking at a lock takes it for a moment, which starting must not mistake for a run.
+        #: Checking a run's lock takes it for a moment, which a start must not mistake for a run.
         self._lock = threading.Lock()
-        #: Ours to collect once they ended; those of an earlier daemon are init's.
+        #: Our own children, to wait for; those of an earlier daemon are init's.
         self._children: set[int] = set()
 
     @property
@@ -76,65 +77,65 @@ class ProcessEngine:
         return self._sandbox is not None
 
     async def submit(self, spec: EngineSpec) -> str:
-        return await self._aside(lambda: self._submit(spec), "submit")
+        return await self._in_thread(lambda: self._submit(spec), "submit")
 
     async def find(self, key: str) -> str | None:
-        return await self._aside(lambda: key if self._known(key) else None, "find")
+        return await self._in_thread(lambda: key if self._known(key) else None, "find")
 
-    async def poll(self, ref: str, run_dir: Path) -> Status:
-        return await self._aside(lambda: self._poll(ref, run_dir), "poll")
+    async def poll(self, ref: str, run_dir: Path) -> RunStatus:
+        return await self._in_thread(lambda: self._poll(ref, run_dir), "poll")
 
     async def stop(self, ref: str, *, force: bool = False) -> None:
-        await self._aside(lambda: self._stop(ref, force), "stop")
+        await self._in_thread(lambda: self._stop(ref, force), "stop")
 
     async def dump_stacks(self, ref: str) -> None:
-        await self._aside(lambda: self._signal(ref, signal.SIGUSR1), "dump")
+        await self._in_thread(lambda: self._signal(ref, signal.SIGUSR1), "dump")
 
     async def remove(self, ref: str) -> None:
-        await self._aside(lambda: self._remove(ref), "remove")
+        await self._in_thread(lambda: self._remove(ref), "remove")
 
-    async def lacks(self) -> Mapping[str, str]:
-        return await self._aside(self._lacking, "look")
+    async def missing_images(self) -> Mapping[str, str]:
+        return await self._in_thread(self._missing_images, "check its images")
 
     async def identity(self, image: str) -> str:
-        return await self._aside(self._identity, "look")
+        return await self._in_thread(self._identity, "identify itself")
 
-    async def ours(self) -> list[Found]:
-        return await self._aside(self._listed, "list")
+    async def list_runs(self) -> list[EngineRun]:
+        return await self._in_thread(self._listed, "list")
 
     async def close(self) -> None:
-        """Runs go on."""
+        """Nothing to close: runs go on."""
 
-    async def _aside(self, call: Callable[[], T], what: str) -> T:
+    async def _in_thread(self, call: Callable[[], T], what: str) -> T:
         def alone() -> T:
             with self._lock:
                 return call()
 
         try:
-            return await aside(alone, CALL_S, f"process {what}")
+            return await run_in_thread(alone, CALL_S, f"process {what}")
         except (TimeoutError, OSError) as error:
-            raise Unreachable(f"the process engine could not {what}: {error}") from None
+            raise EngineUnreachable(f"the process engine could not {what}: {error}") from None
 
     def _submit(self, spec: EngineSpec) -> str:
-        check(spec, self._redact, self._trusted)
+        check_spec(spec, self._redact, self._trusted)
         if self._known(spec.key):
             return spec.key
         if spec.hostile and self._sandbox is None:
-            raise Rejected(
-                f"{spec.key!r} runs code of strangers and there is no sandbox: {self._why_no_sandbox}"
+            raise EngineRejected(
+                f"{spec.key!r} runs code of strangers, and there is no sandbox: {self._why_no_sandbox}"
             )
         if self._sandbox is not None and self._sandbox.uid is not None:
-            hand_over(spec, mounts_of(spec), self._sandbox.uid, self._trusted)
+            hand_over_files(spec, mounts_of(spec), self._sandbox.uid, self._trusted)
         groups = self._groups(spec)
-        # Noted before it starts: whoever comes next must find what there is to clear away.
-        self._book.write(spec.key, spec.run_dir, spec.labels, groups)
-        lock = self._book.locked(spec.key)
+        # Recorded before it starts: after a crash, the next daemon must find what to remove.
+        self._registry.write(spec.key, spec.run_dir, spec.labels, groups)
+        lock = self._registry.take_lock(spec.key)
         if lock is None:
             return spec.key
         try:
             pid = self._spawn(spec, groups, lock)
         finally:
-            # From here on the wrapper holds it.
+            # From here on the wrapper has it.
             os.close(lock)
         self._children.add(pid)
         self._await_signature(spec.key)
@@ -149,7 +150,7 @@ class ProcessEngine:
         sandbox, mark = self._sandbox, self._mark(spec.key)
         python = str(self._interpreter.path)
         argv = [python if spec.argv[0] == "python" else spec.argv[0], *spec.argv[1:]]
-        command = launch.command(
+        command = launch.wrapper_command(
             spec,
             sandbox.command(spec, argv) if sandbox else argv,
             ulimits=self._ulimits,
@@ -157,11 +158,11 @@ class ProcessEngine:
             oom_files=self._cgroups.oom_files(groups) if self._cgroups else (),
         )
         home = "/tmp" if sandbox else str(spec.run_dir)  # noqa: S108 - the sandbox's own
-        errors = str(self._book.place(spec.key) / ERRORS)
+        errors = str(self._registry.directory(spec.key) / ERRORS_FILE)
         return os.posix_spawn(
             sys.executable,
             command,
-            launch.environment(spec, self._interpreter.path, self._code, mark, home),
+            launch.process_environment(spec, self._interpreter.path, self._code, mark, home),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -174,103 +175,101 @@ class ProcessEngine:
         )
 
     def _await_signature(self, key: str) -> None:
-        """A wrapper that could not do its work says so here, and not as a run that was lost."""
+        """Wait for the wrapper's start; a failed one is reported here, not later as a lost run."""
         ends = time.monotonic() + SIGN_S
-        while not self._book.was_started(key):
-            if not self._book.lives(key):
-                why = self._book.errors(key) or "it said nothing"
+        while not self._registry.was_started(key):
+            if not self._registry.is_alive(key):
+                why = self._registry.errors(key) or "without a message"
                 self._forget(key)
-                raise Rejected(f"{key!r} could not be started: {why}")
+                raise EngineRejected(f"{key!r} could not be started: {why}")
             if time.monotonic() > ends:
-                raise Unreachable(f"{key!r} is starting for {SIGN_S:g} s already")
+                raise EngineUnreachable(f"{key!r} has been starting for {SIGN_S:g} s")
             time.sleep(0.005)
 
-    def _lacking(self) -> Mapping[str, str]:
+    def _missing_images(self) -> Mapping[str, str]:
         if not self._interpreter.path.exists():
-            why = f"{self._interpreter.path} is not there any more"
+            why = f"{self._interpreter.path} no longer exists"
             return dict.fromkeys(("text", *TOOLS), why)
-        found = {}
-        for short, place in TOOLS.items():
-            if not place.is_dir():
-                found[short] = f"there is no {place} here: such pictures need Docker and its image"
-            elif self._sandbox is not None and not self._sandbox.shows(place):
-                found[short] = f"{place} is not seen in the sandbox: such pictures need Docker and its image"
-        return found
+        need = "such pictures need Docker and its image"
+        missing = {}
+        for short, path in TOOLS.items():
+            if not path.is_dir():
+                missing[short] = f"there is no {path} here: {need}"
+            elif self._sandbox is not None and not self._sandbox.shows(path):
+                missing[short] = f"{path} is not visible in the sandbox: {need}"
+        return missing
 
     def _identity(self) -> str:
-        """An upgrade of our own code is another thing to start, too: it may need other packages."""
+        """The interpreter and our own code: an upgrade of that may need other packages."""
         packages = (path.resolve() for path in sorted(self._code.iterdir()))
         changed = [file.stat().st_mtime_ns for package in packages for file in package.rglob("*.py")]
         return f"{self._interpreter.identity()} code {len(changed)}@{max(changed, default=0)}"
 
-    def _listed(self) -> list[Found]:
-        keys = list(self._book.keys())
-        return [Found(key, key, self._book.run_dir(key)) for key in keys]
+    def _listed(self) -> list[EngineRun]:
+        keys = list(self._registry.keys())
+        return [EngineRun(key, key, self._registry.run_dir(key)) for key in keys]
 
     def _known(self, key: str) -> bool:
-        """Started at some time, or being started."""
-        return self._book.was_started(key) or self._book.lives(key)
+        """Whether it was started at some time, or is being started."""
+        return self._registry.was_started(key) or self._registry.is_alive(key)
 
-    def _poll(self, key: str, run_dir: Path) -> Status:
-        if self._book.lives(key):
+    def _poll(self, key: str, run_dir: Path) -> RunStatus:
+        if self._registry.is_alive(key):
             start = read_start(run_dir)
-            return Status(Phase.RUNNING, started_at=start.at if start else None)
+            return RunStatus(RunPhase.RUNNING, started_at=start.at if start else None)
         self._collect()
-        self._end_remains(key)
-        return ended(run_dir)
+        self._kill_marked(key)
+        return end_status(run_dir)
 
     def _stop(self, key: str, force: bool) -> None:
-        if not self._book.lives(key):
+        if not self._registry.is_alive(key):
             return
-        run_dir = self._book.run_dir(key)
+        run_dir = self._registry.run_dir(key)
         if run_dir is not None:
-            try:
-                write_asked(run_dir, force=force)
-            except OSError as error:
-                log.warning("%s: that it was asked to end could not be noted (%s)", run_dir, error.strerror)
-        # SIGQUIT: the wrapper kills all it started, and lives to record the end.
+            write_stop_record(run_dir, force=force)
+        # SIGQUIT: the wrapper kills all that it started, and records the end.
         self._signal(key, signal.SIGQUIT if force else signal.SIGTERM)
         if force and not self._ends_within(key, FORCE_S):
             self._signal(key, signal.SIGKILL)
             self._ends_within(key, FORCE_S)
-            self._end_remains(key)
+            self._kill_marked(key)
 
     def _ends_within(self, key: str, seconds: float) -> bool:
         ends = time.monotonic() + seconds
-        while self._book.lives(key):
+        while self._registry.is_alive(key):
             if time.monotonic() > ends:
                 return False
             time.sleep(0.02)
         return True
 
     def _signal(self, key: str, number: signal.Signals) -> None:
-        holder = self._book.holder(key) if self._book.lives(key) else None
-        if holder is None:
+        lock_holder = self._registry.lock_holder(key) if self._registry.is_alive(key) else None
+        if lock_holder is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            # A descriptor stays with its process, whatever happens to the number.
-            process = os.pidfd_open(holder.pid)
+            # The descriptor stays with its process, even if the process id is used again.
+            process = os.pidfd_open(lock_holder.pid)
             try:
-                if _started(holder.pid) == holder.started:
+                if _started(lock_holder.pid) == lock_holder.started:
                     signal.pidfd_send_signal(process, number)
             finally:
                 os.close(process)
 
     def _remove(self, key: str) -> None:
-        if self._book.lives(key):
-            log.debug("run %s goes on, and is left alone", key)
+        if self._registry.is_alive(key):
+            log.debug("run %s goes on and is left alone", key)
             return
         self._collect()
-        self._end_remains(key)
+        self._kill_marked(key)
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        cgroups.remove(self._book.cgroups(key))
-        self._book.forget(key)
+        cgroups.remove(self._registry.cgroups(key))
+        self._registry.forget(key)
 
-    def _end_remains(self, key: str) -> None:
-        cgroups.kill(self._book.cgroups(key))
-        left = remains.end(self._mark(key))
+    def _kill_marked(self, key: str) -> None:
+        cgroups.kill(self._registry.cgroups(key))
+        left = ownership.kill_marked(self._mark(key))
         if left:
             log.warning("run %s: %d processes outlived it and were killed", key, left)
 
@@ -282,7 +281,7 @@ class ProcessEngine:
             self._children.discard(pid)
 
     def _mark(self, key: str) -> str:
-        return remains.mark(self._data_id, key)
+        return ownership.run_mark(self._data_id, key)
 
 
 def _started(pid: int) -> int | None:

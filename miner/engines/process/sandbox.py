@@ -1,14 +1,14 @@
-"""A sandbox without Docker, made by bubblewrap: no network, no process but its own, and of the disk only what
-it was given.
+"""Build a sandbox with bubblewrap, without Docker: no network, and only the given files and GPUs.
 
-A network namespace alone would not do: whoever reads the wallet or a token can put it into the model that is
-published. So without bubblewrap, or where the machine forbids it its namespaces (most rented pods), there is
-no sandbox, and hostile runs are rejected.
+A network namespace alone would not do: code that reads the wallet or a token can put it into the published
+model. So without bubblewrap, or where the machine forbids its namespaces (most rented pods), hostile runs
+are rejected.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,11 +17,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from miner.engines import inside
+from miner.engines import sandbox_init
 from miner.engines.base import EngineSpec, Mount
-from miner.engines.checks import gpus_of, mounts_of
-from miner.engines.process.devices import device_files
-from miner.engines.process.interpreter import Interpreter
+from miner.engines.preflight import gpus_of, mounts_of
+from miner.engines.process.launch import Interpreter
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+DEVICES = Path("/dev")
+_COMMON = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+
+def device_files(gpus: Sequence[str], driver: Path = DRIVER, devices: Path = DEVICES) -> list[Path]:
+    if not gpus:
+        return []
+    minors = _minors(driver)
+    if all(gpu in minors for gpu in gpus):
+        files = [devices / f"nvidia{minors[gpu]}" for gpu in gpus]
+    else:
+        # MIG slices, or a driver without this list: all devices, and CUDA_VISIBLE_DEVICES alone chooses.
+        files = sorted(path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+        files += sorted(devices.glob("nvidia-caps"))
+    return [path for path in (*(devices / name for name in _COMMON), *files) if path.exists()]
+
+
+def _minors(driver: Path) -> dict[str, str]:
+    """The number in the device file's name, by UUID and by index (in the order of the bus)."""
+    found: dict[str, str] = {}
+    for index, information in enumerate(sorted(driver.glob("*/information"))):
+        text = information.read_text(errors="replace")
+        minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+        uuid = re.search(r"^GPU UUID:\s*(\S+)", text, re.MULTILINE)
+        if minor:
+            found[str(index)] = minor[1]
+            if uuid:
+                found[uuid[1]] = minor[1]
+    return found
+
 
 HOSTNAME = "job"
 HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n"
@@ -29,7 +60,7 @@ TMP_BYTES, SHM_BYTES = 4 << 30, 16 << 30
 TRIAL_S = 30.0
 #: Users that no machine has: above those that systemd gives to containers.
 REWARD_UIDS = 2_000_000_000
-#: What programs look up; nothing of these is secret.
+#: What programs look up; nothing in them is secret.
 _SYSTEM_FILES = (
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
@@ -40,7 +71,7 @@ _SYSTEM_FILES = (
     "/etc/nsswitch.conf",
     "/etc/OpenCL",
 )
-#: Links into /usr on most systems, folders on others.
+#: Links into /usr on most systems, directories on others.
 _TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _TRIAL = "import socket; print([name for _, name in socket.if_nameindex()])"
 
@@ -49,16 +80,16 @@ _TRIAL = "import socket; print([name for _, name in socket.if_nameindex()])"
 class Sandbox:
     program: Path
     interpreter: Interpreter
-    #: A file to stand at /etc/hosts: torchrun waits for ever when the machine's own name does not resolve.
+    #: Mounted as /etc/hosts: torchrun waits for ever when the machine's own name does not resolve.
     hosts: Path
-    #: More to show, read-only: our own code.
-    shown: tuple[Path, ...]
-    #: Who to become, when we are root.
+    #: What else is visible, read-only: our own code.
+    visible: tuple[Path, ...]
+    #: The user to become, when we are root.
     uid: int | None
     processes: int
 
     def command(self, spec: EngineSpec, argv: Sequence[str]) -> list[str]:
-        """`argv` inside of it."""
+        """The command that runs `argv` inside the sandbox."""
         return [
             str(self.program),
             *self._namespaces(spec.hostile),
@@ -67,7 +98,7 @@ class Sandbox:
             *_memory_file_systems(spec.shm_bytes or SHM_BYTES),
             *(word for path in device_files(gpus_of(spec)) for word in ("--dev-bind", str(path), str(path))),
             *self._binds(spec),
-            # What holds it all together is in memory, and would be the user's own where we are not root.
+            # The root of the mounts is in memory, and would be writable where we are not root.
             *("--remount-ro", "/", "--remount-ro", "/dev"),
             "--",
             *self._last_step(spec),
@@ -75,8 +106,10 @@ class Sandbox:
         ]
 
     def shows(self, path: Path) -> bool:
-        """Whether every run sees it."""
-        return any(path.is_relative_to(one) for one in (*self.interpreter.needs, *self.shown, Path("/usr")))
+        """Whether the path is visible to every run."""
+        return any(
+            path.is_relative_to(root) for root in (*self.interpreter.needs, *self.visible, Path("/usr"))
+        )
 
     def _namespaces(self, hostile: bool) -> Iterator[str]:
         yield from (
@@ -90,7 +123,7 @@ class Sandbox:
         if self.uid is None:
             yield "--unshare-user"
         else:
-            # Root needs no user namespace, and becomes a real nobody-in-particular in the last step.
+            # Root needs no user namespace, and becomes an ordinary user in the last step.
             yield from ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
             yield from ("--cap-add", "CAP_SETPCAP")
             if hostile:
@@ -98,27 +131,29 @@ class Sandbox:
                 yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL")
 
     def _binds(self, spec: EngineSpec) -> Iterator[str]:
-        ours = [Mount(path) for path in (Path(inside.__file__), *self.interpreter.needs, *self.shown)]
-        mounts = (*ours, *mounts_of(spec))
+        list_runs = [
+            Mount(path) for path in (Path(sandbox_init.__file__), *self.interpreter.needs, *self.visible)
+        ]
+        mounts = (*list_runs, *mounts_of(spec))
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
             yield from ("--perms", "0755", "--dir", str(folder))
         for mount in mounts:
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
 
     def _last_step(self, spec: EngineSpec) -> Iterator[str]:
-        yield from (str(self.interpreter.path), "-I", "-S", inside.__file__)
+        yield from (str(self.interpreter.path), "-I", "-S", sandbox_init.__file__)
         yield from ("--dir", str(spec.run_dir), "--processes", str(self.processes))
         if self.uid is not None:
             yield from ("--uid", str(self.uid))
             if spec.hostile:
-                # A user of each run's own: the kernel counts processes by user, over all runs.
+                # A user for each run: the kernel counts processes by user, over all runs.
                 uid = REWARD_UIDS + zlib.crc32(spec.key.encode()) % 100_000_000
-                yield from ("--rewards", str(self.shown[0]), "--rewards-uid", str(uid))
+                yield from ("--rewards", str(self.visible[0]), "--rewards-uid", str(uid))
         yield "--"
 
 
-def detect(
-    interpreter: Interpreter, hosts: Path, shown: tuple[Path, ...], uid: int | None, processes: int
+def detect_sandbox(
+    interpreter: Interpreter, hosts: Path, visible: tuple[Path, ...], uid: int | None, processes: int
 ) -> Sandbox | str:
     """A sandbox that was tried out; or why there is none."""
     program = shutil.which("bwrap")
@@ -126,13 +161,13 @@ def detect(
         return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
     hosts.parent.mkdir(parents=True, exist_ok=True)
     hosts.write_text(HOSTS)
-    sandbox = Sandbox(Path(program), interpreter, hosts, shown, uid, processes)
+    sandbox = Sandbox(Path(program), interpreter, hosts, visible, uid, processes)
     with tempfile.TemporaryDirectory(prefix="god-miner-") as folder:
-        why = _tried(sandbox, Path(folder))
+        why = _why_unusable(sandbox, Path(folder))
     return sandbox if why is None else why
 
 
-def _tried(sandbox: Sandbox, folder: Path) -> str | None:
+def _why_unusable(sandbox: Sandbox, folder: Path) -> str | None:
     if sandbox.uid is not None:
         os.chown(folder, sandbox.uid, sandbox.uid)
     spec = EngineSpec(key="trial", argv=(), run_dir=folder, hostile=True)
@@ -164,7 +199,7 @@ def _system() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    # Ways that bubblewrap makes by itself are root's alone.
+    # Directories that bubblewrap makes by itself are readable by root only.
     for folder in ("/etc", "/etc/ssl"):
         yield from ("--perms", "0755", "--dir", folder)
     for file in _SYSTEM_FILES:

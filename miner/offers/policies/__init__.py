@@ -1,1 +1,1 @@
-"""The operator's acceptance policies: what a file may say, how it is read, followed and documented."""
+"""The operator's acceptance policies: their schema, files, documentation and choice."""

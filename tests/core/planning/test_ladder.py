@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from random import Random
 
-from core.data_facts import assumed_facts
-from core.hardware import parse_gpus
-from core.model_facts import facts_from_name
-from core.plan_parts import TaskSpec
-from core.planning.ladder import _least, fit_memory, lossless, variations
-from core.planning.memory import fits
-from core.planning.start import start
-from core.planning.wishes import Wish, wish_for
-from core.profile.load import load_profile
-from core.profile.resolve import resolve
-from core.tasks import TaskType
+from core.data.facts import assumed_facts
+from core.domain.hardware import parse_gpus
+from core.domain.tasks import TaskType
+from core.models.identify import facts_from_name
+from core.planning.ladder import _least, fit_lossless, fit_memory, variations
+from core.planning.memory import fits_memory
+from core.planning.plan import TaskSpec
+from core.planning.requirements import Requirements, first_candidate, requirements_for
+from core.profile.resolve import load_profile, resolve_profile
 
 
-def a_wish(random: Random) -> tuple[Wish, int]:
-    """Of a text task, and a number of GPUs."""
-    task_type = random.choice([one for one in TaskType if one.is_text])
+def random_requirements(random: Random) -> tuple[Requirements, int]:
+    """Requirements of a text task, and a number of GPUs."""
+    task_type = random.choice([task for task in TaskType if task.is_text])
     params = round(10 ** random.uniform(8.5, 11))
     model = facts_from_name(f"a/{random.choice(('llama', 'Qwen2.5', 'mixtral'))}", params)
     kind = parse_gpus(f"8x{random.choice(('H100', 'A100', 'L4'))}").kind
-    profile = resolve(load_profile(random.choice(("base", "h100x8", "h100x4-strategy"))), task_type, model)
+    profile = resolve_profile(
+        load_profile(random.choice(("base", "h100x8", "h100x4-strategy"))), task_type, model
+    )
     task = TaskSpec(task_type=task_type, hours=3.0)
-    wish = wish_for(task, model, assumed_facts(task_type, None, 3.0), profile, kind)
-    return wish, random.choice((1, 2, 4, 8))
+    needs = requirements_for(task, model, assumed_facts(task_type, None, 3.0), profile, kind)
+    return needs, random.choice((1, 2, 4, 8))
 
 
 def test_the_mildest_variation_that_fits_is_the_one_that_trying_all_finds() -> None:
     random, costs = Random(11), set()
     for _ in range(120):
-        wish, world = a_wish(random)
-        budget = 0.9 * wish.kind.memory_bytes
-        wished, able = start(wish, world), partial(fits, budget=budget)
-        tried = [wished, *(one for group in variations(wish, wished) for one in group)]
-        slow = (cost for cost, one in enumerate(tried) if any(able(least) for least in _least(wish, one)))
-        found, cost = fit_memory(wish, world, budget), next(slow, None)
-        assert (found and found.cost) == cost, (wish.task, wish.model, world)
-        assert found is None or able(found.setup)
-        assert cost is None or lossless(wish, tried[cost], able) is not None
-        costs.add(cost)
+        needs, world = random_requirements(random)
+        budget = 0.9 * needs.kind.memory_bytes
+        required, fits = first_candidate(needs, world), partial(fits_memory, budget=budget)
+        tried = [required, *itertools.chain.from_iterable(variations(needs, required))]
+        fitting = (at for at, base in enumerate(tried) if any(fits(least) for least in _least(needs, base)))
+        expected = next(fitting, None)
+        candidate, cost = fit_memory(needs, required, budget)
+        assert (candidate and cost) == expected, (needs.task, needs.model, world)
+        assert candidate is None or fits(candidate)
+        assert expected is None or fit_lossless(needs, tried[expected], fits) is not None
+        costs.add(expected)
     assert len(costs) > 5

@@ -10,18 +10,17 @@ from typing import NamedTuple
 
 import pytest
 
-from core.choices import Engine
-from core.data_facts import assumed_facts
-from core.hardware import Hardware, parse_gpus
-from core.model_facts import facts_from_name
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.planner import plan
-from core.profile import load_profile, resolve
-from core.recipes.examples import example_inputs
-from core.recipes.render import render
-from core.recipes.validate import Pretended, validate_with_engine
-from core.tasks import ImageModelType, TaskType
+from core.data.facts import assumed_facts
+from core.domain.choices import Engine
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.tasks import ImageModelType, TaskType
+from core.engines.dry_run import example_inputs
+from core.engines.render import render
+from core.engines.validate import AssumedMachine, validate_with_engine
+from core.models.identify import facts_from_name
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.profile import load_profile, resolve_profile
 
 MODELS = (
     "facebook/opt-125m",
@@ -66,7 +65,9 @@ def _entry(
     spec = TaskSpec(task_type=task, hours=hours, image_type=image)
     data = assumed_facts(task, None if image else 20_000, image_type=image)
     gpus = Hardware(gpus=parse_gpus(hardware))
-    return Entry(profile, hardware, task, model, hours, plan(spec, facts, data, gpus, load_profile(profile)))
+    return Entry(
+        profile, hardware, task, model, hours, plan_task(spec, facts, data, gpus, load_profile(profile))
+    )
 
 
 @lru_cache(maxsize=1)
@@ -90,46 +91,46 @@ def test_a_refusal_names_its_code_and_its_number() -> None:
             assert any(letter.isdigit() for letter in entry.plan.verdict.reason), entry
 
 
-def test_no_promise_exceeds_the_memory_budget() -> None:
+def test_no_feasible_plan_exceeds_the_memory_budget() -> None:
     for entry in _promised():
         assert entry.plan.memory.fits, entry[:5]
         assert entry.plan.memory.budget_bytes <= entry.plan.gpus.memory_bytes
 
 
-def test_no_promise_runs_into_the_reserve() -> None:
+def test_no_feasible_plan_runs_into_the_reserve() -> None:
     for entry in _promised():
         assert entry.plan.time.slack_s >= 0, entry[:5]
 
 
-def test_the_effective_batch_is_kept_or_its_change_is_said() -> None:
+def test_the_effective_batch_is_kept_or_conceded() -> None:
     for entry in _promised():
-        found = entry.plan
-        targets = resolve(load_profile(entry.profile), entry.task, found.model).targets
+        plan = entry.plan
+        targets = resolve_profile(load_profile(entry.profile), entry.task, plan.model).targets
         asked = targets.effective_batch_size or (
-            targets.micro_batch_size * targets.gradient_accumulation_steps * found.batch.world_size
+            targets.micro_batch_size * targets.gradient_accumulation_steps * plan.batch.world_size
         )
-        said = any(one.field == "effective_batch_size" for one in found.concessions)
-        assert found.batch.effective == asked or said, entry[:5]
+        conceded = any(one.field == "effective_batch_size" for one in plan.concessions)
+        assert plan.batch.effective == asked or conceded, entry[:5]
 
 
 def test_every_difference_from_the_profile_is_a_concession() -> None:
     for entry in _promised():
-        found = entry.plan
-        targets = resolve(load_profile(entry.profile), entry.task, found.model).targets
-        said = {one.field for one in found.concessions}
-        if found.adapter is not None and found.adapter.rank != targets.lora_r:
-            assert "lora_r" in said, entry[:5]
-        if found.optimizer.name is not targets.optimizer:
-            assert "optimizer" in said, entry[:5]
-        if targets.gradient_checkpointing is False and found.precision.gradient_checkpointing:
-            assert "gradient_checkpointing" in said, entry[:5]
-        if targets.method is not None and found.method is not targets.method:
-            assert "method" in said, entry[:5]
-        if found.steps.wanted is not None and found.steps.total < found.steps.wanted:
-            assert {"num_epochs", "max_steps"} & said, entry[:5]
+        plan = entry.plan
+        targets = resolve_profile(load_profile(entry.profile), entry.task, plan.model).targets
+        conceded = {one.field for one in plan.concessions}
+        if plan.adapter is not None and plan.adapter.rank != targets.lora_r:
+            assert "lora_r" in conceded, entry[:5]
+        if plan.optimizer.name is not targets.optimizer:
+            assert "optimizer" in conceded, entry[:5]
+        if targets.gradient_checkpointing is False and plan.precision.gradient_checkpointing:
+            assert "gradient_checkpointing" in conceded, entry[:5]
+        if targets.method is not None and plan.method is not targets.method:
+            assert "method" in conceded, entry[:5]
+        if plan.steps.wanted is not None and plan.steps.total < plan.steps.wanted:
+            assert {"num_epochs", "max_steps"} & conceded, entry[:5]
 
 
-def test_every_promise_renders_and_is_valid_for_its_engine() -> None:
+def test_every_feasible_plan_renders_and_is_valid_for_its_engine() -> None:
     for entry in _promised():
         made = render(entry.plan, example_inputs(entry.task))
         assert made.command, entry[:5]
@@ -140,15 +141,15 @@ def test_plans_survive_json() -> None:
         assert TrainingPlan.from_json(entry.plan.to_json()) == entry.plan
 
 
-def _card(found: TrainingPlan) -> Pretended:
-    """The engine is told of the cards that the plan was made for."""
-    major, minor = found.gpus.kind.compute_capability
-    return Pretended(
-        gpus=found.gpus.count,
+def _card(plan: TrainingPlan) -> AssumedMachine:
+    """The engine is told of the GPUs of the plan."""
+    major, minor = plan.gpus.kind.compute_capability
+    return AssumedMachine(
+        gpus=plan.gpus.count,
         compute_capability=f"sm_{major}{minor}",
-        bf16=found.gpus.kind.has_bf16,
+        bf16=plan.gpus.kind.has_bf16,
         tf32=(major, minor) >= (8, 0),
-        fp8=found.gpus.kind.has_fp8,
+        fp8=plan.gpus.kind.has_fp8,
     )
 
 
@@ -156,7 +157,7 @@ def _card(found: TrainingPlan) -> Pretended:
 def test_axolotl_itself_accepts_every_rendered_configuration(training_python: str) -> None:
     chosen = [entry for entry in _promised() if entry.plan.engine is Engine.AXOLOTL]
     asked = [(render(one.plan, example_inputs(one.task)).config, _card(one.plan)) for one in chosen]
-    found = validate_with_engine(training_python, asked)
-    wrong = [(entry[:5], one) for entry, one in zip(chosen, found, strict=True) if not one.ok]
+    plan = validate_with_engine(training_python, asked)
+    wrong = [(entry[:5], one) for entry, one in zip(chosen, plan, strict=True) if not one.ok]
     assert len(chosen) * EVERY >= 150
     assert not wrong, wrong[:3]

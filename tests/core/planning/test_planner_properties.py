@@ -1,18 +1,17 @@
-"""What must hold for every task, model, card and profile."""
+"""What must hold for every task, model, GPU and profile."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.data_facts import assumed_facts
-from core.hardware import KINDS, GpuKind, GpuSet, Hardware
-from core.model_facts import facts_from_name
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.planner import plan
-from core.profile import load_profile, resolve
-from core.tasks import ImageModelType, TaskType
+from core.data.facts import assumed_facts
+from core.domain.hardware import GPU_KINDS, GpuKind, GpuSet, Hardware
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.identify import facts_from_name
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.profile import load_profile, resolve_profile
 
 PROFILES = {name: load_profile(name) for name in ("h100x4", "h100x4-strategy", "h100x8", "steady")}
 #: More hours may cost a checkpoint another place in the run: a step of thousands.
@@ -26,9 +25,9 @@ class Case:
     def plan(self, profile: str, kind: GpuKind, count: int, hours: float) -> TrainingPlan:
         model = facts_from_name("a-llama", self.params, self.image)
         spec = TaskSpec(task_type=self.task, hours=hours, image_type=self.image)
-        resolved = resolve(PROFILES[profile], self.task, model)
+        resolved = resolve_profile(PROFILES[profile], self.task, model)
         free = resolved.limits.model_copy(update={"gpu_memory": None})
-        return plan(
+        return plan_task(
             spec,
             model,
             assumed_facts(self.task, self.rows, image_type=self.image),
@@ -48,12 +47,12 @@ texts = st.builds(
     st.floats(min_value=8, max_value=10.95).map(lambda exponent: int(10**exponent)),
     st.sampled_from([30, 800, 8_000, 60_000, 170_000]),
 )
-pictures = st.builds(
+images = st.builds(
     Case, st.just(TaskType.IMAGE), st.sampled_from(list(ImageModelType)), st.just(10**9), st.integers(5, 50)
 )
-cases = texts | pictures
+cases = texts | images
 profiles = st.sampled_from(list(PROFILES))
-kinds = st.sampled_from(list(KINDS.values()))
+kinds = st.sampled_from(list(GPU_KINDS.values()))
 counts = st.integers(1, 8)
 hours = st.floats(min_value=0.3, max_value=12)
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,18 +60,18 @@ quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 @quick
 @given(cases, profiles, kinds, counts, hours)
-def test_a_promise_holds_in_memory_and_in_time_and_a_refusal_has_its_reason(
+def test_a_feasible_plan_fits_memory_and_time_and_a_refusal_has_its_reason(
     case: Case, profile: str, kind: GpuKind, count: int, time: float
 ) -> None:
-    found = case.plan(profile, kind, count, time)
-    if found.verdict.feasible:
-        assert found.memory.fits
-        assert found.time.in_time
-        assert found.steps.total >= 1
+    plan = case.plan(profile, kind, count, time)
+    if plan.verdict.feasible:
+        assert plan.memory.fits
+        assert plan.time.in_time
+        assert plan.steps.total >= 1
     else:
-        assert found.verdict.reason
-    assert found.batch.world_size <= count
-    assert found.steps.save_every % found.steps.eval_every == 0
+        assert plan.verdict.reason
+    assert plan.batch.world_size <= count
+    assert plan.steps.save_every % plan.steps.eval_every == 0
 
 
 @quick

@@ -8,108 +8,103 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.data_facts import assumed_facts
+from core.data.facts import assumed_facts
+from core.domain.tasks import TaskType
 from core.planning.schedule import (
     LEAST_EVAL_ROWS,
     Cadence,
-    Rates,
-    Schedule,
+    RepeatTimes,
+    StepSchedule,
     _overhead,
     fit_schedule,
     held_out,
     most_steps,
     wanted_steps,
 )
-from core.planning.sequences import Sequences, how_of, text_sequences
-from core.profile import Limits, Targets
-from core.tasks import TaskType
-from tests.core.planning.setups import a_setup
+from core.planning.sequences import Sequences, sequence_options, text_sequences
+from core.profile import ProfileLimits, Targets
+from tests.core.planning.candidates import a_candidate
 from tests.doubles.each import each
 
-SETUP = a_setup(micro=8, accumulation=4, length=1024)
+CANDIDATE = a_candidate(micro=8, accumulation=4, length=1024)
 
 
 def _sequences(rows: int = 32_000) -> Sequences:
     targets = Targets(sample_packing=False)
-    return text_sequences(assumed_facts(TaskType.INSTRUCT, rows), how_of(targets), 4096, rows, 8, 32)
+    return text_sequences(
+        assumed_facts(TaskType.INSTRUCT, rows), sequence_options(targets), 4096, rows, 8, 32
+    )
 
 
-def _fit(seconds: float, targets: Targets | None = None, limits: Limits | None = None) -> Schedule:
-    rate = Rates(step_s=1.0, eval_s=20.0, save_s=5.0)
-    return fit_schedule(SETUP, _sequences(), rate, 500, seconds, targets or Targets(), limits or Limits())
+def _fit(seconds: float, targets: Targets | None = None, limits: ProfileLimits | None = None) -> StepSchedule:
+    rate = RepeatTimes(step_s=1.0, eval_s=20.0, save_s=5.0)
+    return fit_schedule(
+        CANDIDATE, _sequences(), rate, 500, seconds, targets or Targets(), limits or ProfileLimits()
+    )
 
 
-def test_all_wished_epochs_are_taken_when_there_is_time() -> None:
-    found = _fit(1e6, Targets(num_epochs=2))
-    assert found.complete
-    assert found.epochs == pytest.approx(2)
-    assert found.total == 2 * found.per_epoch
+def test_all_epochs_are_planned_if_there_is_time() -> None:
+    schedule = _fit(1e6, Targets(num_epochs=2))
+    assert schedule.complete
+    assert schedule.epochs == pytest.approx(2)
+    assert schedule.total == 2 * schedule.per_epoch
 
 
-def test_without_a_wish_the_limit_is_the_wish() -> None:
-    assert _fit(1e6, limits=Limits(max_epochs=3)).epochs == pytest.approx(3)
+def test_without_epochs_in_the_profile_the_limit_applies() -> None:
+    assert _fit(1e6, limits=ProfileLimits(max_epochs=3)).epochs == pytest.approx(3)
 
 
 def test_the_clock_cuts_what_does_not_fit() -> None:
-    found = _fit(600)
-    assert not found.complete
-    assert 0 < found.total < 600
-    assert found.train_s + found.eval_s + found.save_s <= 600
+    schedule = _fit(600)
+    assert not schedule.complete
+    assert 0 < schedule.total < 600
+    assert schedule.train_s + schedule.eval_s + schedule.save_s <= 600
 
 
 def test_steps_are_capped_by_whichever_limit_is_lower() -> None:
     assert _fit(1e6, Targets(max_steps=100)).total == 100
-    assert _fit(1e6, Targets(max_steps=100), Limits(max_steps=40)).total == 40
+    assert _fit(1e6, Targets(max_steps=100), ProfileLimits(max_steps=40)).total == 40
 
 
 def test_about_ten_evaluations_fall_into_a_run_and_saves_fall_on_them() -> None:
-    found = _fit(1e6)
-    assert math.ceil(found.total / found.eval_every) in (9, 10)
-    assert found.save_every % found.eval_every == 0
+    schedule = _fit(1e6)
+    assert math.ceil(schedule.total / schedule.eval_every) in (9, 10)
+    assert schedule.save_every % schedule.eval_every == 0
 
 
-def test_asked_intervals_are_kept_and_saves_rounded_to_evaluations() -> None:
-    found = _fit(1e6, Targets(eval_steps=300, save_steps=400))
-    assert (found.eval_every, found.save_every) == (300, 600)
+def test_the_profiles_intervals_are_kept_and_saves_rounded_to_evaluations() -> None:
+    schedule = _fit(1e6, Targets(eval_steps=300, save_steps=400))
+    assert (schedule.eval_every, schedule.save_every) == (300, 600)
 
 
 def test_evaluations_take_no_more_than_their_share() -> None:
-    found = _fit(1e6, Targets(eval_steps=10), Limits(eval_share=0.05))
-    assert found.eval_every == 400
-    assert found.eval_s - 20 <= 0.05 * found.train_s + 20  # the first comes before any step
+    schedule = _fit(1e6, Targets(eval_steps=10), ProfileLimits(eval_share=0.05))
+    assert schedule.eval_every == 400
+    assert schedule.eval_s - 20 <= 0.05 * schedule.train_s + 20  # the first comes before any step
 
 
-def test_evaluations_that_would_eat_a_short_run_become_smaller() -> None:
-    rate = Rates(step_s=1.0, eval_s=500.0, save_s=1.0)
+def test_evaluations_of_a_short_run_become_smaller() -> None:
+    rate = RepeatTimes(step_s=1.0, eval_s=500.0, save_s=1.0)
     targets = Targets(max_steps=100)
-    found = fit_schedule(SETUP, _sequences(), rate, 500, 1e6, targets, Limits())
-    assert 0 < found.eval_rows < 500
-    assert found.eval_s < 100
+    schedule = fit_schedule(CANDIDATE, _sequences(), rate, 500, 1e6, targets, ProfileLimits())
+    assert 0 < schedule.eval_rows < 500
+    assert schedule.eval_s < 100
 
 
-def test_an_evaluation_keeps_enough_rows_to_tell_checkpoints_apart_however_short_the_run() -> None:
-    rate = Rates(step_s=0.01, eval_s=300.0, save_s=0.1)
-    found = fit_schedule(SETUP, _sequences(), rate, 500, 1e6, Targets(max_steps=40), Limits())
-    assert found.eval_rows == LEAST_EVAL_ROWS
-    rate = Rates(step_s=0.01, eval_s=5.0, save_s=0.1)
-    few = fit_schedule(SETUP, _sequences(), rate, 5, 1e6, Targets(max_steps=40), Limits())
+def test_an_evaluation_keeps_enough_rows_to_compare_checkpoints() -> None:
+    rate = RepeatTimes(step_s=0.01, eval_s=300.0, save_s=0.1)
+    schedule = fit_schedule(CANDIDATE, _sequences(), rate, 500, 1e6, Targets(max_steps=40), ProfileLimits())
+    assert schedule.eval_rows == LEAST_EVAL_ROWS
+    rate = RepeatTimes(step_s=0.01, eval_s=5.0, save_s=0.1)
+    few = fit_schedule(CANDIDATE, _sequences(), rate, 5, 1e6, Targets(max_steps=40), ProfileLimits())
     assert few.eval_rows == 5
 
 
-def test_slow_evaluations_are_not_worth_a_short_run_for_that() -> None:
-    rate = Rates(step_s=20.0, eval_s=600.0, save_s=5.0)
-    found = fit_schedule(SETUP, _sequences(), rate, 64, 400.0, Targets(max_steps=40), Limits())
-    assert 1 <= found.eval_rows < LEAST_EVAL_ROWS
-    assert found.total >= 10
-
-
-def test_a_full_disk_keeps_fewer_checkpoints() -> None:
-    assert _fit(1e6, Targets(save_total_limit=8), Limits(checkpoint_disk="1GB")).keep == 1
-
-
-def test_nothing_fits_into_no_time() -> None:
-    assert _fit(-5).total == 0
-    assert _fit(0.5).total == 0
+def test_slow_evaluations_do_not_take_a_short_runs_time() -> None:
+    rate = RepeatTimes(step_s=20.0, eval_s=600.0, save_s=5.0)
+    schedule = fit_schedule(CANDIDATE, _sequences(), rate, 64, 400.0, Targets(max_steps=40), ProfileLimits())
+    assert 1 <= schedule.eval_rows < LEAST_EVAL_ROWS
+    assert schedule.total >= 10
 
 
 seconds = st.floats(min_value=-100, max_value=50_000)
@@ -127,11 +122,14 @@ seconds = st.floats(min_value=-100, max_value=50_000)
 def test_more_time_never_means_fewer_steps_and_none_overruns(
     one: float, two: float, evals: int | None, saves: int | None, step: float, eval_s: float, save_s: float
 ) -> None:
-    rate, targets = Rates(step, eval_s, save_s), Targets(eval_steps=evals, save_steps=saves)
-    low, high = sorted((one, two))
-    found = [fit_schedule(SETUP, _sequences(), rate, 300, s, targets, Limits()) for s in (low, high)]
-    assert found[0].total <= found[1].total
-    for schedule, budget in zip(found, (low, high), strict=True):
+    rate, targets = RepeatTimes(step, eval_s, save_s), Targets(eval_steps=evals, save_steps=saves)
+    budgets = sorted((one, two))
+    schedules = [
+        fit_schedule(CANDIDATE, _sequences(), rate, 300, budget, targets, ProfileLimits())
+        for budget in budgets
+    ]
+    assert schedules[0].total <= schedules[1].total
+    for schedule, budget in zip(schedules, budgets, strict=True):
         spent = schedule.train_s + schedule.eval_s + schedule.save_s
         assert schedule.total == 0 or spent <= budget + 1e-6
         assert schedule.save_every % schedule.eval_every == 0
@@ -152,13 +150,13 @@ def test_rows_are_held_out_where_there_are_some_to_spare(task: TaskType, rows: i
 
 
 def test_an_epoch_smaller_than_a_batch_is_still_a_step() -> None:
-    steps, epochs = wanted_steps(_sequences(rows=3), 64, Targets(num_epochs=5), Limits())
+    steps, epochs = wanted_steps(_sequences(rows=3), 64, Targets(num_epochs=5), ProfileLimits())
     assert (steps, epochs) == (5, 5)
 
 
 @given(
     st.integers(0, 300),
-    st.builds(Rates, st.floats(0.01, 9), st.floats(0, 60), st.floats(0, 60)),
+    st.builds(RepeatTimes, st.floats(0.01, 9), st.floats(0, 60), st.floats(0, 60)),
     st.builds(
         Cadence,
         st.none() | st.integers(1, 90),
@@ -169,8 +167,8 @@ def test_an_epoch_smaller_than_a_batch_is_still_a_step() -> None:
     ),
     st.floats(-100, 4000),
 )
-def test_no_more_steps_than_trying_each_number_gives(
-    wanted: int, rate: Rates, cadence: Cadence, seconds: float
+def test_the_bisection_finds_the_same_steps_as_trying_each_number(
+    wanted: int, rate: RepeatTimes, cadence: Cadence, seconds: float
 ) -> None:
     tried = range(1, wanted + 1)
     enough = [steps * rate.step_s + _overhead(steps, rate, cadence) <= seconds for steps in tried]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from core.data import DatasetFacts, LengthStats
-from core.data_facts import assumed_facts, facts_from_lengths
-from core.model_facts import facts_from_name
+from core.data.facts import DatasetFacts, assumed_facts, facts_from_lengths
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.identify import facts_from_name
 from core.planning.sequences import (
-    How,
-    how_of,
-    longest,
+    SequenceOptions,
+    image_sequences,
+    longest_length,
     natural_length,
-    picture_sequences,
+    sequence_options,
     shorter_lengths,
     text_sequences,
 )
-from core.profile import Limits, Targets
-from core.tasks import ImageModelType, TaskType
+from core.profile import ProfileLimits, Targets
 from tests.core.builders import instruct_data, llama_8b
 
-PLAIN = How(packing=False, grouped=False, generations=8, completion=256)
+PLAIN = SequenceOptions(packing=False, grouped=False, generations=8, completion=256)
 
 
 def test_the_natural_length_is_the_99th_percentile_rounded_up() -> None:
@@ -30,15 +29,15 @@ def test_the_natural_length_is_the_99th_percentile_rounded_up() -> None:
     assert length % 64 == 0
 
 
-def test_rows_of_like_length_keep_even_the_longest() -> None:
+def test_rows_of_similar_length_are_not_cut() -> None:
     data = instruct_data()  # 70 to 669 tokens, evenly
     assert natural_length(data, Targets(), 8192) >= data.total.max
 
 
 def test_no_length_exceeds_the_models_window_or_the_limit() -> None:
     data = assumed_facts(TaskType.CHAT, 1000)
-    assert longest(data, llama_8b(max_position=1024), Limits()) == 1024
-    assert longest(data, llama_8b(), Limits(max_sequence_len=2048)) == 2048
+    assert longest_length(data, llama_8b(max_position=1024), ProfileLimits()) == 1024
+    assert longest_length(data, llama_8b(), ProfileLimits(max_sequence_len=2048)) == 2048
     assert natural_length(data, Targets(), 1024) == 1024
 
 
@@ -64,34 +63,29 @@ def test_one_row_beyond_every_limit_leaves_nothing() -> None:
     assert text_sequences(data, PLAIN, 8192, 1, 1, 32).per_epoch == 0
 
 
-def test_a_single_short_row_is_a_sequence() -> None:
-    data = assumed_facts(TaskType.INSTRUCT, 1)
-    assert text_sequences(data, PLAIN, 2240, 1, 1, 32).per_epoch == 1
-
-
-def test_packing_is_chosen_where_padding_is_dear_and_steps_are_many() -> None:
+def test_packing_is_chosen_where_it_saves_padding_and_leaves_steps() -> None:
     uneven = assumed_facts(TaskType.INSTRUCT, 50_000)
-    how = how_of(Targets())
-    assert text_sequences(uneven, how, 2240, 50_000, 8, 32).packing
-    assert not text_sequences(uneven, how, 2240, 500, 8, 32).packing, "too few steps would be left"
+    options = sequence_options(Targets())
+    assert text_sequences(uneven, options, 2240, 50_000, 8, 32).packing
+    assert not text_sequences(uneven, options, 2240, 500, 8, 32).packing, "too few steps would be left"
     even = facts_from_lengths(TaskType.INSTRUCT, [100] * 1000, [900 + n % 20 for n in range(1000)])
-    assert not text_sequences(even, how, 1024, 50_000, 8, 32).packing, "nothing to save"
+    assert not text_sequences(even, options, 1024, 50_000, 8, 32).packing, "nothing to save"
 
 
 def test_a_packed_epoch_holds_the_same_tokens_in_fewer_sequences() -> None:
     data = assumed_facts(TaskType.INSTRUCT, 50_000)
-    packed = text_sequences(data, How(True, False, 8, 256), 2240, 50_000, 8, 32)
+    packed = text_sequences(data, SequenceOptions(True, False, 8, 256), 2240, 50_000, 8, 32)
     plain = text_sequences(data, PLAIN, 2240, 50_000, 8, 32)
     assert packed.per_epoch * packed.trained == pytest.approx(plain.per_epoch * plain.trained, rel=0.01)
     assert packed.per_epoch * packed.padded < 0.7 * plain.per_epoch * plain.padded
 
 
-def test_larger_batches_pad_more_and_grouping_spares_it() -> None:
+def test_larger_batches_pad_more_unless_rows_are_grouped() -> None:
     data = assumed_facts(TaskType.INSTRUCT, 5000)
     padded = [text_sequences(data, PLAIN, 2240, 5000, micro, 32).padded for micro in (1, 4, 16)]
     assert padded == sorted(padded)
     assert padded[-1] > padded[0]
-    grouped = text_sequences(data, How(False, True, 8, 256), 2240, 5000, 16, 32)
+    grouped = text_sequences(data, SequenceOptions(False, True, 8, 256), 2240, 5000, 16, 32)
     assert grouped.padded < padded[0] * 1.1
 
 
@@ -103,7 +97,7 @@ def test_a_pair_is_two_sequences() -> None:
     assert not seq.packing
 
 
-def test_fallback_lengths_fall_and_end_at_the_least() -> None:
+def test_fallback_lengths_decrease_to_the_limit() -> None:
     data: DatasetFacts = assumed_facts(TaskType.INSTRUCT, 1000)
     found = shorter_lengths(data, 4096, 512)
     assert found == sorted(found, reverse=True)
@@ -111,15 +105,9 @@ def test_fallback_lengths_fall_and_end_at_the_least() -> None:
     assert shorter_lengths(data, 512, 512) == []
 
 
-def test_pictures_count_with_their_repeats() -> None:
+def test_images_count_with_their_repeats() -> None:
     model = facts_from_name("x", None, ImageModelType.SDXL)
     data = assumed_facts(TaskType.IMAGE, 20, image_type=ImageModelType.SDXL)
-    seq = picture_sequences(data, model, 1024, data.image_repeats)
+    seq = image_sequences(data, model, 1024, data.image_repeats)
     assert seq.per_epoch == 200
-    assert seq.pictures
-
-
-def test_an_empty_sample_makes_no_sequences() -> None:
-    nothing = LengthStats.from_lengths([])
-    data = instruct_data(rows=0).model_copy(update={"total": nothing})
-    assert text_sequences(data, PLAIN, 128, 0, 4, 32).per_epoch == 0
+    assert seq.images

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigError
-from core.model_facts import facts_from_name
-from core.models import ModelFacts
-from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve
-from core.tasks import ImageModelType, TaskType
-from tests.core.profile.test_load import write
+from core.domain.errors import ConfigError
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.facts import ModelFacts
+from core.models.identify import facts_from_name
+from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve_profile
+from tests.core.profile.test_resolve_load import write
 
 
 def model(params: float = 8.03e9, name: str = "llama") -> ModelFacts:
@@ -25,10 +25,10 @@ def from_text(folder: Path, text: str, **others: str) -> LoadedProfile:
 
 
 def resolved(folder: Path, text: str, **others: str) -> ResolvedProfile:
-    return resolve(from_text(folder, text, **others), TaskType.INSTRUCT, model())
+    return resolve_profile(from_text(folder, text, **others), TaskType.INSTRUCT, model())
 
 
-def test_later_files_win_and_say_where_a_value_is_from(tmp_path: Path) -> None:
+def test_later_files_win_and_values_have_an_origin(tmp_path: Path) -> None:
     found = resolved(
         tmp_path,
         "extends: parent\ntargets:\n  lora_r: 32\n",
@@ -62,7 +62,7 @@ def test_a_section_beats_a_general_value_even_of_a_later_file(tmp_path: Path) ->
     assert str(found.origin("targets.lora_r")) == "parent.yaml:1 (small)"
 
 
-def test_a_namesake_is_laid_over_the_parent_s_section_in_its_place(tmp_path: Path) -> None:
+def test_a_section_of_the_same_name_is_merged_into_the_parent_s_in_its_place(tmp_path: Path) -> None:
     found = resolved(
         tmp_path,
         "extends: parent\nsections: {one: {targets: {lora_r: 99, lora_dropout: 0.3}}}",
@@ -73,7 +73,7 @@ def test_a_namesake_is_laid_over_the_parent_s_section_in_its_place(tmp_path: Pat
     assert (found.targets.lora_r, found.targets.lora_alpha, found.targets.lora_dropout) == (7, 2, 0.3)
 
 
-def test_a_namesake_may_change_what_the_section_is_for(tmp_path: Path) -> None:
+def test_a_section_of_the_same_name_may_change_the_selector(tmp_path: Path) -> None:
     found = resolved(
         tmp_path,
         "extends: parent\nsections: {one: {when: {task: dpo}}}",
@@ -105,7 +105,7 @@ def test_all_that_a_selector_says_must_hold(
     tmp_path: Path, when: str, task: TaskType, facts: ModelFacts, matches: bool
 ) -> None:
     profile = from_text(tmp_path, f"sections: {{a: {{when: {when}, targets: {{lora_r: 3}}}}}}")
-    assert (resolve(profile, task, facts).targets.lora_r == 3) is matches
+    assert (resolve_profile(profile, task, facts).targets.lora_r == 3) is matches
 
 
 def test_factors_of_all_matching_sections_multiply_at_the_very_end(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_environment_and_engine_keys_are_merged_key_by_key(tmp_path: Path) -> No
     assert found.origin("engine_config.ai_toolkit.train.steps").line == 3
 
 
-def test_limits_that_leave_nothing_are_told_with_both_places(tmp_path: Path) -> None:
+def test_contradictory_limits_are_reported_with_both_places(tmp_path: Path) -> None:
     profile = from_text(
         tmp_path,
         "limits: {max_gpus: 2}\nsections:\n  a:\n    when: {task: instruct}\n    limits: {min_gpus: 4}",
     )
     with pytest.raises(ConfigError) as caught:
-        resolve(profile, TaskType.INSTRUCT, model())
+        resolve_profile(profile, TaskType.INSTRUCT, model())
     assert "mine.yaml:5 (a) and mine.yaml:1: min_gpus has value 4: is above max_gpus (2)" in str(caught.value)
-    assert resolve(profile, TaskType.DPO, model()).limits.max_gpus == 2
+    assert resolve_profile(profile, TaskType.DPO, model()).limits.max_gpus == 2
 
 
 def test_an_impossible_limit_is_still_a_profile(tmp_path: Path) -> None:
@@ -169,5 +169,9 @@ def test_an_impossible_limit_is_still_a_profile(tmp_path: Path) -> None:
 
 def test_tasks_that_match_the_same_sections_share_one_result(tmp_path: Path) -> None:
     profile = from_text(tmp_path, "sections: {a: {when: {size: <7B}}}")
-    assert resolve(profile, TaskType.DPO, model(8e9)) is resolve(profile, TaskType.CHAT, model(9e9))
-    assert resolve(profile, TaskType.DPO, model(8e9)) is not resolve(profile, TaskType.DPO, model(1e9))
+    assert resolve_profile(profile, TaskType.DPO, model(8e9)) is resolve_profile(
+        profile, TaskType.CHAT, model(9e9)
+    )
+    assert resolve_profile(profile, TaskType.DPO, model(8e9)) is not resolve_profile(
+        profile, TaskType.DPO, model(1e9)
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
+import os
 import random
 import struct
 from collections.abc import Mapping
@@ -126,3 +129,42 @@ def full(folder: Path, parts: int = 1, rows: int = ROWS, seed: int = 0, **change
 def image(folder: Path, name: str = "last.safetensors", seed: int = 0) -> Path:
     weights = {"lora_unet_down.lora_down.weight": bf16(4, 16, seed=seed)}
     return write(folder, {name: safetensors(weights)})
+
+
+HASHED_NAMES = [
+    "adapter_model.bin",
+    "adapter_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.safetensors",
+    "model.safetensors",
+    "adapter_config.json",
+    "config.json",
+    "diffusion_pytorch_model.safetensors",
+    "unet/diffusion_pytorch_model.safetensors",
+    "vae/diffusion_pytorch_model.safetensors",
+    "text_encoder/pytorch_model.bin",
+    "text_encoder_2/pytorch_model.bin",
+]
+HASHED_GLOBS = [
+    "model-*.safetensors",
+    "pytorch_model-*.bin",
+    "pytorch_model-*.safetensors",
+    "checkpoint/last.safetensors",
+    "checkpoint/last-*.safetensors",
+    "checkpoint/checkpoint-*.safetensors",
+    "last-*.safetensors",
+]
+
+
+def validators_hash(folder: Path) -> str | None:
+    """The rule as docs/protocol.md words it, on a downloaded snapshot."""
+    found = {name for name in HASHED_NAMES if (folder / name).is_file()}
+    for pattern in HASHED_GLOBS:
+        found |= {os.path.relpath(path, folder) for path in glob.glob(str(folder / pattern))}
+    outer, any_file = hashlib.sha256(), False
+    for name in sorted(found):
+        content = (folder / name).read_bytes()
+        if content:
+            any_file = True
+            outer.update(f"{name}:{hashlib.sha256(content).hexdigest()}".encode())
+    return outer.hexdigest() if any_file else None

@@ -8,14 +8,17 @@ import pytest
 
 from core.submission import folder
 from core.submission.faults import BadSubmission, FaultKind
-from core.submission.folder import listing, open_plain, read_plain
+from core.submission.folder import list_folder, open_plain, read_plain
 
 
 def test_files_are_listed_by_their_paths_with_sizes(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.txt").write_bytes(b"12345")
     (tmp_path / "a.txt").write_bytes(b"1")
-    assert [(entry.path, entry.size) for entry in listing(tmp_path).files] == [("a.txt", 1), ("b/c.txt", 5)]
+    assert [(entry.path, entry.size) for entry in list_folder(tmp_path).files] == [
+        ("a.txt", 1),
+        ("b/c.txt", 5),
+    ]
 
 
 def test_links_pipes_and_sockets_are_named_and_never_followed(tmp_path: Path) -> None:
@@ -29,39 +32,39 @@ def test_links_pipes_and_sockets_are_named_and_never_followed(tmp_path: Path) ->
     os.mkfifo(inside / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(inside / "socket"))
-        found = listing(inside)
+        found = list_folder(inside)
     assert not found.files
-    assert {fault.where for fault in found.odd} == {"file_link", "folder_link", "loop", "pipe", "socket"}
-    assert {fault.kind for fault in found.odd} == {FaultKind.NOT_A_FILE}
+    assert {fault.where for fault in found.faults} == {"file_link", "folder_link", "loop", "pipe", "socket"}
+    assert {fault.kind for fault in found.faults} == {FaultKind.NOT_A_FILE}
 
 
-def test_names_that_are_no_text_are_odd_and_shown_printable(tmp_path: Path) -> None:
+def test_unprintable_names_are_faults_and_shown_printable(tmp_path: Path) -> None:
     (tmp_path / "a\nb").write_text("")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")).write_text("")
     (tmp_path / "ünï 🙂 ok").write_text("")
-    found = listing(tmp_path)
+    found = list_folder(tmp_path)
     assert [entry.path for entry in found.files] == ["ünï 🙂 ok"]
-    assert [fault.kind for fault in found.odd] == [FaultKind.BAD_NAME] * 2
-    assert all(str(fault).isprintable() for fault in found.odd)
+    assert [fault.kind for fault in found.faults] == [FaultKind.BAD_NAME] * 2
+    assert all(str(fault).isprintable() for fault in found.faults)
 
 
-def test_a_folder_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_too_deep_or_too_full_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / Path(*["d"] * (folder.MAX_DEPTH + 2))
     deep.mkdir(parents=True)
     with pytest.raises(BadSubmission, match="folders 12 deep"):
-        listing(tmp_path)
+        list_folder(tmp_path)
     monkeypatch.setattr(folder, "MAX_ENTRIES", 5)
     wide = tmp_path / "wide"
     wide.mkdir()
     for number in range(7):
         (wide / str(number)).touch()
     with pytest.raises(BadSubmission, match="more than 5 entries"):
-        listing(wide)
+        list_folder(wide)
 
 
-def test_what_is_no_folder_is_told_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(BadSubmission, match=r"nothing: can.t be looked at: No such file"):
-        listing(tmp_path / "nothing")
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSubmission, match=r"nothing: cannot be read: No such file"):
+        list_folder(tmp_path / "nothing")
 
 
 def test_a_pipe_is_not_waited_for_and_a_link_not_opened(tmp_path: Path) -> None:

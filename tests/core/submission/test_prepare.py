@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from core.submission.check import Base, examine
-from core.submission.prepare import mend_in_place, prepare
+from core.domain.tasks import TaskType
+from core.submission.check import BaseModelRef, examine
+from core.submission.faults import FaultKind
+from core.submission.prepare import check_submission, folder_model_hash, mend_in_place, prepare
 from tests.core.submission import folders
-from tests.core.submission.folders import BASE_ID, write
+from tests.core.submission.folders import BASE_ID, validators_hash, write
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Base:
-    return Base(BASE_ID, folders.base(tmp_path / "base"))
+def base(tmp_path: Path) -> BaseModelRef:
+    return BaseModelRef(BASE_ID, folders.base(tmp_path / "base"))
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -21,30 +23,30 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_adapter_gets_its_real_base_and_a_clean_card_and_the_folder_stays(
-    tmp_path: Path, base: Base
+    tmp_path: Path, base: BaseModelRef
 ) -> None:
     folder = folders.adapter(tmp_path / "a")
     before = snapshot(folder)
     prepared = prepare(folder, base)
-    config = json.loads(bytes(prepared.items["adapter_config.json"]))  # type: ignore[arg-type]
+    config = json.loads(bytes(prepared.items["adapter_config.json"]))
     assert config["base_model_name_or_path"] == BASE_ID
     assert config["revision"] is None
     assert config["r"] == 4
-    shown = bytes(prepared.items["README.md"]).decode()  # type: ignore[arg-type]
+    shown = bytes(prepared.items["README.md"]).decode()
     assert "/home" not in shown
     assert "license: apache-2.0" in shown
     assert {fault.where for fault in prepared.mended} == {"adapter_config.json", "README.md"}
     assert snapshot(folder) == before
 
 
-def test_a_full_models_configuration_is_mended_from_the_base(tmp_path: Path, base: Base) -> None:
+def test_a_full_models_configuration_is_mended_from_the_base(tmp_path: Path, base: BaseModelRef) -> None:
     prepared = prepare(folders.full(tmp_path / "f"), base)
-    assert json.loads(bytes(prepared.items["config.json"]))["rope_theta"] == 500000.0  # type: ignore[arg-type]
+    assert json.loads(bytes(prepared.items["config.json"]))["rope_theta"] == 500000.0
     (why,) = [str(fault) for fault in prepared.mended if fault.where == "config.json"]
     assert "rope_theta" in why
 
 
-def test_what_needs_no_mending_is_published_as_it_is(tmp_path: Path, base: Base) -> None:
+def test_what_needs_no_mending_is_published_as_it_is(tmp_path: Path, base: BaseModelRef) -> None:
     folder = folders.adapter(tmp_path / "a")
     mend_in_place(folder, base)
     prepared = prepare(folder, base, keep_card=True)
@@ -53,9 +55,7 @@ def test_what_needs_no_mending_is_published_as_it_is(tmp_path: Path, base: Base)
 
 
 @pytest.mark.parametrize("depth", [1, 200, 450, 700, 950, 5000])
-def test_an_odd_configuration_is_mended_or_left_and_breaks_nothing(
-    tmp_path: Path, base: Base, depth: int
-) -> None:
+def test_a_strange_configuration_is_mended_or_left(tmp_path: Path, base: BaseModelRef, depth: int) -> None:
     folder = folders.adapter(tmp_path / "a")
     odd = '{"half": "\\ud800", "deep": ' + "[" * depth + "]" * depth + "}"
     write(folder, {"adapter_config.json": odd})
@@ -65,7 +65,9 @@ def test_an_odd_configuration_is_mended_or_left_and_breaks_nothing(
         assert json.loads(item)["base_model_name_or_path"] == BASE_ID
 
 
-def test_a_persons_card_is_kept_when_it_is_good_and_replaced_when_not(tmp_path: Path, base: Base) -> None:
+def test_a_persons_card_is_kept_when_it_is_good_and_replaced_when_not(
+    tmp_path: Path, base: BaseModelRef
+) -> None:
     folder = folders.adapter(tmp_path / "a")
     write(folder, {"README.md": f"---\nbase_model: {BASE_ID}\n---\nMine.\n"})
     assert prepare(folder, base, keep_card=True).items["README.md"] == folder / "README.md"
@@ -74,19 +76,48 @@ def test_a_persons_card_is_kept_when_it_is_good_and_replaced_when_not(tmp_path: 
 
 
 def test_without_a_known_base_nothing_is_mended(tmp_path: Path) -> None:
-    assert prepare(folders.adapter(tmp_path / "a"), Base()).mended == ()
+    assert prepare(folders.adapter(tmp_path / "a"), BaseModelRef()).mended == ()
 
 
-def test_a_trainer_mends_its_own_folder_which_is_good_then(tmp_path: Path, base: Base) -> None:
+def test_a_mended_folder_has_no_faults(tmp_path: Path, base: BaseModelRef) -> None:
     for folder in (folders.adapter(tmp_path / "a"), folders.full(tmp_path / "f", parts=2)):
         mend_in_place(folder, base)
-        again = prepare(folder, Base(BASE_ID), keep_card=True)
+        again = prepare(folder, BaseModelRef(BASE_ID), keep_card=True)
         items = {name: item for name, item in again.items.items() if isinstance(item, Path)}
         assert items == again.items
         assert examine(items, again.kind, base).faults == ()
         assert not list(folder.rglob("*.tmp"))
 
 
-def test_a_damaged_configuration_is_left_for_the_check_to_tell(tmp_path: Path, base: Base) -> None:
+def test_a_damaged_configuration_is_left_to_the_check(tmp_path: Path, base: BaseModelRef) -> None:
     folder = write(folders.adapter(tmp_path / "a"), {"adapter_config.json": "{"})
     assert prepare(folder, base).items["adapter_config.json"] == folder / "adapter_config.json"
+
+
+def clean(folder: Path) -> Path:
+    """As a trainer writes it: only what belongs to the adapter."""
+    folders.adapter(folder)
+    for name in ("debug.log", "config.json", "checkpoint-10/optimizer.pt"):
+        (folder / name).unlink()
+    (folder / "checkpoint-10" / "adapter_model.safetensors").unlink()
+    return folder
+
+
+def test_the_hash_of_a_folder_ignores_files_that_do_not_count(tmp_path: Path) -> None:
+    assert folder_model_hash(write(tmp_path / "x", {"README.md": "x", "config.json": ""})) is None
+
+
+def test_a_mended_folder_passes_the_check_of_a_tournament(tmp_path: Path, base: BaseModelRef) -> None:
+    folder = clean(tmp_path / "new")
+    assert check_submission(folder, base, as_is=True).faults != ()
+    mend_in_place(folder, base, TaskType.DPO)
+    checked = check_submission(folder, base, as_is=True)
+    assert checked.faults == ()
+    assert checked.report.model_hash == validators_hash(folder) == folder_model_hash(folder)
+
+
+def test_strays_that_a_tournament_would_upload_are_faults(tmp_path: Path, base: BaseModelRef) -> None:
+    folder = write(clean(tmp_path / "new"), {"model.safetensors": b"x", "ref/config.json": "{}"})
+    mend_in_place(folder, base, TaskType.DPO)
+    kinds = {fault.kind for fault in check_submission(folder, base, as_is=True).faults}
+    assert kinds == {FaultKind.BOTH_KINDS, FaultKind.STRAY}

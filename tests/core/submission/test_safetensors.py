@@ -16,7 +16,7 @@ from tests.core.submission.folders import bf16
 from tests.core.submission.folders import safetensors as made
 
 
-def read(tmp_path: Path, content: bytes) -> safetensors.Header:
+def read(tmp_path: Path, content: bytes) -> safetensors.SafetensorsHeader:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with path.open("rb") as file:
@@ -59,42 +59,40 @@ ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "has 0 bytes: the file is empty or was cut off"),
         (b"\x01\0\0", "has 3 bytes"),
-        (struct.pack("<Q", 1 << 60), "no safetensors file"),
+        (struct.pack("<Q", 1 << 60), "not a safetensors file"),
         (struct.pack("<Q", 1000) + b"{}", "a header of 1,000 bytes in 10"),
-        (b"PK\x03\x04" + b"\0" * 100, "67,324,752 bytes: this is no safetensors file"),
-        (raw(b"[1, 2, 3]"), "no JSON object"),
-        (raw(b"{nope}"), "no JSON"),
-        (raw(b"\xff\xff\xff"), "no JSON"),
-        (raw(b"[" * 100_000), "no JSON"),
-        (raw(b'{"a": 1, "a": 2}'), "something twice"),
+        (b"PK\x03\x04" + b"\0" * 100, "67,324,752 bytes: this is not a safetensors file"),
+        (raw(b"[1, 2, 3]"), "not a JSON object"),
+        (raw(b"{nope}"), "not valid JSON"),
+        (raw(b"\xff\xff\xff"), "not valid JSON"),
+        (raw(b"[" * 100_000), "not valid JSON"),
+        (raw(b'{"a": 1, "a": 2}'), "a key twice"),
         (raw({"__metadata__": {"a": 1}}), "__metadata__"),
         (raw({"a": []}), "describes 'a'"),
         (raw({"a": {**ONE, "more": 1}}, b"\0" * 8), "describes 'a'"),
         (raw({"a": {**ONE, "dtype": "PICKLE"}}, b"\0" * 8), "type PICKLE"),
-        (raw({"a": {**ONE, "shape": [-2]}}, b"\0" * 8), "no list of whole numbers"),
-        (raw({"a": {**ONE, "shape": [True]}}, b"\0" * 8), "no list of whole numbers"),
-        (raw({"a": {**ONE, "shape": [1] * 20}}, b"\0" * 8), "no list of whole numbers"),
+        (raw({"a": {**ONE, "shape": [-2]}}, b"\0" * 8), "not lists of integers"),
+        (raw({"a": {**ONE, "shape": [True]}}, b"\0" * 8), "not lists of integers"),
+        (raw({"a": {**ONE, "shape": [1] * 20}}, b"\0" * 8), "not lists of integers"),
         (raw({"a": {**ONE, "shape": [1 << 40, 1 << 40]}}, b"\0" * 8), "larger than any file"),
-        (raw({"a": {**ONE, "shape": [3]}}, b"\0" * 8), "do not fit"),
-        (raw({"a": {**ONE, "data_offsets": [8, 0]}}, b"\0" * 8), "do not fit"),
-        (raw({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]}}, b"\0"), "do not fit"),
+        (raw({"a": {**ONE, "shape": [3]}}, b"\0" * 8), "do not match"),
+        (raw({"a": {**ONE, "data_offsets": [8, 0]}}, b"\0" * 8), "do not match"),
+        (raw({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]}}, b"\0"), "do not match"),
         (raw({"a": {**ONE, "data_offsets": [4, 12]}}, b"\0" * 12), "a gap or an overlap before 'a'"),
         (raw({"a": ONE, "b": {**ONE, "data_offsets": [4, 12]}}, b"\0" * 12), "overlap before 'b'"),
         (raw({"a": ONE}, b"\0" * 7), "was cut off"),
-        (raw({"a": ONE}, b"\0" * 9), "1 bytes behind its last tensor"),
+        (raw({"a": ONE}, b"\0" * 9), "1 bytes after its last tensor"),
         (raw({"\x1b[31m" + "x" * 500: []}), "…"),
     ],
 )
-def test_a_file_that_nothing_can_load_is_refused_with_the_reason(
-    tmp_path: Path, content: bytes, told: str
-) -> None:
+def test_an_invalid_file_is_refused_with_the_reason(tmp_path: Path, content: bytes, expected: str) -> None:
     with pytest.raises(BadHeader) as caught:
         read(tmp_path, content)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
 
@@ -110,7 +108,7 @@ GOOD = made({"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"a
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=6), st.integers(0, 40)
 )
-def test_no_damage_to_a_file_gets_past_or_breaks_the_reader(
+def test_a_damaged_file_is_refused_or_read_consistently(
     shared: Path, changes: list[tuple[int, int]], cut: int
 ) -> None:
     content = bytearray(GOOD)
@@ -141,11 +139,6 @@ _ABOUT = st.fixed_dictionaries(
 @given(st.dictionaries(st.text(max_size=6), _ABOUT | _JSON, max_size=3), st.binary(max_size=64))
 def test_any_header_is_read_or_refused(shared: Path, header: dict[str, Any], data: bytes) -> None:
     assert told_of(shared, raw(header, data)).isprintable()
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(shared: Path, content: bytes) -> None:
-    assert told_of(shared, content).isprintable()
 
 
 def test_a_header_longer_than_any_real_one_is_not_read(tmp_path: Path) -> None:

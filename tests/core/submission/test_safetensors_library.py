@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from core.submission.safetensors import BadHeader, read_header
-from tests.core.recipes.conftest import training_python as training_python
+from tests.core.engines.conftest import training_python as training_python
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import bf16, safetensors
 
@@ -37,7 +37,7 @@ def is_read(path: Path) -> bool:
     return True
 
 
-def test_what_the_library_can_not_load_is_never_called_good(training_python: str, tmp_path: Path) -> None:
+def test_what_the_library_cannot_load_is_never_accepted(training_python: str, tmp_path: Path) -> None:
     good = safetensors(
         {"a": bf16(4, 2), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"}
     )

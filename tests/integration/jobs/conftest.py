@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from miner.engines.base import Engine
+from miner.engines.base import ExecutionEngine
 from miner.engines.choose import docker_engine, process_engine
 from miner.settings import Settings
 from tests.doubles import base_image
@@ -39,14 +39,14 @@ def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Setti
 
 
 @pytest_asyncio.fixture
-async def engine(kind: str, settings: Settings) -> AsyncIterator[Engine]:
-    made: Engine = docker_engine(settings) if kind == "docker" else process_engine(settings)
+async def engine(kind: str, settings: Settings) -> AsyncIterator[ExecutionEngine]:
+    made: ExecutionEngine = docker_engine(settings) if kind == "docker" else process_engine(settings)
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture
-async def field(settings: Settings, engine: Engine, files: Files) -> AsyncIterator[Field]:
+async def field(settings: Settings, engine: ExecutionEngine, files: Files) -> AsyncIterator[Field]:
     """With a real engine; fetching and publishing are not what is tried."""
     async with field_of(engine, settings, files, light=True) as made:
         yield made

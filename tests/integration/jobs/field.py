@@ -15,26 +15,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from core.profile.load import load_profile
-from core.wire import MinerSubmission
-from miner.engines.base import Engine
+from core.domain.job_states import EndReason, ProgressCallback, StepFailed
+from core.domain.wire import MinerSubmission
+from core.profile.resolve import load_profile
+from miner.engines.base import ExecutionEngine
+from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
-from miner.jobs.book import JobBook
-from miner.jobs.desk import Parts
-from miner.jobs.inputs.fetch import JobInputs
-from miner.jobs.manager import Jobs
-from miner.jobs.ports import Fetched, Inputs, Publisher, StepFailed, Told, Wanted
-from miner.jobs.room import Room
-from miner.jobs.states import EndReason
+from miner.jobs.context import JobServices
+from miner.jobs.job_records import JobRecords
+from miner.jobs.manager import JobManager
+from miner.jobs.recovery import FinishedJobCleaner
 from miner.jobs.tasks import OPERATOR, read_task_file
-from miner.jobs.times import Pace
-from miner.publish import HubPublisher, PublishTo
+from miner.jobs.timeline import JobTimings
+from miner.publish import HubPublisher, PublishTarget
+from miner.publish.publisher import SubmissionPublisher
 from miner.settings import Settings, load_settings
-from miner.store.books import Books
-from miner.store.work import AttemptRow, JobRow
+from miner.store import database
+from miner.store.attempts import AttemptRow
+from miner.store.jobs import JobRow
+from miner.store.store import Store
 from tests.core.submission import folders
 from tests.doubles.flaky import FlakyServer, Reply, Request
-from tests.miner.jobs.house import MemoryHub, MemoryInputs, books_in, fleet_of
+from tests.miner.jobs.harness import MemoryHub, MemoryInputs, fleet_of
 
 PAYLOAD = Path(__file__).with_name("payload.py").read_text()
 TRAINER = ("python", "-c", PAYLOAD)
@@ -42,7 +44,7 @@ DATASET = {"field_instruction": "instruct", "field_output": "output"}
 
 #: Everything that waits is scaled down; the order of things stays. What a training is ended for stays long: a
 #: disk that others write to may hold one `fsync` up for seconds.
-QUICK = Pace(
+QUICK = JobTimings(
     poll_s=0.05,
     engine_poll_s=0.2,
     pause_s=0.1,
@@ -103,9 +105,9 @@ class LightInputs(MemoryInputs):
         super().__init__(model)
         self.files = files
 
-    async def fetch(self, wanted: Wanted, told: Told) -> Fetched:
-        found = await super().fetch(wanted, told)
-        name = str(wanted.data).rsplit("/", 1)[-1]
+    async def fetch(self, task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+        found = await super().fetch(task, on_progress)
+        name = str(task.data).rsplit("/", 1)[-1]
         try:
             found.data_path.write_bytes(self.files.datasets[name])
         except OSError as error:
@@ -117,17 +119,17 @@ class LightInputs(MemoryInputs):
 class Field:
     folder: Path
     settings: Settings
-    books: Books
-    engine: Engine
-    inputs: Inputs
-    publisher: Publisher
+    store: Store
+    engine: ExecutionEngine
+    inputs: InputsProvider
+    publisher: SubmissionPublisher
     files: Files
     model: Path
-    pace: Pace
+    timings: JobTimings
     alerts: list[tuple[str, str]] = field(default_factory=list)
     gpus: str = "4xH100"
     profile: str = "steady"
-    jobs: Jobs = field(init=False)
+    jobs: JobManager = field(init=False)
 
     @property
     def data_dir(self) -> Path:
@@ -140,21 +142,21 @@ class Field:
     async def up(self) -> None:
         """Begin, or begin again as after a restart."""
         loaded = load_profile(self.profile)
-        book = JobBook(self.books)
-        room = Room(self.data_dir, book, keep_s=3600)
-        parts = Parts(
+        records = JobRecords(self.store)
+        cleaner = FinishedJobCleaner(self.data_dir, records, keep_s=3600)
+        services = JobServices(
             data_dir=self.data_dir,
-            book=book,
+            records=records,
             engine=self.engine,
             fleet=fleet_of(self.gpus),
             inputs=self.inputs,
             publisher=self.publisher,
             profile=lambda: loaded,
-            pace=self.pace,
+            timings=self.timings,
             alert=lambda kind, text: self.alerts.append((kind, text)),
-            make_room=room.make,
+            free_disk=cleaner.remove_all_finished,
         )
-        self.jobs = Jobs(parts, room=room)
+        self.jobs = JobManager(services, cleaner=cleaner)
         await self.jobs.start()
 
     async def start(
@@ -178,13 +180,13 @@ class Field:
             "dataset_type": DATASET,
         }
         read = read_task_file(json.dumps(task), name)
-        return (await self.jobs.take(read.start(time.time()), OPERATOR)).job_id
+        return (await self.jobs.start_own(read.start(time.time()), OPERATOR)).job_id
 
     async def row(self, job: int) -> JobRow:
-        return await self.jobs.parts.book.load(job)
+        return await self.jobs.services.records.load(job)
 
     async def attempts(self, job: int) -> list[AttemptRow]:
-        return await self.jobs.parts.book.attempts(job)
+        return await self.jobs.services.records.attempts(job)
 
     async def ends(self, job: int) -> list[str | None]:
         return [one.end_reason for one in await self.attempts(job)]
@@ -196,10 +198,10 @@ class Field:
                 while not ((row := await self.row(job)).state.is_over and self.jobs.live(job) is None):
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(await self.told(job)) from None
+            raise AssertionError(await self.describe(job)) from None
         return row
 
-    async def told(self, job: int) -> str:
+    async def describe(self, job: int) -> str:
         """All that is known of a job that did not come to its end."""
         row, live = await self.row(job), self.jobs.live(job)
         logs = [Path(one.folder) / "log" for one in await self.attempts(job)]
@@ -216,16 +218,16 @@ class Field:
                 while (live := self.jobs.live(job)) is None or not holds(live):
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise AssertionError(await self.told(job)) from None
+            raise AssertionError(await self.describe(job)) from None
 
     def go(self, job: int, attempt: int = 1) -> None:
-        """A training that was told to "wait_at" a step goes on."""
+        """Let a training that waits at a step ("wait_at") go on."""
         (self.data_dir / f"jobs/{job}/attempt_{attempt}/go").touch()
 
-    async def anew(self, **pace: float) -> None:
-        """Begin again at another pace, or with another engine."""
+    async def anew(self, **timings: float) -> None:
+        """Begin again at another timings, or with another engine."""
         await self.jobs.stop()
-        self.pace = replace(self.pace, **pace)
+        self.timings = replace(self.timings, **timings)
         await self.up()
 
     def launches(self, job: int, attempt: int = 1) -> int:
@@ -253,28 +255,34 @@ class Field:
 
     async def orphans(self) -> list[str]:
         """What the engine still has of jobs that are over."""
-        over = [await self.row(int(one.key.partition("-")[0])) for one in await self.engine.ours()]
+        over = [await self.row(int(one.key.partition("-")[0])) for one in await self.engine.list_runs()]
         return [row.task_id for row in over if row.state.is_over]
 
 
 @asynccontextmanager
 async def field_of(
-    engine: Engine, settings: Settings, files: Files, *, light: bool, pace: Pace = QUICK, **more: Any
+    engine: ExecutionEngine,
+    settings: Settings,
+    files: Files,
+    *,
+    light: bool,
+    timings: JobTimings = QUICK,
+    **more: Any,
 ) -> AsyncIterator[Field]:
     """`light`: fetched and published within this process."""
-    books = books_in(settings.data_dir)
-    books.writer.start(asyncio.get_running_loop())
+    store = Store(database.prepare_store(settings.data_dir))
+    store.writer.start(asyncio.get_running_loop())
     model = base_model(settings.data_dir / "base")
     made = Field(
         settings.data_dir,
         settings,
-        books,
+        store,
         engine,
         LightInputs(model, files) if light else JobInputs(settings),
-        MemoryHub() if light else HubPublisher(PublishTo.of(settings)),
+        MemoryHub() if light else HubPublisher(PublishTarget.from_settings(settings)),
         files,
         model,
-        pace,
+        timings,
         **more,
     )
     before = dict(launch.TRAINERS)
@@ -284,10 +292,10 @@ async def field_of(
         yield made
     finally:
         await made.jobs.stop()
-        for one in await engine.ours():
+        for one in await engine.list_runs():
             await engine.stop(one.ref, force=True)
         launch.TRAINERS.update(before)
-        await books.writer.close()
+        await store.writer.close()
 
 
 def field_settings(data_dir: Path, **more: Any) -> Settings:

@@ -1,4 +1,4 @@
-"""A trainer for the fault tests: keeps to the contract of run.json, and fails in the ways it is told to.
+"""A trainer for the fault tests: keeps to the contract of run.json, and fails as its dataset says.
 
 It is handed to the interpreter as text, so it runs wherever a Python is: as a process, in a sandbox, in a
 container without any package. What it is to do stands in the first row of its dataset, by attempt:

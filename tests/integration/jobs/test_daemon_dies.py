@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from miner.dev.stack import ChildProcess, Stack, prepare
+from miner.dev.stack import ChildProcess, DevStack, prepare_stack
 from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
 from tests.doubles.base_image import PYTHON
@@ -44,12 +44,12 @@ SETTINGS = {
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Stack:
-    return prepare(tmp_path / "miner")
+def stack(tmp_path: Path) -> DevStack:
+    return prepare_stack(tmp_path / "miner")
 
 
 @pytest.fixture
-def child(stack: Stack) -> Iterator[ChildProcess]:
+def child(stack: DevStack) -> Iterator[ChildProcess]:
     made = ChildProcess(
         [sys.executable, str(DAEMON), "run"],
         stack.public_port,
@@ -64,7 +64,7 @@ def child(stack: Stack) -> Iterator[ChildProcess]:
 class Operator:
     """The operator's port, which may be gone at any moment."""
 
-    def __init__(self, stack: Stack, files: Files, model: Path) -> None:
+    def __init__(self, stack: DevStack, files: Files, model: Path) -> None:
         self.stack, self.files, self.model = stack, files, model
 
     def ask(self, method: str, path: str, **more: Any) -> Any:
@@ -119,7 +119,7 @@ def job_named(operator: Operator, name: str) -> dict[str, Any]:
 
 
 def test_killed_in_every_stage_each_job_is_launched_and_published_once(
-    stack: Stack, child: ChildProcess, files: Files, tmp_path: Path
+    stack: DevStack, child: ChildProcess, files: Files, tmp_path: Path
 ) -> None:
     """Just asked for, while its rows come, in training, and where it ends while nobody is there."""
     operator = Operator(stack, files, base_model(tmp_path / "base"))
@@ -158,7 +158,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
 
 
 def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
-    stack: Stack, child: ChildProcess, files: Files, tmp_path: Path
+    stack: DevStack, child: ChildProcess, files: Files, tmp_path: Path
 ) -> None:
     random = Random(SEED)
     operator = Operator(stack, files, base_model(tmp_path / "base"))
@@ -191,7 +191,7 @@ def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
     assert left == [], "nothing was tried twice"
 
 
-def whole(stack: Stack, job: dict[str, Any]) -> None:
+def whole(stack: DevStack, job: dict[str, Any]) -> None:
     """Launched once, and the model of the hub is the one that was trained."""
     folder = stack.data_dir / f"jobs/{job['id']}"
     assert (folder / "attempt_1/launches").read_text() == "x", job
@@ -199,5 +199,5 @@ def whole(stack: Stack, job: dict[str, Any]) -> None:
     place = stack.data_dir / "hub" / job["submission"]["repo"]
     trained = (folder / "attempt_1/submission/adapter_model.safetensors").read_bytes()
     assert (place / "adapter_model.safetensors").read_bytes() == trained
-    told = json.loads((folder / "published.json").read_text())
-    assert told["repo"] == job["submission"]["repo"]
+    details = json.loads((folder / "published.json").read_text())
+    assert details["repo"] == job["submission"]["repo"]

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 import pytest_asyncio
 
+from core.domain.job_states import EndReason, JobState
 from miner.engines.choose import process_engine
-from miner.jobs.states import EndReason, JobState
 from tests.doubles.base_image import PYTHON
 from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
@@ -42,7 +42,7 @@ async def field(disk: Disk, files: Files, tmp_path: Path) -> AsyncIterator[Field
 async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_no_more(field: Field) -> None:
     job = await field.start("t1", {"1": {"save": [2], "at": {"4": "fill"}}, "*": {"steps": 4}})
     row = await field.over(job)
-    assert row.state is JobState.DONE, await field.told(job)
+    assert row.state is JobState.DONE, await field.describe(job)
     assert field.is_published(row.submission)
     assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
 
@@ -55,7 +55,7 @@ async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(
         first = {"steps": 12, "save": saves, "checkpoint": saves, "at": {str(full): "fill"}}
         job = await field.start(f"t{number}", {"1": first, "*": {"steps": 4}})
         row = await field.over(job)
-        assert row.state is JobState.DONE, f"full at step {full}: {await field.told(job)}"
+        assert row.state is JobState.DONE, f"full at step {full}: {await field.describe(job)}"
         assert field.is_published(row.submission)
         assert (await field.ends(job))[-1] == EndReason.TRAINED
 
@@ -72,7 +72,7 @@ async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     assert "space" in live.trouble or "free" in live.trouble
     disk.free(os.getpid())
     row = await field.over(job)
-    assert row.state is JobState.DONE, await field.told(job)
+    assert row.state is JobState.DONE, await field.describe(job)
     data = Path(field.run(job, 1)["data_path"]).read_bytes()
     assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
 
@@ -87,7 +87,7 @@ async def test_a_disk_that_fills_up_halfway_through_a_dataset_leaves_a_whole_one
     await field.until(job, lambda live: live.retry_at is not None)
     disk.free(os.getpid())
     row = await field.over(job)
-    assert row.state is JobState.DONE, await field.told(job)
+    assert row.state is JobState.DONE, await field.describe(job)
     data = Path(field.run(job, 1)["data_path"]).read_bytes()
     assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
 
@@ -105,9 +105,9 @@ async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_
         await asyncio.sleep(random.uniform(0.1, 1.0))
         disk.free(os.getpid())
         row = await field.over(job)
-        told = f"full after {instant:.2f} s: {await field.told(job)}"
-        assert row.state is JobState.DONE, told
-        assert field.is_published(row.submission), told
+        details = f"full after {instant:.2f} s: {await field.describe(job)}"
+        assert row.state is JobState.DONE, details
+        assert field.is_published(row.submission), details
         last = len(await field.attempts(job))
         data = Path(field.run(job, last)["data_path"]).read_bytes()
-        assert json.loads(data)[1:] == json.loads(files.datasets[f"t{number}"])[1:], told
+        assert json.loads(data)[1:] == json.loads(files.datasets[f"t{number}"])[1:], details

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 import pytest_asyncio
 
+from core.domain.job_states import EndReason, JobState
 from miner.engines.base import EXIT_FILE
 from miner.engines.choose import docker_engine
-from miner.jobs.recovery import sweep
-from miner.jobs.states import EndReason, JobState
+from miner.jobs.recovery import sweep_orphans
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
@@ -63,7 +63,7 @@ async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
     dockerd.start()
     field.go(job)
     row = await field.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.describe(job)
     assert await field.orphans() == []
     ends = await field.ends(job)
     if dockerd.live_restore:
@@ -84,7 +84,7 @@ async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
     await written(field.data_dir / f"jobs/{job}/attempt_1" / EXIT_FILE)
     dockerd.start()
     row = await field.over(job)
-    assert row.state is JobState.DONE, await field.told(job)
+    assert row.state is JobState.DONE, await field.describe(job)
     assert await field.ends(job) == [EndReason.TRAINED]
     assert field.launches(job) == 1
     assert await field.orphans() == []
@@ -98,7 +98,7 @@ async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_wh
     await field.until(job, lambda live: live.trouble)
     dockerd.start()
     row = await field.over(job)
-    assert row.state is JobState.DONE, await field.told(job)
+    assert row.state is JobState.DONE, await field.describe(job)
     assert await field.ends(job) == [EndReason.TRAINED]
     assert await field.orphans() == []
 
@@ -117,14 +117,14 @@ async def test_at_whatever_instant_it_is_killed_one_model_is_published_and_nothi
         await asyncio.sleep(random.uniform(0.0, 0.5))
         dockerd.start()
         row = await field.over(job)
-        told = f"killed after {instant:.2f} s: {await field.told(job)}"
-        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), told
-        assert field.is_published(row.submission), told
+        details = f"killed after {instant:.2f} s: {await field.describe(job)}"
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), details
+        assert field.is_published(row.submission), details
         if await field.orphans():  # it ended while there was nobody to remove it: what comes round later does
-            await sweep(field.jobs.parts)
-        assert await field.orphans() == [], told
+            await sweep_orphans(field.jobs.services)
+        assert await field.orphans() == [], details
         *before, last = await field.ends(job)
-        assert last == EndReason.TRAINED, told
-        assert set(before) <= {EndReason.KILLED}, told
-        assert not (before and dockerd.live_restore), told
-        assert all(field.launches(job, attempt) <= 1 for attempt in range(1, len(before) + 2)), told
+        assert last == EndReason.TRAINED, details
+        assert set(before) <= {EndReason.KILLED}, details
+        assert not (before and dockerd.live_restore), details
+        assert all(field.launches(job, attempt) <= 1 for attempt in range(1, len(before) + 2)), details

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from core.plan import TrainingPlan
-from miner.engines.base import Engine, EngineSpec, Phase
-from miner.jobs.states import EndReason, JobState
+from core.domain.job_states import EndReason, JobState
+from core.planning.plan import TrainingPlan
+from miner.engines.base import EngineSpec, ExecutionEngine, RunPhase
 from tests.integration.jobs.field import INSTANTS, SEED, Field
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ def plan_of(field: Field, job: int, attempt: int) -> TrainingPlan:
 
 async def published(field: Field, job: int) -> None:
     row = await field.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.describe(job)
     assert field.is_published(row.submission)
     assert await field.orphans() == []
 
@@ -118,7 +118,7 @@ async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None
         await asyncio.sleep(random.uniform(0.0, 0.05))
         await kill(field, job)
         row = await field.over(job)
-        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.told(job)
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.describe(job)
         assert field.is_published(row.submission)
         *before, last = await field.ends(job)
         assert last == EndReason.TRAINED
@@ -160,7 +160,7 @@ async def test_a_hang_is_seen_told_where_and_ended(field: Field) -> None:
 class Tight:
     """An engine whose runs get little memory."""
 
-    def __init__(self, engine: Engine, memory_bytes: int) -> None:
+    def __init__(self, engine: ExecutionEngine, memory_bytes: int) -> None:
         self._engine, self._memory = engine, memory_bytes
 
     def __getattr__(self, name: str) -> Any:
@@ -193,13 +193,13 @@ async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field:
         first = {"steps": 100, "save": checkpoints, "checkpoint": checkpoints, "at": {str(eaten): "eat"}}
         job = await field.start(f"t{number}", {"1": first, "*": GOOD})
         row = await field.over(job)
-        told = f"eaten at step {eaten}: {await field.told(job)}"
-        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), told
-        assert field.is_published(row.submission), told
-        assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED], told
+        details = f"eaten at step {eaten}: {await field.describe(job)}"
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), details
+        assert field.is_published(row.submission), details
+        assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED], details
         saved = [step for step in checkpoints if step <= eaten]
         resumed = field.run(job, 2)["resume_from"]
-        assert (resumed or "").endswith(f"checkpoint-{saved[-1]}") if saved else resumed is None, told
+        assert (resumed or "").endswith(f"checkpoint-{saved[-1]}") if saved else resumed is None, details
         assert await field.orphans() == []
 
 
@@ -231,7 +231,7 @@ async def test_four_jobs_at_once_have_gpus_ports_and_folders_of_their_own(field:
     ports = [plan_of(field, job, 1).launch.port for job in jobs]
     assert len(set(ports)) == 4
     statuses = [await field.engine.poll(row.ref or "", Path(row.folder)) for row in rows]
-    assert {one.phase for one in statuses} == {Phase.RUNNING}
+    assert {one.phase for one in statuses} == {RunPhase.RUNNING}
     for job in jobs:
         field.go(job)
     for job in jobs:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from core.submission.model_hash import model_hash
+from core.domain.job_states import EndReason, JobState
+from core.submission.digests import model_hash
 from miner.engines.choose import process_engine
-from miner.jobs.states import EndReason, JobState
 from tests.doubles import hub_upload
 from tests.doubles.base_image import PYTHON
 from tests.doubles.hub import Hub
@@ -40,7 +40,7 @@ async def test_a_dataset_behind_a_bad_network_arrives_whole(
     files.fail("/t1", **fault)
     job = await whole.start("t1", DO)
     row = await whole.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await whole.told(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await whole.describe(job)
     run = whole.run(job, 1)
     assert Path(run["data_path"]).is_file()
     assert await whole.ends(job) == [EndReason.TRAINED]
@@ -92,7 +92,7 @@ async def test_a_hub_behind_a_bad_network_gets_the_model_once(
     hub.fail(**{"times": 1, **fault})
     job = await online.start("t1", DO)
     row = await online.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await online.told(job)
+    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await online.describe(job)
     assert row.submission is not None
     assert row.submission.repo == "tester/repo-t1"
     head = hub.repo("tester/repo-t1").head
@@ -110,12 +110,12 @@ async def test_neither_token_nor_signed_address_is_left_in_any_file(
     assert token is not None
     job = await online.start("t1", {"*": {"steps": 4, "tell": True}}, query=f"?{signature}")
     row = await online.over(job)
-    assert row.state is JobState.DONE, await online.told(job)
+    assert row.state is JobState.DONE, await online.describe(job)
     log = (online.data_dir / f"jobs/{job}/latest/log").read_text()
-    assert "PATH=" in log, "the trainer has told its whole environment"
+    assert "PATH=" in log, "the trainer has printed its whole environment"
     secrets = (token.get_secret_value().encode(), signature.encode())
     for path in online.data_dir.rglob("*"):
-        # The books keep requests as received, and say so; nobody but the daemon reads them.
+        # The store keeps requests as received, and says so; nobody but the daemon reads them.
         if path.is_file() and not path.name.startswith("god-miner.sqlite3"):
             content = b""
             with suppress(FileNotFoundError):  # removed at this moment

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from miner.dev.stack import ChildProcess, Stack, prepare
+from miner.dev.stack import ChildProcess, DevStack, prepare_stack
 from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
 from tests.integration.jobs.field import DATASET, base_model, rows
@@ -26,12 +26,12 @@ Ended = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Stack:
-    return prepare(tmp_path / "miner")
+def stack(tmp_path: Path) -> DevStack:
+    return prepare_stack(tmp_path / "miner")
 
 
 @pytest.fixture
-def child(stack: Stack) -> Iterator[ChildProcess]:
+def child(stack: DevStack) -> Iterator[ChildProcess]:
     made = ChildProcess(
         [sys.executable, str(DAEMON), "run"],
         stack.public_port,
@@ -64,7 +64,7 @@ def end(process: subprocess.Popen[str], limit_s: float = 240) -> tuple[int, str,
 def task(folder: Path, do: dict[str, Any]) -> str:
     model = base_model(folder / "base")
     (folder / "data.json").write_bytes(rows(do))
-    told = {
+    details = {
         "model": folders.BASE_ID,
         "model_folder": str(model),
         "task_id": "mine",
@@ -72,7 +72,7 @@ def task(folder: Path, do: dict[str, Any]) -> str:
         "dataset": str(folder / "data.json"),
         "dataset_type": DATASET,
     }
-    (folder / "task.json").write_text(json.dumps(told))
+    (folder / "task.json").write_text(json.dumps(details))
     return str(folder / "task.json")
 
 
@@ -91,7 +91,7 @@ def test_a_task_that_fails_says_why_and_exits_with_one(begin: Any, tmp_path: Pat
     assert "no row has an answer" in out
 
 
-def test_ctrl_c_cancels_the_task_and_leaves_no_process(begin: Any, tmp_path: Path, stack: Stack) -> None:
+def test_ctrl_c_cancels_the_task_and_leaves_no_process(begin: Any, tmp_path: Path, stack: DevStack) -> None:
     process = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
     for line in process.stdout:
         if json.loads(line).get("step"):
@@ -105,7 +105,7 @@ def test_ctrl_c_cancels_the_task_and_leaves_no_process(begin: Any, tmp_path: Pat
 
 
 def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_cancelled(
-    begin: Any, child: ChildProcess, tmp_path: Path, stack: Stack
+    begin: Any, child: ChildProcess, tmp_path: Path, stack: DevStack
 ) -> None:
     child.start()
     watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000, "save": [2]}}), "--json")
@@ -134,7 +134,7 @@ def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_canc
 
 
 def test_an_open_stream_does_not_hold_the_daemons_end_up(
-    begin: Any, child: ChildProcess, tmp_path: Path, stack: Stack
+    begin: Any, child: ChildProcess, tmp_path: Path, stack: DevStack
 ) -> None:
     child.environment["SHUTDOWN_GRACE_SECONDS"] = "240"
     child.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from miner.chain.base import Metagraph, PublishResult
+from miner.chain.metagraph import Metagraph, PublishResult
 
 
 class FakeSource:

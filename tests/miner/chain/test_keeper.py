@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from miner.chain import cache
-from miner.chain.base import Metagraph
-from miner.chain.errors import ChainUnavailable, NoSuchSubnet, WrongChain
-from miner.chain.keeper import RECOVERED, RETRY_SECONDS, STALE, MetagraphKeeper
+from miner.chain import keeper as chain_keeper
+from miner.chain.keeper import RETRY_SECONDS, MetagraphKeeper
+from miner.chain.metagraph import ChainUnavailable, Metagraph, NoSuchSubnet, WrongChain
+from miner.observe.alerts import AlertKind
 from tests.miner.chain.fake_source import FakeSource
-from tests.miner.chain.test_base import graph, node
+from tests.miner.chain.test_metagraph import graph, node
 
 DOWN = ChainUnavailable("the node is down")
 HOUR = 3600.0
@@ -31,8 +30,8 @@ class Clock:
         return self.now
 
 
-class World:
-    """A keeper with everything around it in the test's hands."""
+class KeeperHarness:
+    """A keeper whose source, clock and pauses the test controls."""
 
     def __init__(self, *answers: Metagraph | BaseException, cache_path: Path | None = None, **source: Any):
         self.clock = Clock()
@@ -81,111 +80,95 @@ def at(moment: float, *, block: int = 1) -> Metagraph:
 
 
 async def test_what_was_read_is_served_until_the_next_reading_is_there() -> None:
-    world = World(at(1000.0, block=1), at(1300.0, block=2))
-    async with world.running() as keeper:
-        await world.rounds(1)
+    harness = KeeperHarness(at(1000.0, block=1), at(1300.0, block=2))
+    async with harness.running() as keeper:
+        await harness.rounds(1)
         first = keeper.current
-
-        await world.next_round()
-
+        await harness.next_round()
         assert first is not None
         assert keeper.current is not None
         assert (first.block, keeper.current.block) == (1, 2)
-        assert world.pauses == [300, 300]
+        assert harness.pauses == [300, 300]
 
 
 async def test_a_chain_that_is_down_leaves_the_old_metagraph_with_its_age() -> None:
-    world = World(at(1000.0), DOWN)
-    await world.keeper.refresh_once()
-    world.clock.now = 1400.0
-
-    fresh = await world.keeper.refresh_once()
-
-    status = world.keeper.status()
+    harness = KeeperHarness(at(1000.0), DOWN)
+    await harness.keeper.refresh_once()
+    harness.clock.now = 1400.0
+    fresh = await harness.keeper.refresh_once()
+    status = harness.keeper.status()
     assert not fresh
-    assert world.keeper.current is not None
+    assert harness.keeper.current is not None
     assert (status.age, status.nodes, status.stale) == (400.0, 1, False)
     assert (status.last_error, status.last_error_at) == ("the node is down", 1400.0)
-    assert world.alerts == []
+    assert harness.alerts == []
+    harness.clock.now = 900.0  # set back
+    assert harness.keeper.age() == 0.0
 
 
-async def test_past_its_time_it_is_stale_and_one_alert_says_so() -> None:
-    world = World(at(1000.0), DOWN, DOWN)
-    await world.keeper.refresh_once()
-    world.clock.now += HOUR + 1
-    await world.keeper.refresh_once()
-    await world.keeper.refresh_once()
-
-    assert world.keeper.status().stale
-    ((code, text),) = world.alerts
-    assert code == STALE
-    assert "3601 s old" in text
-    assert "METAGRAPH_STALE_SECONDS=3600" in text
-    assert "the node is down" in text
-
-
-async def test_recovery_is_told_and_the_next_trouble_alerts_anew() -> None:
-    world = World(at(1000.0), DOWN, at(5000.0), DOWN)
-    await world.keeper.refresh_once()
-    world.clock.now = 1001.0 + HOUR
-    await world.keeper.refresh_once()
-    await world.keeper.refresh_once()
-    assert world.keeper.status().last_error is None
-
-    world.clock.now = 5001.0 + HOUR
-    await world.keeper.refresh_once()
-
-    assert [code for code, _ in world.alerts] == [STALE, RECOVERED, STALE]
+async def test_past_its_time_it_is_stale_which_alerts_once_until_it_recovers() -> None:
+    harness = KeeperHarness(at(1000.0), DOWN, DOWN, at(5000.0), DOWN)
+    await harness.keeper.refresh_once()
+    harness.clock.now = 1001.0 + HOUR
+    await harness.keeper.refresh_once()
+    await harness.keeper.refresh_once()
+    assert harness.keeper.status().stale
+    ((kind, text),) = harness.alerts
+    assert kind == AlertKind.METAGRAPH_STALE
+    for part in ("3601 s old", "METAGRAPH_STALE_SECONDS=3600", "the node is down"):
+        assert part in text
+    await harness.keeper.refresh_once()
+    assert harness.keeper.status().last_error is None
+    harness.clock.now = 5001.0 + HOUR
+    await harness.keeper.refresh_once()
+    assert [kind for kind, _ in harness.alerts] == [
+        AlertKind.METAGRAPH_STALE,
+        AlertKind.METAGRAPH_RECOVERED,
+        AlertKind.METAGRAPH_STALE,
+    ]
 
 
 async def test_never_having_had_a_metagraph_is_stale_in_the_end() -> None:
-    world = World(DOWN, DOWN)
-    await world.keeper.refresh_once()
-    assert world.keeper.age() is None
-    assert world.alerts == []
-
-    world.clock.now += HOUR + 1
-    await world.keeper.refresh_once()
-
-    assert world.keeper.status().stale
-    assert "no metagraph at all" in world.alerts[0][1]
+    harness = KeeperHarness(DOWN, DOWN)
+    await harness.keeper.refresh_once()
+    assert harness.keeper.age() is None
+    assert harness.alerts == []
+    harness.clock.now += HOUR + 1
+    await harness.keeper.refresh_once()
+    assert harness.keeper.status().stale
+    assert "no metagraph at all" in harness.alerts[0][1]
 
 
 @pytest.mark.parametrize("error", [NoSuchSubnet("no subnet 56"), WrongChain("another chain")])
 async def test_what_only_the_operator_can_mend_alerts_at_once_and_once(error: Exception) -> None:
-    world = World(error, error)
-
-    await world.keeper.refresh_once()
-    await world.keeper.refresh_once()
-
-    assert world.alerts == [(error.code, str(error))]  # type: ignore[attr-defined]
+    harness = KeeperHarness(error, error)
+    await harness.keeper.refresh_once()
+    await harness.keeper.refresh_once()
+    assert harness.alerts == [(error.code, str(error))]  # type: ignore[attr-defined]
 
 
 async def test_failures_are_tried_again_soon_and_then_less_and_less_often() -> None:
-    world = World(*[DOWN] * 9)
-    async with world.running():
-        await world.rounds(1)
+    harness = KeeperHarness(*[DOWN] * 9)
+    async with harness.running():
+        await harness.rounds(1)
         for _ in range(8):
-            await world.next_round()
-
-        assert world.pauses == [RETRY_SECONDS * 2**n for n in range(6)] + [300.0] * 3
+            await harness.next_round()
+        assert harness.pauses == [RETRY_SECONDS * 2**n for n in range(6)] + [300.0] * 3
 
 
 async def test_a_source_that_is_cheap_to_ask_is_asked_more_often() -> None:
-    world = World(at(1.0), DOWN, poll_seconds=1.0)
-    async with world.running():
-        await world.rounds(1)
-        await world.next_round()
-
-        assert world.pauses == [1.0, 1.0]
+    harness = KeeperHarness(at(1.0), DOWN, poll_seconds=1.0)
+    async with harness.running():
+        await harness.rounds(1)
+        await harness.next_round()
+        assert harness.pauses == [1.0, 1.0]
 
 
 async def test_a_bug_in_a_source_does_not_end_the_refreshing(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(RuntimeError("a bug"), at(1000.0))
-    async with world.running() as keeper:
-        await world.rounds(1)
-        await world.next_round()
-
+    harness = KeeperHarness(RuntimeError("a bug"), at(1000.0))
+    async with harness.running() as keeper:
+        await harness.rounds(1)
+        await harness.next_round()
         assert keeper.current is not None
     assert "RuntimeError: a bug" in caplog.text
 
@@ -200,60 +183,54 @@ async def test_a_start_waits_for_nothing() -> None:
 
     keeper = MetagraphKeeper(Slow(), cache_path=None, refresh_seconds=300, stale_seconds=HOUR)
     await keeper.start()
-
     assert keeper.current is None
     await keeper.stop()
 
 
 async def test_stopping_ends_the_refreshing_and_closes_the_source() -> None:
-    world = World(at(1000.0))
-    async with world.running():
-        await world.rounds(1)
-
-    assert world.source.closed
+    harness = KeeperHarness(at(1000.0))
+    async with harness.running():
+        await harness.rounds(1)
+    assert harness.source.closed
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
 async def test_a_restart_with_the_chain_down_serves_what_was_kept_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "metagraph.json"
-    before = World(at(1000.0, block=7), cache_path=path)
+    before = KeeperHarness(at(1000.0, block=7), cache_path=path)
     await before.keeper.refresh_once()
-    after = World(DOWN, cache_path=path)
+    after = KeeperHarness(DOWN, cache_path=path)
     after.clock.now = 1000.0 + 2 * HOUR
-
     async with after.running() as keeper:
         assert keeper.current is not None
         assert keeper.current.block == 7
         assert keeper.age() == 2 * HOUR
         await after.rounds(1)
         assert keeper.status().stale
-    assert [code for code, _ in after.alerts] == [STALE]
+    assert [code for code, _ in after.alerts] == [AlertKind.METAGRAPH_STALE]
 
 
 async def test_the_disk_is_written_only_when_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "metagraph.json"
     same = at(1000.0)
-    world = World(same, same.seen_again(1001.0), at(1002.0, block=2), cache_path=path)
+    harness = KeeperHarness(same, same.with_fetched_at(1001.0), at(1002.0, block=2), cache_path=path)
     inodes = []
     for _ in range(3):
-        await world.keeper.refresh_once()
+        await harness.keeper.refresh_once()
         inodes.append(path.stat().st_ino)
-
     assert inodes[0] == inodes[1] != inodes[2]
 
 
-async def test_a_disk_that_can_not_be_written_costs_a_log_line_only(
+async def test_a_disk_that_cannot_be_written_costs_a_log_line_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full_disk(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    world = World(at(1000.0), cache_path=tmp_path / "metagraph.json")
-
-    assert await world.keeper.refresh_once()
-
-    assert world.keeper.current is not None
+    harness = KeeperHarness(at(1000.0), cache_path=tmp_path / "metagraph.json")
+    assert await harness.keeper.refresh_once()
+    assert harness.keeper.current is not None
     assert "No space left on device" in caplog.text
 
 
@@ -261,66 +238,29 @@ async def test_a_metagraph_of_another_chain_is_dropped_as_soon_as_the_chain_is_k
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metagraph.json"
-    cache.save(path, replace(at(1000.0), genesis="0xaa"))
-    world = World(DOWN, cache_path=path)
-    async with world.running() as keeper:
+    chain_keeper.save_metagraph(path, replace(at(1000.0), genesis="0xaa"))
+    harness = KeeperHarness(DOWN, cache_path=path)
+    async with harness.running() as keeper:
         assert keeper.current is not None
-        world.source.genesis = "0xbb"
-        await world.rounds(1)
-
+        harness.source.genesis = "0xbb"
+        await harness.rounds(1)
         assert keeper.current is None
     assert "of another chain" in caplog.text
 
 
 async def test_a_node_of_the_wrong_chain_does_not_spoil_the_right_metagraph() -> None:
-    world = World(replace(at(1000.0), genesis="0xaa"), WrongChain("it serves 0xbb"), genesis="0xaa")
-    await world.keeper.refresh_once()
-
-    await world.keeper.refresh_once()
-
-    assert world.keeper.current is not None
-
-
-async def test_a_clock_that_was_set_back_does_not_make_an_age_negative() -> None:
-    world = World(at(9999.0))
-    await world.keeper.refresh_once()
-
-    assert world.keeper.age() == 0.0
+    harness = KeeperHarness(replace(at(1000.0), genesis="0xaa"), WrongChain("it serves 0xbb"), genesis="0xaa")
+    await harness.keeper.refresh_once()
+    await harness.keeper.refresh_once()
+    assert harness.keeper.current is not None
 
 
 async def test_repeated_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(DOWN, DOWN, ChainUnavailable("something else"))
+    harness = KeeperHarness(DOWN, DOWN, ChainUnavailable("something else"))
     for _ in range(3):
-        await world.keeper.refresh_once()
-
+        await harness.keeper.refresh_once()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [
         "could not refresh the metagraph from test: the node is down",
         "could not refresh the metagraph from test: something else",
     ]
-
-
-def test_a_status_is_ready_for_json() -> None:
-    world = World()
-
-    assert world.keeper.status().as_dict() == {
-        "source": "test",
-        "netuid": 56,
-        "block": None,
-        "age": None,
-        "nodes": 0,
-        "last_error": None,
-        "last_error_at": None,
-        "stale": False,
-    }
-
-
-async def test_the_real_clock_gives_an_age_in_seconds() -> None:
-    keeper = MetagraphKeeper(
-        FakeSource([at(time.time() - 5)]), cache_path=None, refresh_seconds=1, stale_seconds=HOUR
-    )
-    await keeper.refresh_once()
-
-    age = keeper.age()
-    assert age is not None
-    assert 5 <= age < 10

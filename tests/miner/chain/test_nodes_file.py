@@ -10,10 +10,10 @@ from bittensor_core import Keypair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miner.chain.base import Metagraph, PublishOutcome
-from miner.chain.errors import AxonAddressError, IdentityMissing, NodesFileError
+from miner.chain.identity import Identity
+from miner.chain.metagraph import AxonAddressError, IdentityMissing, Metagraph, NodesFileError, PublishOutcome
 from miner.chain.nodes_file import NodesFileSource, read_nodes
-from miner.identity import Identity
+from tests.doubles.each import each
 
 ALICE, BOB = (Keypair.create_from_uri(uri) for uri in ("//Alice", "//Bob"))
 
@@ -45,9 +45,7 @@ def test_every_field_of_a_node_is_read(path: Path) -> None:
         emission=3,
     )
     write(path, {"netuid": 56, "block": 9, "nodes": [full]})
-
     graph = read_nodes(path, 56, at=5.0)
-
     node = graph.find(bytes(ALICE.public_key))
     assert node is not None
     assert (graph.netuid, graph.block, graph.fetched_at, graph.source) == (56, 9, 5.0, f"file:{path}")
@@ -57,24 +55,18 @@ def test_every_field_of_a_node_is_read(path: Path) -> None:
 
 def test_a_bare_list_of_hotkeys_is_enough(path: Path) -> None:
     write(path, [row(ALICE, stake=10_000), row(BOB)])
-
     graph = read_nodes(path, 56, at=0.0)
-
     assert [(node.uid, node.stake) for node in graph.nodes] == [(0, 10_000.0), (1, 0.0)]
+    assert read_nodes(write(path, []), 56, at=0.0).nodes == ()
 
 
 def test_the_example_in_the_docs_is_a_good_nodes_file(path: Path) -> None:
     page = Path(__file__).parents[3] / "docs" / "chain.md"
     write(path, page.read_text().partition("```json")[2].partition("```")[0])
-
     assert len(read_nodes(path, 56, at=0.0).nodes) == 2
 
 
-def test_an_empty_list_is_a_subnet_without_nodes(path: Path) -> None:
-    assert read_nodes(write(path, []), 56, at=0.0).nodes == ()
-
-
-@pytest.mark.parametrize(
+@each(
     ("document", "told"),
     [
         ({"nodes": [row(stake="much")]}, ["nodes[0].stake", "'much'", "number"]),
@@ -103,17 +95,14 @@ def test_a_bad_file_is_refused_with_the_file_the_field_and_the_value(
 ) -> None:
     with pytest.raises(NodesFileError) as caught:
         read_nodes(write(path, document), 56, at=0.0)
-
     for part in (str(path), *told):
         assert part in str(caught.value)
 
 
-def test_all_that_is_wrong_is_told_at_once(path: Path) -> None:
+def test_all_problems_are_reported_at_once(path: Path) -> None:
     write(path, [row(stake=-1), row(BOB, port=0)])
-
     with pytest.raises(NodesFileError) as caught:
         read_nodes(path, 56, at=0.0)
-
     assert [problem.where for problem in caught.value.problems] == ["nodes[0].stake", "nodes[1].port"]
 
 
@@ -134,99 +123,58 @@ JSONISH = st.recursive(
 @given(content=st.binary(max_size=200) | JSONISH.map(lambda value: json.dumps(value).encode()))
 def test_any_content_is_a_metagraph_or_a_clear_error(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-
     try:
         outcome: Metagraph | NodesFileError = read_nodes(path, 56, at=0.0)
     except NodesFileError as error:
         outcome = error
-
     assert isinstance(outcome, Metagraph) or (outcome.problems and str(path) in str(outcome))
 
 
-async def test_an_edit_counts_at_the_next_look(path: Path) -> None:
+async def test_an_edit_counts_at_the_next_reading_also_one_of_the_same_size(path: Path) -> None:
     source = NodesFileSource(write(path, [row(stake=1)]), 56)
     await source.metagraph()
-
     write(path, [row(stake=2), row(BOB)])
-
     assert [node.stake for node in (await source.metagraph()).nodes] == [2.0, 0.0]
-
-
-async def test_an_edit_of_the_same_size_counts_too(path: Path) -> None:
-    source = NodesFileSource(write(path, [row(stake=1)]), 56)
-    await source.metagraph()
-
     before = path.stat()
-    write(path, [row(stake=2)])
+    write(path, [row(stake=3), row(BOB)])
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-
-    assert [node.stake for node in (await source.metagraph()).nodes] == [2.0]
+    assert [node.stake for node in (await source.metagraph()).nodes] == [3.0, 0.0]
 
 
 async def test_an_untouched_file_is_not_parsed_again_but_its_age_is_new(path: Path) -> None:
     times = iter([1.0, 2.0, 3.0, 4.0])
     source = NodesFileSource(write(path, [row()]), 56, clock=lambda: next(times))
     first = await source.metagraph()
-
     second = await source.metagraph()
-
     assert second.nodes is first.nodes
     assert second.fetched_at > first.fetched_at
 
 
-async def test_a_bad_edit_raises_at_every_look_until_it_is_mended(path: Path) -> None:
+async def test_a_file_that_is_invalid_or_gone_raises_at_every_reading_until_it_is_mended(path: Path) -> None:
     source = NodesFileSource(write(path, [row()]), 56)
     await source.metagraph()
     write(path, "[oops")
-
     for _ in range(2):
         with pytest.raises(NodesFileError):
             await source.metagraph()
-
+    path.unlink()
+    with pytest.raises(NodesFileError, match="no such file"):
+        await source.metagraph()
     write(path, [row(), row(BOB)])
     assert len((await source.metagraph()).nodes) == 2
 
 
-async def test_a_file_that_disappears_is_an_error_and_may_come_back(path: Path) -> None:
-    source = NodesFileSource(write(path, [row()]), 56)
-    await source.metagraph()
-    path.unlink()
-    with pytest.raises(NodesFileError, match="no such file"):
-        await source.metagraph()
-
-    write(path, [row()])
-
-    assert len((await source.metagraph()).nodes) == 1
-
-
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"netuid": 56, "nodes": rows}])
 async def test_publishing_writes_the_own_row_and_nothing_else(path: Path, wrap: Any) -> None:
-    write(path, wrap([row(BOB, stake=5), row(ALICE, stake=3)]))
+    write(path, wrap([row(BOB, stake=5), row(ALICE, stake=3)])).chmod(0o644)
     source = NodesFileSource(path, 56, identity=Identity(ALICE))
-
     result = await source.publish_axon("8.8.4.4", 7999)
     again = await source.publish_axon("8.8.4.4", 7999)
-
     assert (result.outcome, again.outcome) == (PublishOutcome.PUBLISHED, PublishOutcome.UNCHANGED)
     assert json.loads(path.read_text()) == wrap(
         [row(BOB, stake=5), row(ALICE, stake=3, ip="8.8.4.4", port=7999)]
     )
-
-
-async def test_publishing_keeps_the_files_mode(path: Path) -> None:
-    write(path, [row()]).chmod(0o644)
-
-    await NodesFileSource(path, 56, identity=Identity(ALICE)).publish_axon("8.8.4.4", 7999)
-
     assert path.stat().st_mode & 0o777 == 0o644
-
-
-async def test_an_unregistered_hotkey_can_not_publish(path: Path) -> None:
-    source = NodesFileSource(write(path, [row(BOB)]), 56, identity=Identity(ALICE))
-
-    result = await source.publish_axon("8.8.4.4", 7999)
-
-    assert result.outcome is PublishOutcome.REFUSED
 
 
 async def test_the_rules_for_addresses_hold_here_too(path: Path) -> None:
@@ -235,6 +183,7 @@ async def test_the_rules_for_addresses_hold_here_too(path: Path) -> None:
         await NodesFileSource(path, 56, identity=Identity(ALICE)).publish_axon("127.0.0.1", 7999)
     with pytest.raises(IdentityMissing):
         await NodesFileSource(path, 56).publish_axon("8.8.4.4", 7999)
-
+    stranger = NodesFileSource(path, 56, identity=Identity(BOB))
+    assert (await stranger.publish_axon("8.8.4.4", 7999)).outcome is PublishOutcome.REFUSED
     allowed = NodesFileSource(path, 56, identity=Identity(ALICE), allow_private=True)
     assert (await allowed.publish_axon("127.0.0.1", 7999)).ok

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miner.chain import sdk, sdk_worker
-from miner.chain.base import endpoint
-from miner.chain.sdk_worker import Unavailable, axon_of
+from miner.chain.metagraph import host_and_port
+from miner.chain.sdk_worker import NodeUnavailable, axon_of
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_an_axon_is_read_as_it_was_published(ip: object, port: int) -> None:
-    assert axon_of(endpoint(str(ip), port)) == (str(ip), port)
+    assert axon_of(host_and_port(str(ip), port)) == (str(ip), port)
 
 
 def test_no_axon_and_an_axon_without_a_port_are_none() -> None:
@@ -37,9 +37,8 @@ async def test_a_call_that_refuses_to_end_does_not_outlast_its_limit() -> None:
             except asyncio.CancelledError:
                 continue
 
-    with pytest.raises(Unavailable, match=r"submitting: no answer in 0\.05 s"):
-        await sdk_worker._within(0.05, "submitting", stubborn())
-
+    with pytest.raises(NodeUnavailable, match=r"submitting: no answer in 0\.05 s"):
+        await sdk_worker._with_timeout(0.05, "submitting", stubborn())
     release.set()
     await asyncio.sleep(0)
 
@@ -49,26 +48,24 @@ async def test_whatever_the_sdk_trips_over_is_a_node_of_no_help(error: Exception
     async def trip() -> None:
         raise error
 
-    with pytest.raises(Unavailable, match="reading: the answer makes no sense to the SDK"):
-        await sdk_worker._within(1.0, "reading", trip())
+    with pytest.raises(NodeUnavailable, match="reading: the answer makes no sense to the SDK"):
+        await sdk_worker._with_timeout(1.0, "reading", trip())
 
 
 @pytest.mark.integration
 def test_what_the_sdk_prints_does_not_get_into_the_answer() -> None:
     loud = (
         "import sys, os; from miner.chain import sdk_worker as w\n"
-        "async def answer(job): print('hello'); os.write(1, b'world'); return {'netuid': job.netuid}\n"
-        "w.answer = answer; w.main()"
+        "async def answer(r): print('hello'); os.write(1, b'world'); return {'netuid': r.netuid}\n"
+        "w.run_request = answer; w.main()"
     )
-
     done = subprocess.run(
         [sys.executable, "-P", "-c", loud],
         input=json.dumps({"netuid": 56, "node": "finney", "timeout": 1.0}),
         capture_output=True,
         text=True,
         check=True,
-        env=sdk._environment(None),
+        env=sdk._worker_environment(None),
     )
-
     assert json.loads(done.stdout) == {"answer": {"netuid": 56}}
     assert "world" in done.stderr

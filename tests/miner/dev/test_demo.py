@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from miner.dev import demo, show, stack
-from miner.dev.demo import DemoResult, Narrator, run_demo
-from miner.dev.stack import StackError
-from miner.dev.throwaway import keys_of
-from miner.engines.choose import SOURCE, NoEngine
+from miner.cli.render import dev
+from miner.dev import demo, stack
+from miner.dev.demo import DemoNarrator, DemoResult, run_demo
+from miner.dev.stack import StackError, throwaway_keys
+from miner.engines.choose import SOURCE_ROOT, NoEngine
 from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
-from miner.jobs.pulse import NOT_TRIED
+from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.settings import Settings
 
 
@@ -40,7 +40,7 @@ def test_a_broken_training_environment_is_named_with_the_way_out(
 
     monkeypatch.setattr(demo, "training_interpreter", broken)
     for python, way_out in (
-        (SOURCE / ".venv-demo" / "bin" / "gone", "rm -rf .venv-demo && make demo"),
+        (SOURCE_ROOT / ".venv-demo" / "bin" / "gone", "rm -rf .venv-demo && make demo"),
         (tmp_path / "bin" / "gone", "set TRAINER_PYTHON to another"),
     ):
         monkeypatch.setenv("TRAINER_PYTHON", str(python))
@@ -54,7 +54,7 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
 ) -> None:
     being = {"native": BEING_TRIED, "kohya": "not built"}
     pages = [
-        {"engine": None, "trouble": NOT_TRIED.trouble, "lacks": {}},
+        {"engine": None, "trouble": ENGINE_NOT_FOUND_YET.problem, "lacks": {}},
         {"engine": "process", "trouble": None, "lacks": being},
         {"engine": "process", "trouble": None, "lacks": {"kohya": "not built"}},
         {"engine": "process", "trouble": None, "lacks": {"native": "no torch"}},
@@ -71,14 +71,14 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
         return httpx.Response(200, json={"training": next(left)})
 
     async with httpx.AsyncClient(base_url="http://miner", transport=httpx.MockTransport(status)) as operator:
-        assert await demo._missing(operator) is None
-        assert await demo._missing(operator) == "no torch"
+        assert await demo._wait_for_trial(operator) is None
+        assert await demo._wait_for_trial(operator) == "no torch"
         for seen in ("no sandbox", "text image: slow"):
             with pytest.raises(StackError, match=seen):
-                await demo._missing(operator)
+                await demo._wait_for_trial(operator)
         monkeypatch.setattr(demo, "PATIENCE_S", 0.01)
-        with pytest.raises(StackError, match=f"not known within .* s .*: {BEING_TRIED}"):
-            await demo._missing(operator)
+        with pytest.raises(StackError, match=f"the trial did not finish within .* s: {BEING_TRIED}"):
+            await demo._wait_for_trial(operator)
 
 
 async def test_only_what_lacks_something_is_to_be_made_anew(
@@ -93,12 +93,12 @@ async def test_only_what_lacks_something_is_to_be_made_anew(
             raise answer
         return answer
 
-    monkeypatch.setattr(demo, "_missing", missing)
-    ground = stack.Stack(tmp_path, keys_of(tmp_path), 1, 2)
-    task = demo._task("http://127.0.0.1:3/rows.json")
+    monkeypatch.setattr(demo, "_wait_for_trial", missing)
+    ground = stack.DevStack(tmp_path, throwaway_keys(tmp_path), 1, 2)
+    task = demo._example_task("http://127.0.0.1:3/rows.json")
     with pytest.raises(NoEngine, match="cannot train: no torch"):
-        await demo._follow(ground, task, lambda *_: None, tmp_path)
-    assert (await demo._follow(ground, task, lambda *_: None, tmp_path)).trouble == "it was not known"
+        await demo._play_validator(ground, task, lambda *_: None, tmp_path)
+    assert (await demo._play_validator(ground, task, lambda *_: None, tmp_path)).trouble == "it was not known"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def job(live: dict[str, Any] | None = None, *steps: str) -> dict[str, Any]:
 
 def test_each_thing_that_happens_is_one_line() -> None:
     lines: list[str] = []
-    narrator = Narrator(lambda step, line: lines.append(f"{step}: {line}"))
+    narrator = DemoNarrator(lambda step, line: lines.append(f"{step}: {line}"))
     first = {"step": 1, "steps": 24, "loss": 5.6, "best_score": 5.5, "tokens_s": 1671.8}
     for seen in (
         job(),
@@ -153,12 +153,12 @@ def test_each_thing_that_happens_is_one_line() -> None:
 def test_what_is_shown_at_the_end_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     repository = "local/ea36a6d4-7aab-47c7-840a-277db0297eb1"
     shown = DemoResult(None, "org/model", 29.0, 5.6, 4.0, 24, repository, "e" * 64)
-    show.demo(shown, as_json=False)
-    with show.DemoProgress() as told:
+    dev.print_demo(shown, as_json=False)
+    with dev.DemoProgress() as told:
         told("submission", "x" * 200)
     out, err = capsys.readouterr()
     assert all(len(line) <= 80 for line in (out + err).splitlines())
     assert repository in out
     assert "5.600 → 4.000" in out
-    show.demo(DemoResult(trouble="it broke"), as_json=False)
+    dev.print_demo(DemoResult(trouble="it broke"), as_json=False)
     assert "Nothing was trained: it broke" in capsys.readouterr().out

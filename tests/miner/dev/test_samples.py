@@ -2,9 +2,9 @@ from random import Random
 
 import pytest
 
-from core.tasks import TASK_TYPE_OF, DatasetKind, TaskType
-from core.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
-from miner.dev import calls
+from core.domain.tasks import TASK_TYPE_OF, DatasetKind, TaskType
+from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
+from miner.dev import validator
 from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, sample_task
 from tests.doubles.each import each
 
@@ -52,7 +52,7 @@ def test_examples_are_what_the_wire_models_take(task_type: TaskType, seed: int) 
     assert offer.task_type is task_type
     assert offer.task_id == task.task_id
     start: TrainRequestText | TrainRequestImage
-    if task_type is TaskType.IMAGE:
+    if not task_type.is_text:
         start = TrainRequestImage.model_validate(task.start())
     else:
         start = TrainRequestText.model_validate(task.start())
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_task_and_another_seed_another() -> None:
 
 
 def test_examples_of_two_types_with_one_seed_are_two_tasks() -> None:
-    ids = {calls.example(kind.name.lower(), 1).task_id for kind in TaskType}
+    ids = {validator.example_task(kind.name.lower(), 1).task_id for kind in TaskType}
     assert len(ids) == len(TaskType)
 
 

@@ -98,20 +98,20 @@ def test_free_ports_are_different_and_free() -> None:
 
 
 def test_a_stack_keeps_everything_in_its_folder(tmp_path: Path) -> None:
-    prepared = stack.prepare(tmp_path / "made")
+    prepared = stack.prepare_stack(tmp_path / "made")
     settings = prepared.settings()
     paths = {settings[name] for name in ("DATA_DIR", "NODES_FILE", "WALLET_PATH")}
     assert all(Path(path).is_relative_to(tmp_path) for path in paths)
     assert settings["PUBLIC_HOST"] == settings["OPERATOR_HOST"] == "127.0.0.1"
     assert prepared.url == f"http://127.0.0.1:{settings['PUBLIC_PORT']}"
     assert prepared.operator_url == f"http://127.0.0.1:{settings['OPERATOR_PORT']}"
-    again = stack.prepare(tmp_path / "made")
+    again = stack.prepare_stack(tmp_path / "made")
     assert again.keys.miner.ss58_address == prepared.keys.miner.ss58_address
 
 
 def test_the_daemon_gets_the_stacks_settings_and_the_callers_on_top(tmp_path: Path) -> None:
-    prepared = stack.prepare(tmp_path)
-    server = stack.daemon(prepared, {"MAX_JOBS": "2", "LOG_FORMAT": "console"})
+    prepared = stack.prepare_stack(tmp_path)
+    server = stack.daemon_process(prepared, {"MAX_JOBS": "2", "LOG_FORMAT": "console"})
     assert server.port == prepared.public_port
     assert server.environment["DATA_DIR"] == str(tmp_path / "data")
     assert (server.environment["MAX_JOBS"], server.environment["LOG_FORMAT"]) == ("2", "console")

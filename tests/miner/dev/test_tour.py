@@ -9,17 +9,24 @@ import httpx
 import pytest
 from bittensor_core import Keypair
 
-from core.tasks import TaskType
+from core.domain.tasks import TaskType
+from miner.chain.fiber import NONCE, SIGNATURE, is_signed, signable_post_message, signature_bytes
 from miner.dev import tour as touring
-from miner.dev.client import Forger, ValidatorClient
-from miner.dev.reading import Outcome
 from miner.dev.samples import sample_task
-from miner.dev.tour import Expected, Step, TourResult, run_tour, somewhere, tour, wait_for_submission
-from miner.fiber import NONCE, SIGNATURE, is_signed, post_message, signature_bytes
+from miner.dev.tour import (
+    TourExpectation,
+    TourResult,
+    TourStep,
+    run_tour,
+    tour_steps,
+    wait_for_submission,
+    work_folder,
+)
+from miner.dev.validator import ForgedSigner, ValidatorClient, ValidatorOutcome
 
 VALIDATOR = Keypair.from_seed(b"v" * 32)
 MINER = Keypair.from_seed(b"m" * 32).ss58_address
-COMMIT = touring.SETTINGS["TRAINING_REPO_TEXT_COMMIT"]
+COMMIT = touring.TOUR_SETTINGS["TRAINING_REPO_TEXT_COMMIT"]
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
@@ -29,7 +36,7 @@ def good_miner(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"status": "ok"})
     if request.method == "POST":
         signature = signature_bytes(request.headers[SIGNATURE])
-        message = post_message(request.headers[NONCE], MINER, request.content)
+        message = signable_post_message(request.headers[NONCE], MINER, request.content)
         if signature is None or not is_signed(message, signature, VALIDATOR.public_key):
             return httpx.Response(401, json={"error": "bad_credentials"})
         if path.startswith("/task_offer"):
@@ -41,13 +48,13 @@ def good_miner(request: httpx.Request) -> httpx.Response:
 
 
 def asking(answer: Answer, forged: bool = False) -> ValidatorClient:
-    signer = Forger(VALIDATOR) if forged else VALIDATOR
+    signer = ForgedSigner(VALIDATOR) if forged else VALIDATOR
     return ValidatorClient("http://miner", signer, MINER, transport=httpx.MockTransport(answer))
 
 
-async def toured(answer: Answer) -> list[Step]:
+async def toured(answer: Answer) -> list[TourStep]:
     async with asking(answer) as client, asking(answer, forged=True) as forger:
-        return [step async for step in tour(client, forger, Random(0))]
+        return [step async for step in tour_steps(client, forger, Random(0))]
 
 
 async def test_the_tour_visits_every_request_of_every_task_type_and_a_good_miner_passes() -> None:
@@ -110,7 +117,7 @@ class Clock:
         self.now += seconds
 
 
-async def asked_until(answer: Answer, patience_s: float) -> tuple[Outcome, float]:
+async def asked_until(answer: Answer, patience_s: float) -> tuple[ValidatorOutcome, float]:
     clock = Clock()
     sleep: Callable[[float], Awaitable[None]] = clock.sleep
     async with asking(answer) as client:
@@ -128,22 +135,22 @@ async def test_waiting_ends_with_the_first_submission() -> None:
         asked += 1
         return httpx.Response(404, json={}) if asked < 3 else httpx.Response(200, json={"repo": repo})
 
-    assert await asked_until(third_time, 60.0) == (Outcome.SUBMISSION, 2 * touring.POLL_S)
+    assert await asked_until(third_time, 60.0) == (ValidatorOutcome.SUBMISSION, 2 * touring.POLL_S)
 
 
 async def test_waiting_ends_with_patience_and_asks_at_least_once() -> None:
     outcome, slept = await asked_until(good_miner, 10.0)
-    assert (outcome, slept) == (Outcome.NO_SUBMISSION, 10.0)
-    assert await asked_until(good_miner, 0.0) == (Outcome.NO_SUBMISSION, 0.0)
-    assert await asked_until(good_miner, -5.0) == (Outcome.NO_SUBMISSION, 0.0)
+    assert (outcome, slept) == (ValidatorOutcome.NO_SUBMISSION, 10.0)
+    assert await asked_until(good_miner, 0.0) == (ValidatorOutcome.NO_SUBMISSION, 0.0)
+    assert await asked_until(good_miner, -5.0) == (ValidatorOutcome.NO_SUBMISSION, 0.0)
 
 
 async def test_with_patience_a_submission_is_expected() -> None:
     async with asking(good_miner) as client, asking(good_miner, forged=True) as forger:
-        steps = [step async for step in tour(client, forger, Random(0), patience_s=0.01)]
+        steps = [step async for step in tour_steps(client, forger, Random(0), patience_s=0.01)]
     missed = [step for step in steps if not step.held]
     assert len(missed) == len(TaskType)
-    assert {step.expected for step in missed} == {Expected(200, Outcome.SUBMISSION)}
+    assert {step.expected for step in missed} == {TourExpectation(200, ValidatorOutcome.SUBMISSION)}
 
 
 async def test_a_tour_holds_only_when_every_step_did_and_the_daemon_ended_well(tmp_path: Path) -> None:
@@ -151,7 +158,7 @@ async def test_a_tour_holds_only_when_every_step_did_and_the_daemon_ended_well(t
     assert TourResult(tmp_path, steps, exit_code=0).held
     assert not TourResult(tmp_path, steps, exit_code=-9).held
     assert not TourResult(tmp_path, [], exit_code=0).held
-    bad = Step(steps[0].title, steps[0].exchange, Expected(404, Outcome.ALIVE))
+    bad = TourStep(steps[0].title, steps[0].exchange, TourExpectation(404, ValidatorOutcome.ALIVE))
     assert not TourResult(tmp_path, [*steps, bad], exit_code=0).held
     shown = TourResult(tmp_path, steps, exit_code=0).as_json()
     assert len(json.loads(json.dumps(shown))["steps"]) == len(steps)
@@ -161,7 +168,7 @@ def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
     seen: list[Path] = []
 
     def visit() -> None:
-        with somewhere(None) as made:
+        with work_folder(None) as made:
             seen.append(made)
             assert made.is_dir()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -174,14 +181,14 @@ def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
 
 
 def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
-    with somewhere(tmp_path) as place:
+    with work_folder(tmp_path) as place:
         (place / "kept").touch()
     assert (tmp_path / "kept").exists()
 
 
 @pytest.mark.integration
 def test_the_tour_holds_against_the_real_daemon(tmp_path: Path) -> None:
-    seen: list[Step] = []
+    seen: list[TourStep] = []
     result = run_tour(tmp_path, on_step=seen.append)
     assert [step.title for step in result.steps if not step.held] == []
     assert result.held

@@ -1,122 +1,126 @@
-"""Each check tells good from bad, and what to do about it."""
+"""Each check tells good from bad, and says what to do about it."""
 
 import json
 import os
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from miner.doctor import Finding, Status, Surroundings
-from miner.doctor.checks import clock, data_dir, environment, host, pm2, ports, store, wallet
-from miner.identity import create_throwaway
-from miner.settings import Settings, load_settings
+from miner.chain.identity import create_temporary_hotkey
+from miner.doctor import CheckContext, Finding, FindingStatus
+from miner.doctor.checks import machine, network, storage, subnet
+from miner.settings import load_settings
 from miner.store import database
 from tests.doubles.each import each
 
-
-def settings(tmp_path: Path, **more: object) -> Settings:
-    return load_settings(
-        env={}, env_file=None, data_dir=tmp_path / "data", wallet_path=tmp_path / "wallets", **more
-    )
+OK, WARN, FAIL, SKIP = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIP
+Findings = dict[str, Finding]
+Check = Callable[..., Findings]
 
 
-def found(findings: Iterator[Finding]) -> dict[str, Finding]:
+def by_name(findings: Iterable[Finding]) -> Findings:
     return {finding.what: finding for finding in findings}
 
 
-# environment
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Run a check on a data directory and wallets of its own; return its findings by name."""
+
+    def run(function: Callable[[CheckContext], Iterable[Finding]], **more: Any) -> Findings:
+        own = {"data_dir": tmp_path / "data", "wallet_path": tmp_path / "wallets", **more}
+        return by_name(function(CheckContext(load_settings(env={}, env_file=None, **own))))
+
+    return run
 
 
-def test_a_setting_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
+# The machine
+
+
+def test_a_settings_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
     env_file.write_text("NETUID=56\n")
     env_file.chmod(0o644)
-    surroundings = Surroundings(settings(tmp_path), env_file)
-    assert found(environment.run(surroundings))["secrets"].fix == f"chmod 600 {env_file}"
+    context = CheckContext(load_settings(env={}, env_file=None), env_file)
+    assert by_name(machine.check_settings(context))["secrets"].fix == f"chmod 600 {env_file}"
     env_file.chmod(0o600)
-    assert found(environment.run(surroundings))["secrets"].status is Status.OK
+    assert by_name(machine.check_settings(context))["secrets"].status is OK
     env_file.unlink()
-    assert "secrets" not in found(environment.run(surroundings))
+    assert "secrets" not in by_name(machine.check_settings(context))
 
 
-def test_a_slip_in_the_setting_file_is_a_finding(tmp_path: Path) -> None:
+def test_a_slip_in_the_settings_file_is_a_finding(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
     env_file.write_text("MAX_HOUR=3\n")
     loaded = load_settings(env={}, env_file=env_file)
-    last = list(environment.run(Surroundings(loaded, tmp_path / "none")))[-1]
-    assert last.status is Status.WARN
-    assert "did you mean MAX_HOURS?" in last.detail
-
-
-# host
+    last = list(machine.check_settings(CheckContext(loaded, tmp_path / "none")))[-1]
+    assert (last.status, "did you mean MAX_HOURS?" in last.detail) == (WARN, True)
 
 
 @each(
     ("soft", "hard", "status", "way_out"),
     [
-        (4096, 4096, Status.OK, ""),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, Status.OK, ""),
-        (1024, 4096, Status.WARN, "ulimit -n 1280"),
-        (1024, resource.RLIM_INFINITY, Status.WARN, "ulimit -n 1280"),
-        (1024, 1024, Status.WARN, "raise the hard limit of 1024"),
+        (4096, 4096, OK, ""),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, OK, ""),
+        (1024, 4096, WARN, "ulimit -n 1280"),
+        (1024, resource.RLIM_INFINITY, WARN, "ulimit -n 1280"),
+        (1024, 1024, WARN, "raise the hard limit of 1024"),
     ],
 )
-def test_too_few_open_files_are_told_with_the_limit_to_raise(
-    soft: int, hard: int, status: Status, way_out: str
+def test_too_few_open_files_come_with_the_limit_to_raise(
+    soft: int, hard: int, status: FindingStatus, way_out: str
 ) -> None:
-    finding = host.open_files(1280, soft, hard)
+    finding = machine.open_files(1280, soft, hard)
     assert finding.status is status
     assert way_out in finding.fix
 
 
-# data directory
+# The data directory and the database
 
 
-def test_a_data_directory_is_tried_for_real(tmp_path: Path) -> None:
-    surroundings = Surroundings(settings(tmp_path))
-    assert "will be made" in found(data_dir.run(surroundings))["data directory"].detail
-    surroundings.settings.data_dir.mkdir()
-    assert "can be written" in found(data_dir.run(surroundings))["data directory"].detail
-    assert list(surroundings.settings.data_dir.iterdir()) == []
+def test_a_data_directory_is_tried_for_real(check: Check, tmp_path: Path) -> None:
+    assert "will be created" in check(storage.check_data_dir)["data directory"].detail
+    (tmp_path / "data").mkdir()
+    assert "can be written" in check(storage.check_data_dir)["data directory"].detail
+    assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_data_directory_that_is_a_file_is_no_good(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("")
-    assert found(data_dir.run(Surroundings(settings(tmp_path))))["data directory"].status is Status.FAIL
+def test_a_data_directory_that_cannot_be_written_fails(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert check(storage.check_data_dir, data_dir=tmp_path / "file")["data directory"].status is FAIL
 
-
-def test_a_disk_that_refuses_is_no_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    finding = found(data_dir.run(Surroundings(settings(tmp_path))))["data directory"]
-    assert finding.status is Status.FAIL
-    assert "Read-only" in finding.detail
+    finding = check(storage.check_data_dir)["data directory"]
+    assert (finding.status, "Read-only" in finding.detail) == (FAIL, True)
 
 
-@pytest.mark.parametrize(("gib", "status"), [(0.5, Status.FAIL), (20, Status.WARN), (500, Status.OK)])
-def test_room_on_the_disk_is_judged(gib: float, status: Status) -> None:
-    assert data_dir.room(int(gib * data_dir.GIB), Path("/x")).status is status
+@each(("gib", "status"), [(0.5, FAIL), (20, WARN), (500, OK)])
+def test_free_disk_space_is_checked(gib: float, status: FindingStatus) -> None:
+    assert storage.disk_space(int(gib * storage.GIB), Path("/x")).status is status
 
 
 @each(
     ("kind", "status"),
     [
-        ("ext4", Status.OK),
-        ("overlay", Status.OK),
-        ("nfs4", Status.WARN),
-        ("fuse.sshfs", Status.WARN),
-        ("tmpfs", Status.WARN),
+        ("ext4", OK),
+        ("overlay", OK),
+        ("nfs4", WARN),
+        ("fuse.sshfs", WARN),
+        ("tmpfs", WARN),
     ],
 )
-def test_disks_of_other_machines_and_memory_are_warned_of(kind: str, status: Status) -> None:
-    assert data_dir.disk_kind(kind, Path("/x")).status is status
+def test_disks_of_other_machines_and_memory_are_warned_of(kind: str, status: FindingStatus) -> None:
+    assert storage.disk_kind(kind, Path("/x")).status is status
 
 
 MOUNTS = """\
@@ -141,231 +145,212 @@ MOUNTS = """\
     ],
 )
 def test_the_file_system_of_a_path_is_that_of_the_deepest_and_last_mount(path: str, kind: str) -> None:
-    assert data_dir.file_system(Path(path), MOUNTS) == kind
+    assert storage.file_system(Path(path), MOUNTS) == kind
 
 
-# database
-
-
-def test_a_database_is_looked_into(tmp_path: Path) -> None:
-    surroundings = Surroundings(settings(tmp_path))
-    assert found(store.run(surroundings))["database"].status is Status.SKIP
-    path = database.prepare(surroundings.settings.data_dir)
-    assert found(store.run(surroundings))["database"].status is Status.OK
+def test_a_database_is_read(check: Check, tmp_path: Path) -> None:
+    assert check(storage.check_store)["database"].status is SKIP
+    path = database.prepare_store(tmp_path / "data")
+    assert check(storage.check_store)["database"].status is OK
     in_use = database.connect(path)
-    assert found(store.run(surroundings))["database"].status is Status.OK
-    in_use.execute("UPDATE alembic_version SET version_num = '9999'")
+    assert check(storage.check_store)["database"].status is OK
+    in_use.execute("PRAGMA user_version = 9999")
     in_use.close()
-    assert "newer version" in found(store.run(surroundings))["database"].detail
+    assert "newer version" in check(storage.check_store)["database"].detail
 
 
 @pytest.mark.parametrize("keep", [0, 4096 + 100])
-def test_a_damaged_database_is_told_with_the_way_back(keep: int, tmp_path: Path) -> None:
-    surroundings = Surroundings(settings(tmp_path))
-    path = database.prepare(surroundings.settings.data_dir)
+def test_a_damaged_database_says_how_to_restore_it(check: Check, tmp_path: Path, keep: int) -> None:
+    path = database.prepare_store(tmp_path / "data")
     whole = path.read_bytes()
     path.write_bytes(whole[:keep] + b"\xa5" * (len(whole) - keep))
-    finding = found(store.run(surroundings))["database"]
-    assert finding.status is Status.FAIL
-    assert "restore a backup" in finding.fix
+    finding = check(storage.check_store)["database"]
+    assert (finding.status, "restore a backup" in finding.fix) == (FAIL, True)
 
 
-# wallet
+# The wallet
 
 
-def test_a_missing_hotkey_is_told_with_the_command_that_makes_one(tmp_path: Path) -> None:
-    finding = found(wallet.run(Surroundings(settings(tmp_path, wallet_name="w", hotkey_name="h"))))["hotkey"]
-    assert finding.status is Status.FAIL
+def test_a_missing_hotkey_comes_with_the_command_that_makes_one(check: Check, tmp_path: Path) -> None:
+    finding = check(subnet.check_wallet, wallet_name="w", hotkey_name="h")["hotkey"]
+    assert finding.status is FAIL
     assert f"btcli wallet new-hotkey -w w -H h --wallet-path {tmp_path}/wallets" in finding.fix
 
 
-def test_a_hotkey_that_opens_and_is_guarded_is_good(tmp_path: Path) -> None:
-    identity = create_throwaway(tmp_path / "wallets", "default")
-    findings = found(wallet.run(Surroundings(settings(tmp_path))))
-    assert {finding.status for finding in findings.values()} == {Status.OK}
+def test_a_hotkey_that_opens_and_is_guarded_is_good(check: Check, tmp_path: Path) -> None:
+    identity = create_temporary_hotkey(tmp_path / "wallets", "default")
+    findings = check(subnet.check_wallet)
+    assert {finding.status for finding in findings.values()} == {OK}
     assert identity.ss58_address in findings["hotkey"].detail
-
-
-def test_a_hotkey_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
-    create_throwaway(tmp_path / "wallets", "default")
     path = tmp_path / "wallets/default/hotkeys/default"
     path.chmod(0o640)
-    finding = found(wallet.run(Surroundings(settings(tmp_path))))["hotkey file"]
-    assert (finding.status, finding.fix) == (Status.WARN, f"chmod 600 {path}")
-
-
-def test_a_coldkey_on_the_machine_is_warned_of(tmp_path: Path) -> None:
-    create_throwaway(tmp_path / "wallets", "default")
+    finding = check(subnet.check_wallet)["hotkey file"]
+    assert (finding.status, finding.fix) == (WARN, f"chmod 600 {path}")
     (tmp_path / "wallets/default/coldkey").write_text("{}")
-    assert found(wallet.run(Surroundings(settings(tmp_path))))["coldkey"].status is Status.WARN
+    assert check(subnet.check_wallet)["coldkey"].status is WARN
 
 
-def test_an_encrypted_hotkey_without_a_password_is_told_and_not_asked_for(tmp_path: Path) -> None:
+# Encrypting a real one takes three seconds.
+@each(
+    ("content", "fix"),
+    [(b"$NACL" + bytes(100), "WALLET_PASSWORD"), (b'{"secretPhrase": "half a key', "correct or restore")],
+)
+def test_a_hotkey_that_cannot_be_opened_fails_and_is_not_shown(
+    check: Check, tmp_path: Path, content: bytes, fix: str
+) -> None:
     path = tmp_path / "wallets/default/hotkeys/default"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"$NACL" + bytes(100))  # encrypting a real one takes three seconds
-    finding = found(wallet.run(Surroundings(settings(tmp_path))))["hotkey"]
-    assert finding.status is Status.FAIL
-    assert "WALLET_PASSWORD" in finding.fix
-
-
-def test_a_file_that_is_no_key_is_a_failure_and_not_shown(tmp_path: Path) -> None:
-    path = tmp_path / "wallets/default/hotkeys/default"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"secretPhrase": "half a key')
-    finding = found(wallet.run(Surroundings(settings(tmp_path))))["hotkey"]
-    assert finding.status is Status.FAIL
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    finding = check(subnet.check_wallet)["hotkey"]
+    assert (finding.status, fix in finding.fix) == (FAIL, True)
     assert "half a key" not in finding.detail
 
 
-# clock
+# The clock
 
 
 @each(
     ("offset", "status", "words"),
     [
-        (0.4, Status.OK, "within 1 s"),
-        (-12, Status.WARN, "12 s behind"),
-        (30, Status.WARN, "30 s ahead"),
-        (90, Status.FAIL, "90 s ahead"),
-        (-3600, Status.FAIL, "3600 s behind"),
+        (0.4, OK, "within 1 s"),
+        (-12, WARN, "12 s behind"),
+        (30, WARN, "30 s ahead"),
+        (90, FAIL, "90 s ahead"),
+        (-3600, FAIL, "3600 s behind"),
     ],
 )
-def test_a_clock_is_judged_by_how_far_it_is_off(offset: float, status: Status, words: str) -> None:
-    finding = clock.judged(offset, "node")
+def test_a_clock_is_judged_by_how_far_it_is_off(offset: float, status: FindingStatus, words: str) -> None:
+    finding = machine.clock_finding(offset, "node")
     assert finding.status is status
     assert words in finding.detail
 
 
-def test_the_clock_is_compared_with_the_answer_of_the_chain_node(tmp_path: Path) -> None:
+def test_the_clock_is_compared_with_the_date_of_the_chain_node(check: Check) -> None:
     with _server(date="Mon, 02 Jan 2023 03:04:05 GMT") as port:
         address = f"ws://127.0.0.1:{port}/a-key-that-must-stay-secret"
-        surroundings = Surroundings(settings(tmp_path, chain="bittensor", subtensor_address=address))
-        finding = found(clock.run(surroundings))["clock"]
-    assert finding.status is Status.FAIL
-    assert "ahead of" in finding.detail
+        finding = check(machine.check_clock, chain="bittensor", subtensor_address=address)["clock"]
+    assert (finding.status, "ahead of" in finding.detail) == (FAIL, True)
     assert "a-key-that" not in finding.detail
 
 
 @pytest.mark.parametrize("date", [None, "yesterday"])
-def test_a_node_that_tells_no_time_is_no_verdict(tmp_path: Path, date: str | None) -> None:
+def test_a_node_without_a_date_is_skipped(check: Check, date: str | None) -> None:
     with _server(date=date) as port:
         where = {"chain": "bittensor", "subtensor_address": f"ws://127.0.0.1:{port}"}
-        assert found(clock.run(Surroundings(settings(tmp_path, **where))))["clock"].status is Status.SKIP
+        assert check(machine.check_clock, **where)["clock"].status is SKIP
 
 
-def test_without_a_chain_there_is_nothing_to_compare_the_clock_with(tmp_path: Path) -> None:
-    finding = found(clock.run(Surroundings(settings(tmp_path))))["clock"]
-    assert (finding.status, "CHAIN=file" in finding.detail) == (Status.SKIP, True)
+def test_without_a_chain_there_is_nothing_to_compare_the_clock_with(check: Check) -> None:
+    finding = check(machine.check_clock)["clock"]
+    assert (finding.status, "CHAIN=file" in finding.detail) == (SKIP, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("script", "status"),
     [
-        ("echo yes", Status.OK),
-        ("echo no", Status.WARN),
-        ("echo 'not booted with systemd' >&2; exit 1", Status.SKIP),
-        (None, Status.SKIP),
+        (None, SKIP),
+        ("echo yes", OK),
+        ("echo no", WARN),
+        ("echo 'not booted with systemd' >&2; exit 1", SKIP),
     ],
 )
 def test_the_time_service_is_asked_where_there_is_one(
-    script: str | None, status: Status, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: FindingStatus
 ) -> None:
     if script:
         _program(tmp_path / "timedatectl", script)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert found(clock.run(Surroundings(settings(tmp_path))))["time service"].status is status
+    assert check(machine.check_clock)["time service"].status is status
 
 
 def test_the_nodes_behind_the_network_names_are_those_of_the_sdk() -> None:
     source = Path(_package("bittensor"), "settings.py").read_text()
-    for name, address in clock.NODES.items():
+    for name, address in machine.NODES.items():
         assert f'"{name}": ' in source
         assert f'"{address}"' in source
 
 
-# ports
+# The ports
 
 
-def test_free_ports_are_good_and_port_zero_needs_no_look(tmp_path: Path) -> None:
-    findings = found(ports.run(Surroundings(settings(tmp_path, public_port=_free_port(), operator_port=0))))
-    assert findings["public port"].status is Status.OK
-    assert findings["operator port"].status is Status.SKIP
+def test_free_ports_are_good_and_port_zero_is_skipped(check: Check) -> None:
+    findings = check(network.check_ports, public_port=_free_port(), operator_port=0)
+    assert (findings["public port"].status, findings["operator port"].status) == (OK, SKIP)
     assert "daemon" not in findings
 
 
-def test_a_port_held_by_a_stranger_is_told_with_the_way_to_find_it(tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_listened_on_says_what_to_do(check: Check) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        finding = found(ports.run(Surroundings(settings(tmp_path, public_port=port))))["public port"]
-    assert finding.status is Status.FAIL
+        finding = check(network.check_ports, public_port=port)["public port"]
+    assert finding.status is FAIL
     assert f"ss -ltnp 'sport = :{port}'" in finding.fix
     assert "PUBLIC_PORT" in finding.fix
+    finding = check(network.check_ports, public_host="192.0.2.1", public_port=_free_port())["public port"]
+    assert (finding.status, "PUBLIC_HOST" in finding.fix) == (FAIL, True)
 
 
-def test_an_address_of_another_machine_can_not_be_listened_on(tmp_path: Path) -> None:
-    here = settings(tmp_path, public_host="192.0.2.1", public_port=_free_port())
-    finding = found(ports.run(Surroundings(here)))["public port"]
-    assert finding.status is Status.FAIL
-    assert "PUBLIC_HOST" in finding.fix
+@pytest.fixture
+def check_daemon(check: Check, tmp_path: Path) -> Callable[[int, int], Findings]:
+    """Check the ports of a data directory whose daemon wrote this port and process id."""
+
+    def run(port: int, pid: int) -> Findings:
+        (tmp_path / "data").mkdir()
+        content = {"pid": pid, "public_port": port, "operator_port": 1}
+        (tmp_path / "data" / "daemon.json").write_text(json.dumps(content))
+        return check(network.check_ports, public_port=port, operator_port=0)
+
+    return run
 
 
-def _announced(tmp_path: Path, port: int, pid: int) -> Surroundings:
-    here = settings(tmp_path, public_port=port, operator_port=0)
-    here.data_dir.mkdir()
-    told = {"pid": pid, "public_port": port, "operator_port": 1}
-    (here.data_dir / "daemon.json").write_text(json.dumps(told))
-    return Surroundings(here)
-
-
-def test_a_port_held_by_our_own_daemon_is_good_if_it_answers(tmp_path: Path) -> None:
+def test_a_port_held_by_this_daemon_is_good_if_it_answers(
+    check_daemon: Callable[[int, int], Findings],
+) -> None:
     with _server(body={"status": "ok", "version": "9.9"}) as port:
-        findings = found(ports.run(_announced(tmp_path, port, os.getpid())))
-    assert findings["public port"].status is Status.OK
+        findings = check_daemon(port, os.getpid())
+    assert findings["public port"].status is OK
     assert f"pid {os.getpid()}" in findings["public port"].detail
     assert "9.9" in findings["daemon"].detail
 
 
-def test_a_daemon_that_holds_its_port_and_does_not_answer_is_a_failure(tmp_path: Path) -> None:
+def test_a_daemon_that_holds_its_port_and_does_not_answer_fails(
+    check_daemon: Callable[[int, int], Findings],
+) -> None:
     with _server(body=["something", "else"]) as port:
-        finding = found(ports.run(_announced(tmp_path, port, os.getpid())))["daemon"]
-    assert finding.status is Status.FAIL
-    assert "/healthz" in finding.detail
+        finding = check_daemon(port, os.getpid())["daemon"]
+    assert (finding.status, "/healthz" in finding.detail) == (FAIL, True)
 
 
-def test_what_a_dead_daemon_left_behind_is_not_believed(tmp_path: Path) -> None:
+def test_the_file_of_a_dead_daemon_is_ignored(check_daemon: Callable[[int, int], Findings]) -> None:
     with _server() as port:
-        findings = found(ports.run(_announced(tmp_path, port, 2**22 + 1)))
-    assert findings["public port"].status is Status.FAIL
+        findings = check_daemon(port, 2**22 + 1)
+    assert findings["public port"].status is FAIL
     assert "daemon" not in findings
 
 
 # pm2
 
 
-def test_pm2_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pm2_is_not_needed_and_is_warned_of_without_log_rotation(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (finding,) = pm2.run(Surroundings(settings(tmp_path)))
-    assert finding.status is Status.SKIP
-
-
-def test_pm2_without_log_rotation_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PM2_HOME", str(tmp_path / "home"))
+    assert [finding.status for finding in check(machine.check_pm2).values()] == [SKIP]
     package = tmp_path / "lib/pm2"
     (package / "bin").mkdir(parents=True)
     (package / "package.json").write_text('{"version": "7.0.4"}')
     _program(package / "bin/pm2", "echo must not be called; exit 9")
     (tmp_path / "pm2").symlink_to(package / "bin/pm2")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PM2_HOME", str(tmp_path / "home"))
-    findings = found(pm2.run(Surroundings(settings(tmp_path))))
+    findings = check(machine.check_pm2)
     assert "7.0.4" in findings["pm2"].detail
-    assert findings["log rotation"].status is Status.WARN
+    assert findings["log rotation"].status is WARN
     (tmp_path / "home/modules/pm2-logrotate").mkdir(parents=True)
-    assert found(pm2.run(Surroundings(settings(tmp_path))))["log rotation"].status is Status.OK
+    assert check(machine.check_pm2)["log rotation"].status is OK
 
 
 class _server:
-    """A web server on loopback that answers everything alike."""
+    """A web server on loopback that sends the same reply to every request."""
 
     def __init__(self, *, date: str | None = None, body: object = None) -> None:
         class Handler(BaseHTTPRequestHandler):

@@ -7,37 +7,41 @@ from concurrent.futures import Future
 
 import pytest
 
-from miner.doctor import Check, Finding, Status, Surroundings, examine, is_healthy
-from miner.doctor.checks import ALL
-from miner.doctor.finding import fail, ok, skip, warn
+from miner.doctor import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
+from miner.doctor.checks import ALL_CHECKS
+from miner.doctor.examine import fail, ok, skip, warn
 from miner.settings import load_settings
 
-HERE = Surroundings(load_settings(env={}, env_file=None))
+HERE = CheckContext(load_settings(env={}, env_file=None))
 
 
 def test_findings_come_in_the_order_of_the_checks_whichever_ends_first() -> None:
     second_is_over: Future[None] = Future()
 
-    def first(_: Surroundings) -> Iterator[Finding]:
+    def first(_: CheckContext) -> Iterator[Finding]:
         second_is_over.result(timeout=120)
         yield ok("first", "fine")
 
-    def second(_: Surroundings) -> Iterator[Finding]:
+    def second(_: CheckContext) -> Iterator[Finding]:
         yield ok("second", "fine")
         second_is_over.set_result(None)
 
-    found = examine(HERE, [Check("first", first), Check("second", second)])
+    found = examine(HERE, [DoctorCheck("first", first), DoctorCheck("second", second)])
     assert [finding.what for finding in found] == ["first", "second"]
 
 
 def test_a_check_that_raises_becomes_a_finding_beside_what_it_had_found() -> None:
-    def broken(_: Surroundings) -> Iterator[Finding]:
+    def broken(_: CheckContext) -> Iterator[Finding]:
         yield ok("half", "fine")
         raise KeyError("gpu")
 
-    good = Check("good", lambda _: [ok("good", "fine")])
-    half, failure, other = examine(HERE, [Check("broken", broken), good])
-    assert (half.status, failure.status, other.status) == (Status.OK, Status.FAIL, Status.OK)
+    good = DoctorCheck("good", lambda _: [ok("good", "fine")])
+    half, failure, other = examine(HERE, [DoctorCheck("broken", broken), good])
+    assert (half.status, failure.status, other.status) == (
+        FindingStatus.OK,
+        FindingStatus.FAIL,
+        FindingStatus.OK,
+    )
     assert "KeyError: 'gpu'" in failure.detail
     assert failure.fix
 
@@ -45,13 +49,13 @@ def test_a_check_that_raises_becomes_a_finding_beside_what_it_had_found() -> Non
 def test_a_check_that_hangs_becomes_a_finding_when_its_time_is_over() -> None:
     never = threading.Event()
 
-    def hanging(_: Surroundings) -> Iterator[Finding]:
+    def hanging(_: CheckContext) -> Iterator[Finding]:
         yield ok("half", "fine")
         never.wait()
 
-    half, failure = examine(HERE, [Check("hanging", hanging, limit_seconds=0.5)])
+    half, failure = examine(HERE, [DoctorCheck("hanging", hanging, limit_seconds=0.5)])
     never.set()
-    assert half.status is Status.OK
+    assert half.status is FindingStatus.OK
     assert failure.what == "hanging"
     assert "0.5 s" in failure.detail
     assert failure.fix
@@ -59,7 +63,7 @@ def test_a_check_that_hangs_becomes_a_finding_when_its_time_is_over() -> None:
 
 def test_a_hanging_check_does_not_keep_the_program_from_ending() -> None:
     never = threading.Event()
-    examine(HERE, [Check("hanging", lambda _: [ok("x", str(never.wait()))], limit_seconds=0.01)])
+    examine(HERE, [DoctorCheck("hanging", lambda _: [ok("x", str(never.wait()))], limit_seconds=0.01)])
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "doctor-hanging"]
     assert thread.daemon
     never.set()
@@ -68,7 +72,7 @@ def test_a_hanging_check_does_not_keep_the_program_from_ending() -> None:
 
 def test_the_traceback_of_a_broken_check_is_there_for_who_asks(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="miner.doctor")
-    examine(HERE, [Check("broken", lambda _: [ok("x", str(1 / 0))])])
+    examine(HERE, [DoctorCheck("broken", lambda _: [ok("x", str(1 / 0))])])
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -77,12 +81,12 @@ def test_warnings_and_things_skipped_are_no_reason_not_to_start() -> None:
     assert not is_healthy([ok("a", "b"), fail("a", "b", "c")])
 
 
-@pytest.mark.parametrize("status", [Status.WARN, Status.FAIL])
-def test_a_bad_finding_can_not_be_made_without_saying_how_to_fix_it(status: Status) -> None:
+@pytest.mark.parametrize("status", [FindingStatus.WARN, FindingStatus.FAIL])
+def test_a_bad_finding_has_to_say_how_to_fix_it(status: FindingStatus) -> None:
     with pytest.raises(ValueError, match="how to fix it"):
         Finding(status, "thing", "bad")
 
 
 def test_every_check_has_a_name_of_its_own_and_a_time_limit() -> None:
-    assert len({check.name for check in ALL}) == len(ALL)
-    assert all(0 < check.limit_seconds < 600 for check in ALL)
+    assert len({check.name for check in ALL_CHECKS}) == len(ALL_CHECKS)
+    assert all(0 < check.limit_seconds < 600 for check in ALL_CHECKS)

@@ -15,12 +15,12 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nvml_host(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NvmlHost]:
-    """Makes this a host with so many cards, for every process that is started from here."""
+    """Make this a host with so many GPUs, for every process that is started from here."""
 
-    def made(count: int = 4) -> NvmlHost:
+    def start_host(count: int = 4) -> NvmlHost:
         host = NvmlHost(nvml_library, tmp_path / "nvml.json", count)
         for name, value in host.environment.items():
             monkeypatch.setenv(name, value)
         return host
 
-    return made
+    return start_host

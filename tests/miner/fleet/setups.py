@@ -1,19 +1,20 @@
-"""Fleets to place things on."""
+"""Fleets to place tasks on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from core.hardware import KINDS, GpuSet, Hardware
-from miner.fleet.base import FleetSnapshot, Gpu, Hold, HoldKind, NamedLane, Placement, TaskKey
-from miner.fleet.placing import Placing
+from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
+from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
+from miner.fleet.base import FleetSnapshot, Gpu
+from miner.fleet.placement import PlacementSearch
 
-H100 = KINDS["H100-SXM"]
+H100 = GPU_KINDS["H100-SXM"]
 HOUR = 3600.0
 
 
-def cards(
-    count: int, *, links: Iterable[tuple[int, int]] | None = None, out: Iterable[int] = ()
+def make_gpus(
+    count: int, *, links: Iterable[tuple[int, int]] | None = None, unusable: Iterable[int] = ()
 ) -> list[Gpu]:
     """`g0`, `g1`, …; all linked to all unless links are given."""
     pairs = [(a, b) for a in range(count) for b in range(count)] if links is None else list(links)
@@ -22,24 +23,31 @@ def cards(
         if a != b:
             linked[a].add(f"g{b}")
             linked[b].add(f"g{a}")
-    gone = set(out)
+    gone = set(unusable)
     return [
         Gpu(f"g{index}", index, H100, frozenset(linked[index]), "broken" if index in gone else None)
         for index in range(count)
     ]
 
 
-def hold(
-    gpus: Sequence[int], start: float, end: float, *, kind: HoldKind = HoldKind.JOB, task: str = ""
-) -> Hold:
+def reservation(
+    gpus: Sequence[int],
+    start: float,
+    end: float,
+    *,
+    kind: ReservationKind = ReservationKind.JOB,
+    task: str = "",
+) -> GpuReservation:
     key = TaskKey("validator", task or f"task-{'-'.join(map(str, gpus))}-{start:g}")
-    return Hold(key, kind, tuple(f"g{index}" for index in gpus), start, end)
+    return GpuReservation(key, kind, tuple(f"g{index}" for index in gpus), start, end)
 
 
-def fleet(gpus: Sequence[Gpu], holds: Sequence[Hold] = (), now: float = 0.0) -> FleetSnapshot:
-    usable = [gpu for gpu in gpus if gpu.out is None]
+def fleet(
+    gpus: Sequence[Gpu], reservations: Sequence[GpuReservation] = (), now: float = 0.0
+) -> FleetSnapshot:
+    usable = [gpu for gpu in gpus if gpu.unusable_reason is None]
     hardware = Hardware(gpus=GpuSet(kind=H100, count=len(usable))) if usable else None
-    return FleetSnapshot(tuple(gpus), tuple(holds), hardware, now)
+    return FleetSnapshot(tuple(gpus), tuple(reservations), hardware, now)
 
 
 def place(
@@ -52,7 +60,7 @@ def place(
     lane: NamedLane | None = None,
 ) -> Placement | None:
     """What a task would take that asks for the first of these numbers that can be had."""
-    placing = Placing(snapshot, now)
+    placing = PlacementSearch(snapshot, now)
     found = (
         one
         for count in counts

@@ -1,20 +1,16 @@
-"""FLEET_FILE: read, checked, followed, and laid over what is seen."""
+"""FLEET_FILE: read, validated, reloaded, and applied to scans."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from core.errors import ConfigError
-from core.hardware import Link, parse_gpus
-from miner.fleet.fixed import FixedSource
-from miner.fleet.fleet_file import FLEET, FileSource, FleetTerms, Host, follow
-from miner.fleet.looks import Look
+from core.domain.errors import ConfigError
+from core.domain.hardware import GpuLink, parse_gpus
+from miner.fleet.fleet_file import FLEET_FILE_KIND, FleetFileSource, FleetTerms, HostTerms, follow_fleet_file
+from miner.fleet.sources import FixedGpuSource, GpuScan
 from tests.doubles.each import each
 
 DOCS = Path(__file__).parents[3] / "docs" / "fleet.md"
@@ -32,8 +28,8 @@ def write(path: Path, text: str) -> Path:
 write.edits = 1  # type: ignore[attr-defined]
 
 
-async def seen(path: Path, gpus: str = "4xH100") -> Look:
-    return await FileSource(follow(path), FixedSource(parse_gpus(gpus), "GPUS")).look()
+async def seen(path: Path, gpus: str = "4xH100") -> GpuScan:
+    return await FleetFileSource(follow_fleet_file(path), FixedGpuSource(parse_gpus(gpus), "GPUS")).scan()
 
 
 @pytest.fixture
@@ -42,41 +38,43 @@ def file(tmp_path: Path) -> Path:
 
 
 async def test_an_empty_file_changes_nothing(file: Path) -> None:
-    assert await seen(write(file, "")) == await FixedSource(parse_gpus("4xH100"), "GPUS").look()
+    assert await seen(write(file, "")) == await FixedGpuSource(parse_gpus("4xH100"), "GPUS").scan()
 
 
-async def test_cards_that_can_not_be_looked_at_are_written_down(file: Path) -> None:
-    look = await seen(write(file, "gpus: 2xA100\nids: [GPU-a, GPU-b]"))
-    assert [card.id for card in look.cards] == ["GPU-a", "GPU-b"]
-    assert look.cards[0].kind.name == "A100-SXM-80GB"
-    assert look.cards[0].linked == {"GPU-b"}
-    assert look.source == "FLEET_FILE, 2xA100"
+async def test_gpus_that_cannot_be_scanned_are_named_in_the_file(file: Path) -> None:
+    scan = await seen(write(file, "gpus: 2xA100\nids: [GPU-a, GPU-b]"))
+    assert [gpu.id for gpu in scan.gpus] == ["GPU-a", "GPU-b"]
+    assert scan.gpus[0].kind.name == "A100-SXM-80GB"
+    assert scan.gpus[0].linked == {"GPU-b"}
+    assert scan.source == "FLEET_FILE, 2xA100"
 
 
-async def test_cards_are_excluded_by_index_or_id_with_a_reason(file: Path) -> None:
-    look = await seen(write(file, "gpus: 3xH100\nids: [a, b, c]\nexclude: {1: the fan, c: rented out}"))
-    assert [card.excluded for card in look.cards] == [None, "the fan", "rented out"]
+async def test_gpus_are_excluded_by_index_or_id_with_a_reason(file: Path) -> None:
+    scan = await seen(write(file, "gpus: 3xH100\nids: [a, b, c]\nexclude: {1: the fan, c: rented out}"))
+    assert [gpu.excluded for gpu in scan.gpus] == [None, "the fan", "rented out"]
 
 
 @pytest.mark.parametrize(
     ("links", "linked", "kind"),
     [
-        ("none", [[], [], [], []], Link.PCIE),
-        ("all", [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]], Link.NVLINK),
-        ("[[0, 3], [1, 2]]", [[3], [2], [1], [0]], Link.NVLINK_PAIR),
-        ("[[0, 1, 2, 9]]", [[1, 2], [0, 2], [0, 1], []], Link.NVLINK),
+        ("none", [[], [], [], []], GpuLink.PCIE),
+        ("all", [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]], GpuLink.NVLINK),
+        ("[[0, 3], [1, 2]]", [[3], [2], [1], [0]], GpuLink.NVLINK_PAIR),
+        ("[[0, 1, 2, 9]]", [[1, 2], [0, 2], [0, 1], []], GpuLink.NVLINK),
     ],
 )
 async def test_links_are_as_the_operator_knows_them(
-    file: Path, links: str, linked: list[list[int]], kind: Link
+    file: Path, links: str, linked: list[list[int]], kind: GpuLink
 ) -> None:
-    look = await seen(write(file, f"links: {links}"))
-    assert [sorted(map(int, card.linked)) for card in look.cards] == linked
-    assert look.cards[0].kind.link is kind
+    scan = await seen(write(file, f"links: {links}"))
+    assert [sorted(map(int, gpu.linked)) for gpu in scan.gpus] == linked
+    assert scan.gpus[0].kind.link is kind
 
 
-def test_what_surrounds_the_cards_is_in_the_planners_words() -> None:
-    terms = FLEET.parse("host: {cpu_cores: 8, memory: 1TB, download: 100MB, upload: 20MB, disk: 2GB}", "x")
+def test_host_terms_are_fields_of_hardware() -> None:
+    terms = FLEET_FILE_KIND.parse(
+        "host: {cpu_cores: 8, memory: 1TB, download: 100MB, upload: 20MB, disk: 2GB}", "x"
+    )
     assert terms.host.facts() == {
         "cpu_cores": 8,
         "memory_bytes": 10**12,
@@ -92,46 +90,38 @@ def test_what_surrounds_the_cards_is_in_the_planners_words() -> None:
         ("gpu: 4xH100", r"fleet\.yaml:1: gpu: no such key; nearest is gpus"),
         ("nvlink: all", "here it is called links"),
         ("gpus: 4xPotato", "name no known kind|COUNTxKIND"),
-        ("ids: [a]", "write gpus as well"),
+        ("ids: [a]", "write `gpus` as well"),
         ("gpus: 2xH100\nids: [a, a]", "the same id is written twice"),
         ("extends: other", "stands alone"),
         ("links: some", "all"),
-        ("host: {memory: 64}", "written with its unit"),
-        ("- a\n- b", "a fleet file is a mapping"),
-        ("gpus: [", "not YAML"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_line(file: Path, text: str, told: str) -> None:
+def test_a_wrong_file_is_rejected_with_the_reason(file: Path, text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        follow(write(file, text))
+        follow_fleet_file(write(file, text))
 
 
-def test_a_file_that_is_not_there_is_told(file: Path) -> None:
+def test_a_missing_file_is_rejected(file: Path) -> None:
     with pytest.raises(ConfigError):
-        follow(file)
+        follow_fleet_file(file)
 
 
-async def test_an_edit_counts_at_the_next_look_and_a_bad_one_keeps_the_last(file: Path) -> None:
+async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Path) -> None:
     problems: list[ConfigError] = []
-    source = FileSource(
-        follow(write(file, "exclude: {0: x}"), problems.append), FixedSource(parse_gpus("2xH100"), "GPUS")
+    source = FleetFileSource(
+        follow_fleet_file(write(file, "exclude: {0: x}"), problems.append),
+        FixedGpuSource(parse_gpus("2xH100"), "GPUS"),
     )
-    assert [card.excluded for card in (await source.look()).cards] == ["x", None]
+    assert [gpu.excluded for gpu in (await source.scan()).gpus] == ["x", None]
     write(file, "exclude: {1: y}")
-    assert [card.excluded for card in (await source.look()).cards] == [None, "y"]
+    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
     write(file, "exclude: nonsense")
-    assert [card.excluded for card in (await source.look()).cards] == [None, "y"]
+    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
     file.unlink()
-    assert [card.excluded for card in (await source.look()).cards] == [None, "y"]
+    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
     assert len(problems) == 2
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_terms_or_told(text: str) -> None:
-    with contextlib.suppress(ConfigError):
-        assert isinstance(FLEET.parse(text, "fleet.yaml"), FleetTerms)
-
-
-@each("name", [*sorted(set(FleetTerms.model_fields) - {"extends"}), *Host.model_fields])
+@each("name", [*sorted(set(FleetTerms.model_fields) - {"extends"}), *HostTerms.model_fields])
 def test_every_key_is_documented(name: str) -> None:
     assert f"`{name}`" in DOCS.read_text()

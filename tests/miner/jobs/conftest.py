@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.miner.jobs.house import House, opened
+from tests.miner.jobs.harness import JobsHarness, open_harness
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with opened(tmp_path / "data") as made:
-        yield made
+async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
+    async with open_harness(tmp_path / "data") as harness:
+        yield harness

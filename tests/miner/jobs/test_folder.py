@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from miner.jobs.folder import JobFolder, job_folder, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miner.jobs.folder import JobFolder, job_folder, shorten_log, write_attempt_file
 
 
 def filled(folder: JobFolder) -> JobFolder:
     for number in (1, 2):
         attempt = folder.attempt(number)
-        attempt.make()
+        attempt.create()
         attempt.submission.mkdir()
         for place in (attempt.log, attempt.plan, attempt.work / "checkpoint", attempt.submission / "weights"):
             place.write_bytes(b"x" * 1000)
@@ -34,13 +39,58 @@ def test_latest_points_at_the_newest_attempt(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    write(tmp_path / "run.json", "first")
-    write(tmp_path / "run.json", "second")
+    write_attempt_file(tmp_path / "run.json", "first")
+    write_attempt_file(tmp_path / "run.json", "second")
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
     assert (tmp_path / "run.json").read_text() == "second"
 
 
 def test_what_the_daemon_goes_by_lies_outside_of_what_a_training_can_write(tmp_path: Path) -> None:
     attempt = job_folder(tmp_path, 7).attempt(1)
-    assert not attempt.told_run.is_relative_to(attempt.path)
-    assert not attempt.told_plan.is_relative_to(attempt.path)
+    assert not attempt.given_run.is_relative_to(attempt.path)
+    assert not attempt.given_plan.is_relative_to(attempt.path)
+
+
+def test_a_long_log_keeps_its_two_ends_in_whole_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [f"line {number}\n" for number in range(10_000)]
+    log.write_text("".join(lines))
+    before = log.stat().st_size
+    freed = shorten_log(log, mark=True, most=4000)
+    left = log.read_text().splitlines(keepends=True)
+    assert freed == before - log.stat().st_size
+    assert log.stat().st_size < 4100
+    at = next(place for place, line in enumerate(left) if "bytes were removed here" in line)
+    assert left[:at] == lines[:at]
+    assert left[at + 1 :] == lines[-len(left[at + 1 :]) :]
+    assert len(left[at + 1 :]) > at > 50
+    assert shorten_log(log, mark=True, most=5000) == 0
+
+
+def test_events_stay_a_file_of_events(tmp_path: Path) -> None:
+    file = tmp_path / "progress.jsonl"
+    file.write_text('{"kind": "step"}\n' * 1000)
+    shorten_log(file, mark=False, most=1000)
+    assert set(file.read_text().splitlines()) == {'{"kind": "step"}'}
+
+
+def test_links_pipes_and_what_is_not_there_are_left_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 5000)
+    (tmp_path / "log").symlink_to(secret)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("log", "pipe", "none"):
+        assert shorten_log(tmp_path / name, mark=True, most=100) == 0
+    assert secret.stat().st_size == 5000
+
+
+@given(st.binary(max_size=3000), st.integers(8, 400))
+def test_nothing_is_invented(text: bytes, most: int) -> None:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "log"
+        file.write_bytes(text)
+        freed = shorten_log(file, mark=False, most=most)
+        left = file.read_bytes()
+        assert len(left) == len(text) - freed
+        assert len(left) <= max(most, len(text) if len(text) <= most else 0)
+        assert any(text.startswith(left[:cut]) and text.endswith(left[cut:]) for cut in range(len(left) + 1))

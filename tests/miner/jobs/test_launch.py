@@ -1,30 +1,31 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from core.choices import Engine
-from core.data_facts import assumed_facts
-from core.hardware import Hardware, parse_gpus
-from core.model_facts import facts_from_name
-from core.plan import TrainingPlan
-from core.plan_parts import TaskSpec
-from core.planning.planner import plan
-from core.profile.load import load_profile
-from core.recipes.examples import DATASETS
-from core.run_files import RunSpec
-from core.tasks import FileFormat, ImageModelType, TaskType
+from core.data.facts import assumed_facts
+from core.domain.choices import Engine
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.tasks import FileFormat, ImageModelType, TaskType
+from core.engines.dry_run import DATASETS
+from core.models.identify import facts_from_name
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.profile.resolve import load_profile
+from core.runs.run_files import RunSpec
 from miner.engines.base import IMAGE_OF
+from miner.inputs.fetch import FetchedInputs, JobTask
+from miner.jobs import launch
 from miner.jobs.folder import job_folder
-from miner.jobs.launch import Attempt, engine_spec, run_spec, write_attempt
-from miner.jobs.ports import Fetched, StepFailed
-from miner.jobs.states import EndReason
-from miner.jobs.tasks import Task
-from miner.jobs.times import Pace, timeline
-from miner.store.work import AttemptRow
-from tests.miner.jobs.house import MODEL
+from miner.jobs.launch import JobAttempt, engine_spec, run_spec, write_attempt
+from miner.jobs.timeline import JobTimings, job_timeline
+from miner.store.attempts import AttemptRow
+from tests.miner.jobs.harness import MODEL
 from tests.miner.jobs.test_tasks import row
 
 IMAGES = {
@@ -34,33 +35,37 @@ IMAGES = {
     ImageModelType.QWEN_IMAGE: "Qwen/Qwen-Image",
 }
 CASES = [
-    *((kind, None) for kind in TaskType if kind is not TaskType.IMAGE),
+    *((kind, None) for kind in TaskType if kind.is_text),
     *((TaskType.IMAGE, image) for image in IMAGES),
 ]
 
 
-def made(kind: TaskType, image: ImageModelType | None, gpus: str = "4xH100") -> tuple[TrainingPlan, Task]:
+def made(kind: TaskType, image: ImageModelType | None, gpus: str = "4xH100") -> tuple[TrainingPlan, JobTask]:
     model = IMAGES[image] if image else "unsloth/Llama-3.2-1B-Instruct"
     facts = MODEL if gpus == "cpu" else facts_from_name(model, None if image else 1_235_814_400, image)
     hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=32, memory_bytes=400 * 10**9)
     spec = TaskSpec(task_type=kind, hours=3, image_type=image)
     profile = load_profile("cpu-demo" if gpus == "cpu" else "h100x4")
-    found = plan(spec, facts, assumed_facts(kind, None, 3, image), hardware, profile)
+    found = plan_task(spec, facts, assumed_facts(kind, None, 3, image), hardware, profile)
     assert found.verdict.feasible, found.verdict
-    task = Task(kind, model, "https://e.org/d", FileFormat.S3, DATASETS.get(kind), image)
+    task = JobTask(
+        7, kind, model, "https://e.org/d", FileFormat.S3, Path("inputs"), DATASETS.get(kind), image
+    )
     return found, task
 
 
-def attempt(tmp_path: Path, found: TrainingPlan, task: Task, gpus: tuple[str, ...] = ("GPU-a",)) -> Attempt:
+def attempt(
+    tmp_path: Path, found: TrainingPlan, task: JobTask, gpus: tuple[str, ...] = ("GPU-a",)
+) -> JobAttempt:
     folder = job_folder(tmp_path, 7).attempt(1)
-    inputs = Fetched(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", found.model, found.data)
-    times = timeline(1000.0, 4600.0, Pace())
+    inputs = FetchedInputs(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", found.model, found.data)
+    times = job_timeline(1000.0, 4600.0, JobTimings())
     run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, found, times, 1000.0, None)
     write_attempt(folder, run, found)
-    told = AttemptRow(
+    attempt_row = AttemptRow(
         1, 7, 1, "docker", "7-1-abcdef01", None, str(folder.path), gpus, 0.0, 1.0, None, None, ""
     )
-    return Attempt.load(told)
+    return JobAttempt.load(attempt_row)
 
 
 @pytest.mark.parametrize(("kind", "image"), CASES, ids=str)
@@ -72,8 +77,8 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     assert loaded.plan == found
     names = {one.name for one in (loaded.folder.config).iterdir()}
     assert names, "what the engine reads is there to be looked at"
-    spec = engine_spec(row(b"{}"), loaded, hostile=task.is_hostile, now=1000.0)
-    assert spec.hostile is (kind is TaskType.GRPO)
+    spec = engine_spec(row(b"{}"), loaded, 1000.0)
+    assert spec.hostile is kind.generates
     assert spec.image == ("text" if image is None else IMAGE_OF[found.engine])
     assert spec.argv[-2:] == ("--run", str(loaded.folder.run))
     assert all(mount.read_only for mount in spec.mounts)
@@ -84,7 +89,7 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
 
 def test_a_run_on_the_cpu_asks_for_no_card(tmp_path: Path) -> None:
     found, task = made(TaskType.INSTRUCT, None, "cpu")
-    spec = engine_spec(row(b"{}"), attempt(tmp_path, found, task, ("cpu",)), hostile=False, now=1000.0)
+    spec = engine_spec(row(b"{}"), attempt(tmp_path, found, task, ("cpu",)), 1000.0)
     assert spec.gpus == ()
     assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -96,8 +101,8 @@ def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_nex
     evil["env"]["LD_PRELOAD"] = "/evil.so"
     loaded.folder.plan.write_text(json.dumps(evil))
     loaded.folder.run.write_text("{}")
-    assert Attempt.load(loaded.row) == loaded
-    assert "LD_PRELOAD" not in engine_spec(row(b"{}"), loaded, hostile=True, now=0.0).env
+    assert JobAttempt.load(loaded.row) == loaded
+    assert "LD_PRELOAD" not in engine_spec(row(b"{}"), loaded, 0.0).env
 
 
 def test_a_native_run_has_no_engines_configuration(tmp_path: Path) -> None:
@@ -113,3 +118,23 @@ def test_what_no_engine_would_run_as_written_stops_before_it_is_launched(tmp_pat
         attempt(tmp_path, wrong, task)
     assert failed.value.reason is EndReason.INFEASIBLE
     assert "sequence_length" in str(failed.value)
+
+
+def test_a_port_is_free_and_nobody_elses() -> None:
+    random = Random(3)
+    first = launch.free_port((), random)
+    assert first in launch.PORT_RANGE
+    assert launch.free_port({first}, Random(3)) != first
+
+
+def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
+    random = Random(4)
+    wanted = launch.free_port((), Random(4))
+    with socket.create_server(("127.0.0.1", wanted)):
+        assert launch.free_port((), random) != wanted
+
+
+def test_a_machine_without_a_free_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_port_is_free", lambda _port: False)
+    with pytest.raises(OSError, match="no port of 20000-29999 is free"):
+        launch.free_port((), Random(1))

@@ -12,142 +12,144 @@ from pathlib import Path
 
 import pytest
 
-from core.progress import StepEvent
-from miner.fleet.base import Placement, TaskKey
+from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
+from core.domain.keys import Placement, TaskKey
+from core.runs.progress import StepEvent
+from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import prepare
-from miner.jobs.ports import Fetched, StepFailed, Told, Wanted
-from miner.jobs.states import EndReason, JobState
-from miner.jobs.times import Pace
+from miner.jobs.timeline import JobTimings
 from tests.doubles.each import each
-from tests.miner.jobs.house import CAP_S, ROWS, VALIDATOR, House, Trainer, opened
+from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, Trainer, open_harness
 
 HOUR = 3600.0
 JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with opened(tmp_path / "data", Pace(poll_s=0.01), "1xH100", "h100x4-strategy") as one:
-        yield one
+async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
+    async with open_harness(
+        tmp_path / "data", JobTimings(poll_s=0.01), "1xH100", "h100x4-strategy"
+    ) as harness:
+        yield harness
 
 
-def promise(house: House, key: TaskKey, start: float, end: float) -> None:
+def promise(harness: JobsHarness, key: TaskKey, start: float, end: float) -> None:
     """As for an accepted offer, in hours from now."""
     now = time.time()
     where = Placement(("0",), now + start * HOUR, now + end * HOUR)
-    assert house.fleet.promise(key, where, until=where.ends_at)
+    assert harness.fleet.reserve(key, where, until=where.ends_at)
 
 
-async def launched(house: House, monkeypatch: pytest.MonkeyPatch, hours: float, rows: int) -> float:
-    """Hours from now in which the training of so much data was told to be over."""
-    fetch = house.inputs.fetch
+async def launched(harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, hours: float, rows: int) -> float:
+    """Hours from now in which the training of so much data had to be over."""
+    fetch = harness.inputs.fetch
 
-    async def fetched(wanted: Wanted, told: Told) -> Fetched:
-        return replace(await fetch(wanted, told), data=ROWS.model_copy(update={"rows": rows}))
+    async def fetched(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+        return replace(await fetch(task, on_progress), data=ROWS.model_copy(update={"rows": rows}))
 
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
 
-    monkeypatch.setattr(house.inputs, "fetch", fetched)
-    house.engine.default = waits
-    if JOB in {hold.key for hold in house.fleet.ledger.holds}:
-        house.fleet.start(JOB, until=time.time() + hours * HOUR)
-    await house.start(seconds=hours * HOUR)
-    await house.until(lambda: bool(house.engine.runs))
-    (run,) = house.engine.runs.values()
+    monkeypatch.setattr(harness.inputs, "fetch", fetched)
+    harness.engine.default = waits
+    if JOB in {hold.key for hold in harness.fleet.ledger.reservations}:
+        harness.fleet.start(JOB, until=time.time() + hours * HOUR)
+    await harness.start(seconds=hours * HOUR)
+    await harness.until(lambda: bool(harness.engine.runs))
+    (run,) = harness.engine.runs.values()
     return (run.trainer.run.end_by - time.time()) / HOUR
 
 
-def window(house: House, key: TaskKey) -> tuple[float, float]:
-    (hold,) = [one for one in house.fleet.ledger.holds if one.key == key]
+def window(harness: JobsHarness, key: TaskKey) -> tuple[float, float]:
+    (hold,) = [one for one in harness.fleet.ledger.reservations if one.key == key]
     return (hold.starts_at - time.time()) / HOUR, (hold.ends_at - time.time()) / HOUR
 
 
 async def test_a_dataset_larger_than_thought_is_trained_on_longer_while_nobody_waits(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(house, JOB, 0, 1)
-    assert await launched(house, monkeypatch, 4, 20_000_000) > 3.5
-    assert window(house, JOB)[1] > 3.5
+    promise(harness, JOB, 0, 1)
+    assert await launched(harness, monkeypatch, 4, 20_000_000) > 3.5
+    assert window(harness, JOB)[1] > 3.5
 
 
 async def test_a_dataset_larger_than_thought_does_not_take_the_time_that_was_promised_to_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(house, JOB, 0, 1)
-    promise(house, OTHER, 1.2, 3)
-    assert await launched(house, monkeypatch, 4, 20_000_000) == pytest.approx(1.2, abs=0.02)
-    assert window(house, JOB)[1] == pytest.approx(1.2, abs=0.02)
-    assert window(house, OTHER)[0] == pytest.approx(1.2, abs=0.02)
+    promise(harness, JOB, 0, 1)
+    promise(harness, OTHER, 1.2, 3)
+    assert await launched(harness, monkeypatch, 4, 20_000_000) == pytest.approx(1.2, abs=0.02)
+    assert window(harness, JOB)[1] == pytest.approx(1.2, abs=0.02)
+    assert window(harness, OTHER)[0] == pytest.approx(1.2, abs=0.02)
 
 
 async def test_a_job_that_could_not_train_at_all_before_others_takes_its_time(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(house, JOB, 0, 0.02)
-    promise(house, OTHER, 0.02, 1)
-    assert await launched(house, monkeypatch, 4, 20_000_000) > 3.5
+    promise(harness, JOB, 0, 0.02)
+    promise(harness, OTHER, 0.02, 1)
+    assert await launched(harness, monkeypatch, 4, 20_000_000) > 3.5
 
 
 async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(house, JOB, 0, 1)
-    before = await launched(house, monkeypatch, 4, 10_000)
+    promise(harness, JOB, 0, 1)
+    before = await launched(harness, monkeypatch, 4, 10_000)
     assert before > 3.5
-    end = window(house, JOB)[1]
-    (run,) = house.engine.runs.values()
+    end = window(harness, JOB)[1]
+    (run,) = harness.engine.runs.values()
     begun = time.time()
     for number in range(60):
         step = StepEvent(t=begun + 60 * number, step=number + 1, total=600, loss=1.0, tokens_s=100.0)
         run.trainer.say(step)
     async with asyncio.timeout(CAP_S):
-        while window(house, JOB)[1] <= end:
+        while window(harness, JOB)[1] <= end:
             await asyncio.sleep(0.01)
-    assert (await house.parts.book.load(1)).state is JobState.TRAINING
+    assert (await harness.services.records.load(1)).state is JobState.TRAINING
 
 
 @pytest.mark.parametrize("promised", [True, False])
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_job_whose_inputs_do_not_come_keeps_no_gpu_from_one_that_has_its_own(
-    house: House, monkeypatch: pytest.MonkeyPatch, silent: bool, promised: bool
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, silent: bool, promised: bool
 ) -> None:
-    fetch, come = house.inputs.fetch, asyncio.Event()
+    fetch, come = harness.inputs.fetch, asyncio.Event()
 
-    async def fetched(wanted: Wanted, told: Told) -> Fetched:
-        if wanted.folder.parent.name == str(first) and not come.is_set():
+    async def fetched(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+        if task.folder.parent.name == str(first) and not come.is_set():
             if not silent:
                 raise StepFailed(EndReason.NETWORK, "no such host")
             await come.wait()
-        return await fetch(wanted, told)
+        return await fetch(task, on_progress)
 
-    monkeypatch.setattr(house.inputs, "fetch", fetched)
+    monkeypatch.setattr(harness.inputs, "fetch", fetched)
     monkeypatch.setattr(prepare, "_NO_BYTES_S", 0.01)
     if promised:
-        promise(house, JOB, 0, 1)
+        promise(harness, JOB, 0, 1)
     for key in (JOB, OTHER):
-        house.fleet.start(key, until=time.time() + HOUR)
+        harness.fleet.start(key, until=time.time() + HOUR)
     first = 1
-    assert await house.start(task_id="t1") == first
-    second = await house.start(task_id="t2")
-    assert (await house.over_within(second)).state is JobState.DONE
+    assert await harness.start(task_id="t1") == first
+    second = await harness.start(task_id="t2")
+    assert (await harness.over_within(second)).state is JobState.DONE
     come.set()
-    assert (await house.over_within(first)).state is JobState.DONE
+    assert (await harness.over_within(first)).state is JobState.DONE
 
 
 @each("total", [10**12, None])
 async def test_a_job_whose_dataset_trickles_gives_up_its_place(
-    house: House, monkeypatch: pytest.MonkeyPatch, total: int | None
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, total: int | None
 ) -> None:
-    async def trickling(_wanted: Wanted, told: Told) -> Fetched:
+    async def trickling(_task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
         for done in itertools.count():
-            told("dataset", done, total)
+            on_progress("dataset", done, total)
             await asyncio.sleep(0.01)
         raise AssertionError
 
-    monkeypatch.setattr(house.inputs, "fetch", trickling)
+    monkeypatch.setattr(harness.inputs, "fetch", trickling)
     monkeypatch.setattr(prepare, "_WINDOW_S", 0.05)
-    row = await house.over_within(await house.start(task_id=f"of-{total}"))
+    row = await harness.over_within(await harness.start(task_id=f"of-{total}"))
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
     assert ("the dataset is too slow: " if total else "the dataset trickles: ") in row.detail
 
@@ -156,24 +158,24 @@ def test_inputs_are_judged_by_a_window_and_by_all_so_far(monkeypatch: pytest.Mon
     """Neither a slow window after fast ones nor a silence, which has a limit of its own, decides."""
     with monkeypatch.context() as patched:
         patched.setattr(prepare, "_STALLED_S", math.inf)
-        arrival = prepare._Arrival(0.0, 500)
+        arrival = prepare._InputArrival(0.0, 500)
         assert arrival.remaining_s(299.0, 600, 1000) is None
         assert arrival.remaining_s(310.0, 810, 1010) == pytest.approx(200.0)
         assert arrival.remaining_s(500.0, 820, 1010) is None
         assert arrival.remaining_s(620.0, 820, 1440) == pytest.approx(620 / (320 / 620))
-        assert prepare._Arrival(0.0, 0).remaining_s(300.0, 2_999_999, None) == math.inf
-        assert prepare._Arrival(0.0, 0).remaining_s(300.0, 3_000_000, None) == 0.0
-    assert prepare._Arrival(0.0, 500).remaining_s(300.0, 500, 1000) is None
+        assert prepare._InputArrival(0.0, 0).remaining_s(300.0, 2_999_999, None) == math.inf
+        assert prepare._InputArrival(0.0, 0).remaining_s(300.0, 3_000_000, None) == 0.0
+    assert prepare._InputArrival(0.0, 500).remaining_s(300.0, 500, 1000) is None
 
 
 @each("total", [10**9, None])
 def test_a_download_that_stalled_and_goes_on_is_not_given_up_and_one_that_trickles_is(
     total: int | None,
 ) -> None:
-    def hopeless(*parts: tuple[int, int]) -> int | None:
-        """After how many seconds, of parts of (seconds, bytes per second)."""
-        arrival, now, done = prepare._Arrival(0.0, 0), 0, 0
-        for seconds, rate in parts:
+    def hopeless(*services: tuple[int, int]) -> int | None:
+        """After how many seconds, of services of (seconds, bytes per second)."""
+        arrival, now, done = prepare._InputArrival(0.0, 0), 0, 0
+        for seconds, rate in services:
             for _ in range(seconds):
                 now, done = now + 1, done + rate
                 if arrival.hopeless_s(float(now), done, total, 3600.0) is not None:
@@ -187,20 +189,20 @@ def test_a_download_that_stalled_and_goes_on_is_not_given_up_and_one_that_trickl
     assert hopeless((400, 0), (900, 100)) == 400 + 1 + 600
 
 
-async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(house: House) -> None:
+async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(harness: JobsHarness) -> None:
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
 
-    house.engine.scripts.append(waits)
-    first = await house.start(task_id="t1")
-    await house.until(lambda: bool(house.engine.runs))
-    second = await house.start(task_id="t2")
+    harness.engine.scripts.append(waits)
+    first = await harness.start(task_id="t1")
+    await harness.until(lambda: bool(harness.engine.runs))
+    second = await harness.start(task_id="t2")
 
     def trouble() -> str:
-        live = house.jobs.live(second)
+        live = harness.jobs.live(second)
         return live.trouble if live else ""
 
-    await house.until(lambda: trouble() == f"waits for job {first} (task t1, GPU 0)")
-    await house.jobs.cancel(first)
-    assert (await house.over_within(second)).state is JobState.DONE
+    await harness.until(lambda: trouble() == f"waits for job {first} (task t1, GPU 0)")
+    await harness.jobs.cancel(first)
+    assert (await harness.over_within(second)).state is JobState.DONE
     assert not trouble()

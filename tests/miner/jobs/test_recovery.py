@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from core.run_files import RunEnd
+from core.domain.job_states import EndReason, JobState
+from core.runs.run_files import RunEnd
 from miner.engines.base import EngineSpec
-from miner.jobs.states import EndReason, JobState
+from miner.jobs.folder import JobFolder
+from miner.jobs.recovery import FinishedJobCleaner
 from miner.store import database
-from tests.miner.jobs.house import CAP_S, House, Trainer
+from tests.miner.jobs.harness import CAP_S, JobsHarness, Trainer
 
 COPIED = (
     "validator, task_type, model, hours, state, end_reason, started_at, deadline_at, starts, request, "
@@ -31,14 +32,14 @@ async def slow(trainer: Trainer) -> None:
     trainer.end()
 
 
-async def launched(house: House, job: int) -> None:
-    """Until the books know that the engine has it."""
+async def launched(harness: JobsHarness, job: int) -> None:
+    """Until the store knows that the engine has it."""
     async with asyncio.timeout(CAP_S):
-        while not (attempts := await house.attempts(job)) or attempts[0].ref is None:
+        while not (attempts := await harness.attempts(job)) or attempts[0].ref is None:
             await asyncio.sleep(0.005)
 
 
-async def test_what_runs_is_adopted_with_its_gpus(house: House) -> None:
+async def test_what_runs_is_adopted_with_its_gpus(harness: JobsHarness) -> None:
     seen = asyncio.Event()
 
     async def waits(trainer: Trainer) -> None:
@@ -46,18 +47,20 @@ async def test_what_runs_is_adopted_with_its_gpus(house: House) -> None:
         trainer.save(0.5)
         trainer.end()
 
-    house.engine.default = waits
-    job = await house.start()
-    await launched(house, job)
-    await house.reborn()
-    assert house.inputs.kept == {job}
-    assert [hold.gpus for hold in house.fleet.ledger.holds] == [house.engine.submitted[0].gpus]
+    harness.engine.default = waits
+    job = await harness.start()
+    await launched(harness, job)
+    await harness.restart()
+    assert harness.inputs.kept == {job}
+    assert [hold.gpus for hold in harness.fleet.ledger.reservations] == [harness.engine.submitted[0].gpus]
     seen.set()
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert len(house.engine.submitted) == 1
+    assert (await harness.over_within(job)).state is JobState.DONE
+    assert len(harness.engine.submitted) == 1
 
 
-async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_best(house: House) -> None:
+async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_best(
+    harness: JobsHarness,
+) -> None:
     """As the run begins, and between its models."""
     turn, go_on = asyncio.Event(), asyncio.Event()
 
@@ -70,178 +73,165 @@ async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_b
             trainer.save(score, step)
         trainer.end()
 
-    house.engine.default = by_turns
-    job = await house.start()
+    harness.engine.default = by_turns
+    job = await harness.start()
     for _ in range(3):
         await turn.wait()
         turn.clear()
-        await house.reborn()
+        await harness.restart()
         go_on.set()
-    row = await house.over_within(job)
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE
-    assert len(house.engine.submitted) == 1
-    assert house.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.05 10"
-    assert len(house.hub.commits) <= 3, "each model once at most"
+    assert len(harness.engine.submitted) == 1
+    assert harness.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.05 10"
+    assert len(harness.hub.commits) <= 3, "each model once at most"
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_a_daemon_that_dies_again_and_again_launches_once_and_publishes_the_best(
-    house: House, seed: int
-) -> None:
-    random = Random(seed)
-    house.engine.default = slow
-    job = await house.start()
-    for _ in range(4):
-        await asyncio.sleep(random.uniform(0, 0.12))
-        await house.reborn()
-    row = await house.over_within(job)
-    assert row.state is JobState.DONE
-    assert len(house.engine.submitted) == 1
-    assert house.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.05 10"
-    assert len(house.hub.commits) <= 3, "each model once at most"
+async def test_what_ended_while_the_daemon_was_away_is_published(harness: JobsHarness) -> None:
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    await harness.jobs.stop()
+    await harness.until(lambda: all(run.task.done() for run in harness.engine.runs.values()))
+    await harness.restart()
+    assert (await harness.over_within(job)).state is JobState.DONE
+    assert len(harness.engine.submitted) == 1
 
 
-async def test_what_ended_while_the_daemon_was_away_is_published(house: House) -> None:
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    await house.jobs.stop()
-    await house.until(lambda: all(run.task.done() for run in house.engine.runs.values()))
-    await house.reborn()
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert len(house.engine.submitted) == 1
-
-
-async def test_what_vanished_is_launched_anew(house: House) -> None:
+async def test_what_vanished_is_launched_anew(harness: JobsHarness) -> None:
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
 
-    house.engine.scripts = [waits]
-    job = await house.start()
-    await launched(house, job)
-    await house.jobs.stop()
-    for run in house.engine.runs.values():
+    harness.engine.scripts = [waits]
+    job = await harness.start()
+    await launched(harness, job)
+    await harness.jobs.stop()
+    for run in harness.engine.runs.values():
         run.task.cancel()
-    house.engine.runs.clear()
-    for leftover in house.parts.data_dir.glob("jobs/*/attempt_1/exit.json"):
+    harness.engine.runs.clear()
+    for leftover in harness.services.data_dir.glob("jobs/*/attempt_1/exit.json"):
         leftover.unlink()
-    await house.reborn()
-    assert (await house.over_within(job)).state is JobState.DONE
-    ends = [one.end_reason for one in await house.attempts(job)]
+    await harness.restart()
+    assert (await harness.over_within(job)).state is JobState.DONE
+    ends = [one.end_reason for one in await harness.attempts(job)]
     assert ends == [EndReason.LOST, EndReason.TRAINED]
 
 
-async def test_an_attempt_in_the_books_that_the_engine_never_heard_of_is_launched_from_its_files(
-    house: House,
+async def test_an_attempt_in_the_store_that_the_engine_never_heard_of_is_launched_from_its_files(
+    harness: JobsHarness,
 ) -> None:
-    house.engine.gone = True
-    job = await house.start()
+    harness.engine.gone = True
+    job = await harness.start()
     async with asyncio.timeout(CAP_S):
-        while not await house.attempts(job):
+        while not await harness.attempts(job):
             await asyncio.sleep(0.01)
-    await house.jobs.stop()
-    house.engine.gone = False
-    await house.reborn()
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert [one.number for one in await house.attempts(job)] == [1]
-    assert len(house.engine.submitted) == 1
+    await harness.jobs.stop()
+    harness.engine.gone = False
+    await harness.restart()
+    assert (await harness.over_within(job)).state is JobState.DONE
+    assert [one.number for one in await harness.attempts(job)] == [1]
+    assert len(harness.engine.submitted) == 1
 
 
 async def test_a_submit_whose_answer_was_lost_is_not_submitted_twice(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = house.engine.submit
+    submit = harness.engine.submit
 
     async def never_answers(spec: EngineSpec) -> str:
         await submit(spec)
         await asyncio.sleep(60)
         return ""
 
-    monkeypatch.setattr(house.engine, "submit", never_answers)
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    await house.jobs.stop()
-    monkeypatch.setattr(house.engine, "submit", submit)
-    await house.reborn()
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert len(house.engine.submitted) == 1
+    monkeypatch.setattr(harness.engine, "submit", never_answers)
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    await harness.jobs.stop()
+    monkeypatch.setattr(harness.engine, "submit", submit)
+    await harness.restart()
+    assert (await harness.over_within(job)).state is JobState.DONE
+    assert len(harness.engine.submitted) == 1
 
 
 async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
-    house: House, tmp_path: Path
+    harness: JobsHarness, tmp_path: Path
 ) -> None:
     async def waits(trainer: Trainer) -> None:
         await asyncio.sleep(60)
 
-    house.engine.default = waits
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    mine = house.engine.submitted[0]
+    harness.engine.default = waits
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    mine = harness.engine.submitted[0]
     stranger = EngineSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
     stranger.run_dir.mkdir()
     (stranger.run_dir / "run.json").write_bytes((mine.run_dir / "run.json").read_bytes())
-    await house.engine.submit(stranger)
-    await house.reborn()
-    await house.until(lambda: stranger.key in house.engine.removed)
-    assert mine.key in house.engine.runs
-    assert (stranger.key, True) in house.engine.stops
-    await house.jobs.cancel(job)
-    await house.over_within(job)
+    await harness.engine.submit(stranger)
+    await harness.restart()
+    await harness.until(lambda: stranger.key in harness.engine.removed)
+    assert mine.key in harness.engine.runs
+    assert (stranger.key, True) in harness.engine.stops
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
 
 
-async def test_an_engine_that_is_gone_at_the_start_holds_nobody_up(house: House) -> None:
-    house.engine.default = slow
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    house.engine.gone = True
-    await house.reborn()
+async def test_an_engine_that_is_gone_at_the_start_holds_nobody_up(harness: JobsHarness) -> None:
+    harness.engine.default = slow
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    harness.engine.gone = True
+    await harness.restart()
     await asyncio.sleep(0.1)
-    house.engine.gone = False
-    assert (await house.over_within(job)).state is JobState.DONE
-    assert len(house.engine.submitted) == 1
+    harness.engine.gone = False
+    assert (await harness.over_within(job)).state is JobState.DONE
+    assert len(harness.engine.submitted) == 1
 
 
-async def test_a_job_that_was_cancelled_while_its_run_could_not_be_ended_is_ended_later(house: House) -> None:
+async def test_a_job_that_was_cancelled_while_its_run_could_not_be_ended_is_ended_later(
+    harness: JobsHarness,
+) -> None:
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
         trainer.end(RunEnd.STOPPED)
 
-    house.engine.default = waits
-    job = await house.start()
-    await launched(house, job)
-    house.engine.gone = True
-    await house.jobs.cancel(job)
+    harness.engine.default = waits
+    job = await harness.start()
+    await launched(harness, job)
+    harness.engine.gone = True
+    await harness.jobs.cancel(job)
     await asyncio.sleep(0.05)
-    await house.reborn()
-    house.engine.gone = False
-    row = await house.over_within(job)
+    await harness.restart()
+    harness.engine.gone = False
+    row = await harness.over_within(job)
     assert row.state is JobState.CANCELLED
-    assert not house.engine.runs
+    assert not harness.engine.runs
 
 
-async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(house: House) -> None:
-    job = await house.start()
-    await house.over_within(job)
-    await house.jobs.stop()
-    await house.start(name="repo-2")
-    await house.reborn()
+async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harness: JobsHarness) -> None:
+    job = await harness.start()
+    await harness.over_within(job)
+    await harness.jobs.stop()
+    await harness.start(name="repo-2")
+    await harness.restart()
     async with asyncio.timeout(CAP_S):
         while True:
-            row = await house.parts.book.load(job)
+            row = await harness.services.records.load(job)
             if row.submission and row.submission.repo == "me/repo-2":
                 break
             await asyncio.sleep(0.01)
-    assert len(house.engine.submitted) == 1
+    assert len(harness.engine.submitted) == 1
 
 
-async def test_a_thousand_jobs_in_the_books_and_four_running_are_taken_up_at_once(house: House) -> None:
-    first = await house.start(task_id="over")
-    await house.over_within(first)
-    with closing(database.connect(house.books.path)) as db:
+async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_once(
+    harness: JobsHarness,
+) -> None:
+    first = await harness.start(task_id="over")
+    await harness.over_within(first)
+    with closing(database.connect(harness.store.path)) as db:
         db.executemany(
             f"INSERT INTO jobs (task_id, {COPIED}) SELECT ?, {COPIED} FROM jobs WHERE id = ?",
             [(f"old{number}", first) for number in range(1000)],
         )
-    launched = len(house.engine.submitted)
+    launched = len(harness.engine.submitted)
     hold = asyncio.Event()
 
     async def waits(trainer: Trainer) -> None:
@@ -249,14 +239,90 @@ async def test_a_thousand_jobs_in_the_books_and_four_running_are_taken_up_at_onc
         trainer.save(0.5)
         trainer.end()
 
-    house.engine.default = waits
+    harness.engine.default = waits
     jobs = []
     for number in range(4):
-        jobs.append(await house.start(task_id=f"live{number}", name=f"live{number}", model="tiny/llama"))
-    await house.until(lambda: len(house.engine.submitted) > launched)
-    await house.reborn()
-    assert house.jobs.working == 4
+        jobs.append(await harness.start(task_id=f"live{number}", name=f"live{number}", model="tiny/llama"))
+    await harness.until(lambda: len(harness.engine.submitted) > launched)
+    await harness.restart()
+    assert harness.jobs.running_workers == 4
     hold.set()
     for job in jobs:
-        assert (await house.over_within(job)).state is JobState.DONE
-    assert len(house.engine.submitted) == launched + 4
+        assert (await harness.over_within(job)).state is JobState.DONE
+    assert len(harness.engine.submitted) == launched + 4
+
+
+async def test_what_finished_jobs_have_left_goes_after_a_while_or_when_room_is_needed(
+    harness: JobsHarness,
+) -> None:
+    job = await harness.start()
+    row = await harness.over_within(job)
+    assert row.state is JobState.DONE
+    folder = harness.services.data_dir / f"jobs/{job}"
+    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=3600)
+    assert await cleaner.remove_expired(harness.services.clock()) == 0
+    assert (folder / "submission").is_dir()
+    assert await cleaner.remove_all_finished() > 0
+    assert not (folder / "submission").exists()
+    assert not (folder / "inputs").exists()
+    assert (folder / "attempt_1/plan.json").exists()
+    assert await cleaner.remove_all_finished() == 0
+
+
+async def test_a_job_that_begins_another_life_while_room_is_made_keeps_everything(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [await harness.start(task_id=f"t{number}", name=f"r{number}") for number in range(2)]
+    for job in jobs:
+        await harness.over_within(job)
+    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    strip = JobFolder.strip
+
+    def slow(folder: JobFolder) -> int:
+        cleaner.revived(jobs[1])
+        return strip(folder)
+
+    monkeypatch.setattr(JobFolder, "strip", slow)
+    assert await cleaner.remove_all_finished() > 0
+    left = [(harness.folder / f"jobs/{job}/submission").exists() for job in jobs]
+    assert left == [False, True]
+
+
+async def test_what_cannot_be_removed_keeps_nobody_from_going_on(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.over_within(await harness.start())
+
+    def fails(_folder: JobFolder) -> int:
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(JobFolder, "strip", fails)
+    assert (
+        await FinishedJobCleaner(
+            harness.services.data_dir, harness.services.records, keep_s=0
+        ).remove_all_finished()
+        == 0
+    )
+
+
+async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
+    harness.inputs.troubles = [30.0]
+    job = await harness.start()
+    inputs = harness.services.data_dir / f"jobs/{job}/inputs"
+    inputs.mkdir(parents=True)
+    (inputs / "half").write_text("x")
+    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    assert await cleaner.remove_all_finished() == 0
+    assert (inputs / "half").exists()
+
+
+async def test_a_job_with_another_life_is_tidied_again(harness: JobsHarness) -> None:
+    job = await harness.start()
+    await harness.over_within(job)
+    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    await cleaner.remove_all_finished()
+    (harness.services.data_dir / f"jobs/{job}/inputs").mkdir()
+    (harness.services.data_dir / f"jobs/{job}/inputs/again").write_text("xxx")
+    assert await cleaner.remove_all_finished() == 0
+    cleaner.revived(job)
+    assert await cleaner.remove_all_finished() == 3

@@ -9,17 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import ConfigError
-from core.eval_task import EvalTask
-from core.evaluation import Era
-from core.tasks import FileFormat, ImageModelType, TaskType
+from core.domain.errors import ConfigError
+from core.domain.evaluation import Era
+from core.domain.job_states import EndReason, JobState, StepFailed
+from core.domain.tasks import FileFormat, ImageModelType, TaskType
+from core.runs.run_files import EvalTask
 from miner.jobs.folder import job_folder
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason, JobState
-from miner.jobs.tasks import OPERATOR, read_task_file, repo_name, shown_request, spec_of, task_of, wanted_of
-from miner.store.work import JobRow
+from miner.jobs.tasks import (
+    OPERATOR,
+    job_task_of,
+    read_task_file,
+    repo_name,
+    request_for_display,
+    task_spec_of,
+)
+from miner.store.jobs import JobRow
 from tests.doubles.each import each
-from tests.miner.jobs.house import DATASET, VALIDATOR, request
+from tests.miner.jobs.harness import DATASET, VALIDATOR, request
 
 
 def row(
@@ -50,6 +56,9 @@ def row(
     return JobRow(**{**values, **more})
 
 
+FOLDER = job_folder(Path("data"), 7)
+
+
 def text_task(**changes: Any) -> str:
     return json.dumps(
         {
@@ -62,27 +71,26 @@ def text_task(**changes: Any) -> str:
     )
 
 
-def test_a_validators_request_is_read_as_it_was_received(tmp_path: Path) -> None:
-    task = task_of(row(json.dumps({**request(), "something_newer": 1}).encode()))
+def test_a_validators_request_is_read_as_it_was_received() -> None:
+    task = job_task_of(row(json.dumps({**request(), "something_newer": 1}).encode()), FOLDER)
     assert (task.model, task.file_format, task.is_hostile) == ("tiny/llama", FileFormat.S3, False)
-    wanted = wanted_of(row(b"{}"), task, job_folder(tmp_path, 7))
-    assert wanted.data == request()["dataset"]
-    assert wanted.folder == tmp_path / "jobs/7/inputs"
+    assert task.data == request()["dataset"]
+    assert task.folder == FOLDER.inputs
 
 
 def test_an_image_request_brings_its_family() -> None:
     raw = {**request(), "dataset_zip": "https://e.org/z.zip", "model_type": "flux"}
-    task = task_of(row(json.dumps(raw).encode(), task_type=TaskType.IMAGE))
+    task = job_task_of(row(json.dumps(raw).encode(), task_type=TaskType.IMAGE), FOLDER)
     assert (task.data, task.image_type, task.dataset) == ("https://e.org/z.zip", ImageModelType.FLUX, None)
 
 
-def test_a_validator_can_not_name_files_of_this_machine() -> None:
+def test_a_validator_cannot_name_files_of_this_machine() -> None:
     raw = {**request(), "model_folder": "/etc", "dataset": "/etc/passwd"}
     with pytest.raises(StepFailed) as failed:
-        task_of(row(json.dumps(raw).encode()))
+        job_task_of(row(json.dumps(raw).encode()), FOLDER)
     assert failed.value.reason is EndReason.BAD_DATA
     raw["dataset"] = request()["dataset"]
-    assert task_of(row(json.dumps(raw).encode())).model_folder is None
+    assert job_task_of(row(json.dumps(raw).encode()), FOLDER).model_folder is None
 
 
 def test_the_operator_can(tmp_path: Path) -> None:
@@ -92,7 +100,7 @@ def test_the_operator_can(tmp_path: Path) -> None:
     )
     start = task.start(time.time())
     assert task.task_id.startswith("mine-")
-    known = task_of(row(start.request, validator=OPERATOR))
+    known = job_task_of(row(start.request, validator=OPERATOR), FOLDER)
     assert (known.data, known.model_folder) == (tmp_path / "d.json", tmp_path)
 
 
@@ -130,7 +138,7 @@ def test_one_file_is_a_task_to_train_and_a_task_to_score_on(tmp_path: Path) -> N
 def test_reward_functions_make_a_task_hostile() -> None:
     dataset = {"field_prompt": "p", "reward_functions": [{"reward_func": "def f(): ...", "reward_weight": 1}]}
     raw = json.dumps({**request(), "dataset_type": dataset}).encode()
-    assert task_of(row(raw, task_type=TaskType.GRPO)).is_hostile
+    assert job_task_of(row(raw, task_type=TaskType.GRPO), FOLDER).is_hostile
 
 
 @each(
@@ -165,15 +173,15 @@ def test_whatever_a_task_file_holds_is_a_task_or_a_list_of_problems(text: str) -
 
 
 def test_a_request_of_another_version_is_bad_data() -> None:
-    with pytest.raises(StepFailed, match="can't be read") as failed:
-        task_of(row(b'{"model": 3}'))
+    with pytest.raises(StepFailed, match="cannot be read") as failed:
+        job_task_of(row(b'{"model": 3}'), FOLDER)
     assert failed.value.reason is EndReason.BAD_DATA
 
 
 def test_the_planner_is_asked_with_the_hours_that_are_left() -> None:
     job = row(json.dumps(request()).encode())
-    assert spec_of(job, task_of(job), now=1000.0 + 1800).hours == 0.5
-    assert spec_of(job, task_of(job), now=1e9).hours == 0
+    assert task_spec_of(job, job_task_of(job, FOLDER), now=1000.0 + 1800).hours == 0.5
+    assert task_spec_of(job, job_task_of(job, FOLDER), now=1e9).hours == 0
 
 
 def test_a_task_without_a_name_is_published_under_its_own() -> None:
@@ -182,6 +190,6 @@ def test_a_task_without_a_name_is_published_under_its_own() -> None:
 
 
 def test_addresses_that_open_something_are_not_shown() -> None:
-    assert "dataset" not in shown_request(json.dumps(request()).encode())
-    assert shown_request(b"\xff") == {}
-    assert shown_request(b"[1]") == {}
+    assert "dataset" not in request_for_display(json.dumps(request()).encode())
+    assert request_for_display(b"\xff") == {}
+    assert request_for_display(b"[1]") == {}

@@ -9,250 +9,253 @@ from pathlib import Path
 
 import pytest
 
-from core.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
-from core.run_files import RunEnd, Score
-from miner.engines.base import EngineSpec, NoSpace, Unreachable
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason, JobState
-from miner.store import work
-from tests.miner.jobs.house import CAP_S, FAST, House, Trainer, opened
+from core.domain.job_states import EndReason, JobState, StepFailed
+from core.runs.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
+from core.runs.run_files import HeldOutScore, RunEnd
+from miner.engines.base import EngineDiskFull, EngineSpec, EngineUnreachable
+from miner.store import attempts
+from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness
 
 #: What a job that is running gets to its deadline, and what of it comes after its submission at least.
 SECONDS, MARGIN = 6.0, 0.5
 
 
 @pytest.fixture
-async def house(tmp_path):  # type: ignore[no-untyped-def]
-    async with opened(tmp_path / "data", replace(FAST, margin_s=MARGIN, grace_s=0.75)) as made:
+async def harness(tmp_path):  # type: ignore[no-untyped-def]
+    async with open_harness(tmp_path / "data", replace(FAST, margin_s=MARGIN, grace_s=0.75)) as made:
         yield made
 
 
-async def started(house: House, seconds: float) -> int:
+async def started(harness: JobsHarness, seconds: float) -> int:
     """Running, with so much time from now on: how long a launch takes is not what these tests are about."""
-    await house.start()
-    await house.until(lambda: len(house.engine.submitted) == 1)
-    return await house.start(seconds=seconds)
+    await harness.start()
+    await harness.until(lambda: len(harness.engine.submitted) == 1)
+    return await harness.start(seconds=seconds)
 
 
-async def ends_in_time(house: House, job: int) -> None:
-    row = await house.over_within(job)
+async def ends_in_time(harness: JobsHarness, job: int) -> None:
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), row.detail
-    repo, at = house.hub.commits[-1]
+    repo, at = harness.hub.commits[-1]
     assert repo == "me/repo-1"
     assert at <= row.deadline_at - MARGIN
 
 
-async def test_a_training_that_is_asked_to_end_saves_and_is_published(house: House) -> None:
+async def test_a_training_that_is_asked_to_end_saves_and_is_published(harness: JobsHarness) -> None:
     async def obeys(trainer: Trainer) -> None:
         trainer.step(1)
         await trainer.wait_for_stop()
         trainer.save(0.5)
         trainer.end(RunEnd.CLOCK)
 
-    house.engine.scripts = [obeys]
-    job = await started(house, SECONDS)
-    await ends_in_time(house, job)
-    assert [force for _, force in house.engine.stops] == [False]
+    harness.engine.scripts = [obeys]
+    job = await started(harness, SECONDS)
+    await ends_in_time(harness, job)
+    assert [force for _, force in harness.engine.stops] == [False]
 
 
-async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_published(house: House) -> None:
+async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_published(
+    harness: JobsHarness,
+) -> None:
     async def deaf(trainer: Trainer) -> None:
         trainer.save(0.5)
         while True:
             await asyncio.sleep(0.01)
             trainer.say(StepEvent(t=time.time(), step=1))
 
-    house.engine.scripts = [deaf]
-    job = await started(house, SECONDS)
-    await ends_in_time(house, job)
-    assert [force for _, force in house.engine.stops] == [False, True]
+    harness.engine.scripts = [deaf]
+    job = await started(harness, SECONDS)
+    await ends_in_time(harness, job)
+    assert [force for _, force in harness.engine.stops] == [False, True]
 
 
-async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(house: House) -> None:
+async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(harness: JobsHarness) -> None:
     async def deaf(trainer: Trainer) -> None:
         trainer.save(0.5)
-        house.engine.gone = True
+        harness.engine.gone = True
         await asyncio.sleep(60)
 
-    house.engine.scripts = [deaf]
-    job = await started(house, SECONDS)
+    harness.engine.scripts = [deaf]
+    job = await started(harness, SECONDS)
     async with asyncio.timeout(CAP_S):
-        while (row := await house.parts.book.load(job)).state is not JobState.DONE:
+        while (row := await harness.services.records.load(job)).state is not JobState.DONE:
             await asyncio.sleep(0.01)
-    assert house.hub.commits[-1][1] <= row.deadline_at - MARGIN
-    assert (await house.attempts(job))[0].ended_at is None
-    house.engine.gone = False
-    await house.over_within(job)  # and once it answers, what still runs is ended
-    assert (await house.attempts(job))[0].ended_at is not None
-    assert not house.fleet.ledger.holds
+    assert harness.hub.commits[-1][1] <= row.deadline_at - MARGIN
+    assert (await harness.attempts(job))[0].ended_at is None
+    harness.engine.gone = False
+    await harness.over_within(job)  # and once it answers, what still runs is ended
+    assert (await harness.attempts(job))[0].ended_at is not None
+    assert not harness.fleet.ledger.reservations
 
 
 async def test_a_full_disk_of_the_engine_is_told_as_one_and_waited_for(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, refused = house.engine.submit, []
+    submit, refused = harness.engine.submit, []
 
     async def full(spec: EngineSpec) -> str:
         if len(refused) < 2:
             refused.append(spec.key)
-            raise NoSpace("Docker's disk is full")
+            raise EngineDiskFull("Docker's disk is full")
         return await submit(spec)
 
-    monkeypatch.setattr(house.engine, "submit", full)
-    job = await started(house, 60.0)
-    row = await house.over_within(job)
+    monkeypatch.setattr(harness.engine, "submit", full)
+    job = await started(harness, 60.0)
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE
-    steps = await house.parts.book.read(lambda connection: work.steps(connection, job))
+    steps = await harness.services.records.read(lambda connection: attempts.steps_of(connection, job))
     launches = [step.detail for step in steps if step.name == "launch"]
     assert len(launches) == 3
     assert all("disk is full" in (detail or "") for detail in launches[:2])
 
 
 async def test_a_launch_whose_answer_never_came_is_ended_when_the_engine_is_back(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = house.engine.submit
+    submit = harness.engine.submit
 
     async def silent(spec: EngineSpec) -> str:
-        house.engine.gone = False
+        harness.engine.gone = False
         await submit(spec)
-        house.engine.gone = True
-        raise Unreachable("no answer")
+        harness.engine.gone = True
+        raise EngineUnreachable("no answer")
 
     async def long(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
 
-    monkeypatch.setattr(house.engine, "submit", silent)
-    house.engine.default = long
-    job = await started(house, 2.0)
+    monkeypatch.setattr(harness.engine, "submit", silent)
+    harness.engine.default = long
+    job = await started(harness, 2.0)
     async with asyncio.timeout(CAP_S):
-        while (row := await house.parts.book.load(job)).state is not JobState.FAILED:
+        while (row := await harness.services.records.load(job)).state is not JobState.FAILED:
             await asyncio.sleep(0.01)
     assert row.end_reason is EndReason.DEADLINE
-    assert house.engine.runs
-    house.engine.gone = False
-    await house.over_within(job)
-    assert not house.engine.runs
-    assert len(house.engine.submitted) == 1
+    assert harness.engine.runs
+    harness.engine.gone = False
+    await harness.over_within(job)
+    assert not harness.engine.runs
+    assert len(harness.engine.submitted) == 1
 
 
 async def test_a_deadline_while_the_training_is_between_two_attempts_publishes_the_first_ones_model(
-    house: House,
+    harness: JobsHarness,
 ) -> None:
     near = asyncio.Event()
 
     async def saves_and_hangs_the_fleet(trainer: Trainer) -> None:
         await near.wait()
         trainer.save(0.5)
-        house.inputs.troubles = [60.0]
+        harness.inputs.troubles = [60.0]
         trainer.end(RunEnd.NAN)
 
-    house.engine.default = saves_and_hangs_the_fleet
-    job = await started(house, SECONDS)
+    harness.engine.default = saves_and_hangs_the_fleet
+    job = await started(harness, SECONDS)
     near.set()
-    await ends_in_time(house, job)
+    await ends_in_time(harness, job)
 
 
-async def test_a_deadline_before_anything_was_fetched_is_said_so(house: House) -> None:
-    house.inputs.troubles = [60.0]
-    job = await house.start(seconds=3.0)
-    row = await house.over_within(job)
+async def test_a_deadline_before_anything_was_fetched_is_said_so(harness: JobsHarness) -> None:
+    harness.inputs.troubles = [60.0]
+    job = await harness.start(seconds=3.0)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
     assert "fetch was not over in time" in row.detail
 
 
-async def test_a_network_that_stays_away_until_the_deadline_is_named_in_the_end(house: House) -> None:
-    house.inputs.troubles = [StepFailed(EndReason.NETWORK, "no route to host")] * 1000
-    job = await house.start(seconds=3.0)
-    row = await house.over_within(job)
+async def test_a_network_that_stays_away_until_the_deadline_is_named_in_the_end(harness: JobsHarness) -> None:
+    harness.inputs.troubles = [StepFailed(EndReason.NETWORK, "no route to host")] * 1000
+    job = await harness.start(seconds=3.0)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
     assert "no route to host" in row.detail
 
 
-async def test_a_deadline_while_waiting_for_gpus_gives_the_place_in_the_queue_back(house: House) -> None:
+async def test_a_deadline_while_waiting_for_gpus_gives_the_place_in_the_queue_back(
+    harness: JobsHarness,
+) -> None:
     hold = asyncio.Event()
 
     async def keeps(trainer: Trainer) -> None:
         await hold.wait()
 
-    house.engine.scripts = [keeps]
-    first = await house.start(task_id="t0", name="r0")
-    await house.until(lambda: len(house.engine.submitted) == 1)
-    job = await house.start(seconds=1.0)
-    row = await house.over_within(job)
+    harness.engine.scripts = [keeps]
+    first = await harness.start(task_id="t0", name="r0")
+    await harness.until(lambda: len(harness.engine.submitted) == 1)
+    job = await harness.start(seconds=1.0)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
-    assert house.fleet.queue() == []
+    assert harness.fleet.queue() == []
     hold.set()
-    await house.jobs.cancel(first)
+    await harness.jobs.cancel(first)
 
 
 async def test_a_hub_that_is_down_until_the_deadline_costs_the_job_unless_a_model_is_there(
-    house: House,
+    harness: JobsHarness,
 ) -> None:
     down = StepFailed(EndReason.NETWORK, "503 from the hub")
-    house.hub.troubles = [down] * 10_000
-    await house.start()
-    await house.until(lambda: len(house.hub.troubles) < 10_000 - 3)
-    job = await house.start(seconds=2.0)
-    row = await house.over_within(job)
+    harness.hub.troubles = [down] * 10_000
+    await harness.start()
+    await harness.until(lambda: len(harness.hub.troubles) < 10_000 - 3)
+    job = await harness.start(seconds=2.0)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.DEADLINE)
     assert "503 from the hub" in row.detail
 
 
-async def test_an_early_model_stands_when_the_last_upload_does_not_make_it(house: House) -> None:
+async def test_an_early_model_stands_when_the_last_upload_does_not_make_it(harness: JobsHarness) -> None:
     async def saves_twice(trainer: Trainer) -> None:
         trainer.save(0.9, 1)
-        while not house.hub.commits:
+        while not harness.hub.commits:
             await asyncio.sleep(0.005)
-        house.hub.troubles = [StepFailed(EndReason.NETWORK, "gone")] * 10_000
+        harness.hub.troubles = [StepFailed(EndReason.NETWORK, "gone")] * 10_000
         trainer.save(0.5, 2)
         trainer.end()
 
-    house.engine.scripts = [saves_twice]
-    await house.start()
-    await house.until(lambda: bool(house.hub.troubles))
-    job = await house.start(seconds=2.0)
-    row = await house.over_within(job)
+    harness.engine.scripts = [saves_twice]
+    await harness.start()
+    await harness.until(lambda: bool(harness.hub.troubles))
+    job = await harness.start(seconds=2.0)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED)
     assert "published early" in row.detail
-    assert len(house.hub.commits) == 1
+    assert len(harness.hub.commits) == 1
 
 
-async def test_a_second_start_with_less_time_ends_the_training_sooner(house: House) -> None:
+async def test_a_second_start_with_less_time_ends_the_training_sooner(harness: JobsHarness) -> None:
     async def obeys(trainer: Trainer) -> None:
         trainer.step(1)
         await trainer.wait_for_stop()
         trainer.save(0.5)
         trainer.end(RunEnd.STOPPED)
 
-    house.engine.scripts = [obeys]
-    job = await house.start(seconds=3600)
-    await house.until(lambda: len(house.engine.submitted) == 1)
-    await house.start(seconds=SECONDS)
-    row = await house.over_within(job)
+    harness.engine.scripts = [obeys]
+    job = await harness.start(seconds=3600)
+    await harness.until(lambda: len(harness.engine.submitted) == 1)
+    await harness.start(seconds=SECONDS)
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE
-    assert house.hub.commits[-1][1] <= row.deadline_at - MARGIN
+    assert harness.hub.commits[-1][1] <= row.deadline_at - MARGIN
 
 
-async def test_after_fifty_steps_the_job_says_when_it_will_end(house: House) -> None:
+async def test_after_fifty_steps_the_job_says_when_it_will_end(harness: JobsHarness) -> None:
     async def steps(trainer: Trainer) -> None:
         for number in range(1, 70):
             trainer.step(number, 100)
             await asyncio.sleep(0.005)
         await trainer.wait_for_stop()
 
-    house.engine.scripts = [steps]
-    job = await house.start()
-    live = house.jobs.live(job)
+    harness.engine.scripts = [steps]
+    job = await harness.start()
+    live = harness.jobs.live(job)
     assert live is not None
-    await house.until(lambda: live.ends_at is not None)
+    await harness.until(lambda: live.ends_at is not None)
     assert live.ends_at is not None
     assert time.time() - 60 < live.ends_at < time.time() + 3600
-    await house.jobs.cancel(job)
-    await house.over_within(job)
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
 
 
-async def test_a_training_may_say_anything(house: House) -> None:
+async def test_a_training_may_say_anything(harness: JobsHarness) -> None:
     async def raves(trainer: Trainer) -> None:
         for number in range(400):
             trainer.say(NoteEvent(t=time.time(), kind="x", text=f"{number} " * 50))
@@ -262,7 +265,7 @@ async def test_a_training_may_say_anything(house: House) -> None:
         at = time.time()
         for number in range(1, 80):
             trainer.say(StepEvent(t=at + number, step=2 * 10**300 + number))
-        trainer.say(EvalEvent(t=at, score=Score(value=1e308, step=1), seconds=1e308))
+        trainer.say(EvalEvent(t=at, score=HeldOutScore(value=1e308, step=1), seconds=1e308))
         for number in range(80, 200):
             trainer.say(StepEvent(t=at + number, step=2 * 10**300 + number))
             await asyncio.sleep(0.001)
@@ -274,18 +277,18 @@ async def test_a_training_may_say_anything(house: House) -> None:
         trainer.save(0.5)
         trainer.end()
 
-    house.engine.scripts = [raves]
-    job = await house.start()
-    row = await house.over_within(job)
+    harness.engine.scripts = [raves]
+    job = await harness.start()
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE, row
-    assert len(house.engine.submitted) == 1
+    assert len(harness.engine.submitted) == 1
 
 
 async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not made a second time beside the first, which the engine goes on with."""
-    submit, let_go, calls = house.engine.submit, asyncio.Event(), 0
+    submit, let_go, calls = harness.engine.submit, asyncio.Event(), 0
 
     async def slow(spec: EngineSpec) -> str:
         nonlocal calls
@@ -293,16 +296,16 @@ async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadli
         await let_go.wait()
         return await submit(spec)
 
-    monkeypatch.setattr(house.engine, "submit", slow)
-    job = await house.start(seconds=SECONDS)
-    await house.until(lambda: calls == 1)
-    live = house.jobs._desks[job]
+    monkeypatch.setattr(harness.engine, "submit", slow)
+    job = await harness.start(seconds=SECONDS)
+    await harness.until(lambda: calls == 1)
+    live = harness.jobs._contexts[job]
     first = live.row.deadline_at
-    await house.start(seconds=600.0)
+    await harness.start(seconds=600.0)
     # Beyond the first deadline, when the step's time was up and it was gone on with.
     await asyncio.sleep(max(first - time.time(), 0.0) + 0.3)
     let_go.set()
-    row = await house.over_within(job)
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), row.detail
     assert calls == 1
-    assert len(house.engine.submitted) == 1
+    assert len(harness.engine.submitted) == 1

@@ -12,20 +12,19 @@ from typing import Any
 
 import pytest
 
-from core.run_files import RunEnd
-from miner.engines.base import Phase, Why
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason, JobState
+from core.domain.job_states import EndReason, JobState, StepFailed
+from core.runs.run_files import RunEnd
+from miner.engines.base import EndCause, RunPhase
 from miner.store.writer import StoreUnavailable
-from tests.miner.jobs.house import CAP_S, EndedBy, House, Trainer, opened
+from tests.miner.jobs.harness import CAP_S, EndedBy, JobsHarness, Trainer, open_harness
 
 JOBS, ACTS = 3, 25
 ENDS = (RunEnd.FINISHED, RunEnd.FINISHED, RunEnd.EARLY, RunEnd.OOM, RunEnd.NAN, RunEnd.STOPPED)
 
 
 class Chaos:
-    def __init__(self, house: House, seed: int) -> None:
-        self.house, self.random = house, Random(seed)
+    def __init__(self, harness: JobsHarness, seed: int) -> None:
+        self.harness, self.random = harness, Random(seed)
         #: task → the scores of the models that its attempts have left.
         self.saved: dict[str, list[float]] = {}
         self.names: dict[str, str] = {}
@@ -42,7 +41,7 @@ class Chaos:
             if random.random() < 0.2:
                 trainer.checkpoint(step)
             if random.random() < 0.05:
-                raise EndedBy(random.choice([Why.FAILED, Why.KILLED, Why.OOM_KILLED]), 137)
+                raise EndedBy(random.choice([EndCause.FAILED, EndCause.KILLED, EndCause.OOM_KILLED]), 137)
             if trainer.asked_to_stop:
                 trainer.end(RunEnd.STOPPED)
                 return
@@ -60,28 +59,28 @@ class Chaos:
             self.saved.setdefault(task, []).append(score)
 
     async def act(self) -> None:
-        random, house = self.random, self.house
+        random, harness = self.random, self.harness
         task = f"t{random.randrange(JOBS)}"
         act = random.randrange(8)
         if act in (0, 4):
-            self.down = False  # a daemon does not start without its books, nor take a start
+            self.down = False  # a daemon does not start without its store, nor take a start
         match act:
             case 0:
-                await house.reborn()
+                await harness.restart()
             case 1:
-                house.engine.gone = not house.engine.gone
+                harness.engine.gone = not harness.engine.gone
             case 2:
-                house.hub.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
+                harness.hub.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
             case 3:
-                house.inputs.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
+                harness.inputs.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
             case 4:
                 self.names[task] = f"{task}-{random.randrange(5)}"
                 again = (
-                    house.start(task_id=task, name=self.names[task]) for _ in range(random.randint(1, 3))
+                    harness.start(task_id=task, name=self.names[task]) for _ in range(random.randint(1, 3))
                 )
                 await asyncio.gather(*again)
             case 5:
-                house.hub.troubles.append(random.uniform(0, 0.1))
+                harness.hub.troubles.append(random.uniform(0, 0.1))
             case 6:
                 await asyncio.sleep(random.uniform(0, 0.1))
             case 7:
@@ -90,64 +89,65 @@ class Chaos:
     def _break_the_store(self) -> None:
         """While it is down nothing can be read or written."""
         self.down = False
-        books, submit, reading = self.house.books, self.house.books.writer.submit, self.house.books.reading
+        store = self.harness.store
+        submit, read_now = store.writer.submit, store.read_now
 
         def writes(work: Any) -> Any:
             if self.down:
                 raise StoreUnavailable("the disk is full")
             return submit(work)
 
-        def reads() -> Any:
+        def reads(*query: Any, **more: Any) -> Any:
             if self.down:
                 raise StoreUnavailable("the disk is gone")
-            return reading()
+            return read_now(*query, **more)
 
-        books.writer.submit = writes  # type: ignore[method-assign]
-        books.reading = reads  # type: ignore[method-assign]
+        store.writer.submit = writes  # type: ignore[method-assign]
+        store.read_now = reads  # type: ignore[method-assign]
 
     async def run(self) -> list[int]:
-        self.house.engine.default = self.train
+        self.harness.engine.default = self.train
         jobs = []
         for number in range(JOBS):
             self.names[f"t{number}"] = f"t{number}-first"
-            jobs.append(await self.house.start(task_id=f"t{number}", name=self.names[f"t{number}"]))
+            jobs.append(await self.harness.start(task_id=f"t{number}", name=self.names[f"t{number}"]))
         for _ in range(ACTS):
             await self.act()
             await asyncio.sleep(self.random.uniform(0, 0.03))
-        self.house.engine.gone = self.down = False
-        self.house.hub.troubles.clear()
+        self.harness.engine.gone = self.down = False
+        self.harness.hub.troubles.clear()
         return jobs
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> None:
-    async with opened(tmp_path / "data") as house:
-        chaos = Chaos(house, seed)
+    async with open_harness(tmp_path / "data") as harness:
+        chaos = Chaos(harness, seed)
         jobs = await chaos.run()
-        rows = [await house.over_within(job) for job in jobs]
-        await settled(house)
+        rows = [await harness.over_within(job) for job in jobs]
+        await settled(harness)
         for row in rows:
             saved = chaos.saved.get(row.task_id)
-            row = await house.parts.book.load(row.id)
+            row = await harness.services.records.load(row.id)
             if saved:
                 assert row.state is JobState.DONE, (row, saved)
                 assert row.submission is not None
                 assert row.submission.repo == f"me/{chaos.names[row.task_id]}"
-                content = house.hub.repos[row.submission.repo]["adapter_model.safetensors"].decode()
+                content = harness.hub.repos[row.submission.repo]["adapter_model.safetensors"].decode()
                 assert float(content.split()[1]) == min(saved), (content, saved)
             else:
                 assert row.state is JobState.FAILED, row
-        launched = Counter(spec.key for spec in house.engine.submitted)
+        launched = Counter(spec.key for spec in harness.engine.submitted)
         assert max(launched.values()) == 1
-        attempts = [one for job in jobs for one in await house.attempts(job)]
+        attempts = [one for job in jobs for one in await harness.attempts(job)]
         assert set(launched) <= {one.key for one in attempts}
         assert all(one.ended_at for one in attempts)
-        assert not [run for run in house.engine.runs.values() if run.status.phase is Phase.RUNNING]
-        assert not house.fleet.ledger.holds
+        assert not [run for run in harness.engine.runs.values() if run.status.phase is RunPhase.RUNNING]
+        assert not harness.fleet.ledger.reservations
 
 
-async def settled(house: House) -> None:
+async def settled(harness: JobsHarness) -> None:
     """Until the last move to another name is done as well."""
     async with asyncio.timeout(CAP_S):
-        while house.jobs.working:
+        while harness.jobs.running_workers:
             await asyncio.sleep(0.01)

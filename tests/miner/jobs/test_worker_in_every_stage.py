@@ -8,71 +8,70 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from miner.fleet.base import TaskKey
-from miner.jobs.desk import Desk
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason, JobState
-from tests.miner.jobs.house import CAP_S, FAST, House, Trainer, opened
+from core.domain.job_states import EndReason, JobState, StepFailed
+from core.domain.keys import TaskKey
+from miner.jobs.context import JobContext
+from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness
 
 #: From a first model, where there is to be one, to the deadline.
 SECONDS = 4.0
 
 
-async def while_inputs_are_fetched(house: House) -> None:
-    house.inputs.troubles = [600.0]
+async def while_inputs_are_fetched(harness: JobsHarness) -> None:
+    harness.inputs.troubles = [600.0]
 
 
-async def while_the_network_is_cut(house: House) -> None:
-    house.inputs.troubles = [StepFailed(EndReason.NETWORK, "cut")] * 10_000
+async def while_the_network_is_cut(harness: JobsHarness) -> None:
+    harness.inputs.troubles = [StepFailed(EndReason.NETWORK, "cut")] * 10_000
 
 
-async def while_others_have_the_gpus(house: House) -> None:
-    house.fleet.ledger.ask(TaskKey("v", "other"), [4], now=0.0, until=time.time() + 600, priority=0.0)
-    house.fleet.arrange()
+async def while_others_have_the_gpus(harness: JobsHarness) -> None:
+    harness.fleet.ledger.request(TaskKey("v", "other"), [4], now=0.0, until=time.time() + 600, priority=0.0)
+    harness.fleet.schedule()
 
 
-async def while_the_engine_is_gone(house: House) -> None:
-    house.engine.gone = True
+async def while_the_engine_is_gone(harness: JobsHarness) -> None:
+    harness.engine.gone = True
 
 
-async def before_a_first_model(house: House) -> None:
+async def before_a_first_model(harness: JobsHarness) -> None:
     async def trains(trainer: Trainer) -> None:
         trainer.step(1)
         await asyncio.sleep(600)
 
-    house.engine.default = trains
+    harness.engine.default = trains
 
 
-async def with_a_model(house: House) -> None:
+async def with_a_model(harness: JobsHarness) -> None:
     async def trains(trainer: Trainer) -> None:
         trainer.save(0.5)
         await asyncio.sleep(600)
 
-    house.engine.default = trains
+    harness.engine.default = trains
 
 
-async def while_the_first_model_is_published(house: House) -> None:
-    house.hub.troubles = [600.0] * 10
+async def while_the_first_model_is_published(harness: JobsHarness) -> None:
+    harness.hub.troubles = [600.0] * 10
 
 
-def is_near(desk: Desk) -> bool:
+def is_near(context: JobContext) -> bool:
     """The deadline: what is begun sooner has the time that there was then."""
-    return desk.row.deadline_at < time.time() + 100
+    return context.row.deadline_at < time.time() + 100
 
 
-async def while_a_better_model_is_published(house: House) -> None:
+async def while_a_better_model_is_published(harness: JobsHarness) -> None:
     async def trains(trainer: Trainer) -> None:
         trainer.save(0.5)
-        await house.until(lambda: bool(house.hub.commits))
-        await house.until(lambda: all(is_near(desk) for desk in house.jobs._desks.values()))
-        house.hub.troubles = [600.0] * 10
+        await harness.until(lambda: bool(harness.hub.commits))
+        await harness.until(lambda: all(is_near(context) for context in harness.jobs._contexts.values()))
+        harness.hub.troubles = [600.0] * 10
         trainer.save(0.4, 2)
         trainer.end()
 
-    house.engine.default = trains
+    harness.engine.default = trains
 
 
-Stage = Callable[[House], Awaitable[None]]
+Stage = Callable[[JobsHarness], Awaitable[None]]
 IN_TIME: list[Stage] = [with_a_model, while_a_better_model_is_published]
 TOO_LATE: list[Stage] = [
     while_inputs_are_fetched,
@@ -85,13 +84,13 @@ TOO_LATE: list[Stage] = [
 STAGES = [*IN_TIME, *TOO_LATE]
 
 
-async def at_once(tmp_path: Path, one: Callable[[House, Stage], Awaitable[None]]) -> None:
-    """Every stage in a house of its own: most of it is waiting."""
+async def at_once(tmp_path: Path, one: Callable[[JobsHarness, Stage], Awaitable[None]]) -> None:
+    """Every stage in a harness of its own: most of it is waiting."""
 
     async def tried(stage: Stage) -> None:
-        async with opened(tmp_path / stage.__name__, FAST) as house:
-            await stage(house)
-            await one(house, stage)
+        async with open_harness(tmp_path / stage.__name__, FAST) as harness:
+            await stage(harness)
+            await one(harness, stage)
 
     async with asyncio.TaskGroup() as group:
         for stage in STAGES:
@@ -99,44 +98,44 @@ async def at_once(tmp_path: Path, one: Callable[[House, Stage], Awaitable[None]]
 
 
 async def test_the_deadline_comes(tmp_path: Path) -> None:
-    async def comes(house: House, stage: Stage) -> None:
+    async def comes(harness: JobsHarness, stage: Stage) -> None:
         if stage in IN_TIME:
-            await house.start()
-            await house.until(lambda: bool(house.hub.commits))
-        job = await house.start(seconds=SECONDS)
+            await harness.start()
+            await harness.until(lambda: bool(harness.hub.commits))
+        job = await harness.start(seconds=SECONDS)
         async with asyncio.timeout(CAP_S):
-            while not (row := await house.parts.book.load(job)).state.is_over:
+            while not (row := await harness.services.records.load(job)).state.is_over:
                 await asyncio.sleep(0.01)
-        told = f"{stage.__name__}: {row}"
-        assert row.ended_at is not None, told
-        assert row.ended_at < row.deadline_at + CAP_S, told  # what it is at would take 600 s
+        details = f"{stage.__name__}: {row}"
+        assert row.ended_at is not None, details
+        assert row.ended_at < row.deadline_at + CAP_S, details  # what it is at would take 600 s
         if stage in IN_TIME:
-            assert (row.state, row.submission is not None) == (JobState.DONE, True), told
-            assert row.submitted_at is not None, told
-            assert row.submitted_at < row.deadline_at, told
+            assert (row.state, row.submission is not None) == (JobState.DONE, True), details
+            assert row.submitted_at is not None, details
+            assert row.submitted_at < row.deadline_at, details
         else:
-            assert (row.state, row.submission) == (JobState.FAILED, None), told
-            assert row.end_reason in (EndReason.DEADLINE, EndReason.STOPPED), told
-        house.engine.gone = False
-        await house.over_within(job)
-        assert not house.engine.runs, told
-        assert all(hold.key.task_id == "other" for hold in house.fleet.ledger.holds), told
+            assert (row.state, row.submission) == (JobState.FAILED, None), details
+            assert row.end_reason in (EndReason.DEADLINE, EndReason.STOPPED), details
+        harness.engine.gone = False
+        await harness.over_within(job)
+        assert not harness.engine.runs, details
+        assert all(hold.key.task_id == "other" for hold in harness.fleet.ledger.reservations), details
 
     await at_once(tmp_path, comes)
 
 
 async def test_the_operator_ends_it(tmp_path: Path) -> None:
-    async def ends(house: House, stage: Stage) -> None:
-        job = await house.start(seconds=3600)
+    async def ends(harness: JobsHarness, stage: Stage) -> None:
+        job = await harness.start(seconds=3600)
         await asyncio.sleep(0.3)  # as far as it comes by then: it may be ended at any point
-        row = await house.parts.book.load(job)
+        row = await harness.services.records.load(job)
         assert not row.state.is_over, stage.__name__
-        await house.jobs.cancel(job)
-        house.engine.gone = False
-        row = await house.over_within(job)
-        told = f"{stage.__name__}: {row}"
-        assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), told
-        assert all(one.ended_at for one in await house.attempts(job)), told
-        assert not house.engine.runs, told
+        await harness.jobs.cancel(job)
+        harness.engine.gone = False
+        row = await harness.over_within(job)
+        details = f"{stage.__name__}: {row}"
+        assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), details
+        assert all(one.ended_at for one in await harness.attempts(job)), details
+        assert not harness.engine.runs, details
 
     await at_once(tmp_path, ends)

@@ -10,18 +10,18 @@ from unittest.mock import ANY
 
 import pytest
 
-from core.run_files import RunEnd
-from miner.engines.base import EngineSpec, Why
-from miner.jobs.ports import Fetched, StepFailed, Told, Wanted
-from miner.jobs.states import EndReason, JobState
-from miner.store import work
-from tests.miner.jobs.house import EndedBy, House, Trainer
+from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
+from core.runs.run_files import RunEnd
+from miner.engines.base import EndCause, EngineSpec
+from miner.inputs.fetch import FetchedInputs, JobTask
+from miner.store import attempts
+from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer
 
 
 async def test_a_store_that_fails_while_a_failure_is_noted_is_waited_for(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move, fails = work.move, 3
+    move, fails = attempts.set_job_state, 3
 
     def moved(db: sqlite3.Connection, job: int, token: int, state: JobState, now: float, **more: Any) -> Any:
         nonlocal fails
@@ -30,67 +30,67 @@ async def test_a_store_that_fails_while_a_failure_is_noted_is_waited_for(
             raise sqlite3.OperationalError("database or disk is full")
         return move(db, job, token, state, now, **more)
 
-    monkeypatch.setattr(work, "move", moved)
-    house.inputs.troubles = [StepFailed(EndReason.BAD_DATA, "no such column")] * 10
-    job = await house.start()
-    row = await house.over_within(job)
+    monkeypatch.setattr(attempts, "set_job_state", moved)
+    harness.inputs.troubles = [StepFailed(EndReason.BAD_DATA, "no such column")] * 10
+    job = await harness.start()
+    row = await harness.over_within(job)
     assert (row.state, row.end_reason, fails) == (JobState.FAILED, EndReason.BAD_DATA, 0)
-    await house.until(lambda: bool(house.over))
+    await harness.until(lambda: bool(harness.over))
 
 
 async def test_mistakes_that_lie_far_apart_do_not_end_a_job(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miner.jobs.worker._FORGIVEN_S", 0.0)
-    fetch, fails = house.inputs.fetch, 4
+    monkeypatch.setattr("miner.jobs.worker._BUG_WINDOW_S", 0.0)
+    fetch, fails = harness.inputs.fetch, 4
 
-    async def fetched(wanted: Wanted, told: Told) -> Fetched:
+    async def fetched(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
         nonlocal fails
         if fails:
             fails -= 1
             raise OSError(24, "too many open files")
-        return await fetch(wanted, told)
+        return await fetch(task, on_progress)
 
-    monkeypatch.setattr(house.inputs, "fetch", fetched)
-    assert (await house.over_within(await house.start())).state is JobState.DONE
+    monkeypatch.setattr(harness.inputs, "fetch", fetched)
+    assert (await harness.over_within(await harness.start())).state is JobState.DONE
 
 
-async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(house: House) -> None:
+async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(harness: JobsHarness) -> None:
     async def loses_its_folder(trainer: Trainer) -> None:
-        shutil.rmtree(house.folder / "jobs")
+        shutil.rmtree(harness.folder / "jobs")
         await trainer.stopped.wait()
-        raise EndedBy(Why.STOPPED, 143)
+        raise EndedBy(EndCause.STOPPED, 143)
 
-    house.engine.scripts = [loses_its_folder]
-    job = await house.start()
-    row = await house.over_within(job)
+    harness.engine.scripts = [loses_its_folder]
+    job = await harness.start()
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE, row
-    assert [one.end_reason for one in await house.attempts(job)] == [EndReason.LOST, EndReason.TRAINED]
-    assert len(house.inputs.fetched) == 2
+    assert [one.end_reason for one in await harness.attempts(job)] == [EndReason.LOST, EndReason.TRAINED]
+    assert len(harness.inputs.fetched) == 2
 
 
 async def test_a_run_that_nobody_can_be_told_of_any_more_is_ended_and_followed_by_another(
-    house: House,
+    harness: JobsHarness,
 ) -> None:
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
-        raise EndedBy(Why.STOPPED, 143)
+        raise EndedBy(EndCause.STOPPED, 143)
 
-    house.engine.scripts = [waits]
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    await house.jobs.stop()
-    shutil.rmtree(house.folder / f"jobs/{job}/told")
-    await house.reborn()
-    row = await house.over_within(job)
+    harness.engine.scripts = [waits]
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    await harness.jobs.stop()
+    shutil.rmtree(harness.folder / f"jobs/{job}/orders")
+    await harness.restart()
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE, row
-    ends = [one.end_reason for one in await house.attempts(job)]
+    ends = [one.end_reason for one in await harness.attempts(job)]
     assert ends == [EndReason.LOST, EndReason.TRAINED]
-    assert house.engine.stops
+    assert harness.engine.stops
 
 
-async def test_a_stop_that_can_not_be_written_down_is_asked_of_the_engine_all_the_same(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_stop_that_cannot_be_written_down_is_asked_of_the_engine_all_the_same(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -100,43 +100,43 @@ async def test_a_stop_that_can_not_be_written_down_is_asked_of_the_engine_all_th
         await trainer.stopped.wait()
         trainer.end(RunEnd.STOPPED)
 
-    monkeypatch.setattr("miner.watch.files.put", full)
-    house.engine.scripts = [waits]
-    await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    job = await house.start(seconds=6)
-    row = await house.over_within(job)
+    monkeypatch.setattr("miner.support.untrusted_files.write_untrusted", full)
+    harness.engine.scripts = [waits]
+    await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    job = await harness.start(seconds=6)
+    row = await harness.over_within(job)
     assert row.state is JobState.DONE, row
-    assert house.engine.stops
+    assert harness.engine.stops
 
 
 async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_up_with(
-    house: House,
+    harness: JobsHarness,
 ) -> None:
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
-        raise EndedBy(Why.STOPPED, 143)
+        raise EndedBy(EndCause.STOPPED, 143)
 
-    house.engine.scripts = [waits]
-    job = await house.start()
-    await house.until(lambda: bool(house.engine.submitted))
-    house.engine.gone = True
-    await house.start(seconds=2)
-    await house.until(lambda: ("job_failed", ANY) in house.alerts)
-    await house.start()
+    harness.engine.scripts = [waits]
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.submitted))
+    harness.engine.gone = True
+    await harness.start(seconds=2)
+    await harness.until(lambda: ("job_failed", ANY) in harness.alerts)
+    await harness.start()
     await asyncio.sleep(0.05)
-    assert len(await house.attempts(job)) == 1
-    house.engine.gone = False
-    assert (await house.over_within(job)).state is JobState.DONE
-    first, second = await house.attempts(job)
+    assert len(await harness.attempts(job)) == 1
+    harness.engine.gone = False
+    assert (await harness.over_within(job)).state is JobState.DONE
+    first, second = await harness.attempts(job)
     assert (first.end_reason, second.end_reason) == (EndReason.STOPPED, EndReason.TRAINED)
 
 
 async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_running(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine asked in a thread starts what it was told to, however long ago one stopped waiting."""
-    submit, asked = house.engine.submit, asyncio.Event()
+    """An engine asked in a thread starts the run, however long ago somebody stopped waiting."""
+    submit, asked = harness.engine.submit, asyncio.Event()
 
     async def late(spec: EngineSpec) -> str:
         async def carried_out() -> str:
@@ -149,12 +149,12 @@ async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_runni
     async def waits(trainer: Trainer) -> None:
         await trainer.wait_for_stop()
 
-    monkeypatch.setattr(house.engine, "submit", late)
-    house.engine.default = waits
-    job = await house.start()
+    monkeypatch.setattr(harness.engine, "submit", late)
+    harness.engine.default = waits
+    job = await harness.start()
     await asked.wait()
-    await house.jobs.cancel(job)
-    await house.over_within(job)
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
     await asyncio.sleep(0.15)
-    assert len(house.engine.submitted) == 1
-    assert not house.engine.runs
+    assert len(harness.engine.submitted) == 1
+    assert not harness.engine.runs

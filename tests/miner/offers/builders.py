@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from core.hardware import Hardware, parse_gpus
-from core.models import Family
+from core.domain.decisions import Decision, Reason
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.keys import GpuReservation, ReservationKind, TaskKey
+from core.domain.tasks import TaskType
+from core.domain.wire import MinerTaskOffer
+from core.models.facts import Family
 from core.profile import LoadedProfile, load_profile
-from core.tasks import TaskType
-from core.wire import MinerTaskOffer
-from miner.fleet.base import FleetSnapshot, Hold, HoldKind, TaskKey
+from miner.fleet.base import FleetSnapshot
+from miner.offers.backtest.replay import idle_fleet
 from miner.offers.decide import decide
-from miner.offers.decision import Decision, Reason
-from miner.offers.history import History, Outcome
+from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.policies.load import LoadedPolicy, load_policy
-from miner.offers.replay import idle_fleet
-from tests.core.planning.setups import on_all_gpus
+from tests.core.planning.candidates import on_all_gpus
 
 #: Wednesday, 2025-10-01, 12:00 UTC.
 NOON = 1_759_320_000.0
@@ -47,27 +48,32 @@ def picture_offer(**changes: Any) -> MinerTaskOffer:
     return offer(**{**whole, **changes})
 
 
-def fleet(gpus: str = "4xH100", *holds: Hold, **changes: Any) -> FleetSnapshot:
+def fleet(gpus: str = "4xH100", *holds: GpuReservation, **changes: Any) -> FleetSnapshot:
     idle = idle_fleet(Hardware(gpus=parse_gpus(gpus)))
     whole: dict[str, Any] = {
         "gpus": idle.gpus,
-        "holds": tuple(holds),
+        "reservations": tuple(holds),
         "hardware": idle.hardware,
         "taken_at": NOON,
     }
     return FleetSnapshot(**{**whole, **changes})
 
 
-def hold(task: str, gpus: str, start: float = -1.0, end: float = 2.0) -> Hold:
+def hold(task: str, gpus: str, start: float = -1.0, end: float = 2.0) -> GpuReservation:
     """From and until in hours from noon; `gpus` is one digit each."""
-    return Hold(
-        TaskKey("validator", task), HoldKind.JOB, tuple(gpus), NOON + start * HOUR, NOON + end * HOUR, 0.3
+    return GpuReservation(
+        TaskKey("validator", task),
+        ReservationKind.JOB,
+        tuple(gpus),
+        NOON + start * HOUR,
+        NOON + end * HOUR,
+        0.3,
     )
 
 
-def policy(name: str = "everything-feasible", **on_top: Any) -> LoadedPolicy:
+def policy(name: str = "everything-feasible", **overrides: Any) -> LoadedPolicy:
     """`policy(rules__max_jobs=3)`."""
-    return load_policy(name, (), {key.replace("__", "."): value for key, value in on_top.items()})
+    return load_policy(name, (), {key.replace("__", "."): value for key, value in overrides.items()})
 
 
 def written_policy(folder: Path, text: str) -> LoadedPolicy:
@@ -86,12 +92,12 @@ def decided(
     by: LoadedPolicy | None = None,
     on: FleetSnapshot | None = None,
     *,
-    history: History | None = None,
+    history: SuccessHistory | None = None,
     plan_by: str = "h100x4-strategy",
     now: float = NOON,
 ) -> Decision:
     return decide(
-        asked or offer(), now, on or fleet(), history or History(), by or policy(), profile(plan_by)
+        asked or offer(), now, on or fleet(), history or SuccessHistory(), by or policy(), profile(plan_by)
     )
 
 
@@ -100,7 +106,7 @@ def verdict(decision: Decision, rule: str) -> Reason:
     return found
 
 
-def outcome(job_id: int = 1, **changes: Any) -> Outcome:
+def outcome(job_id: int = 1, **changes: Any) -> JobOutcome:
     whole: dict[str, Any] = {
         "job_id": job_id,
         "task_type": TaskType.INSTRUCT,
@@ -110,4 +116,4 @@ def outcome(job_id: int = 1, **changes: Any) -> Outcome:
         "published": True,
         "ended_at": NOON,
     }
-    return Outcome(**{**whole, **changes})
+    return JobOutcome(**{**whole, **changes})

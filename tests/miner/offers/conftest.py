@@ -1,5 +1,5 @@
 """The same daemon without sockets that the tests of the API use."""
 
-from tests.miner.api.conftest import house, template
+from tests.miner.http.conftest import running
 
-__all__ = ["house", "template"]
+__all__ = ["running"]

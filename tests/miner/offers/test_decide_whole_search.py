@@ -8,19 +8,19 @@ from typing import TypeVar
 
 import pytest
 
-from core.planning import fit, ladder, memory
-from core.planning.setup import Setup
-from core.planning.wishes import Wish
-from core.wire import MinerTaskOffer
+from core.domain.decisions import Decision
+from core.domain.wire import MinerTaskOffer
+from core.planning import fit as planning_fit
+from core.planning import ladder, memory
+from core.planning.candidate import RunCandidate
+from core.planning.requirements import Requirements
 from miner.dev.samples import unknown_task
 from miner.fleet.base import Gpu
-from miner.fleet.calendar import Calendar, Found
-from miner.fleet.layout import Layout
-from miner.offers import fitting
-from miner.offers.ask import understand
-from miner.offers.decide import decide_ask
-from miner.offers.decision import Decision
-from miner.offers.history import History
+from miner.fleet.placement import FreeWindow, GpuCalendar, GpuTopology
+from miner.offers import fit as offers_fit
+from miner.offers.decide import decide_parsed
+from miner.offers.history import SuccessHistory
+from miner.offers.parsed_offer import parse_offer
 from tests.miner.offers.builders import NOON, fleet, hold, policy, profile
 
 T = TypeVar("T")
@@ -44,10 +44,10 @@ OFFERS = 60
 def decisions() -> list[Decision]:
     random, found = Random(56), []
     for there, terms, plans in STATES:
-        by, on, none = policy(terms, fitting__max_wait="30m"), profile(plans), History()
+        by, on, none = policy(terms, fitting__max_wait="30m"), profile(plans), SuccessHistory()
         for _ in range(OFFERS):
             asked = MinerTaskOffer(**unknown_task(random).offer())
-            found.append(decide_ask(understand(asked), NOON, there, none, by, on))
+            found.append(decide_parsed(parse_offer(asked), NOON, there, none, by, on))
     return found
 
 
@@ -55,40 +55,41 @@ def every_one(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
     return next((at for at, one in enumerate(falling) if fits(one)), None)
 
 
-def every_moment(setup: Setup, budget: float) -> bool:
-    return all(sum(term.bytes for term in memory._whole(one)) <= budget for one in memory.moments(setup))
+def every_moment(candidate: RunCandidate, budget: float) -> bool:
+    totals = (memory.terms_with_fragmentation(moment) for moment in memory.moments(candidate))
+    return all(sum(term.bytes for term in terms) <= budget for terms in totals)
 
 
-def any_count_that_exchanges_less(_: Wish, best: fit.Timed, count: int) -> bool:
-    return best.step.seconds / best.step.compute_s * 1.35 * count / best.setup.world > 1
+def any_count_that_exchanges_less(_: Requirements, best: planning_fit.TimedCandidate, count: int) -> bool:
+    return best.step.seconds / best.step.compute_s * 1.35 * count / best.candidate.world > 1
 
 
 def every_end(
-    self: Calendar,
+    self: GpuCalendar,
     pool: Sequence[Gpu],
     count: int,
-    layout: Layout,
+    layout: GpuTopology,
     *,
     first: float,
     latest: float,
     end_of: Callable[[float], float],
-) -> Found | None:
+) -> FreeWindow | None:
     ends = {one.end for windows in self._taken.values() for one in windows if first < one.end <= latest}
     for start in sorted({first, *ends}):
-        free = self.free(pool, start, end_of(start))
+        free = self.free_gpus(pool, start, end_of(start))
         if end_of(start) > start and len(free) >= count > 0:
-            return Found(layout.choose(free, count, free), start, end_of(start))
+            return FreeWindow(layout.choose(free, count, free), start, end_of(start))
     return None
 
 
 def test_what_is_skipped_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     found = decisions()
     monkeypatch.setattr(ladder, "_first", every_one)
-    monkeypatch.setattr(memory, "fits", every_moment)
-    monkeypatch.setattr(fit, "_could_beat", any_count_that_exchanges_less)
-    monkeypatch.setattr(Calendar, "earliest", every_end)
+    monkeypatch.setattr(memory, "fits_memory", every_moment)
+    monkeypatch.setattr(planning_fit, "_could_beat", any_count_that_exchanges_less)
+    monkeypatch.setattr(GpuCalendar, "earliest", every_end)
     assert decisions() == found
-    monkeypatch.setattr(fitting._Tries, "no_gpu_in_time", lambda self: None)
+    monkeypatch.setattr(offers_fit._FitSearch, "no_gpu_in_time", lambda self: None)
     for planned, one in zip(decisions(), found, strict=True):
         if planned != one:
             assert one.plan is None

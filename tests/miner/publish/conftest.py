@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from core.tasks import TaskType
-from core.wire import MinerSubmission
-from miner.jobs.ports import Outgoing
-from miner.publish import HubPublisher, PublishTo
+from core.domain.tasks import TaskType
+from core.domain.wire import MinerSubmission
+from miner.publish import HubPublisher, PublishTarget
+from miner.publish.publisher import PublishRequest
 from tests.core.submission import folders
-from tests.core.submission.folders import BASE_ID
-from tests.core.submission.test_model_hash import plainly
+from tests.core.submission.folders import BASE_ID, validators_hash
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repos import Blob
 from tests.doubles.hub_upload import Unseen
@@ -39,7 +38,7 @@ class Bench:
 
     hub: Hub
     folder: Path
-    told: list[tuple[str, int, int | None]] = field(default_factory=list)
+    reported: list[tuple[str, int, int | None]] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
     submission: Path = Path()
 
@@ -57,13 +56,12 @@ class Bench:
         }
         about |= {name: more.pop(name) for name in list(more) if name in about}
         return HubPublisher(
-            PublishTo(**about), first_pause=0.01, noted=lambda _, text: self.noted.append(text), **more
+            PublishTarget(**about), first_pause=0.01, on_note=lambda _, text: self.noted.append(text), **more
         )
 
-    def outgoing(self, **changes: Any) -> Outgoing:
+    def outgoing(self, **changes: Any) -> PublishRequest:
         about: dict[str, Any] = {
             "job_id": 1,
-            "task_id": "task-1",
             "task_type": TaskType.INSTRUCT,
             "model": BASE_ID,
             "model_path": self.base,
@@ -71,11 +69,11 @@ class Bench:
             "repo_name": REPO,
             "finish_by": time.time() + 600,
         }
-        return Outgoing(**about | changes)
+        return PublishRequest(**about | changes)
 
     async def publish(self, publisher: HubPublisher | None = None, **changes: Any) -> MinerSubmission:
         made = publisher or self.publisher()
-        return await made.publish(self.outgoing(**changes), lambda *what: self.told.append(what))
+        return await made.publish(self.outgoing(**changes), lambda *what: self.reported.append(what))
 
     def there(self, name: str = REPO, owner: str = "tester") -> dict[str, Blob]:
         files = dict(self.hub.repo(f"{owner}/{name}").head.files)
@@ -90,7 +88,7 @@ class Bench:
             assert isinstance(blob.content, bytes)
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(blob.content)
-        return plainly(folder)
+        return validators_hash(folder)
 
 
 @pytest.fixture

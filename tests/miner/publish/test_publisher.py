@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from core.tasks import TaskType
-from core.wire import MinerSubmission
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.tasks import TaskType
+from core.domain.wire import MinerSubmission
+from miner.publish.messages import PublishOrder, PublishTask
+from miner.publish.publisher import publish_environment
 from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, write
 from tests.doubles.hub import Hub
@@ -29,8 +31,8 @@ async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators
     assert not bench.hub.repo(made.repo).private
     assert any("left out: debug.log" in text for text in bench.noted)
     assert any("mended: adapter_config.json" in text for text in bench.noted)
-    assert bench.told[-1] == ("upload", bench.told[-1][2], bench.told[-1][2])
-    assert bench.told[0][0] == "check"
+    assert bench.reported[-1] == ("upload", bench.reported[-1][2], bench.reported[-1][2])
+    assert bench.reported[0][0] == "check"
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -148,7 +150,7 @@ async def test_a_move_over_something_else_is_refused(bench: Bench) -> None:
     publisher = bench.publisher()
     earlier = await bench.publish(publisher)
     bench.hub.add("tester/taken", {"config.json": b"{}"})
-    with pytest.raises(StepFailed, match="there already, with something else") as caught:
+    with pytest.raises(StepFailed, match="exists already, with other content") as caught:
         await publisher.move(earlier, "taken")
     assert caught.value.reason is EndReason.HUB_REFUSED
 
@@ -200,7 +202,6 @@ async def test_no_process_is_left_behind(bench: Bench) -> None:
 
 def test_the_daemon_does_not_load_the_client() -> None:
     import subprocess
-    import sys
 
     code = "import sys, miner.publish; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -222,3 +223,32 @@ async def test_a_hub_without_deduplication_gets_plain_uploads_at_the_first_try(
     assert hub.deduplicated is None
     await bench.publish(bench.publisher(tries=1))
     assert hub.lines("PUT /upload")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (("/no/such/program",), "cannot be started"),
+        ((sys.executable, "-c", "import sys; sys.exit(7)"), "status 7"),
+        ((sys.executable, "-c", 'print(\'{"event":"stage","stage":"check"}\')'), "no answer"),
+    ],
+)
+async def test_a_process_without_an_answer_is_a_failure_that_may_pass(
+    bench: Bench, command: tuple[str, ...], text: str
+) -> None:
+    with pytest.raises(StepFailed, match=text) as caught:
+        await bench.publisher(worker=command).account()
+    assert caught.value.reason is EndReason.NETWORK
+
+
+def test_the_process_gets_no_secret_and_keeps_its_files_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    environment = publish_environment(tmp_path, deduplicate=False)
+    assert "secret" not in environment.values()
+    assert environment["HTTPS_PROXY"] == "http://proxy:3128"
+    assert (environment["HF_HOME"], environment["HF_HUB_DISABLE_XET"]) == (str(tmp_path), "1")
+    assert "hf_x" not in repr(PublishOrder(task=PublishTask.ACCOUNT, token="hf_xxxx"))

@@ -1,4 +1,4 @@
-"""Every way in which publishing goes wrong, with the real client: what is tried again, resumed, told."""
+"""Every way in which publishing goes wrong, with the real client: what is tried again, resumed, reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from core.wire import MinerSubmission
-from miner.jobs.ports import StepFailed
-from miner.jobs.states import EndReason
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.wire import MinerSubmission
 from miner.publish import publisher as module
 from tests.core.submission import folders
 from tests.core.submission.folders import bf16, safetensors, write
@@ -136,7 +135,7 @@ async def test_a_hub_that_stays_in_trouble_is_left_for_later(bench: Bench) -> No
 async def test_a_hub_that_is_not_there_is_left_for_later(bench: Bench) -> None:
     error = await failed(bench, bench.publisher(tries=2, endpoint="http://127.0.0.1:9"))
     assert error.reason is EndReason.NETWORK
-    assert "can't be reached" in str(error)
+    assert "cannot be reached" in str(error)
 
 
 async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: Bench) -> None:
@@ -168,7 +167,7 @@ async def test_no_hub_is_waited_for_beyond_half_of_the_time_that_is_left(bench: 
     bench.hub.fail("POST /api/repos/create", status=503, headers={"Retry-After": "3600"})
     await bench.publish(bench.publisher(pause=pause), finish_by=None)
     assert 30 < waited[0] < 50
-    assert waited[1] == module.LONGEST_ASKED
+    assert waited[1] == module.MAX_REQUESTED_PAUSE
 
 
 async def test_a_rate_limit_that_stays_is_told_as_one(bench: Bench) -> None:
@@ -244,19 +243,19 @@ async def test_damage_that_stays_is_told_with_the_file(tmp_path: Path) -> None:
         bench = Bench(hub, tmp_path)
         error = await failed(bench, bench.publisher(tries=2))
         assert error.reason is EndReason.NETWORK
-        assert "holds something else than was sent: adapter_model.safetensors" in str(error)
+        assert "differs from what was sent: adapter_model.safetensors" in str(error)
 
 
-async def test_a_repository_that_strangers_can_not_see_is_no_success(bench: Bench) -> None:
+async def test_a_repository_that_strangers_cannot_see_is_no_success(bench: Bench) -> None:
     bench.hub.fail(f"GET /api/models/tester/{REPO}$", skip=2, times=None, status=401)
     error = await failed(bench, bench.publisher(tries=1))
-    assert "can't be seen without a token" in str(error)
+    assert "is not visible without a token" in str(error)
 
 
 async def test_an_upload_that_will_be_late_is_told_and_ended_at_its_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miner.publish.pace.LEAST_SECONDS", 0.3)
+    monkeypatch.setattr("miner.publish.publisher.MIN_MEASURED_SECONDS", 0.3)
     began = time.time()
     await bench.publish(job_id=2, repo_name="small")
     # Long enough for a process to start on this machine as it is now, a third of what the upload takes.
@@ -312,12 +311,12 @@ _DAEMON = """
 import asyncio, sys, time
 from pathlib import Path
 from pydantic import SecretStr
-from core.tasks import TaskType
-from miner.jobs.ports import Outgoing
-from miner.publish import HubPublisher, PublishTo
+from core.domain.tasks import TaskType
+from miner.publish import HubPublisher, PublishTarget
+from miner.publish.publisher import PublishRequest
 url, token, folder, base, state = sys.argv[1:]
-to = PublishTo("huggingface", url, SecretStr(token), "tester", Path(state))
-out = Outgoing(1, "t", TaskType.INSTRUCT, "tester/Base-1B", Path(base), Path(folder), "name")
+to = PublishTarget("huggingface", url, SecretStr(token), "tester", Path(state))
+out = PublishRequest(1, TaskType.INSTRUCT, "tester/Base-1B", Path(base), Path(folder), "name")
 asyncio.run(HubPublisher(to).publish(out, lambda *_: None))
 """
 

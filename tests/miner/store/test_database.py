@@ -1,5 +1,3 @@
-import errno
-import os
 import sqlite3
 import subprocess
 import sys
@@ -7,171 +5,184 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
 
 from miner.store import database
-from miner.store.books import Books
-from miner.store.schema import Base
+from miner.store.offers import open_reservations
+from miner.store.store import Store
 from miner.store.writer import StoreUnavailable
+
+LATER = (
+    "ALTER TABLE events ADD COLUMN later TEXT NOT NULL DEFAULT 'x';",
+    "ALTER TABLE events RENAME COLUMN later TO much_later;",
+)
+
+
+def set_version(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+
+
+def with_later_schema(monkeypatch: pytest.MonkeyPatch, *statements: str) -> int:
+    """A version with further migrations; its number."""
+    later = list(enumerate(statements, database.SCHEMA_VERSION + 1))
+    known = database.migrations()
+    monkeypatch.setattr(database, "migrations", lambda: [*known, *later])
+    monkeypatch.setattr(database, "SCHEMA_VERSION", later[-1][0])
+    return later[-1][0]
 
 
 def test_the_newest_migration_is_the_one_the_code_knows() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
-    assert ScriptDirectory.from_config(config).get_heads() == [database.HEAD]
+    assert [number for number, _ in database.migrations()] == list(range(1, database.SCHEMA_VERSION + 1))
 
 
-def test_migrations_lead_to_the_tables_as_typed(tmp_path: Path) -> None:
-    from alembic.autogenerate import compare_metadata
-
-    path = database.prepare(tmp_path)
-    with create_engine(f"sqlite:///{path}").connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
-        connection.engine.dispose()
-
-
-def test_a_file_that_is_up_to_date_needs_no_alembic(tmp_path: Path) -> None:
-    database.prepare(tmp_path)
+def test_a_file_that_is_up_to_date_is_not_migrated(tmp_path: Path) -> None:
+    path = database.prepare_store(tmp_path)
+    before = path.read_bytes()
     code = (
         "import sys; from pathlib import Path; from miner.store import database;"
-        "database.prepare(Path(sys.argv[1])); sys.exit('alembic' in sys.modules)"
+        "database.prepare_store(Path(sys.argv[1])); sys.exit('importlib.resources' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+    assert path.read_bytes() == before
 
 
 def test_the_file_is_the_operators_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    path = database.prepare(folder)
+    directory = tmp_path / "data"
+    path = database.prepare_store(directory)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_newer_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    path = database.prepare(tmp_path)
+    set_version(database.prepare_store(tmp_path), 9999)
+    with pytest.raises(database.SchemaTooNew, match=r"schema 9999.*newer god-miner"):
+        database.prepare_store(tmp_path)
+
+
+def test_the_command_line_says_so_of_a_newer_file_too(tmp_path: Path) -> None:
+    set_version(database.prepare_store(tmp_path), 9999)
+    with pytest.raises(database.SchemaTooNew, match="newer god-miner"), database.open_store(tmp_path):
+        pass
+
+
+def test_an_upgrade_keeps_a_copy_of_the_file_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database.prepare_store(tmp_path)
+    before = database.schema_version(path)
+    number = with_later_schema(monkeypatch, LATER[0])
+    database.prepare_store(tmp_path)
+    copy = tmp_path / f"{database.FILE_NAME}.before-{number}"
+    assert (database.schema_version(path), database.schema_version(copy)) == (number, before)
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_database_of_something_else_is_refused_whatever_its_version(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / database.FILE_NAME)) as connection:
+        connection.execute("CREATE TABLE jobs (a INTEGER)")
+        connection.execute("PRAGMA user_version = 1")
+    with pytest.raises(database.StoreCorrupt, match="not of god-miner"):
+        database.prepare_store(tmp_path)
+
+
+def test_a_file_from_before_the_first_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / database.FILE_NAME
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-        connection.commit()
-    with pytest.raises(database.SchemaTooNew, match=r"'9999'.*newer god-miner"):
-        database.prepare(tmp_path)
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("CREATE TABLE jobs (id INTEGER)")
+    before = path.read_bytes()
+    with pytest.raises(database.SchemaTooOld, match=rf"{path} .*DATA_DIR.*move {tmp_path} away"):
+        database.prepare_store(tmp_path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / database.FILE_NAME).write_bytes(b"hello" * 1000)
     with pytest.raises(database.StoreCorrupt, match="not a readable database"):
-        database.prepare(tmp_path)
+        database.prepare_store(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    ["CREATE TABLE of_somebody_else (kept TEXT)", "CREATE TABLE alembic_version (version_num TEXT)"],
-)
-def test_a_database_without_our_version_is_refused_and_left_as_it_is(statement: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_somebody_elses_database_is_refused_and_left_as_it_is(version: int, tmp_path: Path) -> None:
     path = tmp_path / database.FILE_NAME
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(statement)
+        connection.execute("CREATE TABLE theirs (value TEXT)")
+    set_version(path, version)
     before = path.read_bytes()
     with pytest.raises(database.StoreCorrupt, match=r"not of god-miner; .*DATA_DIR"):
-        database.prepare(tmp_path)
+        database.prepare_store(tmp_path)
     assert path.read_bytes() == before
 
 
-def test_books_that_somebody_else_has_locked_are_not_taken_for_new_ones(
+def test_a_store_that_is_locked_is_not_taken_for_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = database.prepare(tmp_path)
+    path = database.prepare_store(tmp_path)
     before = path.read_bytes()
     monkeypatch.setattr(database, "LOCK_WAIT_SECONDS", 0.01)
     with closing(sqlite3.connect(path, isolation_level=None)) as holder:
         holder.execute("PRAGMA locking_mode=EXCLUSIVE")
         holder.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreUnavailable, match=r"locked.*who else holds the file"):
-            database.prepare(tmp_path)
+        with pytest.raises(StoreUnavailable, match=r"locked.*what else holds the file"):
+            database.prepare_store(tmp_path)
         holder.execute("ROLLBACK")
     assert path.read_bytes() == before
 
 
-def test_a_file_with_nothing_in_it_becomes_new_books(tmp_path: Path) -> None:
+def test_a_file_with_nothing_in_it_becomes_a_new_store(tmp_path: Path) -> None:
     path = tmp_path / database.FILE_NAME
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 1")  # a database, and no tables
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("DROP TABLE t")
     assert path.stat().st_size > 0
-    assert database.schema_version(database.prepare(tmp_path)) == database.HEAD
+    assert database.schema_version(database.prepare_store(tmp_path)) == database.SCHEMA_VERSION
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_migration_on_a_full_disk_is_told_and_leaves_the_old_file(
+def test_a_log_that_a_removed_file_left_behind_does_not_get_into_the_new_one(tmp_path: Path) -> None:
+    path = database.prepare_store(tmp_path)
+    log = tmp_path / f"{database.FILE_NAME}-wal"
+    with closing(database.connect(path)) as connection:
+        connection.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
+        left = log.read_bytes()
+    path.unlink()
+    log.write_bytes(left)
+    database.prepare_store(tmp_path)
+    with closing(database.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 0
+
+
+def test_an_older_file_is_upgraded_and_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_full_disk(work: Path, revision: str = "head") -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = database.prepare(tmp_path)
+    path = database.prepare_store(tmp_path)
     with closing(database.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0000'")
-    monkeypatch.setattr(database, "migrate", on_full_disk)
-    with pytest.raises(StoreUnavailable, match=r"No space left.*free disk space"):
-        database.prepare(tmp_path)
-    assert database.schema_version(path) == "0000"
+        connection.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
+    newest = with_later_schema(monkeypatch, *LATER)
+    database.prepare_store(tmp_path)
+    assert database.schema_version(path) == newest
+    with closing(database.connect(path)) as connection:
+        assert connection.execute("SELECT kind, much_later FROM events").fetchall()[0][:] == ("x", "x")
 
 
-def test_a_damaged_file_is_told_as_such_when_it_is_read(tmp_path: Path) -> None:
-    path = database.prepare(tmp_path)
+@pytest.mark.parametrize("broken", ["ALTER TABLE no_such_table ADD COLUMN b", "no SQL at all"])
+def test_an_upgrade_that_fails_changes_nothing(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database.prepare_store(tmp_path)
+    before = path.read_bytes()
+    with_later_schema(monkeypatch, LATER[0], broken)
+    with pytest.raises(StoreUnavailable):
+        database.prepare_store(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_reported_as_such_when_it_is_read(tmp_path: Path) -> None:
+    path = database.prepare_store(tmp_path)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * (size - 4096))
     with pytest.raises(database.StoreCorrupt, match="restore a backup"):
-        Books(path).taken()
-
-
-def test_an_older_file_is_upgraded_with_a_backup_and_keeps_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = database.prepare(tmp_path)
-    with closing(database.connect(path)) as connection:
-        connection.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
-        connection.execute("UPDATE alembic_version SET version_num = '0000'")
-    seen: list[Path] = []
-
-    def upgrade(work: Path, revision: str = "head") -> None:
-        seen.append(work)
-        with closing(sqlite3.connect(work)) as connection:
-            connection.execute("UPDATE alembic_version SET version_num = ?", (database.HEAD,))
-            connection.commit()
-
-    monkeypatch.setattr(database, "migrate", upgrade)
-    database.prepare(tmp_path)
-    assert database.schema_version(path) == database.HEAD
-    assert seen != [path]  # a copy was migrated, then renamed in
-    backup = tmp_path / f"{database.FILE_NAME}.before-{database.HEAD}"
-    assert database.schema_version(backup) == "0000"
-    assert backup.stat().st_mode & 0o777 == 0o600
-    with closing(database.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 1
-
-
-def test_a_migration_cut_short_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = database.prepare(tmp_path)
-    with closing(database.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0000'")
-
-    def dies(work: Path, revision: str = "head") -> None:
-        work.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(database, "migrate", dies)
-    with pytest.raises(KeyboardInterrupt):
-        database.prepare(tmp_path)
-    assert database.schema_version(path) == "0000"
-
-
-def test_only_one_daemon_holds_a_data_folder(tmp_path: Path) -> None:
-    first, second = database.DataDirLock(tmp_path), database.DataDirLock(tmp_path)
-    first.acquire()
-    with pytest.raises(database.DataDirLocked, match=rf"pid {os.getpid()}.*DATA_DIR"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
+        Store(path).read_now(open_reservations)

@@ -8,13 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.tasks import ChatDataset
+from core.domain.tasks import ChatDataset
 from tests.doubles.each import each
 from tests.trainer.words import WordTokenizer
 from trainer.errors import BadData, BadModel
-from trainer.inputs.chat import Conversations, Span, Turn, chat_rows, content_spans, labels
-from trainer.inputs.rows import IGNORED, LabelledRow
-from trainer.inputs.templates import CHATML, template_of
+from trainer.inputs.chat import (
+    CHATML,
+    Conversations,
+    LearnedSpan,
+    Turn,
+    chat_rows,
+    content_spans,
+    labels,
+    template_of,
+)
+from trainer.inputs.tokens import IGNORED, LabelledRow
 
 TASK = ChatDataset(chat_user_reference="human", chat_assistant_reference="gpt")
 
@@ -131,13 +139,13 @@ def test_contents_that_a_template_trims_are_found_as_it_left_them(contents: list
 
 def test_the_end_of_a_turn_is_learned_only_close_behind_it() -> None:
     ids, offsets = [5, 6, 7, 8, 9, 2], [(at, at + 1) for at in range(6)]
-    assert labels(ids, offsets, [Span(1, 3)], 2) == [IGNORED, 6, 7, IGNORED, IGNORED, 2]
-    assert labels(ids, offsets, [Span(0, 1)], 2) == [5, *[IGNORED] * 5]
+    assert labels(ids, offsets, [LearnedSpan(1, 3)], 2) == [IGNORED, 6, 7, IGNORED, IGNORED, 2]
+    assert labels(ids, offsets, [LearnedSpan(0, 1)], 2) == [5, *[IGNORED] * 5]
 
 
 def test_a_turn_that_is_not_in_the_text_teaches_no_content() -> None:
     ids, offsets = [5, 6, 7, 8], [(at, at + 1) for at in range(4)]
-    assert labels(ids, offsets, [Span(0, 0)], 99) == [IGNORED] * 4
+    assert labels(ids, offsets, [LearnedSpan(0, 0)], 99) == [IGNORED] * 4
 
 
 def test_templates_are_known_by_the_names_of_tasks() -> None:

@@ -10,11 +10,11 @@ import pytest
 from axolotl.prompt_strategies import chat_template
 from axolotl.utils.dict import DictDefault
 
-from core.tasks import ChatDataset
+from core.domain.tasks import ChatDataset
 from tests.trainer import tiny
 from tests.trainer.inputs.test_instruct_in_axolotl import TOKENIZERS, texts
 from trainer.inputs.chat import chat_rows
-from trainer.inputs.rows import IGNORED
+from trainer.inputs.tokens import IGNORED
 
 TEMPLATES = (
     "chatml", "llama3", "gemma", "gemma3", "phi_3", "phi_35", "phi_4", "qwen_25", "qwen3", "alpaca",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.doubles.each import each
 from trainer.errors import BadData
-from trainer.inputs.files import columns_of, need, read_rows, text_of
+from trainer.inputs.files import columns_of, read_rows, require_columns, text_of
 
 
 def written(folder: Path, text: str, name: str = "rows.json") -> Path:
@@ -40,7 +40,7 @@ def test_a_folder_is_read_whole_but_in_one_form(tmp_path: Path) -> None:
     assert read_rows(tmp_path) == [{"a": 1}, {"a": 2}]
 
 
-def test_of_a_repository_its_data_are_read_and_not_what_it_says_about_them(tmp_path: Path) -> None:
+def test_of_a_repository_the_data_are_read_and_not_the_files_about_them(tmp_path: Path) -> None:
     """The form that most of it is in, whichever name comes first."""
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     written(tmp_path, '{"etag": "x"}', ".cache/huggingface/data.json")
@@ -80,12 +80,12 @@ def test_a_column_of_one_row_is_a_column_of_all() -> None:
 
 def test_a_missing_column_is_named_together_with_those_that_there_are() -> None:
     with pytest.raises(BadData, match=r"field_output 'answer' .* question, reply"):
-        need(frozenset({"question", "reply"}), {"field_output": "answer"})
+        require_columns(frozenset({"question", "reply"}), {"field_output": "answer"})
 
 
 def test_a_column_that_the_task_does_not_name_is_named_by_its_key() -> None:
     with pytest.raises(BadData, match="field_output names no column"):
-        need(frozenset({"a"}), {"field_output": None})
+        require_columns(frozenset({"a"}), {"field_output": None})
 
 
 @each(

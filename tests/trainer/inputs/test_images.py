@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from core.run_files import RunSpec
-from core.tasks import ImageModelType, TaskType
+from core.domain.tasks import ImageModelType, TaskType
+from core.runs.run_files import RunSpec
 from tests.doubles.each import each
+from tests.trainer.run_specs import run_spec
 from trainer.errors import BadData
 from trainer.inputs.images import folder_name, prepare_images
 
@@ -30,12 +31,8 @@ def task(folder: Path, files: dict[str, bytes], **more: str) -> RunSpec:
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    place = str(folder)
-    return RunSpec(
-        task_id="t", task_type=TaskType.IMAGE, model_id="a/b", model_path=place, data_path=str(path),
-        image_type=ImageModelType.FLUX, work_dir=place, submission_dir=place, progress_path=place,
-        result_path=place, stop_path=place, began_at=0, end_by=1, deadline_at=2, **more,
-    )  # fmt: skip
+    image = {"task_type": TaskType.IMAGE, "image_type": ImageModelType.FLUX}
+    return run_spec(folder, data_path=str(path), **image, **more)
 
 
 def pictures(count: int) -> dict[str, bytes]:

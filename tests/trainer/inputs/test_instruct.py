@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.tasks import InstructDataset
+from core.domain.tasks import InstructDataset
 from tests.doubles.each import each
 from tests.trainer.words import BEGIN, END, WordTokenizer
 from trainer.errors import BadData
-from trainer.inputs.instruct import InstructText, fill, instruct_rows, learned, pieces
-from trainer.inputs.rows import IGNORED
+from trainer.inputs.instruct import InstructText, count_learned, fill_format, instruct_rows, split_completion
+from trainer.inputs.tokens import IGNORED
 
 PLAIN = InstructDataset(field_instruction="q", field_input="c", field_output="a")
 
@@ -96,25 +95,25 @@ def test_a_system_column_of_some_rows_takes_the_place_of_the_prompt_in_all() -> 
     ],
 )
 def test_formats_are_filled_as_python_does_and_stray_braces_survive(form: str, filled: str) -> None:
-    assert fill(form, {"instruction": "I", "input": "C"}) == filled
+    assert fill_format(form, {"instruction": "I", "input": "C"}) == filled
 
 
 def test_a_value_that_looks_like_a_name_is_not_filled_again() -> None:
-    assert fill("{instruction} {input} {", {"instruction": "{input}", "input": "{instruction}"}) == (
+    assert fill_format("{instruction} {input} {", {"instruction": "{input}", "input": "{instruction}"}) == (
         "{input} {instruction} {"
     )
 
 
 @given(st.text(max_size=40), st.text(max_size=10))
 def test_any_format_can_be_filled(form: str, value: str) -> None:
-    filled = fill(form, {"instruction": value, "input": "C"})
+    filled = fill_format(form, {"instruction": value, "input": "C"})
     if "{instruction}" in form and "{{" not in form and "}}" not in form:
         assert value in filled
 
 
 def test_a_row_without_an_answer_has_nothing_to_learn_not_even_an_end() -> None:
     row = encoded(PLAIN, {"q": "Q", "c": "", "a": None})
-    assert learned(row.labels) == 0
+    assert count_learned(row.labels) == 0
     assert END not in row.ids
 
 
@@ -125,14 +124,14 @@ def test_an_answer_that_ends_with_the_end_token_gets_no_second_one() -> None:
 def test_pieces_are_cut_at_the_limit_each_and_a_full_answer_has_no_room_for_an_end() -> None:
     row = encoded(PLAIN, {"q": "a b c d e", "a": "1 2 3 4 5"}, limit=4)
     assert len(row.ids) == 8
-    assert learned(row.labels) == 4
+    assert count_learned(row.labels) == 4
     assert END not in row.ids
 
 
 def test_without_an_output_column_everything_is_learned_in_pieces() -> None:
     dataset = InstructDataset(field_instruction="t")
     row = encoded(dataset, {"t": "1 2 3 4 5 6 7"}, limit=3)
-    cut = list(pieces(row, 3))
+    cut = list(split_completion(row, 3))
     assert [len(piece.ids) for piece in cut] == [3, 3, 2]
     assert [list(piece.labels) for piece in cut] == [list(piece.ids) for piece in cut]
     assert cut[-1].ids[-1] == END
@@ -141,12 +140,7 @@ def test_without_an_output_column_everything_is_learned_in_pieces() -> None:
 def test_a_last_piece_of_one_token_is_left_out_because_nothing_predicts_it() -> None:
     """Its loss is 0 / 0, and one of those made the whole held-out score a NaN."""
     row = encoded(InstructDataset(field_instruction="t"), {"t": "1 2 3 4 5 6"}, limit=3)
-    assert [len(piece.ids) for piece in pieces(row, 3)] == [3, 3]
-
-
-def test_a_wrong_column_is_named() -> None:
-    with pytest.raises(BadData, match="field_output 'a' is no column"):
-        encoded(PLAIN, {"q": "Q"})
+    assert [len(piece.ids) for piece in split_completion(row, 3)] == [3, 3]
 
 
 @given(

@@ -11,9 +11,9 @@ from axolotl.prompt_strategies.completion import load as load_completion
 from axolotl.prompt_strategies.user_defined import UserDefinedDatasetConfig, load
 from axolotl.utils.dict import DictDefault
 
-from core.tasks import InstructDataset
+from core.domain.tasks import InstructDataset
 from tests.trainer import tiny
-from trainer.inputs.instruct import instruct_rows, pieces
+from trainer.inputs.instruct import instruct_rows, split_completion
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "qwen": {},
@@ -87,7 +87,11 @@ def test_without_an_output_all_text_is_learned_in_pieces_like_axolotls(habit: st
     rows = [{"t": texts(chance) + tiny.sentence(chance, 20)} for _ in range(100)]
     engine = load_completion(tokenizer, DictDefault({"sequence_len": LENGTH}), {"field": "t"})
     theirs = engine.tokenize_prompt({"t": [row["t"] for row in rows]})
-    ours = [piece for row in instruct_rows(dataset, rows, tokenizer, LENGTH) for piece in pieces(row, LENGTH)]
+    ours = [
+        piece
+        for row in instruct_rows(dataset, rows, tokenizer, LENGTH)
+        for piece in split_completion(row, LENGTH)
+    ]
     # In a rest of one token nothing is foretold: its loss would be no number.
     kept = [place for place, ids in enumerate(theirs["input_ids"]) if len(ids) > 1]
     assert [list(piece.ids) for piece in ours] == [theirs["input_ids"][place] for place in kept]

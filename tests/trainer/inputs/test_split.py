@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inputs.split import MOST_LEFT_OUT, Split, fingerprint, hold_out, runs
+from trainer.inputs.split import MAX_LEFT_OUT, Split, fingerprint, hold_out, token_runs
 
 
 def sequences(count: int, seed: int = 0, length: int = 120) -> list[list[int]]:
@@ -64,7 +64,7 @@ def test_a_template_that_all_rows_share_does_not_make_them_doubles() -> None:
 def test_few_rows_are_left_out_even_where_everything_is_there_twice() -> None:
     rows = sequences(200)
     found = split(rows + rows, 60)
-    assert len(found.left_out) <= 400 * MOST_LEFT_OUT
+    assert len(found.left_out) <= 400 * MAX_LEFT_OUT
     assert found.held
     places = {place % 200 for place in found.held}
     assert not places & {place % 200 for place in found.train}
@@ -84,4 +84,4 @@ def test_every_row_is_in_exactly_one_part(rows: list[list[int]], count: int) -> 
 
 def test_a_run_is_the_same_wherever_it_stands() -> None:
     row = sequences(1)[0]
-    assert runs(row) & runs([9, 9, *row])
+    assert token_runs(row) & token_runs([9, 9, *row])

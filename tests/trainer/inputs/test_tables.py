@@ -11,16 +11,15 @@ from axolotl.utils.data.sft import prepare_datasets
 from axolotl.utils.dict import DictDefault
 from datasets import Dataset
 
-from core.evaluation import Era
-from core.recipes.datasets import dataset_keys
-from core.tasks import TaskType
-from tests.core.recipes.cases import inputs
+from core.domain.evaluation import Era
+from core.domain.tasks import TaskType
+from core.engines.axolotl.data_keys import dataset_keys
+from tests.core.engines.cases import inputs
 from tests.trainer.inputs.test_text import prepared
-from tests.trainer.runs import DATASETS
-from trainer.axolotl_patches import save_few_rows_here
-from trainer.inputs.rows import LabelledRow, PairRow, PromptRow
+from tests.trainer.tasks import SCORED
+from trainer.axolotl.patches import save_few_rows_here
 from trainer.inputs.tables import PAIR_COLUMNS, read_table
-from trainer.inputs.tokens import load_tokenizer
+from trainer.inputs.tokens import LabelledRow, PairRow, PromptRow, load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def config(folder: Path, task: TaskType, **more: Any) -> Any:
     """As the recipe renders the data, with the few keys that loading reads besides."""
     files = prepared(folder, task)
     run = inputs(task, train_path=str(files.train_path), eval_path=str(files.eval_path), era=Era.OFFERS)
-    keys = dataset_keys(DATASETS[task], run)
+    keys = dataset_keys(SCORED[task], run)
     return DictDefault(
         {
             **keys,

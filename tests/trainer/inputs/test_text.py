@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from datasets import load_from_disk
 
-from core.evaluation import Era
-from core.run_files import EXIT_OF, ExitCode, RunEnd
-from core.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
+from core.domain.evaluation import Era
+from core.domain.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
+from core.runs.run_files import EXIT_OF, RunEnd, TrainerExitCode
 from tests.trainer import odd_models, tiny
-from tests.trainer.runs import DATASETS, planned, spec
-from trainer import sandbox
-from trainer.errors import BadData, BadModel, BadReward, TrainingError
-from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
+from tests.trainer.tasks import rows_plan, spec
+from trainer.errors import BadData, BadModel, BadReward
+from trainer.handoff import PreparedRows
 from trainer.inputs.tables import read_table
 from trainer.inputs.text import (
     EQUAL,
@@ -26,14 +25,22 @@ from trainer.inputs.text import (
     NO_PROMPT,
     TOO_LONG,
     UNKNOWN,
-    PreparedText,
+    drop_reason,
     read_task,
-    why_not,
     write_task,
 )
-from trainer.inputs.tokens import load_tokenizer, model_window, pad_token_for_engine
-from trainer.rewards import TABLE
-from trainer.sandbox import Rewards
+from trainer.inputs.tokens import (
+    IGNORED,
+    LabelledRow,
+    PairRow,
+    PromptRow,
+    load_tokenizer,
+    model_window,
+    pad_token_for_engine,
+)
+from trainer.rewards import sandbox
+from trainer.rewards.sandbox import Rewards
+from trainer.rewards.source import REWARD_TABLE
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 COLUMNS = {
@@ -44,11 +51,11 @@ COLUMNS = {
 }
 
 
-def prepared(folder: Path, task: TaskType, rows: Any = None, **changes: Any) -> PreparedText:
+def prepared(folder: Path, task: TaskType, rows: Any = None, **changes: Any) -> PreparedRows:
     run = spec(
         folder, task, rows, **{key: value for key, value in changes.items() if key in ("era", "dataset")}
     )
-    plan = planned(task, **{key: value for key, value in changes.items() if key not in ("era", "dataset")})
+    plan = rows_plan(task, **{key: value for key, value in changes.items() if key not in ("era", "dataset")})
     return write_task(read_task(run, load_tokenizer(run.model_path)), plan, folder / "data")
 
 
@@ -61,7 +68,7 @@ def test_a_task_becomes_tables_of_training_and_held_out_rows(tmp_path: Path, tas
     assert (len(train), len(held)) == (files.train_rows, files.eval_rows)
     assert len(held) == 12
     assert len(train) + len(held) + sum(files.dropped.values()) == 120
-    assert (files.rewards_dir is not None) is (task is TaskType.GRPO)
+    assert (files.rewards_dir is not None) is task.generates
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -96,7 +103,7 @@ def test_another_evaluation_or_length_is_another_place(tmp_path: Path) -> None:
     assert len(places) == 4
 
 
-def test_what_was_cut_off_in_the_middle_is_written_anew(tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_written_again(tmp_path: Path) -> None:
     files = prepared(tmp_path, TaskType.CHAT)
     (files.train_path.parent / "done.json").unlink()
     next(files.train_path.glob("*.arrow")).write_bytes(b"half")
@@ -185,8 +192,8 @@ def test_texts_longer_than_evaluation_reads_are_planned_for_in_its_pieces(tmp_pa
 
 
 def test_a_row_whose_only_label_is_its_first_token_is_left_out() -> None:
-    assert why_not(LabelledRow([7, 8], [7, IGNORED]), 10, False) is not None
-    assert why_not(LabelledRow([7, 8], [IGNORED, 8]), 10, False) is None
+    assert drop_reason(LabelledRow([7, 8], [7, IGNORED]), 10, False) is not None
+    assert drop_reason(LabelledRow([7, 8], [IGNORED, 8]), 10, False) is None
 
 
 def test_where_no_row_is_short_enough_evaluation_looks_further(tmp_path: Path) -> None:
@@ -250,7 +257,7 @@ def test_data_that_nothing_can_be_learned_from_end_the_run_with_a_reason(tmp_pat
     with pytest.raises(BadData, match=reason) as raised:
         prepared(tmp_path, task, rows)
     assert raised.value.end is RunEnd.BAD_DATA
-    assert EXIT_OF[raised.value.end] is ExitCode.BAD_DATA
+    assert EXIT_OF[raised.value.end] is TrainerExitCode.BAD_DATA
 
 
 def test_a_few_bad_rows_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -259,7 +266,7 @@ def test_a_few_bad_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     assert files.dropped == {EQUAL: 4}
 
 
-def test_a_plan_too_short_for_every_row_says_so(tmp_path: Path) -> None:
+def test_a_plan_too_short_for_every_row_is_bad_data(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="4 tokens long"):
         prepared(tmp_path, TaskType.CHAT, length=4)
 
@@ -273,7 +280,6 @@ def rewarded(*sources: str) -> GrpoDataset:
     ("source", "reason"),
     [
         ("def f(completions:", "no Python"),
-        ("def f(completions):\n    import os\n    os._exit(1)", "its process ended"),
         ("def f(completions): return [1]", "returned 1 rewards for 5"),
         ("import no_such_module\ndef f(completions): ...", "imports no_such_module, which is not installed"),
     ],
@@ -294,15 +300,15 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Functions that never come back, as often as they were called, with little time for each. Others have
     what a busy machine needs."""
     found: list[str] = []
-    ask = sandbox.Worker.ask
+    request = sandbox.RewardProcess.request
 
-    def soon(self: sandbox.Worker, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def soon(self: sandbox.RewardProcess, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if question.get("source") != ENDLESS:
-            return ask(self, question, seconds)
+            return request(self, question, seconds)
         found.append(ENDLESS)
-        return ask(self, question, 0.3)
+        return request(self, question, 0.3)
 
-    monkeypatch.setattr(sandbox.Worker, "ask", soon)
+    monkeypatch.setattr(sandbox.RewardProcess, "request", soon)
     return found
 
 
@@ -319,17 +325,11 @@ def test_an_endless_reward_beside_a_good_one_is_waited_for_only_once(
     good = "def f(completions): return [1.0] * len(completions)"
     files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, ENDLESS))
     assert files.rewards_dir is not None
-    rewards = Rewards.open(files.rewards_dir / TABLE)
+    rewards = Rewards.open(files.rewards_dir / REWARD_TABLE)
     assert rewards.problems(["a"]) == [None, "it did not come back in time before the training"]
     assert rewards.call(1, ["a", "b"]) == [0.0, 0.0]
     assert waited_for == [ENDLESS]
     rewards.close()
-
-
-def test_one_reward_that_works_is_enough(tmp_path: Path) -> None:
-    good = "def f(completions): return [1.0] * len(completions)"
-    files = prepared(tmp_path, TaskType.GRPO, dataset=rewarded(good, "def f(completions): 1 / 0"))
-    assert files.rewards_dir is not None
 
 
 def remove_tokenizer(model: Path) -> None:
@@ -338,19 +338,20 @@ def remove_tokenizer(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [remove_tokenizer, lambda model: (model / "tokenizer.json").write_text("{")]
+    ("damage", "lacking"),
+    [
+        (remove_tokenizer, "tokenizer"),
+        (lambda model: (model / "tokenizer.json").write_text("{"), "tokenizer"),
+        (lambda model: (model / "config.json").unlink(), "config"),
+    ],
 )
-def test_a_model_without_a_tokenizer_ends_the_run_with_a_reason(tmp_path: Path, damage: Any) -> None:
+def test_a_model_without_tokenizer_or_config_ends_the_run_with_a_reason(
+    tmp_path: Path, damage: Any, lacking: str
+) -> None:
     damage(tiny.save(tmp_path / "model"))
-    with pytest.raises(BadModel, match="tokenizer") as raised:
+    with pytest.raises(BadModel, match=lacking) as raised:
         prepared(tmp_path, TaskType.CHAT)
     assert raised.value.end is RunEnd.BAD_MODEL
-
-
-def test_a_model_without_a_config_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    (tiny.save(tmp_path / "model") / "config.json").unlink()
-    with pytest.raises(TrainingError, match="config"):
-        prepared(tmp_path, TaskType.CHAT)
 
 
 def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) -> None:
@@ -360,10 +361,7 @@ def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) 
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
     assert pad_token_for_engine(tokenizer) == tiny.TURN
     assert prepared(tmp_path, TaskType.CHAT).train_rows
-
-
-def test_a_tokenizer_with_a_pad_token_keeps_it(tmp_path: Path) -> None:
-    assert pad_token_for_engine(load_tokenizer(str(tiny.save(tmp_path / "model")))) is None
+    assert pad_token_for_engine(tiny.tokenizer()) is None
 
 
 def test_a_models_window_is_found_by_whatever_name_its_family_has_for_it(tmp_path: Path) -> None:
@@ -395,7 +393,3 @@ def test_nothing_of_a_row_is_learned_that_is_not_the_answer(tmp_path: Path) -> N
         taught = tokenizer.decode([label for label in row.labels if label != IGNORED])
         assert "user" not in taught.split("<|im_end|>")[-1]
         assert taught.endswith(tiny.TURN)
-
-
-def test_every_kind_of_task_is_here() -> None:
-    assert set(TASKS) == set(DATASETS)

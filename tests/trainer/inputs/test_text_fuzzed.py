@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.evaluation import Era
-from core.run_files import RunSpec
-from core.tasks import (
+from core.domain.evaluation import Era
+from core.domain.tasks import (
     ChatDataset,
     DatasetType,
     DpoDataset,
@@ -22,10 +21,11 @@ from core.tasks import (
     RewardFunction,
     TaskType,
 )
+from tests.trainer.run_specs import run_spec
 from tests.trainer.words import WordTokenizer
 from trainer.errors import TrainingError
-from trainer.inputs.rows import IGNORED, LabelledRow, PairRow, PromptRow
 from trainer.inputs.text import read_task
+from trainer.inputs.tokens import IGNORED, LabelledRow, PairRow, PromptRow
 
 REWARD = RewardFunction(reward_func="def f(completions): ...", reward_weight=1)
 DATASETS: dict[TaskType, DatasetType] = {
@@ -58,23 +58,7 @@ def test_any_data_become_rows_or_a_reason(task: TaskType, era: Era, rows: list[A
         folder = Path(place)
         (folder / "config.json").write_text('{"max_position_embeddings": 64}')
         (folder / "rows.json").write_text(json.dumps(rows))
-        run = RunSpec(
-            task_id="t",
-            task_type=task,
-            model_id="a/b",
-            model_path=place,
-            data_path=str(folder / "rows.json"),
-            dataset=DATASETS[task],
-            era=era,
-            work_dir=place,
-            submission_dir=place,
-            progress_path=place,
-            result_path=place,
-            stop_path=place,
-            began_at=0.0,
-            end_by=1.0,
-            deadline_at=2.0,
-        )
+        run = run_spec(folder, task_type=task, dataset=DATASETS[task], era=era, model_path=place)
         tokenizer: Any = WordTokenizer(adds_begin=True)
         try:
             found = read_task(run, tokenizer)

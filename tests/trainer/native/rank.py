@@ -15,14 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from core.choices import Parallelism
-from core.plan_parts import FsdpPlan
-from core.run_files import EXIT_OF, ExitCode
+from core.domain.choices import Parallelism
+from core.planning.plan import FsdpPlan
+from core.runs.run_files import EXIT_OF, TrainerExitCode
 from tests.trainer.native import tiny
-from trainer.callbacks.failures import failure_of
-from trainer.native import ranks, saving
-from trainer.native.watch import Watch
-from trainer.wrapper.course import free_port
+from trainer.native import checkpoints, distributed
+from trainer.native.train import resume, run_loop
+from trainer.runner.processes import free_port
+from trainer.session.failures import failure_of
+from trainer.session.watchdog import HangWatchdog
 
 #: What a rank that stands still is given, and what a healthy one never needs.
 SOON_S, LONG_S = {"hang": 3.0, "die": 15.0}, 300.0
@@ -36,30 +37,30 @@ def one(folder: Path, case: str) -> None:
 
     def hung(reason: str) -> None:
         print(f"stands still: {reason}", flush=True)
-        os._exit(ExitCode.HUNG)
+        os._exit(TrainerExitCode.HUNG)
 
-    told: list[Callable[[], None]] = [lambda: None]
-    with ranks.joined(cpu=True, alive=lambda: told[-1](), hang_s=LONG_S) as group:
+    reported: list[Callable[[], None]] = [lambda: None]
+    with distributed.join_process_group(cpu=True, heartbeat=lambda: reported[-1](), hang_s=LONG_S) as group:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        made = tiny.loop(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
-        group.same("rows", *made.train.tokens.fingerprint())
+        made = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
+        group.require_same("rows", *made.setup.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
-            group.same("rows", *rows.fingerprint())
+            group.require_same("rows", *rows.fingerprint())
         if trouble == "resume":
-            state = saving.newest(folder / name / "states")
+            state = checkpoints.newest_checkpoint(folder / name / "states")
             assert state is not None
-            assert made.resume(state) == state
+            assert resume(made, state) == state
         # Watched from here on: how long a busy machine takes to begin is nobody's hang.
-        with Watch(SOON_S.get(trouble, LONG_S), hung) as watch:
-            told.append(watch.alive)
+        with HangWatchdog(SOON_S.get(trouble, LONG_S), hung) as watch:
+            reported.append(watch.heartbeat)
             if trouble == "die" and group.rank == 1:
                 os._exit(7)
             if trouble == "hang" and group.rank == 1:
                 time.sleep(60)
-            made.run()
+            run_loop(made)
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:
@@ -75,7 +76,7 @@ def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoRetu
         traceback.print_exc()
         failure = failure_of(error, "train")
         print(failure.detail, flush=True)
-        os._exit(int(EXIT_OF.get(failure.end, ExitCode.CRASHED)))
+        os._exit(int(EXIT_OF.get(failure.end, TrainerExitCode.CRASHED)))
     sys.stdout.flush()
     os._exit(0)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from core.progress import EvalEvent, StepEvent, events_in
-from core.run_files import ExitCode, RunEnd, RunResult, RunSpec
-from core.tasks import TaskType
-from tests.trainer.native.test___main__ import WORDS, task
-from trainer.native.ready import concluded, main, plan_of, ready
-from trainer.sheet import SHEET_VARIABLE, Failure, write_whole
+from core.domain.tasks import TaskType
+from core.runs.progress import EvalEvent, StepEvent, parse_events
+from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
+from tests.trainer.native.test_train_launched import WORDS, task
+from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
+from trainer.native.ready import finish_run, main, plan_of, prepare_launch
 
 PROFILE = """
 extends: cpu-demo
@@ -37,30 +37,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 
 def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: RunSpec) -> None:
-    sheet = ready(run)
-    assert plan_of(sheet).sequence.packing
-    assert sheet.prepared.eval_rows > 0
+    spec = prepare_launch(run)
+    assert plan_of(spec).sequence.packing
+    assert spec.prepared.eval_rows > 0
     done = subprocess.run(
         [sys.executable, "-m", "trainer.native"],
-        env={**os.environ, SHEET_VARIABLE: str(sheet.write()), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, LAUNCH_SPEC_VARIABLE: str(spec.write()), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert done.returncode == 0, done.stderr
-    assert concluded(run) == ExitCode.OK
+    assert finish_run(run) == TrainerExitCode.OK
     result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
     assert result.submission
     assert result.base is not None
     assert result.best is not None
     assert result.best.value < result.base.value - 0.5
-    events = [line.event for line in events_in(Path(run.progress_path).read_bytes())]
+    events = [line.event for line in parse_events(Path(run.progress_path).read_bytes())]
     assert any(isinstance(event, EvalEvent) for event in events)
     assert any(isinstance(event, StepEvent) and event.tokens_s for event in events)
     assert list(Path(run.work_dir, "tensorboard").glob("events*"))
     # A job that was requeued: its text is not read again, and old words are not taken for new ones.
     built = Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns
-    again = ready(run)
+    again = prepare_launch(run)
     assert Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns == built
     assert not again.outcome_path.exists()
     assert not Path(run.result_path).exists()
@@ -69,17 +69,17 @@ def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: 
 def test_what_ended_the_ranks_is_the_runs_end(run: RunSpec, tmp_path: Path) -> None:
     launch = Path(run.work_dir, "launch")
     launch.mkdir(parents=True)
-    lost = Failure(end=RunEnd.CRASHED, detail="another process is gone", at=1.0, consequence=True)
-    write_whole(launch / "failure-0.json", lost)
-    write_whole(launch / "failure-1.json", Failure(end=RunEnd.NAN, detail="no number", at=2.0))
-    assert concluded(run) == ExitCode.NAN
+    lost = TrainingFailure(end=RunEnd.CRASHED, detail="another process is gone", at=1.0, consequence=True)
+    write_record(launch / "failure-0.json", lost)
+    write_record(launch / "failure-1.json", TrainingFailure(end=RunEnd.NAN, detail="no number", at=2.0))
+    assert finish_run(run) == TrainerExitCode.NAN
 
 
 def test_rows_that_cannot_be_are_the_runs_end_and_exit_code(
     run: RunSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(run.data_path).write_text("  \n")
-    assert main([str(tmp_path / "run.json")]) == ExitCode.BAD_DATA
+    assert main([str(tmp_path / "run.json")]) == TrainerExitCode.BAD_DATA
     said = capsys.readouterr()
     assert said.out == ""
     assert "holds no text" in said.err
@@ -90,5 +90,5 @@ def test_plain_text_is_no_other_engines(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GOD_MINER_PROFILE", "cpu-demo")
-    assert main([str(tmp_path / "run.json")]) == ExitCode.BAD_DATA
+    assert main([str(tmp_path / "run.json")]) == TrainerExitCode.BAD_DATA
     assert "the native trainer alone" in capsys.readouterr().err

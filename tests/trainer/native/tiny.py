@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from core.choices import Attention, Engine, Method, Optimizer, Parallelism, Schedule
-from core.hardware import parse_gpus
-from core.plan import TrainingPlan
-from core.plan_parts import (
+from core.domain.choices import Attention, Engine, LrSchedule, Method, Optimizer, Parallelism
+from core.domain.hardware import parse_gpus
+from core.planning.plan import (
     AdapterPlan,
     BatchPlan,
     LaunchPlan,
@@ -21,24 +20,26 @@ from core.plan_parts import (
     PrecisionPlan,
     SequencePlan,
     StepsPlan,
+    TrainingPlan,
 )
-from core.progress import EvalEvent, StepEvent, events_in
+from core.runs.progress import EvalEvent, StepEvent, parse_events
 from tests.core import builders
-from trainer.callbacks.clock import Clock
-from trainer.callbacks.report import Report
-from trainer.callbacks.session import Session
-from trainer.callbacks.submission import Submission
-from trainer.native import net as nets
-from trainer.native.batches import Layout, Rows
-from trainer.native.judging import HeldOutLoss
-from trainer.native.loop import Hands, Loop
-from trainer.native.order import Order
-from trainer.native.ranks import Ranks
-from trainer.native.tokens import TokenFile, write_rows
+from trainer.native import model as nets
+from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
+from trainer.native.checkpoints import Saver, TrainingPosition
+from trainer.native.distributed import NativeCommunicator
+from trainer.native.evaluation import HeldOutLoss
+from trainer.native.optimizer import Stepper
+from trainer.native.token_file import TokenFile, write_rows
+from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average
+from trainer.session.clock import RunClock
+from trainer.session.progress_log import ProgressLog
+from trainer.session.session import Session
+from trainer.session.submission import Submission
 
 VOCABULARY = 64
 CPU = torch.device("cpu")
-ALONE = Ranks(0, 1, CPU)
+ALONE = NativeCommunicator(0, 1, CPU)
 
 
 def model_folder(folder: Path, **changes: Any) -> Path:
@@ -95,7 +96,7 @@ def plan(
         "batch": BatchPlan(micro=micro, accumulation=accumulation, world_size=world, eval_micro=4),
         "sequence": SequencePlan(length=32, per_epoch=48, tokens_per_epoch=1),
         "optimizer": OptimizerPlan(
-            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=1e-2, schedule=Schedule.COSINE, warmup_steps=2
+            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=1e-2, schedule=LrSchedule.COSINE, warmup_steps=2
         ),
         "steps": StepsPlan(epochs=1, per_epoch=12, total=steps, eval_every=4, save_every=4, eval_rows=8),
         "precision": PrecisionPlan(bf16=False, tf32=False, attention=Attention.SDPA),
@@ -105,7 +106,7 @@ def plan(
     return builders.plan(**{**whole, **changes})
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """What a run said of itself."""
 
     losses: list[float]
@@ -115,11 +116,11 @@ class Told(NamedTuple):
     best: list[int]
 
 
-def told(folder: Path) -> Told:
-    events = [line.event for line in events_in((folder / "progress.jsonl").read_bytes())]
+def reported(folder: Path) -> Reported:
+    events = [line.event for line in parse_events((folder / "progress.jsonl").read_bytes())]
     steps = [event for event in events if isinstance(event, StepEvent)]
     judged = [event for event in events if isinstance(event, EvalEvent)]
-    return Told(
+    return Reported(
         [event.loss if event.loss is not None else float("nan") for event in steps],
         [event.grad_norm or 0.0 for event in steps],
         [event.lr or 0.0 for event in steps],
@@ -128,52 +129,53 @@ def told(folder: Path) -> Told:
     )
 
 
-def loop(
+def training(
     folder: Path,
     made: TrainingPlan,
-    ranks: Ranks = ALONE,
+    ranks: NativeCommunicator = ALONE,
     *,
     stop_at: int | None = None,
     name: str = "run",
     kl: float = 0.0,
     **order: Any,
-) -> Loop:
-    """Model, rows and plan put together in `folder`, where a former call may have made the model; what
-    happens is told in `folder/name`."""
+) -> Trainer:
+    """Model, rows and plan put together in `folder`, where an earlier call may have made the model; what
+    happens is logged in `folder/name`."""
     path, own = folder / "model", folder / name
     own.mkdir(exist_ok=True)
     if not path.exists():
         model_folder(path)
     torch.manual_seed(1)
-    model, attention = nets.load(path, made, ranks.device)
-    layout = Layout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
+    model, attention = nets.load_model(path, made, ranks.device)
+    layout = BatchLayout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
     train, held_out = rows(own / f"train{ranks.rank}"), rows(own / f"held{ranks.rank}", 8, seed=9)
-    net = nets.Net(model, attention)
+    held = TokenRows(held_out, BatchLayout(by_row=True))
+    net = nets.LossModel(model, attention)
     if kl:
         base = nets.frozen_base(path, made, ranks.device) if made.adapter is None else None
-        net = nets.AnchoredNet(model, attention, kl, base)
-    hands = Hands(net, ranks, HeldOutLoss(net, Rows(held_out, Layout(by_row=True)), ranks, 4))
+        net = nets.KlLossModel(model, attention, kl, base)
+    host = NativeHost(net, ranks, HeldOutLoss(net, held, ranks, 4))
     session = Session(
         plan=made,
-        clock=Clock(made, end_by=time.time() + 3600),
+        clock=RunClock(made, end_by=time.time() + 3600),
         submission=Submission(own / "submission", "tests/tiny", path),
-        report=Report(own / "progress.jsonl" if ranks.rank == 0 else None),
+        progress=ProgressLog(own / "progress.jsonl" if ranks.rank == 0 else None),
         ranks=ranks,
-        host=hands,
-        stop_asked=lambda: stop_at is not None and session.step >= stop_at,
+        host=host,
+        stop_requested=lambda: stop_at is not None and session.step >= stop_at,
     )
-    batch = made.batch
-    whole = {"seed": 7, **order}
-    return Loop(
-        net=net,
-        plan=made,
-        ranks=ranks,
-        train=Rows(train, layout),
-        order=Order(
-            train.lengths, made.sequence.length, batch.micro, batch.accumulation, ranks.world, **whole
-        ),
-        session=session,
-        hands=hands,
-        folder=own / "states",
-        shape="tiny",
+    batch, sampling = made.batch, {"seed": 7, **order}
+    sample_order = SampleOrder(
+        train.lengths, made.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
     )
+    trainer = Trainer(
+        TrainingSetup(made, net, TokenRows(train, layout), held, sample_order, "tiny"),
+        ranks,
+        session,
+        host,
+        stepper=Stepper(net, made, ranks),
+        saver=Saver(own / "states", ranks, made.steps.keep_checkpoints),
+        position=TrainingPosition(0, "tiny"),
+    )
+    host.average = moving_average(net, made)
+    return trainer

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from core.evaluation import GRPO_GENERATIONS, Era, rules_of
+from core.domain.evaluation import GRPO_GENERATIONS, Era, evaluation_rules
 from tests.trainer import tiny
-from tests.trainer.test_rewards import task
-from trainer.inputs.rows import PromptRow
-from trainer.rewards import TABLE, write_rewards
-from trainer.sandbox import Rewards
-from trainer.scoring.generation import completions, prompt_kl, sampled
+from tests.trainer.rewards.test_source import task
+from trainer.inputs.tokens import PromptRow
+from trainer.rewards.sandbox import Rewards
+from trainer.rewards.source import REWARD_TABLE, write_rewards
+from trainer.scoring.generation import generate_completions, prompt_kl, sample_completions
 
-OFFERS = rules_of(Era.OFFERS)
+OFFERS = evaluation_rules(Era.OFFERS)
 PROMPTS = ["sum of apples", "hello owls and the quick brown fox", "the"]
 
 
 def test_prompts_are_answered_several_times_and_the_same_on_the_same_seed() -> None:
     model, tokenizer = tiny.model(), tiny.tokenizer(adds_begin=True)
-    first = completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
+    first = generate_completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
     assert len(first) == GRPO_GENERATIONS * len(PROMPTS)
-    assert first == completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
-    assert first != completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=2)
+    assert first == generate_completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=1)
+    assert first != generate_completions(model, PROMPTS, tokenizer, OFFERS, 12, seed=2)
     assert len(set(first)) > 1
 
 
@@ -35,7 +35,7 @@ def test_sampling_leaves_the_training_s_random_numbers_alone() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    completions(model, PROMPTS[:1], tiny.tokenizer(), OFFERS, 4, seed=1)
+    generate_completions(model, PROMPTS[:1], tiny.tokenizer(), OFFERS, 4, seed=1)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -62,12 +62,12 @@ def test_long_prompts_lose_their_end_in_the_kl_of_a_small_window() -> None:
     )
 
 
-def test_rewards_are_asked_about_every_completion_with_its_rows_data(tmp_path: Path) -> None:
+def test_rewards_are_called_with_every_completion_and_its_rows_data(tmp_path: Path) -> None:
     source = "def f(completions, extra_data): return [float(one) for one in extra_data]"
-    rewards = Rewards.open(write_rewards(task(source), tmp_path) / TABLE)
+    rewards = Rewards.open(write_rewards(task(source), tmp_path) / REWARD_TABLE)
     rows = [PromptRow(prompt, str(place)) for place, prompt in enumerate(PROMPTS)]
     model = tiny.model()
-    found = sampled(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    found = sample_completions(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
     rewards.close()
     assert found.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
     assert found.kl_prompts == 3
@@ -76,7 +76,7 @@ def test_rewards_are_asked_about_every_completion_with_its_rows_data(tmp_path: P
 
 def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(tmp_path: Path) -> None:
     source = "def f(completions, **kwargs): return [float(len(one)) for one in completions]"
-    rewards = Rewards.open(write_rewards(task(source), tmp_path) / TABLE)
+    rewards = Rewards.open(write_rewards(task(source), tmp_path) / REWARD_TABLE)
     rows = [PromptRow(f"{prompt} {place}", None) for place in range(2) for prompt in PROMPTS]
     model, sizes = tiny.model(), []
     plain = model.generate
@@ -88,7 +88,7 @@ def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(
         return plain(**named)
 
     model.generate = generate
-    found = sampled(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    found = sample_completions(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
     rewards.close()
     assert sizes == [6, 3, 1, 2, 3, 1, 2]
     assert len(found.rewards[0]) == GRPO_GENERATIONS * len(rows)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from peft import LoraConfig, get_peft_model
 
-from core.evaluation import UNTRAINED_DPO, Era
-from core.tasks import TaskType
+from core.domain.evaluation import UNTRAINED_DPO, Era
+from core.domain.tasks import TaskType
 from tests.trainer import tiny
-from tests.trainer.runs import planned, spec
-from trainer.inputs.rows import PairRow
+from tests.trainer.tasks import rows_plan, spec
 from trainer.inputs.text import read_task, write_task
-from trainer.inputs.tokens import load_tokenizer
+from trainer.inputs.tokens import PairRow, load_tokenizer
 from trainer.scoring.held_out import HeldOut
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
@@ -24,7 +23,7 @@ TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 def opened(folder: Path, task: TaskType, **changes: Any) -> HeldOut:
     run = spec(folder, task, **changes)
     tokenizer = load_tokenizer(run.model_path)
-    plan = planned(task, eval_rows=3 if task is TaskType.GRPO else 12)  # generating takes its time
+    plan = rows_plan(task, eval_rows=3 if task.generates else 12)  # generating takes its time
     return HeldOut.open(run, write_task(read_task(run, tokenizer), plan, folder / "data"), tokenizer)
 
 
@@ -40,9 +39,9 @@ def test_an_untouched_adapter_scores_like_the_base(tmp_path: Path, task: TaskTyp
     base = held.remember_base(tiny.load(tmp_path / "model"))
     now = held.score(adapted(tmp_path, moved=False))
     assert now.value == pytest.approx(base.value, abs=1e-3)
-    if task is TaskType.DPO:
+    if task.has_pairs:
         assert base.value == pytest.approx(math.log(2))
-    if task is TaskType.GRPO:
+    if task.generates:
         assert base.value == pytest.approx(0.0, abs=1e-6)
         assert not base.lower_is_better
 
@@ -65,7 +64,7 @@ def test_the_ranks_scores_add_up_to_the_score_of_all(tmp_path: Path, task: TaskT
     held.base = parts[0].merged([sum(column) for column in zip(*(part.sums for part in parts), strict=True)])
     scores = [held.score(model, rank=rank, world=3) for rank in range(3)]
     together = scores[0].merged([sum(column) for column in zip(*(one.sums for one in scores), strict=True)])
-    if task is TaskType.GRPO:
+    if task.generates:
         assert math.isfinite(together.value), "ranks sample other completions than one process does"
         return
     alone = opened(tmp_path, task)
@@ -86,7 +85,6 @@ def test_preferences_need_no_reference_in_memory_while_the_base_is_remembered(tm
 
 
 def test_a_task_with_a_kl_term_is_scored_with_it(tmp_path: Path) -> None:
-    model = adapted(tmp_path / "x", moved=True) if (tmp_path / "x").exists() else None
     plain = opened(tmp_path, TaskType.INSTRUCT)
     model = adapted(tmp_path, moved=True)
     without = plain.score(model)
@@ -101,7 +99,7 @@ def test_a_task_with_a_kl_term_is_scored_with_it(tmp_path: Path) -> None:
     )
 
 
-def test_preferences_are_judged_by_the_rules_of_both_eras_where_these_differ(tmp_path: Path) -> None:
+def test_preferences_are_scored_by_the_rules_of_both_eras_where_these_differ(tmp_path: Path) -> None:
     """Prompts with an end token, answers that lose their first: what gains there must not lose elsewhere."""
     chances = {}
     for era in Era:
@@ -111,7 +109,7 @@ def test_preferences_are_judged_by_the_rules_of_both_eras_where_these_differ(tmp
             rows = [{**row, "prompt": f"{row['prompt']}\n"} for row in tiny.pair_rows(60)]
             run = spec(folder, TaskType.DPO, rows, era=era)
             tokenizer = load_tokenizer(run.model_path)
-            files = write_task(read_task(run, tokenizer), planned(TaskType.DPO), folder / "data")
+            files = write_task(read_task(run, tokenizer), rows_plan(TaskType.DPO), folder / "data")
             chances[era, adds_begin] = files.other_path is not None
     assert chances == {(era, adds_begin): adds_begin for era in Era for adds_begin in (True, False)}
 
@@ -142,6 +140,6 @@ def test_rewards_are_scored_against_the_base_only(tmp_path: Path) -> None:
 def test_without_held_out_rows_there_is_nothing_to_open(tmp_path: Path) -> None:
     run = spec(tmp_path, TaskType.CHAT, tiny.chat_rows(2))
     tokenizer = load_tokenizer(run.model_path)
-    files = write_task(read_task(run, tokenizer), planned(TaskType.CHAT), tmp_path / "data")
+    files = write_task(read_task(run, tokenizer), rows_plan(TaskType.CHAT), tmp_path / "data")
     with pytest.raises(ValueError, match="no rows were held out"):
         HeldOut.open(run, files, tokenizer)

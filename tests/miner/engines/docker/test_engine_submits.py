@@ -1,4 +1,4 @@
-"""What is asked of Docker to begin a run, and how often, whatever is there already."""
+"""The calls to Docker that start a run, whatever is there already."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Any
 
 import pytest
 
-from miner.engines.base import START_FILE, EngineSpec, Rejected, Unreachable
+from miner.engines.base import START_FILE, EngineRejected, EngineSpec, EngineUnreachable
 from miner.engines.docker import engine as module
-from miner.engines.docker.client import Refused
-from miner.engines.docker.config import LABEL_DATA, LABEL_KEY, House
+from miner.engines.docker.client import DockerRefused
+from miner.engines.docker.container import LABEL_DATA, LABEL_KEY, ContainerDefaults
 from miner.engines.docker.engine import DockerEngine
-from miner.engines.untrusted import put
+from miner.support.untrusted_files import write_untrusted
 
 KEY = "job-1-1"
-BROKEN = Refused(500, "OCI runtime create failed: no such file or directory")
+BROKEN = DockerRefused(500, "OCI runtime create failed: no such file or directory")
 
 
-def box(ref: str, data: str = "id", status: str = "created") -> dict[str, Any]:
+def container(ref: str, data: str = "id", status: str = "created") -> dict[str, Any]:
     labels = {LABEL_DATA: data, LABEL_KEY: KEY}
     return {"Id": ref, "Config": {"Labels": labels}, "State": {"Status": status}}
 
 
-class Small:
-    """A Docker with room for one container, and its client. `broken` can not be started; before each making
+class FakeDocker:
+    """A Docker with room for one container, and its client. `broken` cannot be started; before each making
     the next of `meanwhile` happens."""
 
-    make_s = 5.0
+    create_timeout_s = 5.0
 
-    def __init__(self, there: dict[str, Any] | None = None) -> None:
-        self.there = there
-        self.did: list[str] = []
+    def __init__(self, container_now: dict[str, Any] | None = None) -> None:
+        self.container_now = container_now
+        self.calls: list[str] = []
         self.broken: tuple[str, ...] = ()
         self.removable = True
         #: Looks for which the name is held by a container that is not shown.
         self.hidden = 0.0
         self.meanwhile: list[Callable[[], None]] = []
 
-    async def ask(self, _what: str, call: Callable[[Any], Any]) -> Any:
+    async def query(self, _what: str, call: Callable[[Any], Any]) -> Any:
         return call(self._api())
 
-    make = ask
+    create = query
 
     def _api(self) -> SimpleNamespace:
         return SimpleNamespace(
@@ -57,35 +57,35 @@ class Small:
     def _inspect(self, _name: str) -> Mapping[str, Any]:
         if self.hidden > 0:
             self.hidden -= 1
-        elif self.there is not None:
-            return self.there
-        raise Refused(404, "No such container")
+        elif self.container_now is not None:
+            return self.container_now
+        raise DockerRefused(404, "No such container")
 
     def _create(self, _body: Mapping[str, Any], _name: str) -> None:
         if self.meanwhile:
             self.meanwhile.pop(0)()
-        if self.hidden > 0 or self.there is not None:
-            raise Refused(409, "Conflict. The container name is already in use")
-        self.there = box(f"new-{sum(one.startswith('made') for one in self.did)}")
-        self.did.append(f"made {self.there['Id']}")
+        if self.hidden > 0 or self.container_now is not None:
+            raise DockerRefused(409, "Conflict. The container name is already in use")
+        self.container_now = container(f"new-{sum(one.startswith('create') for one in self.calls)}")
+        self.calls.append(f"create {self.container_now['Id']}")
 
     def _start(self, ref: str) -> None:
-        self.did.append(f"start {ref}")
+        self.calls.append(f"start {ref}")
         if ref in self.broken:
             raise BROKEN
-        assert self.there is not None
-        self.there["State"]["Status"] = "running"
+        assert self.container_now is not None
+        self.container_now["State"]["Status"] = "running"
 
     def _remove(self, ref: str, **_how: bool) -> None:
-        self.did.append(f"remove {ref}")
+        self.calls.append(f"remove {ref}")
         if not self.removable:
-            raise Refused(500, "driver failed to remove root filesystem")
-        self.there = None
+            raise DockerRefused(500, "driver failed to remove root filesystem")
+        self.container_now = None
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "CREATE_POLL_S", 0.0)
 
 
 @pytest.fixture
@@ -93,107 +93,107 @@ def spec(tmp_path: Path) -> EngineSpec:
     return EngineSpec(KEY, ("python", "-c", "pass"), tmp_path)
 
 
-async def submit(client: Small, spec: EngineSpec) -> str:
-    made = DockerEngine(
+async def submit(client: FakeDocker, spec: EngineSpec) -> str:
+    engine = DockerEngine(
         client,  # type: ignore[arg-type]
-        House("id", Path("/wrapper.py"), "1:1"),
+        ContainerDefaults("id", Path("/wrapper.py"), "1:1"),
         image_of=lambda short: f"me/{short}",
         redact=str,
         trusted=(),
         training_uid=None,
     )
-    return await made.submit(spec)
+    return await engine.submit(spec)
 
 
-async def test_what_is_made_is_started(spec: EngineSpec) -> None:
-    client = Small()
+async def test_a_created_container_is_started(spec: EngineSpec) -> None:
+    client = FakeDocker()
     assert await submit(client, spec) == "new-0"
-    assert client.did == ["made new-0", "start new-0"]
+    assert client.calls == ["create new-0", "start new-0"]
 
 
 @pytest.mark.parametrize("status", ["running", "exited"])
-async def test_what_was_started_is_not_again(status: str, spec: EngineSpec) -> None:
-    client = Small(box("old", status=status))
+async def test_a_started_container_is_not_started_again(status: str, spec: EngineSpec) -> None:
+    client = FakeDocker(container("old", status=status))
     assert await submit(client, spec) == "old"
-    assert client.did == []
+    assert client.calls == []
 
 
-async def test_a_container_that_is_being_made_is_waited_for(spec: EngineSpec) -> None:
-    client = Small(box("old"))
+async def test_a_container_in_creation_is_waited_for(spec: EngineSpec) -> None:
+    client = FakeDocker(container("old"))
     client.hidden = 8  # one look before, and three tries of a making and a look
     assert await submit(client, spec) == "old"
-    assert client.did == ["start old"]
+    assert client.calls == ["start old"]
 
 
-async def test_a_name_that_is_let_go_of_is_taken(spec: EngineSpec) -> None:
+async def test_a_freed_name_is_used(spec: EngineSpec) -> None:
     """The making by an earlier request came to nothing."""
-    client = Small()
+    client = FakeDocker()
     client.hidden = 3
     assert await submit(client, spec) == "new-0"
-    assert client.did == ["made new-0", "start new-0"]
+    assert client.calls == ["create new-0", "start new-0"]
 
 
-async def test_a_container_that_never_shows_is_not_waited_for_for_ever(spec: EngineSpec) -> None:
-    client = Small(box("old"))
-    client.hidden, client.make_s = float("inf"), 0.05
-    with pytest.raises(Unreachable, match="holds the name"):
+async def test_a_container_that_never_appears_is_not_waited_for_for_ever(spec: EngineSpec) -> None:
+    client = FakeDocker(container("old"))
+    client.hidden, client.create_timeout_s = float("inf"), 0.05
+    with pytest.raises(EngineUnreachable, match="holds the name"):
         await submit(client, spec)
-    assert client.did == []
+    assert client.calls == []
 
 
-async def test_a_container_made_before_that_can_not_be_started_is_made_anew_once(spec: EngineSpec) -> None:
-    client = Small(box("old"))
+async def test_an_older_container_that_cannot_be_started_is_created_again_once(spec: EngineSpec) -> None:
+    client = FakeDocker(container("old"))
     client.broken = ("old",)
     assert await submit(client, spec) == "new-0"
-    assert client.did == ["start old", "remove old", "made new-0", "start new-0"]
-    client = Small(box("old"))
+    assert client.calls == ["start old", "remove old", "create new-0", "start new-0"]
+    client = FakeDocker(container("old"))
     client.broken = ("old", "new-0")
-    with pytest.raises(Rejected):
+    with pytest.raises(EngineRejected):
         await submit(client, spec)
-    assert client.did[2:] == ["made new-0", "start new-0", "remove new-0"]
+    assert client.calls[2:] == ["create new-0", "start new-0", "remove new-0"]
 
 
-async def test_one_made_here_that_can_not_be_started_is_not_made_again(spec: EngineSpec) -> None:
-    client = Small()
+async def test_a_new_container_that_cannot_be_started_is_not_created_again(spec: EngineSpec) -> None:
+    client = FakeDocker()
     client.broken = ("new-0",)
-    with pytest.raises(Rejected):
+    with pytest.raises(EngineRejected):
         await submit(client, spec)
-    assert client.did == ["made new-0", "start new-0", "remove new-0"]
+    assert client.calls == ["create new-0", "start new-0", "remove new-0"]
 
 
-async def test_one_that_can_be_neither_started_nor_removed_is_told(spec: EngineSpec) -> None:
-    client = Small(box("old"))
+async def test_a_container_that_can_be_neither_started_nor_removed_is_rejected(spec: EngineSpec) -> None:
+    client = FakeDocker(container("old"))
     client.broken, client.removable = ("old",), False
-    with pytest.raises(Rejected, match="runtime create failed"):
+    with pytest.raises(EngineRejected, match="runtime create failed"):
         await submit(client, spec)
-    assert not any(one.startswith("made") for one in client.did)
+    assert not any(one.startswith("create") for one in client.calls)
 
 
-async def test_a_stranger_who_takes_the_name_meanwhile_is_neither_started_nor_removed(
+async def test_a_stranger_s_container_of_the_same_name_is_left_alone(
     spec: EngineSpec,
 ) -> None:
-    client = Small(box("old"))
+    client = FakeDocker(container("old"))
     client.broken = ("old",)
-    client.meanwhile = [lambda: setattr(client, "there", box("theirs", "another"))]
-    with pytest.raises(Rejected, match="not ours"):
+    client.meanwhile = [lambda: setattr(client, "container_now", container("theirs", "another"))]
+    with pytest.raises(EngineRejected, match="not ours"):
         await submit(client, spec)
-    assert client.did == ["start old", "remove old"]
+    assert client.calls == ["start old", "remove old"]
 
 
 @pytest.mark.parametrize("status", ["running", "exited"])
-async def test_what_somebody_else_made_anew_and_started_is_not_started_again(
+async def test_a_container_that_another_request_started_is_not_started_again(
     status: str, spec: EngineSpec
 ) -> None:
-    client = Small(box("old"))
+    client = FakeDocker(container("old"))
     client.broken = ("old",)
-    client.meanwhile = [lambda: setattr(client, "there", box("other", status=status))]
+    client.meanwhile = [lambda: setattr(client, "container_now", container("other", status=status))]
     assert await submit(client, spec) == "other"
-    assert client.did == ["start old", "remove old"]
+    assert client.calls == ["start old", "remove old"]
 
 
-async def test_a_run_that_began_though_its_start_was_refused_is_not_begun_again(spec: EngineSpec) -> None:
-    client = Small(box("old"))
+async def test_a_run_that_began_although_its_start_was_refused_is_not_started_again(spec: EngineSpec) -> None:
+    client = FakeDocker(container("old"))
     client.broken = ("old",)
-    client.meanwhile = [lambda: put(spec.run_dir, START_FILE, b'{"at": 1}')]
+    client.meanwhile = [lambda: write_untrusted(spec.run_dir, START_FILE, b'{"at": 1}')]
     assert await submit(client, spec) == "new-0"
-    assert client.did == ["start old", "remove old", "made new-0"]
+    assert client.calls == ["start old", "remove old", "create new-0"]

@@ -1,4 +1,4 @@
-"""What local processes can't start here."""
+"""What local processes cannot start here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from miner.engines.process import engine as module
-from miner.engines.process.book import Book
 from miner.engines.process.engine import ProcessEngine
-from miner.engines.process.interpreter import Interpreter
+from miner.engines.process.launch import Interpreter
+from miner.engines.process.run_registry import RunRegistry
 from miner.engines.process.sandbox import Sandbox
 
 PYTHON = Interpreter(Path(sys.executable), ())
@@ -23,7 +23,7 @@ def engine(
 ) -> ProcessEngine:
     more: dict[str, Any] = {"trusted": (), "ulimits": {}, "pids": 100, "redact": str, "limits": None}
     return ProcessEngine(
-        Book(tmp_path), "id", interpreter, code=tmp_path, sandbox=sandbox, why_no_sandbox="", **more
+        RunRegistry(tmp_path), "id", interpreter, code=tmp_path, sandbox=sandbox, why_no_sandbox="", **more
     )
 
 
@@ -39,20 +39,20 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_pictures_need_their_own_programs(tmp_path: Path, tools: Path) -> None:
-    assert str(tools) in (await engine(tmp_path).lacks())["image"]
+    assert str(tools) in (await engine(tmp_path).missing_images())["image"]
     tools.mkdir(parents=True)
-    assert await engine(tmp_path).lacks() == {}
+    assert await engine(tmp_path).missing_images() == {}
 
 
 async def test_programs_outside_of_the_sandbox_are_as_good_as_none(tmp_path: Path, tools: Path) -> None:
     tools.mkdir(parents=True)
-    assert "sandbox" in (await engine(tmp_path, sandbox=sandbox()).lacks())["image"]
-    assert await engine(tmp_path, sandbox=sandbox(tools.parent)).lacks() == {}
+    assert "sandbox" in (await engine(tmp_path, sandbox=sandbox()).missing_images())["image"]
+    assert await engine(tmp_path, sandbox=sandbox(tools.parent)).missing_images() == {}
 
 
 async def test_an_interpreter_that_is_gone_starts_nothing(tmp_path: Path, tools: Path) -> None:
     gone = replace(PYTHON, path=tmp_path / "gone")
-    assert set(await engine(tmp_path, gone).lacks()) == {"text", "image"}
+    assert set(await engine(tmp_path, gone).missing_images()) == {"text", "image"}
 
 
 async def test_an_upgrade_of_our_own_code_is_another_identity(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sandbox's command line. What it holds back is shown in tests/integration/test_engines_hostile.py."""
+"""The sandbox's command line. Its isolation is tested in tests/integration/test_engines_hostile.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from miner.engines.base import EngineSpec, Mount
 from miner.engines.process import sandbox
-from miner.engines.process.interpreter import Interpreter
-from miner.engines.process.sandbox import Sandbox, detect
+from miner.engines.process.launch import Interpreter
+from miner.engines.process.sandbox import Sandbox, detect_sandbox
 
 PYTHON = Interpreter(Path("/env/bin/python"), (Path("/env"),))
 
@@ -65,15 +65,15 @@ def test_the_command_comes_last_after_everything_was_given_up() -> None:
     words = command()
     last = words[words.index("--") + 1 :]
     assert last[:3] == ["/env/bin/python", "-I", "-S"]
-    assert last[3].endswith("inside.py")
+    assert last[3].endswith("sandbox_init.py")
     assert last[-4:] == ["--", "/env/bin/python", "-m", "x"]
 
 
-def test_without_bubblewrap_there_is_none_and_the_package_is_named(
+def test_without_bubblewrap_the_package_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt install bubblewrap" in str(detect(PYTHON, tmp_path / "hosts", (), None, 10))
+    assert "apt install bubblewrap" in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_without_bubblewrap_there_is_none_and_the_package_is_named(
         ("echo \"['lo', 'eth0']\"", "does not close off the network"),
     ],
 )
-def test_one_that_does_not_hold_is_none(
+def test_a_sandbox_that_isolates_nothing_is_not_used(
     script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bwrap"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert told in str(detect(PYTHON, tmp_path / "hosts", (), None, 10))
+    assert told in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))

@@ -1,0 +1,1 @@
+"""The YAML files that operators write: parsed with their lines, layered, validated, reloaded, documented."""

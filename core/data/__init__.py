@@ -1,0 +1,1 @@
+"""Datasets: rows, archives, pictures, and facts about them."""

@@ -1,0 +1,51 @@
+"""Name a task and the GPUs reserved for it: shared by offers, jobs, the store, the fleet and engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from core.domain.selectors import Lane
+
+#: The pretended GPU of a host without any. Where several are configured, the others are `cpu:1`, `cpu:2`…
+CPU_ID = "cpu"
+
+
+#: A lane and its name in the profile, as `core.planning.gpu_count.lane_for` finds them.
+NamedLane = tuple[str, Lane]
+
+
+class TaskKey(NamedTuple):
+    """A task's id and its validator: two validators may use the same id."""
+
+    validator: str
+    task_id: str
+
+
+class ReservationKind(StrEnum):
+    OFFER = "offer"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReservation:
+    """GPUs reserved for a task in a window, which may begin later. Queued jobs have one too."""
+
+    key: TaskKey
+    kind: ReservationKind
+    gpus: tuple[str, ...]
+    starts_at: float
+    ends_at: float
+    priority: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and when a task would run."""
+
+    gpus: tuple[str, ...]
+    starts_at: float
+    ends_at: float
+    #: "lane large", "two linked cards", …
+    why: str = ""

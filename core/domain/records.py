@@ -1,0 +1,53 @@
+"""The base class of every immutable record, and what records say about sources: confidence and foreign text.
+
+Records are strict about their keys, never hold NaN and are never changed in place.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+class Record(BaseModel):
+    """Frozen, no unknown keys, no infinities: what is written to JSON comes back equal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+def _without_surrogates(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+#: Text from somebody else's code or file. Half a surrogate pair, which JSON can express and no file can hold,
+#: becomes a question mark: reporting an error must not fail.
+SanitizedText = Annotated[str, BeforeValidator(_without_surrogates)]
+
+
+class Confidence(StrEnum):
+    """How reliable a fact is, best first."""
+
+    CONFIG = "config"  # read from the model's own config.json, or measured
+    GIVEN = "given"  # stated by whoever asked (an offer's parameter count, an operator's --rows)
+    TABLE = "table"  # from our table of known models, matched by family and size
+    NAME = "name"  # read out of the model's name
+    GUESS = "guess"  # a typical value, because nothing better was there
+
+
+#: Best first, to find the weakest of several.
+CONFIDENCE_ORDER = tuple(Confidence)
+
+
+def weakest_confidence(confidences: list[Confidence]) -> Confidence:
+    return max(confidences, key=CONFIDENCE_ORDER.index, default=Confidence.GUESS)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Text without control sequences and marks of direction: for everything from outside that is shown."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in keep or char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text
+    )

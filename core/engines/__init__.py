@@ -1,0 +1,1 @@
+"""Render a plan into an engine's own configuration, and check the result."""

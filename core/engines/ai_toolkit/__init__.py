@@ -1,0 +1,1 @@
+"""ai-toolkit: recipe, rules and key table."""

@@ -1,0 +1,1 @@
+"""Axolotl: recipe, rules and key table."""

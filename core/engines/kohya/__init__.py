@@ -1,0 +1,1 @@
+"""sd-scripts (kohya): recipe, rules and key table."""

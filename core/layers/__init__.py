@@ -1,1 +1,0 @@
-"""The YAML files that operators write: read with their lines, laid over one another, checked, followed."""

@@ -1,0 +1,1 @@
+"""What is known of base models: facts, names, published shapes."""

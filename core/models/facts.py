@@ -1,0 +1,153 @@
+"""Facts about a base model: family, parameters, shape, and how certain each of them is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from core.domain.choices import Attention
+from core.domain.records import Confidence, Record, weakest_confidence
+from core.domain.tasks import ImageModelType
+
+
+class Family(StrEnum):
+    """A model family, as operators and policies name it. `ModelFacts.architecture` is more exact."""
+
+    LLAMA = "llama"
+    CODELLAMA = "codellama"
+    MISTRAL = "mistral"
+    MIXTRAL = "mixtral"
+    QWEN = "qwen"
+    GEMMA = "gemma"
+    PHI = "phi"
+    DEEPSEEK = "deepseek"
+    FALCON = "falcon"
+    PYTHIA = "pythia"
+    GPT2 = "gpt2"
+    OPT = "opt"
+    BLOOM = "bloom"
+    STARCODER = "starcoder"
+    STABLELM = "stablelm"
+    OLMO = "olmo"
+    GRANITE = "granite"
+    COHERE = "cohere"
+    INTERNLM = "internlm"
+    GLM = "glm"
+    SMOLLM = "smollm"
+    YI = "yi"
+    GPT_OSS = "gpt-oss"
+    SDXL = "sdxl"
+    FLUX = "flux"
+    Z_IMAGE = "z-image"
+    QWEN_IMAGE = "qwen-image"
+    IDEOGRAM = "ideogram"
+    KREA = "krea"
+    UNKNOWN = "unknown"
+
+
+#: Architectures of transformers 5 without flash attention (GPT-OSS has it only as a kernel of the hub), and
+#: those without torch's own attention as well.
+_NO_FLASH = frozenset({"llama4", "llama4_text", "deepseek_v32", "glm_moe_dsa", "doge", "blt", "axk2"})
+_EAGER_ONLY = frozenset(
+    {"bloom", "mpt", "codegen", "openai-gpt", "gpt_neox_japanese", "gpt_oss", "granite_swa", "granitemoe_swa"}
+    | {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "xlnet", "xlm", "xglm", "cpmant", "deepseek_v4"}
+    | {"big_bird", "roformer", "rembert", "reformer", "megatron-bert", "mimo_v2_flash"}
+)
+#: The widest head that flash attention supports.
+_FLASH_HEAD = 256
+
+
+class MoeFacts(Record):
+    """A mixture of experts, as far as memory and time need it."""
+
+    experts: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    #: Width of one routed expert's MLP; `ModelFacts.intermediate` is that of the dense layers.
+    expert_intermediate: int = Field(ge=1)
+    shared_experts: int = Field(default=0, ge=0)
+    #: Layers with an ordinary MLP instead of experts.
+    dense_layers: int = Field(default=0, ge=0)
+
+
+class ImageFacts(Record):
+    """A diffusion model: the part that is trained, and the frozen parts that take memory beside it."""
+
+    image_type: ImageModelType
+    #: Of the U-Net or transformer that is trained (or carries the adapter).
+    backbone_params: int = Field(ge=0)
+    text_encoder_params: int = Field(ge=0)
+    vae_params: int = Field(ge=0)
+    #: Tokens (or latent positions) that attention sees of one 1024×1024 picture with its prompt.
+    tokens_at_1024: int = Field(ge=1)
+    #: Adapter parameters per unit of rank: of the backbone, and of the text encoders when they are trained.
+    adapter_params_per_rank: int = Field(ge=0)
+    text_adapter_params_per_rank: int = Field(ge=0)
+
+
+class ModelFacts(Record):
+    """One base model. For image models the transformer fields describe the diffusion backbone."""
+
+    model_id: str
+    family: Family
+    #: `model_type` in config.json ("llama", "qwen3_moe"); for image models the image type.
+    architecture: str
+    params_total: int = Field(ge=0)
+    #: Parameters that one token passes through; equal to the total unless it is a mixture of experts.
+    params_active: int = Field(ge=0)
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    intermediate: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocab: int = Field(ge=1)
+    max_position: int = Field(ge=1)
+    tied_embeddings: bool
+    #: True: three MLP matrices (gate, up, down), as in Llama; False: two, as in GPT-2 and Falcon.
+    gated_mlp: bool = True
+    sliding_window: int | None = None
+    #: Multi-head latent attention (DeepSeek V2/V3): its ranks shape the projections.
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    moe: MoeFacts | None = None
+    image: ImageFacts | None = None
+    #: As stored in the repository: "bfloat16", "float16", "float32".
+    dtype: str = "bfloat16"
+    #: By field; a field not listed has the `confidence` of the whole.
+    sources: dict[str, Confidence] = Field(default_factory=dict)
+
+    @property
+    def confidence(self) -> Confidence:
+        """The weakest confidence of the facts that decide: size and shape."""
+        return weakest_confidence([self.sources[name] for name in DECIDING if name in self.sources])
+
+    @property
+    def attention(self) -> Attention:
+        """The fastest kind of kernel that it can be trained with, if the GPU supports it."""
+        if self.architecture in _EAGER_ONLY:
+            return Attention.EAGER
+        no_flash = self.architecture in _NO_FLASH or (not self.is_image and self.head_dim > _FLASH_HEAD)
+        return Attention.SDPA if no_flash else Attention.FLASH_2
+
+    @property
+    def is_image(self) -> bool:
+        return self.image is not None
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the embedding table, and of the output head where it is a separate matrix."""
+        if self.is_image:
+            return 0
+        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the repository's weights, which are downloaded and read from disk."""
+        per_param = 4 if self.dtype == "float32" else 2
+        extra = self.image.text_encoder_params + self.image.vae_params if self.image else 0
+        return (self.params_total + extra) * per_param
+
+
+#: The fields whose confidence is the model's confidence.
+DECIDING = ("family", "params_total", "layers", "hidden", "intermediate", "vocab")

@@ -1,0 +1,155 @@
+"""The image families: one record each, with everything that the code knows of it.
+
+A new family is a value of `ImageModelType`, one of `Family`, a record here and a template in `configs/base`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from core.domain.choices import Engine
+from core.domain.tasks import ImageModelType
+from core.models.facts import Family, ImageFacts
+
+
+class ExtraWeights(NamedTuple):
+    """A small weight file beside the model: the field of `ImageFiles`, its repository and its name."""
+
+    field: str
+    repository: str
+    pattern: str
+    #: What goes wrong without it.
+    purpose: str
+
+
+@dataclass(frozen=True)
+class ImageFamily:
+    """One kind of diffusion model."""
+
+    family: Family
+    #: Those that train it, the usual one first.
+    engines: tuple[Engine, ...]
+    #: Layers, width, MLP, heads of the backbone.
+    shape: tuple[int, int, int, int]
+    facts: ImageFacts
+    #: What a model's name says, where offers name no image type.
+    name_pattern: str | None = None
+    #: How often a picture comes per epoch, as validators prepare datasets: `10_lora` or `1_lora` directories.
+    repeats: int = 1
+    #: ai-toolkit reads the text encoder from this repository, not from the model's directory.
+    text_encoder: str | None = None
+    #: ai-toolkit reads the VAE from the `vae` directory here, or in the directory it is given.
+    vae: str | None = None
+    extra: ExtraWeights | None = None
+
+    def template(self, engine: Engine) -> str:
+        """The file in `configs/base` that a configuration of this engine starts from."""
+        words = f"{engine}_{self.facts.image_type}".replace("-", "_")
+        return f"{words}.toml" if engine is Engine.KOHYA else f"{words}.yaml"
+
+
+def _facts(
+    image_type: ImageModelType, params: tuple[int, int, int], per_rank: tuple[int, int], tokens: int = 4608
+) -> ImageFacts:
+    """`params`: backbone, text encoders, VAE; `per_rank`: adapter weights of backbone and text encoders."""
+    return ImageFacts(
+        image_type=image_type,
+        backbone_params=params[0],
+        text_encoder_params=params[1],
+        vae_params=params[2],
+        tokens_at_1024=tokens,
+        adapter_params_per_rank=per_rank[0],
+        text_adapter_params_per_rank=per_rank[1],
+    )
+
+
+#: SDXL's U-Net has no single shape: its record describes the 1280-wide transformer blocks, where the
+#: parameters are. Adapter parameters per rank were counted from the real modules for SDXL and Flux (text
+#: encoders: CLIP-L and bigG, CLIP-L and T5), and follow from the block shapes for the rest, whose text
+#: encoders are never trained. The first pattern that a name matches counts: `FLUX.1-Krea` is a Flux.
+IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
+    ImageModelType.SDXL: ImageFamily(
+        Family.SDXL,
+        (Engine.KOHYA,),
+        (70, 1280, 5120, 20),
+        _facts(
+            ImageModelType.SDXL, (2_567_000_000, 818_000_000, 84_000_000), (2_652_000, 903_168), tokens=4096
+        ),
+        repeats=10,
+    ),
+    ImageModelType.Z_IMAGE: ImageFamily(
+        Family.Z_IMAGE,
+        (Engine.AI_TOOLKIT,),
+        (34, 3840, 10240, 30),
+        _facts(ImageModelType.Z_IMAGE, (6_150_000_000, 4_020_000_000, 84_000_000), (2_480_640, 0)),
+        name_pattern=r"z-?image",
+        extra=ExtraWeights(
+            "assistant_lora",
+            "ostris/zimage_turbo_training_adapter",
+            "zimage_turbo_training_adapter*.safetensors",
+            "a turbo model loses its few-step quality without it",
+        ),
+    ),
+    ImageModelType.QWEN_IMAGE: ImageFamily(
+        Family.QWEN_IMAGE,
+        (Engine.AI_TOOLKIT,),
+        (60, 3072, 12288, 24),
+        _facts(ImageModelType.QWEN_IMAGE, (20_400_000_000, 8_290_000_000, 127_000_000), (9_216_000, 0)),
+        name_pattern=r"qwen-?image",
+        extra=ExtraWeights(
+            "recovery_adapter",
+            "ostris/accuracy_recovery_adapters",
+            "qwen_image_torchao_uint3.safetensors",
+            "a quantised base falls back to 8 bits",
+        ),
+    ),
+    ImageModelType.IDEOGRAM4: ImageFamily(
+        Family.IDEOGRAM,
+        (Engine.AI_TOOLKIT,),
+        (34, 4608, 12288, 18),
+        _facts(ImageModelType.IDEOGRAM4, (9_300_000_000, 8_770_000_000, 84_000_000), (3_307_520, 0)),
+        name_pattern=r"ideogram",
+        text_encoder="Qwen/Qwen3-VL-8B-Instruct",
+        extra=ExtraWeights(
+            "unconditional_lora",
+            "ostris/ideogram_4_unconditional_lora",
+            "ideogram_4_unconditional_lora*.safetensors",
+            "the negative pass runs without it",
+        ),
+    ),
+    ImageModelType.FLUX: ImageFamily(
+        Family.FLUX,
+        (Engine.KOHYA, Engine.AI_TOOLKIT),
+        (57, 3072, 12288, 24),
+        _facts(ImageModelType.FLUX, (11_900_000_000, 4_885_000_000, 84_000_000), (4_781_000, 1_984_512)),
+        name_pattern=r"flux",
+    ),
+    ImageModelType.KREA2: ImageFamily(
+        Family.KREA,
+        (Engine.AI_TOOLKIT,),
+        (28, 6144, 16384, 48),
+        _facts(ImageModelType.KREA2, (12_900_000_000, 4_440_000_000, 127_000_000), (3_354_624, 0)),
+        name_pattern=r"krea",
+        text_encoder="Qwen/Qwen3-VL-4B-Instruct",
+        vae="Qwen/Qwen-Image",
+    ),
+}
+_NAMES = tuple(
+    (re.compile(record.name_pattern), image_type)
+    for image_type, record in IMAGE_FAMILIES.items()
+    if record.name_pattern is not None
+)
+
+
+def image_type_from_name(model_id: str) -> ImageModelType:
+    """Offers name no image type; SDXL is what most of those models are."""
+    low = model_id.lower()
+    return next((kind for part, kind in _NAMES if part.search(low)), ImageModelType.SDXL)
+
+
+def families_of(engine: Engine) -> list[ImageModelType]:
+    """The image types that an engine trains."""
+    return [image_type for image_type in ImageModelType if engine in IMAGE_FAMILIES[image_type].engines]

@@ -1,0 +1,342 @@
+"""One candidate for a run: every number that memory and time depend on, and nothing else.
+
+The search varies these by the dozen before a plan is written down, so this is a plain dataclass.
+`candidate_of` reads one back out of a plan: an attempt that ran out of memory is planned again from its
+`plan.json` alone. The model's shape (sums over its layers) is computed once per plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+
+from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
+from core.domain.hardware import GpuKind
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.facts import ImageFacts, ModelFacts
+from core.models.shapes import linear_shapes
+
+if TYPE_CHECKING:
+    from core.planning.memory import HeldMemory, TrainedMemory
+    from core.planning.plan import TaskSpec, TrainingPlan
+
+
+class AdaptedShape(NamedTuple):
+    """The matrices with an adapter: sums over one average layer, and over the model."""
+
+    #: Input widths of the adapted matrices of a layer, and how many there are.
+    inputs: float
+    modules: float
+    #: d_in + d_out of all adapted matrices of the model: adapter parameters per unit of rank.
+    params_per_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Widths in elements per token, per layer; parameters of the whole model."""
+
+    layers: int
+    hidden: int
+    vocab: int
+    heads: int
+    #: Width of all query heads, and of the keys (the values' is the same).
+    queries: int
+    keys: int
+    #: Width of the MLP that a token passes through; for experts, of those it visits.
+    mlp: float
+    gated: bool
+    params: int
+    active: int
+    #: Embedding and head: they stay gathered under FSDP, and have a gradient of their own.
+    embedding_params: int
+    #: One of the two: vocabulary times width.
+    vocab_params: int
+    adapted: AdaptedShape
+
+    @property
+    def layer_params(self) -> float:
+        return max(self.params - self.embedding_params, 0) / self.layers
+
+
+def shape_of(model: ModelFacts, modules: tuple[str, ...] = ()) -> ModelShape:
+    """Sum up the model's layers. `modules` have an adapter; empty means every linear layer."""
+    rotary = 64 if model.kv_lora_rank else 0  # latent attention: rotary dimensions beside head_dim
+    return ModelShape(
+        layers=model.layers,
+        hidden=model.hidden,
+        vocab=model.vocab,
+        heads=model.heads,
+        queries=model.heads * (model.head_dim + rotary),
+        keys=model.kv_heads * (model.head_dim + rotary),
+        mlp=_mlp_width(model),
+        gated=model.gated_mlp and not model.is_image,
+        params=model.params_total,
+        active=min(model.params_active, model.params_total),
+        embedding_params=min(model.embedding_params, model.params_total),
+        vocab_params=0 if model.is_image else model.vocab * model.hidden,
+        adapted=_adapted(model, modules),
+    )
+
+
+def _mlp_width(model: ModelFacts) -> float:
+    if model.moe is None:
+        return float(model.intermediate)
+    moe = model.moe
+    dense = min(moe.dense_layers, model.layers)
+    visited = moe.expert_intermediate * (moe.experts_per_token + moe.shared_experts)
+    return (dense * model.intermediate + (model.layers - dense) * visited) / model.layers
+
+
+def _adapted(model: ModelFacts, modules: tuple[str, ...]) -> AdaptedShape:
+    if model.image is not None:
+        # A transformer block of a diffusion model: q, k, v, o and two MLP matrices, in and out.
+        return AdaptedShape(5.0 * model.hidden + model.intermediate, 6.0, model.image.adapter_params_per_rank)
+    inputs = outputs = count = 0
+    for linear in linear_shapes(model):
+        if not linear.routed and (not modules or linear.name in modules):
+            inputs += linear.d_in * linear.copies
+            outputs += linear.d_out * linear.copies
+            count += linear.copies
+    return AdaptedShape(inputs / model.layers, count / model.layers, inputs + outputs)
+
+
+class LossKind(StrEnum):
+    """How much of the logits is in memory at a time."""
+
+    FULL = "full"
+    CHUNKED = "chunked"  # Axolotl's: all logits in bf16, fp32 by chunks
+    FUSED = "fused"  # Liger's and ours: never more than a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCandidate:
+    """What only image training adds."""
+
+    facts: ImageFacts
+    resolution: int
+    vae_batch: int
+    #: The text encoders' outputs are computed once and the encoders offloaded.
+    text_offloaded: bool
+    text_adapter: bool
+    quantized: bool
+
+
+class MemoryCache:
+    """What `memory.py` computes once for all candidates that differ in their batches only."""
+
+    __slots__ = ("held", "trained")
+
+    def __init__(self) -> None:
+        self.held: HeldMemory | None = None
+        self.trained: TrainedMemory | None = None
+
+
+@dataclass(frozen=True)
+class RunCandidate:
+    """One way to run a task. Frozen: a variation is `vary(candidate, micro=4)`."""
+
+    task: TaskType
+    engine: Engine
+    method: Method
+    shape: ModelShape
+    kind: GpuKind
+    world: int
+    parallelism: Parallelism
+    micro: int
+    accumulation: int
+    eval_micro: int
+    #: Tokens of one sequence at most; GRPO: prompt and completion.
+    length: int
+    #: GRPO: tokens generated at most.
+    completion: int
+    rank: int
+    adapter_fp32: bool
+    dropout: bool
+    optimizer: Optimizer
+    fp32_master: bool
+    #: Bytes of a number that is computed with: 2, or 4 without bf16 and fp16.
+    width: int
+    checkpointing: bool
+    offload: bool
+    attention: Attention
+    loss: LossKind
+    reshard: bool
+    compile_mode: CompileMode | None
+    fp8: bool
+    #: DPO: the reference's log-probs are there before the training begins.
+    reference_ready: bool
+    #: GRPO: the share of the GPU that vLLM takes, 0 for none; completions per prompt; a KL term.
+    vllm_share: float
+    generations: int
+    kl: bool
+    #: GRPO, sharded, without vLLM: layers whose weights are gathered once for a generation, not for every
+    #: token.
+    gathered_layers: int
+    #: An averaged copy of what is trained.
+    ema: bool
+    image: ImageCandidate | None
+    #: Derived from the rest once, because a search reads them hundreds of times.
+    full: bool = field(init=False, compare=False)
+    sharded: bool = field(init=False, compare=False)
+    shards: int = field(init=False, compare=False)
+    adapter_params: int = field(init=False, compare=False)
+    trained_params: int = field(init=False, compare=False)
+    #: Bytes of one trained parameter, of its gradient, and of each of Adam's two states.
+    trained_width: int = field(init=False, compare=False)
+    #: Memory that no micro batch changes, once `memory.py` has computed it.
+    memory_cache: MemoryCache = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        full = self.method is Method.FULL
+        sharded = self.parallelism is Parallelism.FSDP and self.world > 1
+        adapter = 0 if full else self.rank * self._adapter_params_per_rank()
+        width = self.width if full or not self.adapter_fp32 else 4
+        self.__dict__.update(
+            full=full,
+            sharded=sharded,
+            shards=self.world if sharded else 1,
+            adapter_params=adapter,
+            trained_params=self.shape.params if full else adapter,
+            trained_width=width,
+            memory_cache=MemoryCache(),
+        )
+
+    def _adapter_params_per_rank(self) -> int:
+        extra = 0
+        if self.image is not None and self.image.text_adapter:
+            extra = self.image.facts.text_adapter_params_per_rank
+        return self.shape.adapted.params_per_rank + extra
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the engine can keep the moving average. Axolotl's callbacks cannot where FSDP2 splits the
+        weights; sd-scripts has none."""
+        split = self.engine is Engine.AXOLOTL and self.sharded
+        return self.ema and not split and self.engine is not Engine.KOHYA
+
+    @property
+    def gathers_to_generate(self) -> bool:
+        return self.sharded and self.task.generates and not self.vllm_share
+
+    @property
+    def per_gpu(self) -> int:
+        """Sequences of one GPU in one optimizer step."""
+        return self.micro * self.accumulation
+
+    @property
+    def effective(self) -> int:
+        """Sequences of one optimizer step: the effective batch."""
+        return self.micro * self.accumulation * self.world
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one forward pass on one GPU; for DPO of both sides of a pair."""
+        return self.micro * (2 if self.task.has_pairs else 1) * self.length
+
+
+class CandidateChanges(TypedDict, total=False):
+    """What the search varies."""
+
+    method: Method
+    world: int
+    parallelism: Parallelism
+    micro: int
+    accumulation: int
+    eval_micro: int
+    length: int
+    completion: int
+    rank: int
+    optimizer: Optimizer
+    fp32_master: bool
+    checkpointing: bool
+    reference_ready: bool
+    gathered_layers: int
+    image: ImageCandidate | None
+
+
+#: Changes that leave alone what `__post_init__` derives.
+_NOT_DERIVED_FROM = frozenset(
+    ("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "gathered_layers")
+)
+
+
+def vary(candidate: RunCandidate, **changes: Unpack[CandidateChanges]) -> RunCandidate:
+    """Copy with some numbers changed. `dataclasses.replace` was a sixth of a plan's time: it passes every
+    field through the constructor."""
+    varied = object.__new__(RunCandidate)
+    varied.__dict__.update(candidate.__dict__, **changes)
+    if not _NOT_DERIVED_FROM.issuperset(changes):
+        varied.__post_init__()
+    return varied
+
+
+def image_tokens(facts: ImageFacts, resolution: int) -> int:
+    """Tokens grow with the area; the prompt's (512 of Flux's 4608) are few enough to leave in."""
+    return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
+
+
+def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: bool) -> LossKind:
+    """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to, and the KL to
+    the base model needs them too."""
+    if task.task_type.is_rl or task.kl_coefficient or not (fused or liger):
+        return LossKind.FULL
+    return LossKind.FUSED if liger or engine is Engine.NATIVE else LossKind.CHUNKED
+
+
+def candidate_of(plan: TrainingPlan) -> RunCandidate:
+    """The candidate with the numbers of this plan, which may have been read from its file."""
+    adapter, precision, grpo = plan.adapter, plan.precision, plan.grpo
+    modules = adapter.target_modules if adapter else ()
+    return RunCandidate(
+        task=plan.task.task_type,
+        engine=plan.engine,
+        method=plan.method,
+        shape=shape_of(plan.model, modules),
+        kind=plan.gpus.kind,
+        world=plan.batch.world_size,
+        parallelism=plan.parallelism,
+        micro=plan.batch.micro,
+        accumulation=plan.batch.accumulation,
+        eval_micro=plan.batch.eval_micro,
+        length=plan.sequence.length,
+        completion=plan.sequence.completion_limit or 0,
+        rank=adapter.rank if adapter else 0,
+        adapter_fp32=adapter.fp32 if adapter else False,
+        dropout=bool(adapter and adapter.dropout),
+        optimizer=plan.optimizer.name,
+        fp32_master=plan.optimizer.fp32_master,
+        width=2 if precision.bf16 or precision.fp16 else 4,
+        checkpointing=precision.gradient_checkpointing,
+        offload=precision.activation_offload,
+        attention=precision.attention,
+        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, precision.liger),
+        reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
+        compile_mode=precision.compile_mode,
+        fp8=precision.fp8,
+        reference_ready=bool(plan.dpo and plan.dpo.precompute_reference),
+        vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
+        generations=grpo.generations if grpo else 1,
+        kl=bool(grpo and grpo.beta > 0) or plan.task.kl_coefficient is not None,
+        gathered_layers=grpo.whole_layers if grpo else 0,
+        ema=plan.ema is not None,
+        image=_image_candidate(plan),
+    )
+
+
+def _image_candidate(plan: TrainingPlan) -> ImageCandidate | None:
+    facts, image = plan.model.image, plan.image
+    if facts is None or image is None:
+        return None
+    return ImageCandidate(
+        facts=facts,
+        resolution=image.resolution,
+        vae_batch=image.vae_batch,
+        text_offloaded=image.cache_text,
+        text_adapter=bool(plan.adapter and plan.adapter.text_encoder),
+        quantized=image.quantize_base,
+    )
+
+
+def image_type(candidate: RunCandidate) -> ImageModelType | None:
+    return candidate.image.facts.image_type if candidate.image else None

@@ -1,0 +1,108 @@
+"""How many GPUs a job gets: the profile's strategy, and what to try when that count does not fit."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from core.domain.choices import Engine, GpuStrategy
+from core.domain.selectors import Lane
+from core.domain.tasks import TaskType
+from core.models.facts import ModelFacts
+from core.planning.requirements import Requirements
+from core.profile.targets import Targets
+
+#: The counts that are tried; above eight in the sizes of hosts.
+GPU_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
+#: The validators' own rule: up to this effective size, so many GPUs.
+TOURNAMENT_STEPS: tuple[tuple[float, int], ...] = ((4e9, 1), (12e9, 2), (40e9, 4), (float("inf"), 8))
+
+
+class GpuCountChoice(NamedTuple):
+    """Counts in the order in which they are tried, and why the first is the first."""
+
+    counts: tuple[int, ...]
+    why: str
+    #: Take the first that meets the requirements in full, else the one that trains most; not simply the
+    #: first that fits.
+    by_time: bool
+    #: What the strategy alone would give, however many are there.
+    wanted: int
+    #: These GPUs are reserved for such tasks: give up quality before taking others.
+    fixed: bool = False
+
+
+def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
+    """Every available and allowed count: the strategy's first, then larger ones, then smaller ones."""
+    limits, strategy = needs.limits, needs.targets.gpu_strategy
+    most = min(available, limits.max_gpus)
+    if needs.engine is Engine.AI_TOOLKIT:
+        # Its ranks do not split the data: each trains on all of it.
+        return GpuCountChoice((1,), "ai-toolkit trains on one GPU", False, 1)
+    if strategy is GpuStrategy.AUTO:
+        allowed = _allowed(limits.min_gpus, most)
+        return GpuCountChoice(allowed, "the fewest that fit in memory and time", True, allowed[0])
+    wanted, why = _by_strategy(needs, strategy, most)
+    counts = _around(limits.min_gpus, most, wanted)
+    return GpuCountChoice(counts, why, False, wanted, strategy is GpuStrategy.LANES)
+
+
+def _allowed(least: int, most: int) -> tuple[int, ...]:
+    return tuple(count for count in GPU_COUNTS if least <= count <= most) or (most,)
+
+
+@lru_cache
+def _around(least: int, most: int, wanted: int) -> tuple[int, ...]:
+    allowed = _allowed(least, most)
+    first = max((count for count in allowed if count <= wanted), default=allowed[0])
+    larger = [count for count in allowed if count > first]
+    smaller = [count for count in reversed(allowed) if count < first]
+    return first, *larger, *smaller
+
+
+def _by_strategy(needs: Requirements, strategy: GpuStrategy, most: int) -> tuple[int, str]:
+    if strategy is GpuStrategy.BY_SIZE:
+        return count_by_size(needs.targets, needs.model)
+    if strategy is GpuStrategy.TOURNAMENT:
+        return tournament_count(needs.model, needs.task.task_type, bool(needs.task.kl_coefficient))
+    if strategy is GpuStrategy.LANES and (
+        match := lane_for(needs.targets, needs.model, needs.task.task_type)
+    ):
+        name, lane = match
+        return lane.gpus_per_job or len(lane.gpus), f"lane {name}"
+    if strategy is GpuStrategy.LANES:
+        return most, "no lane is for this task: all of them"
+    return most, "one job on all of them"
+
+
+def count_by_size(targets: Targets, model: ModelFacts) -> tuple[int, str]:
+    """The GPUs of the largest step that the model exceeds (seed 001), and why."""
+    exceeded = [step for step in targets.gpus_by_size if model.params_total > step.above]
+    if not exceeded:
+        return 1, "by size: below every step"
+    step = max(exceeded, key=lambda step: step.above)
+    return step.gpus, f"by size: above {step.above / 1e9:g}B"
+
+
+def tournament_count(model: ModelFacts, task_type: TaskType, kl: bool) -> tuple[int, str]:
+    """As validators hand out machines: parameters, three times for DPO, twice for GRPO or a KL term."""
+    if model.is_image:
+        return 1, "tournament: images get one"
+    factor = task_type.traits.size_factor * (2 if kl else 1)
+    size = factor * model.params_total
+    count = next(gpus for most, gpus in TOURNAMENT_STEPS if size <= most)
+    return count, f"tournament: effective size {size / 1e9:.1f}B"
+
+
+def lane_for(targets: Targets, model: ModelFacts, task_type: TaskType) -> tuple[str, Lane] | None:
+    """The first lane for such a job (seed 002)."""
+    for name, lane in targets.lanes.items():
+        image = model.image.image_type if model.image else None
+        if lane.size is not None and (model.is_image or model.params_total not in lane.size):
+            continue
+        if lane.task is not None and task_type not in lane.task:
+            continue
+        if lane.image is not None and image not in lane.image:
+            continue
+        return name, lane
+    return None

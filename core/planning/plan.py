@@ -1,0 +1,376 @@
+"""The training plan: every number of a run, grouped by subject, and the reason for each.
+
+One object is shown, explained, rendered into an engine's configuration, launched, and read again by the
+trainer inside the container. It holds no clock and no secret: times are seconds from the moment of
+planning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from core.data.facts import DatasetFacts
+from core.domain.choices import (
+    Attention,
+    BackwardPrefetch,
+    CompileMode,
+    Engine,
+    EvalMetric,
+    ImageLoss,
+    LrSchedule,
+    Method,
+    Optimizer,
+    Parallelism,
+)
+from core.domain.hardware import GpuSet
+from core.domain.records import Record
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.facts import ModelFacts
+from core.planning.budget import Concession, MemoryBreakdown, PlanVerdict, TimeBreakdown
+
+
+class TaskSpec(Record):
+    """The task that is planned."""
+
+    task_type: TaskType
+    #: From the moment of planning to the deadline.
+    hours: float = Field(ge=0)
+    image_type: ImageModelType | None = None
+    task_id: str | None = None
+    #: Tournament tasks may score eval_loss + coefficient · KL to the base model.
+    kl_coefficient: float | None = None
+    trigger_word: str | None = None
+
+
+class AdapterPlan(Record):
+    """LoRA in any variant. `None` in the plan for a full fine-tune."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    dropout: float = Field(ge=0, le=1)
+    #: Empty: every linear layer.
+    target_modules: tuple[str, ...] = ()
+    rslora: bool = False
+    dora: bool = False
+    loraplus_lr_ratio: float | None = None
+    #: Image models: whether the text encoders carry an adapter too.
+    text_encoder: bool = False
+    #: Adapter weights in fp32 under bf16 autocast (PEFT's default), or in bf16.
+    fp32: bool = True
+    #: Of all adapters together.
+    params: int = Field(ge=0)
+
+
+class FsdpPlan(Record):
+    """Axolotl is given FSDP2. The last three are FSDP1's, kept so that a note can say they are ignored."""
+
+    reshard_after_forward: bool = True
+    offload_params: bool = False
+    #: The decoder layer's class; empty: found by the engine.
+    wrap_class: str = ""
+    forward_prefetch: bool = True
+    limit_all_gathers: bool = True
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
+
+
+class BatchPlan(Record):
+    """Sequences per step (DPO: pairs, GRPO: completions, image tasks: images)."""
+
+    micro: int = Field(ge=1)
+    accumulation: int = Field(ge=1)
+    world_size: int = Field(ge=1)
+    eval_micro: int = Field(default=1, ge=1)
+
+    @property
+    def effective(self) -> int:
+        return self.micro * self.accumulation * self.world_size
+
+
+class SequencePlan(Record):
+    """How rows become sequences."""
+
+    length: int = Field(ge=1)
+    packing: bool = False
+    group_by_length: bool = False
+    pad_to_length: bool = False
+    #: DPO and GRPO: the prompt keeps its last `prompt_limit` tokens.
+    prompt_limit: int | None = None
+    #: GRPO: tokens generated at most.
+    completion_limit: int | None = None
+    #: Part of the rows that is longer than `length` and is dropped by the engine.
+    dropped_share: float = Field(default=0.0, ge=0, le=1)
+    #: Trained sequences per epoch, after packing and dropping.
+    per_epoch: int = Field(ge=0)
+    #: Tokens per epoch that the GPUs work through, padding included.
+    tokens_per_epoch: int = Field(ge=0)
+
+
+class LrStage(Record):
+    """One of several stages of the learning rate: a share of the training and a factor on the peak."""
+
+    share: float = Field(gt=0, le=1)
+    factor: float = Field(gt=0)
+
+
+class OptimizerPlan(Record):
+    name: Optimizer
+    learning_rate: float = Field(gt=0)
+    schedule: LrSchedule
+    #: Restarts; 1 for every other schedule.
+    cycles: int = Field(default=1, ge=1)
+    #: The end of the decay as a share of the peak.
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    #: WSD: the last part of the training that decays.
+    cooldown_share: float = Field(default=0.0, ge=0, le=1)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    stages: tuple[LrStage, ...] = ()
+    #: Image models: the text encoders' own rate.
+    text_encoder_lr: float | None = None
+    #: Full fine-tune: keep fp32 master weights beside bf16 ones.
+    fp32_master: bool = False
+
+
+class StepsPlan(Record):
+    """How long the run is, and when it evaluates and saves."""
+
+    epochs: float = Field(ge=0)
+    #: Optimizer steps of one epoch.
+    per_epoch: int = Field(ge=0)
+    #: Optimizer steps of the whole training; the engines stop here.
+    total: int = Field(ge=0)
+    #: Steps asked for; more than `total` when the clock cut them. None: the same.
+    wanted: int | None = Field(default=None, ge=0)
+    #: Intervals in steps. Saves fall on evaluations: the second is a multiple of the first.
+    eval_every: int = Field(ge=1)
+    save_every: int = Field(ge=1)
+    log_every: int = Field(default=1, ge=1)
+    #: Rows held out of the training for evaluation.
+    eval_rows: int = Field(default=0, ge=0)
+    eval_metric: EvalMetric = EvalMetric.LOSS
+    keep_checkpoints: int = Field(default=2, ge=1)
+    #: Evaluations without a better one before the training stops; None: never.
+    early_stopping_patience: int | None = None
+    load_best: bool = True
+
+
+class PrecisionPlan(Record):
+    """Number formats and kernels."""
+
+    bf16: bool = True
+    fp16: bool = False
+    tf32: bool = True
+    fp8: bool = False
+    attention: Attention = Attention.SDPA
+    #: None: not compiled.
+    compile_mode: CompileMode | None = None
+    gradient_checkpointing: bool = False
+    activation_offload: bool = False
+    #: Cross-entropy without the full logits in memory (chunked, fused or cut).
+    fused_loss: bool = True
+    liger: bool = False
+    #: Triton kernels of Axolotl for LoRA layers.
+    lora_kernels: bool = True
+    neftune_alpha: float | None = None
+
+
+class LoaderPlan(Record):
+    workers: int = Field(default=2, ge=0)
+    pin_memory: bool = True
+    #: None exactly when there are no workers.
+    prefetch_factor: int | None = 2
+    persistent_workers: bool = False
+    drop_last: bool = False
+
+
+class EmaPlan(Record):
+    decay: float = Field(gt=0, lt=1)
+    every: int = Field(default=1, ge=1)
+
+
+class PlateauPlan(Record):
+    """A learning rate that follows evaluations: lower on a plateau, slightly higher while the loss falls."""
+
+    factor: float = Field(gt=0, lt=1)
+    growth: float = Field(default=1.0, ge=1)
+    patience: int = Field(default=2, ge=1)
+
+
+class LrSearchPlan(Record):
+    """Short trainings at other learning rates, before the real one."""
+
+    #: Part of the training time that they may take together.
+    share: float = Field(gt=0, le=0.2)
+    #: The rates tried lie within this factor of the planned one, up and down.
+    most: float = Field(default=10.0, ge=1, le=100)
+    #: The upper factor, if the profile's limit lowers it.
+    highest: float | None = Field(default=None, gt=0)
+
+
+class DpoPlan(Record):
+    beta: float = Field(default=0.1, gt=0)
+    #: Reference log-probs computed once before the training instead of in each step.
+    precompute_reference: bool = False
+
+
+class GrpoPlan(Record):
+    beta: float = Field(default=0.0, ge=0)
+    generations: int = Field(default=8, ge=2)
+    temperature: float = Field(default=0.9, gt=0)
+    top_k: int | None = 50
+    vllm: bool = False
+    #: FSDP without vLLM: the weights of so many layers are gathered once for a generation, those of the
+    #: others again for every token.
+    whole_layers: int = Field(default=0, ge=0)
+    #: Share of the GPU that vLLM takes beside the training.
+    vllm_memory_share: float = Field(default=0.3, gt=0, lt=1)
+
+
+class ImagePlan(Record):
+    """What only image training has. The keys are kohya's; ai-toolkit's recipe translates them."""
+
+    resolution: int = Field(default=1024, ge=64)
+    repeats: int = Field(default=1, ge=1)
+    vae_batch: int = Field(default=4, ge=1)
+    loss: ImageLoss = ImageLoss.L2
+    huber_c: float | None = None
+    min_snr_gamma: float | None = None
+    noise_offset: float | None = None
+    scale_weight_norms: float | None = None
+    caption_dropout: float = Field(default=0.0, ge=0, le=1)
+    #: Flow-matching models such as Flux.
+    guidance_scale: float | None = None
+    timestep_sampling: str | None = None
+    flow_shift: float | None = None
+    cache_latents: bool = True
+    cache_text: bool = False
+    quantize_base: bool = False
+    #: Interval of the checkpoints: in epochs for kohya; ai-toolkit takes `steps.save_every`.
+    save_every_epochs: int = Field(default=10, ge=1)
+    conv_rank: int | None = None
+    conv_alpha: float | None = None
+
+
+class ContainerPlan(Record):
+    """The container's limits; None leaves the engine's own."""
+
+    memory_bytes: int | None = None
+    shm_bytes: int | None = None
+    #: As docker's cpuset: "0-63".
+    cpus: str | None = None
+
+
+class LaunchPlan(Record):
+    """The numbers of `accelerate launch`. The port is chosen at launch; `port` is only a preference."""
+
+    processes: int = Field(ge=1)
+    machines: int = Field(default=1, ge=1)
+    machine_rank: int = Field(default=0, ge=0)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    #: No other job may share these GPUs: an attempt ran out of memory beside one.
+    exclusive: bool = False
+
+
+class PlanReason(Record):
+    """Why a number is what it is."""
+
+    text: str
+    #: "h100x4.yaml:12", "planner", "engine", "model", …
+    source: str = "planner"
+
+
+PLAN_VERSION: Literal[1] = 1
+
+
+class TrainingPlan(Record):
+    """Every number of a run."""
+
+    version: Literal[1] = PLAN_VERSION
+    task: TaskSpec
+    model: ModelFacts
+    data: DatasetFacts
+    #: The GPUs to choose from, and those that the plan takes.
+    available: GpuSet
+    gpus: GpuSet
+    profile: str
+    #: Of the resolved profile: identifies the text behind this plan.
+    profile_digest: str = ""
+    engine: Engine
+    method: Method
+    adapter: AdapterPlan | None = None
+    parallelism: Parallelism
+    fsdp: FsdpPlan | None = None
+    batch: BatchPlan
+    sequence: SequencePlan
+    optimizer: OptimizerPlan
+    steps: StepsPlan
+    precision: PrecisionPlan = PrecisionPlan()
+    loader: LoaderPlan = LoaderPlan()
+    ema: EmaPlan | None = None
+    plateau: PlateauPlan | None = None
+    lr_search: LrSearchPlan | None = None
+    dpo: DpoPlan | None = None
+    grpo: GrpoPlan | None = None
+    image: ImagePlan | None = None
+    container: ContainerPlan = ContainerPlan()
+    env: dict[str, str] = Field(default_factory=dict)
+    launch: LaunchPlan
+    seed: int = 42
+    #: The operator's raw keys for the engine; they win over everything rendered.
+    engine_config: dict[str, JsonValue] = Field(default_factory=dict)
+    memory: MemoryBreakdown
+    time: TimeBreakdown
+    verdict: PlanVerdict
+    concessions: tuple[Concession, ...] = ()
+    #: What an operator should know: values renamed, ignored or doubtful in today's engine.
+    notes: tuple[str, ...] = ()
+    #: By dotted path: "optimizer.learning_rate", "batch.micro".
+    reasons: dict[str, PlanReason] = Field(default_factory=dict)
+    #: Attempts of this shape that ran out of memory before this plan, newest last.
+    oom_steps: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def parts_agree(self) -> Self:
+        if (self.adapter is None) is not (self.method is Method.FULL):
+            raise ValueError(f"method {self.method} and adapter {self.adapter!r} contradict each other")
+        if (self.fsdp is None) is (self.parallelism is Parallelism.FSDP):
+            raise ValueError(f"parallelism {self.parallelism} and fsdp {self.fsdp!r} contradict each other")
+        if self.batch.world_size != self.launch.processes:
+            raise ValueError(
+                f"{self.launch.processes} processes cannot make a world of {self.batch.world_size}"
+            )
+        return self
+
+    def to_json(self) -> str:
+        """Readable JSON; `from_json` returns an equal plan."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """`ValueError` (pydantic's) for anything that is not a plan of this version."""
+        return cls.model_validate_json(text)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what runs, without explanations: the same for the same numbers."""
+        explanations = {
+            "memory",
+            "time",
+            "verdict",
+            "concessions",
+            "notes",
+            "reasons",
+            "oom_steps",
+            "available",
+        }
+        content = self.model_dump(mode="json", exclude=explanations)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()

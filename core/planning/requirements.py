@@ -1,0 +1,329 @@
+"""What the profile asks for, made concrete, and the candidate at which the search begins.
+
+Whatever no amount of memory could give (a rank above the limit, fp8 on a GPU without it, a sequence beyond
+the model's window) gives way here. The first candidate takes the rest as if memory were endless.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from core.data.facts import DatasetFacts
+from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
+from core.domain.hardware import GpuKind
+from core.models.facts import ModelFacts
+from core.planning.budget import Concession, conceded
+from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, shape_of
+from core.planning.plan import LrSearchPlan, TaskSpec
+from core.planning.schedule import held_out
+from core.planning.sequences import (
+    Sequences,
+    image_sequences,
+    longest_length,
+    natural_length,
+    sequence_options,
+    text_sequences,
+)
+from core.profile.resolve import engine_for
+from core.profile.schema import ResolvedProfile
+from core.profile.targets import ProfileLimits, Targets
+
+
+class Requirements(NamedTuple):
+    """The profile's targets made concrete for one task, model and kind of GPU."""
+
+    task: TaskSpec
+    model: ModelFacts
+    data: DatasetFacts
+    profile: ResolvedProfile
+    kind: GpuKind
+    engine: Engine
+    method: Method
+    shape: ModelShape
+    rank: int
+    length: int
+    eval_rows: int
+    attention: Attention
+    compile_mode: CompileMode | None
+    width: int
+    fp8: bool
+    reference_ready: bool
+    #: Concessions that hold for any number of GPUs.
+    concessions: tuple[Concession, ...]
+    #: The effective batch of the profile where it left too few steps (`planner.with_enough_steps`).
+    asked_batch: int | None = None
+
+    @property
+    def targets(self) -> Targets:
+        return self.profile.targets
+
+    @property
+    def limits(self) -> ProfileLimits:
+        return self.profile.limits
+
+    @property
+    def training_rows(self) -> int:
+        return self.data.rows - self.eval_rows
+
+    def effective(self, world: int) -> int:
+        """Sequences per step that the profile asks for on so many GPUs, before rounding."""
+        asked = self.targets.effective_batch_size
+        if asked is not None:
+            return asked
+        return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
+
+    @property
+    def micro_target(self) -> int:
+        return min(self.targets.micro_batch_size, self.limits.max_micro_batch)
+
+    def per_gpu(self, world: int) -> int:
+        """Sequences of one GPU in one step, rounded; for GRPO, complete groups of completions."""
+        share = max(round(self.effective(world) / world), 1)
+        if not self.task.task_type.generates:
+            return share
+        group = self.targets.grpo_generations
+        return max(math.ceil(share / group) * group, group * world)
+
+    def sequences(self, candidate: RunCandidate) -> Sequences:
+        if candidate.image is not None:
+            repeats = self.targets.image_repeats or self.data.image_repeats
+            return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
+        effective = candidate.effective
+        options, rows = sequence_options(self.targets), self.training_rows
+        if self.model.attention is not Attention.FLASH_2:
+            options = options._replace(packing=False)  # rows of one sequence would see each other
+        return text_sequences(self.data, options, candidate.length, rows, candidate.micro, effective)
+
+
+def requirements_for(
+    task: TaskSpec, model: ModelFacts, data: DatasetFacts, profile: ResolvedProfile, kind: GpuKind
+) -> Requirements:
+    """Make the targets concrete, and concede what no amount of memory could give."""
+    targets, limits = profile.targets, profile.limits
+    given: list[Concession] = []
+    engine = _engine(targets, task, given)
+    compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
+    width = _width(targets, kind, given)
+    length = _length(data, model, targets, limits, given)
+    rank = _rank(targets, limits, given)
+    method = _method(model, targets, engine, given)
+    attention = _attention(model, targets, kind, given)
+    fp8 = _fp8(targets, kind, given)
+    if targets.sample_packing and model.attention is not Attention.FLASH_2:
+        given.append(conceded("sample_packing", True, False, f"{model.architecture} has no flash attention"))
+    if targets.compile_mode is not None and compile_mode is None:
+        given.append(conceded("compile_mode", targets.compile_mode.value, None, f"not on {kind.name}"))
+    return Requirements(
+        task=task,
+        model=model,
+        data=data,
+        profile=profile,
+        kind=kind,
+        engine=engine,
+        method=method,
+        shape=shape_of(model, tuple(targets.lora_target_modules or ())),
+        rank=rank,
+        length=length,
+        eval_rows=held_out(task.task_type, data.rows, targets),
+        attention=attention,
+        compile_mode=compile_mode,
+        width=width,
+        fp8=fp8,
+        reference_ready=_reference_ready(task, targets, method),
+        concessions=tuple(given),
+    )
+
+
+def lr_search(needs: Requirements) -> LrSearchPlan | None:
+    """Only with held-out rows scored in the validator's metric, and in an engine that can try and undo."""
+    targets = needs.targets
+    scored = needs.eval_rows > 0 and targets.eval_metric is EvalMetric.VALIDATOR
+    if targets.lr_search_share <= 0 or needs.engine is not Engine.AXOLOTL or not scored:
+        return None
+    return LrSearchPlan(share=targets.lr_search_share, most=targets.lr_search_most)
+
+
+def _engine(targets: Targets, task: TaskSpec, given: list[Concession]) -> Engine:
+    engine = engine_for(targets, task.task_type, task.image_type)
+    if engine is Engine.NATIVE and task.task_type.generates:
+        engine = Engine.AXOLOTL
+    if targets.engine is not None and targets.engine is not engine:
+        reason = f"{targets.engine.value} does not train {task.image_type or task.task_type}"
+        given.append(conceded("engine", targets.engine.value, engine.value, reason))
+    return engine
+
+
+def _width(targets: Targets, kind: GpuKind, given: list[Concession]) -> int:
+    if targets.bf16 and not kind.has_bf16:
+        given.append(conceded("bf16", True, False, f"{kind.name} has no bfloat16; float16 instead"))
+    return 2 if targets.bf16 or targets.fp16 else 4
+
+
+def _length(
+    data: DatasetFacts, model: ModelFacts, targets: Targets, limits: ProfileLimits, given: list[Concession]
+) -> int:
+    most = longest_length(data, model, limits)
+    if targets.sequence_len is None or model.is_image or data.task_type.generates:
+        return natural_length(data, targets, most)
+    if targets.sequence_len > most:
+        window = model.max_position <= limits.max_sequence_len
+        why = f"the model's window is {most}" if window else f"limits.max_sequence_len is {most}"
+        given.append(conceded("sequence_len", targets.sequence_len, most, why))
+    return min(targets.sequence_len, most)
+
+
+def _rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> int:
+    if targets.lora_r > limits.max_lora_r:
+        given.append(
+            conceded("lora_r", targets.lora_r, limits.max_lora_r, f"limits.max_lora_r is {limits.max_lora_r}")
+        )
+    return min(targets.lora_r, limits.max_lora_r)
+
+
+def _method(model: ModelFacts, targets: Targets, engine: Engine, given: list[Concession]) -> Method:
+    if model.is_image:
+        if targets.method not in (None, Method.LORA):
+            given.append(
+                conceded("method", targets.method.value, "lora", "validators take image adapters only")
+            )
+        return Method.LORA
+    if targets.method is not None:
+        return targets.method
+    small = targets.full_below is not None and model.params_total < targets.full_below
+    return Method.FULL if small else Method.LORA
+
+
+def _attention(model: ModelFacts, targets: Targets, kind: GpuKind, given: list[Concession]) -> Attention:
+    supported = model.attention
+    best = Attention.FLASH_2 if kind.compute_capability >= (8, 0) else Attention.SDPA
+    best = best if supported is Attention.FLASH_2 else supported
+    asked = targets.attention
+    if asked is None:
+        return best
+    if supported is not Attention.FLASH_2 and asked not in (supported, Attention.EAGER):
+        given.append(
+            conceded("attention", asked.value, best.value, f"{model.architecture} does not support it")
+        )
+        return best
+    hopper_only = asked is Attention.FLASH_3 and kind.compute_capability < (9, 0)
+    needs_ampere = asked in (Attention.FLASH_2, Attention.FLASH_3, Attention.FLEX)
+    if hopper_only or (needs_ampere and kind.compute_capability < (8, 0)):
+        given.append(conceded("attention", asked.value, best.value, f"{kind.name} cannot run it"))
+        return best
+    return asked
+
+
+def _fp8(targets: Targets, kind: GpuKind, given: list[Concession]) -> bool:
+    if targets.fp8 and not kind.has_fp8:
+        given.append(conceded("fp8", True, False, f"{kind.name} has no fp8 tensor cores"))
+    return targets.fp8 and kind.has_fp8
+
+
+def _reference_ready(task: TaskSpec, targets: Targets, method: Method) -> bool:
+    """A full fine-tune saves its second copy this way; for an adapter the clock decides later."""
+    if not task.task_type.has_pairs:
+        return False
+    if targets.dpo_precompute_reference is not None:
+        return targets.dpo_precompute_reference
+    return method is Method.FULL
+
+
+#: vLLM's share of the GPU beside the training: TRL's default.
+VLLM_SHARE = 0.3
+#: Replacements under FSDP2, which shards neither bitsandbytes' states nor paged ones.
+SHARDABLE: dict[Optimizer, Optimizer] = {
+    Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.PAGED_ADAMW_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.PAGED_ADAMW_32BIT: Optimizer.ADAMW_TORCH_FUSED,
+    Optimizer.LION_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.ADAFACTOR: Optimizer.ADAMW_TORCH_8BIT,
+}
+#: In kohya's latent cache, whatever is asked for: more gains nothing and costs 2.6 GB per image in fp32.
+MOST_VAE_BATCH = 8
+
+
+def first_candidate(needs: Requirements, world: int) -> RunCandidate:
+    """The requirements on so many GPUs, as if memory were endless. Concessions are measured against it."""
+    targets, task = needs.targets, needs.task.task_type
+    per_gpu = needs.per_gpu(world)
+    micro = largest_divisor(per_gpu, needs.micro_target)
+    sharded = shards_as_required(needs, world)
+    grpo = task.generates
+    completion = min(targets.grpo_max_completion, max(needs.length - 64, 1)) if grpo else 0
+    return RunCandidate(
+        task=task,
+        engine=needs.engine,
+        method=needs.method,
+        shape=needs.shape,
+        kind=needs.kind,
+        world=world,
+        parallelism=_parallelism(world, sharded),
+        micro=micro,
+        accumulation=per_gpu // micro,
+        eval_micro=1,
+        length=needs.length,
+        completion=completion,
+        rank=0 if needs.method is Method.FULL else needs.rank,
+        adapter_fp32=targets.adapter_fp32,
+        dropout=targets.lora_dropout > 0,
+        optimizer=SHARDABLE.get(targets.optimizer, targets.optimizer) if sharded else targets.optimizer,
+        fp32_master=False,
+        width=needs.width,
+        checkpointing=targets.gradient_checkpointing is True,
+        offload=targets.activation_offload,
+        attention=needs.attention,
+        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, targets.liger),
+        reshard=targets.fsdp_reshard_after_forward,
+        compile_mode=needs.compile_mode,
+        fp8=needs.fp8,
+        reference_ready=needs.reference_ready,
+        vllm_share=VLLM_SHARE if grpo and targets.grpo_vllm else 0.0,
+        generations=targets.grpo_generations,
+        kl=(grpo and targets.grpo_beta > 0) or bool(needs.task.kl_coefficient),
+        gathered_layers=0,
+        ema=targets.ema_decay is not None,
+        image=_image_candidate(needs),
+    )
+
+
+def _parallelism(world: int, sharded: bool) -> Parallelism:
+    if world == 1:
+        return Parallelism.SINGLE
+    return Parallelism.FSDP if sharded else Parallelism.DDP
+
+
+def can_shard(needs: Requirements, world: int) -> bool:
+    """Image engines have no FSDP, and neither has a CPU."""
+    return world > 1 and not needs.model.is_image and needs.kind.compute_capability > (0, 0)
+
+
+def shards_as_required(needs: Requirements, world: int) -> bool:
+    above = needs.targets.fsdp_above
+    return above is not None and needs.model.params_total >= above and can_shard(needs, world)
+
+
+def _image_candidate(needs: Requirements) -> ImageCandidate | None:
+    if needs.model.image is None:
+        return None
+    targets = needs.targets
+    encoders = bool(targets.text_encoder_lr) and needs.engine is Engine.KOHYA
+    vae = targets.vae_batch_size
+    return ImageCandidate(
+        facts=needs.model.image,
+        resolution=targets.resolution,
+        vae_batch=min(vae, MOST_VAE_BATCH) if needs.engine is Engine.KOHYA else vae,
+        text_offloaded=not encoders and targets.caption_dropout == 0,
+        text_adapter=encoders,
+        quantized=targets.quantize_base is True,
+    )
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor up to `most`: as a micro batch, accumulation makes up exactly for the rest."""
+    return next(size for size in range(min(number, max(most, 1)), 0, -1) if number % size == 0)
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors up to `most`, largest first."""
+    return [size for size in range(min(number, most), 0, -1) if number % size == 0]

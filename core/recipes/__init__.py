@@ -1,1 +1,0 @@
-"""Rendering a plan into an engine's own configuration, and checking the result."""

@@ -1,0 +1,181 @@
+"""What follows a training that failed: whether it is tried again, how often, and what is changed before.
+
+The daemon's next attempt follows this table, and so does a container that tries again by itself because no
+daemon is there (tournaments): one task is treated alike in both. How often a reason is tried again is its
+`RetryRule` in `END_MEANINGS`. Whether the time suffices is asked on each side: the daemon may have an earlier
+model to publish, the container has measured how long a start takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from core.domain.choices import Attention
+from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
+from core.planning.budget import PlanVerdict
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunEnd
+
+#: Attempts at one task; `MAX_ATTEMPTS` sets the daemon's. A training that was killed goes on from its last
+#: save, so another attempt costs little more than its start.
+MAX_ATTEMPTS = 5
+#: After a loss that is not a number the next training runs at this part of its learning rate. Half is often
+#: still above the edge where a training diverges, and there is one more try only; 0.3 is one step of the
+#: search for a rate (√10). A rate three times too low costs a little of the score, one too high all of it.
+NAN_RATE_FACTOR = 0.3
+#: Steps of the ladder that a task takes after running out of memory. The ladder mostly ends sooner by itself:
+#: eight halvings are an estimate that was wrong by a factor of 256. Each step costs a start of minutes: a
+#: trainer that takes every failure for this one must not use up the hours of a job.
+MAX_OOM_STEPS = 8
+
+#: The reason that a trainer's own end means, where it left no submission.
+REASON_OF_RUN_END: dict[RunEnd, EndReason] = {
+    RunEnd.FINISHED: EndReason.BAD_SUBMISSION,
+    RunEnd.EARLY: EndReason.BAD_SUBMISSION,
+    RunEnd.CLOCK: EndReason.STOPPED,
+    RunEnd.STOPPED: EndReason.STOPPED,
+    RunEnd.OOM: EndReason.OOM,
+    RunEnd.NAN: EndReason.NAN,
+    RunEnd.BAD_DATA: EndReason.BAD_DATA,
+    RunEnd.BAD_MODEL: EndReason.BAD_MODEL,
+    RunEnd.BAD_REWARD: EndReason.BAD_REWARD,
+    RunEnd.DISK_FULL: EndReason.DISK_FULL,
+    RunEnd.HUNG: EndReason.HUNG,
+    RunEnd.KILLED: EndReason.KILLED,
+    RunEnd.INFEASIBLE: EndReason.INFEASIBLE,
+    RunEnd.CRASHED: EndReason.CRASHED,
+}
+#: Ends of a training that did what it could: whatever came of it, the same attempt would come to no more.
+GOOD_ENDS = frozenset({RunEnd.FINISHED, RunEnd.EARLY, RunEnd.CLOCK})
+
+
+class AttemptFailure(NamedTuple):
+    reason: EndReason
+    #: The failure's own message.
+    detail: str = ""
+
+
+def retry_allowed(failures: Sequence[AttemptFailure], max_attempts: int = MAX_ATTEMPTS) -> bool:
+    """Whether another attempt may follow the last of these failures, which are in their order."""
+    kinds = [_kind_of(failure) for failure in failures]
+    match END_MEANINGS[failures[-1].reason].retry:
+        case RetryRule.NO:
+            return False
+        case RetryRule.LADDER:
+            return kinds.count(kinds[-1]) <= MAX_OOM_STEPS
+        case RetryRule.ONCE if kinds.count(kinds[-1]) > 1:
+            return False
+    # A full disk and the steps of the ladder do not use up attempts.
+    counted = (RetryRule.AGAIN, RetryRule.ONCE)
+    return sum(END_MEANINGS[failure.reason].retry in counted for failure in failures) < max_attempts
+
+
+def _kind_of(failure: AttemptFailure) -> tuple[EndReason, bool]:
+    """Of a crash: whether a kernel of flash attention failed. It has a remedy, so it leaves any other crash
+    its own retry, and gets one after it."""
+    crashed = failure.reason is EndReason.CRASHED
+    return failure.reason, crashed and flash_failure(failure.detail) is not None
+
+
+def with_remedies(plan: TrainingPlan, failures: Iterable[AttemptFailure]) -> TrainingPlan:
+    """Change the plan as each of these failures requires; for GPU memory see `smaller_plan`."""
+    for failure in failures:
+        if change := _CHANGES.get(failure.reason):
+            plan = change(plan, failure.detail)
+    return plan
+
+
+def smaller_plan(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
+    """Go one step down the ladder; None at its end."""
+    smaller = next_after_oom(plan, failure)
+    # The ladder's estimate of the time is a guess; both callers have compared the time left themselves.
+    return None if smaller is None else forced_feasible(smaller, max(plan.steps.total, 1))
+
+
+def can_resume(before: TrainingPlan, after: TrainingPlan, reason: EndReason) -> bool:
+    """Whether a training by the plan `after` can go on from a checkpoint of one by `before`."""
+    return (
+        reason is not EndReason.NAN  # what was saved may be poisoned already
+        and before.engine is after.engine
+        and before.method is after.method
+        and before.adapter == after.adapter
+        and before.parallelism is after.parallelism
+        and before.optimizer.name is after.optimizer.name
+        and (after.fsdp is None or before.batch.world_size == after.batch.world_size)
+    )
+
+
+def forced_feasible(plan: TrainingPlan, at_least: int = 1) -> TrainingPlan:
+    """A plan that expects to fail is followed all the same: the ladder may find what fits, and a training
+    that is cut off has submitted something. `at_least`: steps that a schedule may count on already."""
+    if plan.verdict.feasible:
+        return plan
+    total = max(plan.steps.total, at_least)
+    if plan.image is not None:
+        # Text runs grow with the clock while they run; an image engine is restarted when it proves too slow.
+        total = max(plan.steps.wanted or 0, total)
+    steps = plan.steps.model_copy(
+        update={"total": total, "epochs": max(plan.steps.epochs, total / max(plan.steps.per_epoch, 1))}
+    )
+    note = f"tried although it does not look feasible: {plan.verdict.reason}"
+    return _noted(plan, note, steps=steps, verdict=PlanVerdict(feasible=True))
+
+
+def _noted(plan: TrainingPlan, note: str, **changes: object) -> TrainingPlan:
+    return plan.model_copy(update={**changes, "notes": (*plan.notes, note)})
+
+
+def _with_lower_rate(plan: TrainingPlan, _detail: str) -> TrainingPlan:
+    before = plan.optimizer.learning_rate
+    after = float(f"{before * NAN_RATE_FACTOR:.6g}")
+    optimizer = plan.optimizer.model_copy(update={"learning_rate": after})
+    return _noted(plan, f"learning_rate {before:g} → {after:g}: the loss became NaN", optimizer=optimizer)
+
+
+def _without_loader_workers(plan: TrainingPlan, _detail: str) -> TrainingPlan:
+    if not plan.loader.workers:
+        return plan
+    update = {"workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    note = f"loader workers {plan.loader.workers} → 0: the host's memory ran out"
+    return _noted(plan, note, loader=plan.loader.model_copy(update=update))
+
+
+_FLASH = r"(?:flash[ _-]?att|flash_(?:fwd|bwd))"
+#: How a kernel of flash attention fails once it is used: made for other GPUs, for another torch or libc, not
+#: there. What a model refuses while it is loaded is met there (`trainer.inputs.model_loading`).
+_NO_KERNEL = re.compile(
+    rf"{_FLASH}.{{0,60}} (?:only supports?|requires)\b|{_FLASH}.*undefined symbol|undefined symbol.*{_FLASH}"
+    rf"|No module named '?flash_attn|GLIBC\S* not found.*{_FLASH}",
+    re.IGNORECASE,
+)
+#: Any kernel's failure: flash attention's where it is named beside it.
+_NO_IMAGE = re.compile("no kernel image is available", re.IGNORECASE)
+
+
+def flash_failure(text: str) -> str | None:
+    """The line that says that this machine lacks a kernel of flash attention."""
+    named = re.search(_FLASH, text, re.IGNORECASE) is not None
+    failures = (
+        line for line in text.splitlines() if _NO_KERNEL.search(line) or (named and _NO_IMAGE.search(line))
+    )
+    return next(failures, None)
+
+
+def _without_flash(plan: TrainingPlan, detail: str) -> TrainingPlan:
+    """Use torch's own attention, where a kernel of flash attention failed: it would fail again."""
+    used, line = plan.precision.attention, flash_failure(detail)
+    if line is None or used in (Attention.SDPA, Attention.EAGER):
+        return plan
+    precision = plan.precision.model_copy(update={"attention": Attention.SDPA})
+    return _noted(plan, f"attention {used} → {Attention.SDPA}: {line.strip()[:200]}", precision=precision)
+
+
+#: After every other reason the same plan is tried again.
+_CHANGES: Mapping[EndReason, Callable[[TrainingPlan, str], TrainingPlan]] = {
+    EndReason.NAN: _with_lower_rate,
+    EndReason.HOST_MEMORY: _without_loader_workers,
+    EndReason.CRASHED: _without_flash,
+}

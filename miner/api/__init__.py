@@ -1,1 +1,0 @@
-"""HTTP: the public port that validators use and the operator's own."""

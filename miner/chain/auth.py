@@ -1,0 +1,255 @@
+"""Who may talk to this miner: fiber's signed requests, checked cheapest first.
+
+Everything that a stranger can send is refused before a body is read or a signature verified: the headers must
+be valid, the caller on the metagraph with enough stake, the nonce fresh. Only then is the signature worth its
+40 µs. Nothing is stored before it verified.
+
+Verifying a request opens its transaction: the nonce is stored together with what the request writes first,
+which goes through `Caller.ticket.write` (`nonces.NonceTicket`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from core.domain.errors import GodMinerError
+from miner.chain import fiber
+from miner.chain.metagraph import Metagraph, Node
+from miner.chain.nonces import NonceLedger, NonceTicket
+from miner.settings import Settings
+from miner.support.addresses import client_network, public_key, public_keys, ss58_address
+from miner.support.rate_limits import RateLimit, TokenBuckets
+
+DEFAULT_FAILURE_LIMIT = RateLimit(per_second=2.0, burst=120.0)
+DEFAULT_REQUEST_LIMIT = RateLimit(per_second=2000.0, burst=10_000.0)
+
+
+class AuthError(GodMinerError):
+    """A request that is refused."""
+
+    code = "unauthorized"
+
+
+class HeaderMissing(AuthError):
+    code = "header_missing"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the header {name!r} is missing; fiber requests carry {', '.join(fiber.AUTH_HEADERS)}"
+        )
+
+
+class HeaderInvalid(AuthError):
+    code = "header_invalid"
+
+
+class CallerRefused(AuthError):
+    """The caller is not on the metagraph, has too little stake, or is denied."""
+
+    code = "caller_refused"
+
+
+class BadCredentials(AuthError):
+    """The nonce or the signature is invalid."""
+
+    code = "bad_credentials"
+
+
+class TooManyRequests(AuthError):
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class MetagraphUnknown(AuthError):
+    """Validators cannot be told from strangers yet."""
+
+    code = "metagraph_unknown"
+
+
+@dataclass(frozen=True)
+class CallerPolicy:
+    """The operator's rules on who counts as a validator."""
+
+    min_stake: float = 1000.0
+    require_permit: bool = False
+    allowed: frozenset[bytes] = frozenset()
+    denied: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> CallerPolicy:
+        return cls(
+            min_stake=settings.min_stake_threshold,
+            require_permit=settings.require_validator_permit,
+            allowed=public_keys(settings.allow_hotkeys),
+            denied=public_keys(settings.deny_hotkeys),
+        )
+
+    def lets_in(self, key: bytes, node: Node | None) -> bool:
+        try:
+            self.check(key, node)
+        except CallerRefused:
+            return False
+        return True
+
+    def check(self, key: bytes, node: Node | None) -> None:
+        """Raise `CallerRefused` unless the caller is let in. The allow list replaces the stake rule."""
+        if key in self.denied:
+            raise CallerRefused("this hotkey is on the miner's deny list")
+        if node is None:
+            raise CallerRefused("Hotkey not found in metagraph")
+        if key in self.allowed:
+            return
+        if self.allowed:
+            raise CallerRefused("this hotkey is not on the miner's allow list")
+        if node.stake < self.min_stake:
+            raise CallerRefused(
+                f"Insufficient stake of {node.stake:g}: at least {self.min_stake:g} is needed"
+            )
+        if self.require_permit and not node.validator_permit:
+            raise CallerRefused("this hotkey has no validator permit")
+
+
+class UnverifiedCaller(NamedTuple):
+    """What the headers say; the signature is not verified yet."""
+
+    key: bytes
+    node: Node
+    #: As the caller spelled it, which is what it signed.
+    miner_hotkey: str
+    nonce: str
+    stamp_ns: int
+    signature: bytes
+
+
+class Caller(NamedTuple):
+    """A validator whose signature verified."""
+
+    hotkey: str
+    node: Node
+    #: When the caller's clock made the request.
+    at: float
+    #: The transaction of this request; awaited before any reply.
+    ticket: NonceTicket
+
+
+@dataclass
+class Authenticator:
+    miner_key: bytes
+    policy: CallerPolicy
+    nonces: NonceLedger
+    metagraph: Callable[[], Metagraph | None]
+    #: Refused requests that one network address may send.
+    failures: RateLimit = DEFAULT_FAILURE_LIMIT
+    #: Verified requests that one validator may send.
+    requests: RateLimit = DEFAULT_REQUEST_LIMIT
+    now_ns: Callable[[], int] = time.time_ns
+    _failures: TokenBuckets = field(init=False)
+    _requests: TokenBuckets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = TokenBuckets(self.failures)
+        self._requests = TokenBuckets(self.requests, max_keys=4096)
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> UnverifiedCaller:
+        """Check a request by its headers alone; the body is not read yet."""
+        network = client_network(address)
+        if self._failures.is_empty(network):
+            wait = self._failures.seconds_until_next(network)
+            raise TooManyRequests("too many refused requests from this address", wait)
+        try:
+            return self._read_headers(headers)
+        except MetagraphUnknown:
+            raise  # our failure: a validator that keeps trying must not be shut out for it
+        except AuthError:
+            self.note_failure(address)
+            raise
+
+    def verify(self, unverified: UnverifiedCaller, method: str, body: bytes, address: str) -> Caller:
+        """Check the signature over the raw body and use up the nonce."""
+        if not self._is_signed(unverified, method, body):
+            self.note_failure(address)
+            raise BadCredentials("the signature does not verify for this hotkey, nonce and body")
+        if not self._requests.take(unverified.key):
+            wait = self._requests.seconds_until_next(unverified.key)
+            raise TooManyRequests("too many requests from this hotkey", wait)
+        ticket = self.nonces.use(unverified.key, unverified.nonce, unverified.stamp_ns)
+        return Caller(ss58_address(unverified.key), unverified.node, unverified.stamp_ns / 1e9, ticket)
+
+    def note_failure(self, address: str) -> None:
+        """Count a request against its address."""
+        self._failures.take(client_network(address))
+
+    def _read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> UnverifiedCaller:
+        values = _auth_headers(headers)
+        key = public_key(values[fiber.VALIDATOR_HOTKEY])
+        if key is None:
+            raise CallerRefused("Hotkey not found in metagraph: the validator-hotkey is not an ss58 address")
+        metagraph = self.metagraph()
+        if metagraph is None:
+            raise MetagraphUnknown("the metagraph has not been read yet; try again in a minute")
+        node = metagraph.find(key)
+        self.policy.check(key, node)
+        assert node is not None
+        if public_key(values[fiber.MINER_HOTKEY]) != self.miner_key:
+            raise BadCredentials("this request is addressed to another miner-hotkey")
+        nonce = values[fiber.NONCE]
+        stamp_ns = self._fresh(nonce)
+        if self.nonces.was_used(key, nonce):
+            raise BadCredentials("this nonce was used before; every request needs a new one")
+        signature = fiber.signature_bytes(values[fiber.SIGNATURE])
+        if signature is None:
+            raise BadCredentials("the signature is not 0x and 128 hex digits")
+        return UnverifiedCaller(key, node, values[fiber.MINER_HOTKEY], nonce, stamp_ns, signature)
+
+    def _fresh(self, nonce: str) -> int:
+        stamp_ns = fiber.nonce_time_ns(nonce)
+        if stamp_ns is None:
+            raise BadCredentials("the nonce is not '<nanoseconds>_<letters>'")
+        drift = (stamp_ns - self.now_ns()) / 1e9
+        if abs(drift) * 1e9 > fiber.NONCE_WINDOW_NS:
+            side = "ahead of" if drift > 0 else "behind"
+            raise BadCredentials(
+                f"the nonce is {abs(drift):.0f} s {side} this miner's clock; "
+                "120 s are allowed, check both clocks"
+            )
+        return stamp_ns
+
+    @staticmethod
+    def _is_signed(unverified: UnverifiedCaller, method: str, body: bytes) -> bool:
+        if method == "GET":
+            return any(
+                fiber.is_signed(message, unverified.signature, unverified.key)
+                for message in fiber.signable_get_messages(unverified.nonce, unverified.miner_hotkey)
+            )
+        message = fiber.signable_post_message(unverified.nonce, unverified.miner_hotkey, body)
+        return fiber.is_signed(message, unverified.signature, unverified.key)
+
+
+_HEADER_NAMES = {name.encode(): name for name in fiber.AUTH_HEADERS}
+
+
+def _auth_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The four headers, each exactly once and in ASCII. Two of a kind are refused: proxies differ in which
+    one they would have read."""
+    values: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = _HEADER_NAMES.get(raw_name)
+        if name is None:
+            continue
+        if name in values:
+            raise HeaderInvalid(f"the header {name!r} is given twice; send it once")
+        try:
+            values[name] = raw_value.decode("ascii")
+        except UnicodeDecodeError:
+            raise HeaderInvalid(f"the header {name!r} holds bytes that are not ASCII") from None
+    for name in fiber.AUTH_HEADERS:
+        if name not in values:
+            raise HeaderMissing(name)
+    return values

@@ -1,0 +1,261 @@
+"""`god-miner policy backtest` and `policy generate`: what would have been accepted under another policy,
+and made-up offers to try a policy on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from miner.cli import options
+from miner.cli.options import local_hardware
+from miner.cli.output import echo, echo_json, terminal
+
+if TYPE_CHECKING:
+    from core.domain.hardware import Hardware
+    from core.profile.resolve import LoadedProfile
+    from miner.offers.backtest.replay import Backtest, BacktestRun, ReplayedOffer
+    from miner.offers.history import JobOutcome
+    from miner.offers.past_offers import StoredOffer
+    from miner.offers.policies.load import LoadedPolicy
+    from miner.settings import Settings
+
+
+DEFAULT_FLEET = "4xH100"
+
+
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="A policy's name or path; several are compared. Unset: POLICY.",
+        autocompletion=options.complete_policies,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own.",
+        autocompletion=options.complete_profiles,
+    ),
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs, like 8xH100. Unset: for the policy in force this host's, if it has any; "
+        "otherwise what the policy is made for."
+    ),
+]
+Since = Annotated[
+    str | None, typer.Option(help="Only offers from this time on: 2d, 12h, or a date like 2025-10-01.")
+]
+OffersFile = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Offers from this file instead of the store."),
+]
+OneOffer = Annotated[
+    str | None, typer.Option(help="Explain what becomes of this one: its number, or its task's id.")
+]
+Dirs = Annotated[
+    list[Path] | None,
+    typer.Option("--dir", help="Look here for policies before POLICY_DIR."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: every answer.")]
+
+
+def backtest(
+    policies: Policies = None,
+    changes: Set = None,
+    profile: Profile = None,
+    fleet: Fleet = None,
+    since: Since = None,
+    jsonl: OffersFile = None,
+    offer: OneOffer = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay the offers that came against another policy, profile or fleet: what would have been accepted,
+    how
+    busy the GPUs, what it was worth. With --set: before and after."""
+    from core.domain.hardware import Hardware, parse_gpus
+    from miner.offers.policies.load import parse_overrides
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    here = None if policies else local_hardware(settings)
+    loaded = _policies(policies, settings, directories or (), here)
+    gpus = parse_gpus(fleet) if fleet else here and here.gpus
+    gpus = gpus or parse_gpus(loaded[0].hardware or DEFAULT_FLEET)
+    chosen, why = _profile_for(profile, settings, loaded, Hardware(gpus=gpus))
+    if not as_json:
+        typer.echo(f"on {gpus}, planned by profile {chosen.name}: {why}")
+    test, stored = _backtest_and_offers(settings, loaded[0], chosen, Hardware(gpus=gpus), since, jsonl)
+    runs = [test.run(policy.name, policy) for policy in loaded]
+    if stored:
+        runs.insert(0, test.summarize("as decided", [_replay_entry(one) for one in stored]))
+    if changes:
+        extra = parse_overrides(changes)
+        runs += [test.run(f"{one.name}, {' '.join(changes)}", one.with_overrides(extra)) for one in loaded]
+    if offer is not None:
+        _explain_offer(runs, offer, stored, as_json)
+    else:
+        _print_runs(runs, chosen.name, as_json)
+
+
+def _profile_for(
+    name: str | None, settings: Settings, policies: Sequence[LoadedPolicy], hardware: Hardware
+) -> tuple[LoadedProfile, str]:
+    """Return one profile for all policies, and why. Raise `ConfigError` if it is made for other hardware."""
+    from core.domain.errors import ConfigError, Problem
+    from core.domain.hardware import parse_gpus
+    from core.profile.resolve import load_profile
+    from miner.offers.policies.selection import ChosenName, active_profile_name
+
+    first = policies[0]
+    chosen = ChosenName(name, "--profile") if name else active_profile_name(settings, first, hardware)
+    loaded = load_profile(chosen.name, (settings.profile_dir,))
+    if loaded.hardware and parse_gpus(loaded.hardware).is_cpu is not hardware.gpus.is_cpu:
+        rule = (
+            f"is made for {loaded.hardware}, and {first.name} is played on {hardware.gpus} ({chosen.why}); "
+            f"choose another with --profile, like {first.profile or 'h100x4'}"
+        )
+        raise ConfigError("backtest", [Problem("profile", loaded.name, rule)])
+    others = {one.name: one.profile for one in policies if one.profile not in (None, loaded.name)}
+    named = "; ".join(f"policy {policy} names {profile}" for policy, profile in others.items())
+    return loaded, f"{chosen.why}; {named}" if named else chosen.why
+
+
+def _policies(
+    names: Sequence[str] | None, settings: Settings, directories: Sequence[Path], here: Hardware | None
+) -> list[LoadedPolicy]:
+    """Load the policies; overrides from the environment apply to the policy in force only."""
+    from miner.offers.policies.load import load_policy
+    from miner.offers.policies.selection import active_policy_name, settings_overrides
+
+    places = (*directories, settings.policy_dir)
+    if names:
+        return [load_policy(name, places) for name in names]
+    return [load_policy(active_policy_name(settings, here).name, places, settings_overrides(settings))]
+
+
+def _backtest_and_offers(
+    settings: Settings,
+    policy: LoadedPolicy,
+    profile: LoadedProfile,
+    hardware: Hardware,
+    since: str | None,
+    jsonl: Path | None,
+) -> tuple[Backtest, list[StoredOffer]]:
+    from miner.cli.options import parse_time
+    from miner.offers.backtest.replay import Backtest
+    from miner.offers.past_offers import read_offer_lines
+
+    now = time.time()
+    start = 0.0 if since is None else parse_time(since, now)
+    if jsonl is not None:
+        with jsonl.open(encoding="utf-8") as lines:
+            offers = [one for one in read_offer_lines(lines, jsonl.name) if one.at >= start]
+        return Backtest(offers, profile, hardware, policy.terms), []
+    stored, outcomes = _offers_from_store(settings, start, now)
+    offers = [one.historical for one in stored]
+    return Backtest(offers, profile, hardware, policy.terms, outcomes), stored
+
+
+def _offers_from_store(
+    settings: Settings, start: float, now: float
+) -> tuple[list[StoredOffer], list[JobOutcome]]:
+    from miner.offers.history import job_outcomes
+    from miner.offers.past_offers import stored_offers
+    from miner.store.database import open_store
+
+    with open_store(settings.data_dir) as connection:
+        return stored_offers(connection, since=start), job_outcomes(connection, now)
+
+
+def _replay_entry(stored: StoredOffer) -> ReplayedOffer:
+    from miner.offers.backtest.replay import ReplayedOffer
+
+    return ReplayedOffer(stored.historical, stored.decision, stored.decision.value)
+
+
+def _print_runs(runs: Sequence[BacktestRun], profile: str, as_json: bool) -> None:
+    from miner.cli.render.offers import backtest_as_json, backtest_pages
+    from miner.offers.backtest.replay import decision_changes
+
+    if as_json:
+        echo_json([{**backtest_as_json(run), "profile": profile} for run in runs])
+        return
+    changes = decision_changes(runs[-2], runs[-1]) if len(runs) > 1 else []
+    console = terminal()
+    for page in backtest_pages(runs, changes):
+        console.print(page)
+
+
+def _explain_offer(
+    runs: Sequence[BacktestRun], which: str, stored: Sequence[StoredOffer], as_json: bool
+) -> None:
+    """Explain one offer in each run, given everything that the run had accepted before."""
+    from miner.cli.render.offers import decision_as_json, decision_pages, offer_heading
+
+    found = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
+    if as_json:
+        data = {name: decision_as_json(entry.historical.offer, entry.decision) for name, entry in found}
+        echo_json(data)
+        return
+    console = terminal()
+    console.print(offer_heading(found[0][1].historical.offer))
+    for name, entry in found:
+        console.print(f"\n{name}", style="bold underline")
+        for page in decision_pages(entry.historical.offer, entry.decision):
+            console.print(page)
+
+
+def _find_entry(run: BacktestRun, which: str, stored: Sequence[StoredOffer]) -> ReplayedOffer:
+    from miner.offers.past_offers import NoSuchOffer
+
+    task_id = next((one.offer.task_id for one in stored if str(one.number) == which), which)
+    for entry in reversed(run.entries):
+        if entry.historical.offer.task_id == task_id:
+            return entry
+    raise NoSuchOffer(f"no offer with the number or task id {which!r} is among those that were played")
+
+
+def generate(
+    days: Annotated[float, typer.Option(min=0.01, max=366, help="How long a stretch.")] = 7,
+    per_day: Annotated[float, typer.Option(min=0.01, max=100_000, help="Offers a day, on average.")] = 60,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same offers.")] = 1,
+    start: Annotated[str, typer.Option(help="The first day (UTC), like 2025-10-01.")] = "2025-10-01",
+    write: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write to this file instead of the terminal.")
+    ] = None,
+) -> None:
+    """Generate offers as JSON lines, to try a policy on: types, sizes, hours and rows as validators draw
+    them.
+    How often a miner is asked is not known: say it with --per-day."""
+    from datetime import UTC, datetime
+
+    from core.domain.errors import ConfigError, Problem
+    from miner.offers.backtest.synthetic import synthetic_offers
+    from miner.offers.past_offers import offer_to_line
+
+    try:
+        begins = datetime.fromisoformat(start)
+    except ValueError as error:
+        raise ConfigError("generate", [Problem("--start", start, str(error))]) from None
+    at = (begins if begins.tzinfo else begins.replace(tzinfo=UTC)).timestamp()
+    lines = (offer_to_line(one) for one in synthetic_offers(seed, days=days, per_day=per_day, start=at))
+    if write is None:
+        for line in lines:
+            echo(line)
+        return
+    text = "".join(f"{line}\n" for line in lines)
+    write.write_text(text, encoding="utf-8")
+    echo(f"wrote {write}: {text.count(chr(10))} offers", err=True)

@@ -1,0 +1,97 @@
+"""`god-miner events`: what happened, alerts included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli.output import echo_json, terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from miner.store.events import EventRow
+
+_POLL_SECONDS = 0.5
+
+
+def events(
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", help="Only of this kind: job_failed, gpu_*. Repeatable.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Only of one job: its number, or its task's id or beginning.")
+    ] = None,
+    alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
+    since: Annotated[
+        str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="The newest so many.")] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until interrupted.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs; with --follow one object per line.")
+    ] = False,
+) -> None:
+    """Show what happened, oldest first: jobs, attempts, lapsed offers, alerts. Times are UTC."""
+    from miner.cli.options import parse_time
+    from miner.settings import load_settings
+    from miner.store import events as store_events
+    from miner.store import jobs as store_jobs
+    from miner.store.database import open_store
+
+    data_dir = load_settings().data_dir
+    start = 0.0 if since is None else parse_time(since, time.time())
+    with open_store(data_dir) as connection:
+        row = None if job is None else store_jobs.find_job(connection, job)
+
+    def look(after: int) -> list[EventRow]:
+        with open_store(data_dir) as connection:
+            return store_events.list_events(
+                connection,
+                after=after,
+                since=start,
+                kinds=kinds or (),
+                job=row,
+                alerts=alerts,
+                limit=10_000 if after else limit,
+            )
+
+    if as_json and not follow:
+        echo_json([one.as_dict() for one in look(0)])
+        return
+    console = None if as_json else terminal()
+    for one in follow_events(look, time.sleep) if follow else look(0):
+        if console is None:
+            echo_json(one.as_dict(), line=True)
+        else:
+            console.print(_event_row(one))
+
+
+def follow_events(look: Callable[[int], list[EventRow]], wait: Callable[[float], Any]) -> Iterator[EventRow]:
+    """Print stored events, then new ones as they happen."""
+    last = 0
+    while True:
+        found = look(last)
+        yield from found
+        last = found[-1].id if found else last
+        wait(_POLL_SECONDS)
+
+
+def _event_row(event: EventRow) -> Table:
+    from rich.table import Table
+
+    from miner.cli.output import show_time
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(min_width=20, no_wrap=True)
+    table.add_column(overflow="fold")
+    alert = bool(event.data.get("alert"))
+    job = event.data.get("job_id")
+    about = f"job {job}" if job is not None else f"task {event.task_id}" if event.task_id else ""
+    words = ": ".join(word for word in ("ALERT" if alert else "", about, event.text) if word)
+    table.add_row(show_time(event.at), event.kind, words, style="yellow" if alert else "")
+    return table

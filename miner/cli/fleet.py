@@ -1,0 +1,117 @@
+"""`god-miner fleet`: the GPUs of this host, who holds them until when, and who waits."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from core.domain.errors import ConfigError, GodMinerError
+from miner.cli.output import echo_error, echo_json, show_time, terminal
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Show the GPUs of this host and who has them.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
+
+
+@app.callback()
+def fleet() -> None:
+    """Show the GPUs of this host and who has them."""
+
+
+@app.command()
+def show(as_json: AsJson = False) -> None:
+    """Show GPUs, health, holders, windows and queue. Without a daemon: GPUs and reservations."""
+    from miner.daemon_client import NoDaemon, get_page
+    from miner.settings import load_settings
+
+    try:
+        settings = load_settings()
+        try:
+            page = {"daemon": True, **get_page(settings, "/fleet")}
+        except NoDaemon as missing:
+            page = {"daemon": False, "why": str(missing), **_without_daemon(settings)}
+    except GodMinerError as error:
+        _fail(error, as_json)
+    if as_json:
+        echo_json(page)
+    else:
+        _print(page)
+    usable = any(gpu["out"] is None for gpu in page["gpus"])
+    raise typer.Exit(0 if usable and page["trouble"] is None else 1)
+
+
+def _without_daemon(settings: Settings) -> dict[str, Any]:
+    from miner.fleet.build import scan_once
+    from miner.fleet.page import page_without_daemon
+    from miner.store import database
+    from miner.store.offers import open_reservations
+    from miner.store.store import Store
+
+    seen, source = scan_once(settings)
+    path = settings.data_dir / database.FILE_NAME
+    is_current = database.schema_version(path) == database.SCHEMA_VERSION
+    taken = Store(path).read_now(open_reservations) if is_current else []
+    return page_without_daemon(seen.inventory, source, taken, time.time())
+
+
+def _fail(error: GodMinerError, as_json: bool) -> None:
+    echo_error(error, as_json=as_json)
+    raise typer.Exit(os.EX_CONFIG if isinstance(error, ConfigError) else 1)
+
+
+def _print(page: dict[str, Any]) -> None:
+    console = terminal()
+    if not page["daemon"]:
+        console.print(page["why"], style="yellow", soft_wrap=True)
+    if page["trouble"]:
+        console.print(page["trouble"], style="red", soft_wrap=True)
+    console.print(_gpu_table(page))
+    if page["claims"]:
+        console.print(_claim_table(page))
+    else:
+        console.print("nothing is reserved, nothing waits", style="dim")
+
+
+def _gpu_table(page: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("GPU", "id", "kind", "memory", "linked to", "state", title=page["source"] or None, box=None)
+    for gpu in page["gpus"]:
+        state, style = _gpu_state(gpu)
+        linked = ", ".join(map(str, gpu["linked"])) or "-"
+        table.add_row(str(gpu["index"]), gpu["id"], gpu["kind"], gpu["memory"], linked, state, style=style)
+    return table
+
+
+def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:
+    if gpu["out"] is not None:
+        return f"out: {gpu['out']}", "red"
+    if gpu["task_id"] is not None:
+        return f"runs {gpu['task_id']}", ""
+    if gpu["unclean"]:
+        return "not empty yet after its last job", "yellow"
+    return ("free, and used a little by somebody else" if gpu["shared"] else "free"), "green"
+
+
+def _claim_table(page: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    index = {gpu["id"]: str(gpu["index"]) for gpu in page["gpus"]}
+    table = Table("task", "stage", "GPUs", "from (UTC)", "until", "value per GPU-hour", box=None)
+    for claim in page["claims"]:
+        stage = f"{claim['kind']}, {claim['stage']}"
+        if claim["queue"] is not None:
+            stage += f", {claim['queue']}. in the queue"
+        gpus = ", ".join(index.get(gpu, gpu) for gpu in claim["gpus"])
+        begins = show_time(claim["starts_at"], seconds=False) if claim["gpus"] else "no place yet"
+        value = f"{claim['priority']:.3f}" if claim["accepted"] else "not accepted"
+        table.add_row(
+            claim["task_id"], stage, gpus or "-", begins, show_time(claim["ends_at"], seconds=False), value
+        )
+    return table

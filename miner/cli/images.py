@@ -1,0 +1,199 @@
+"""`god-miner images`: the containers that training runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from core.domain.errors import GodMinerError
+from miner.cli.output import echo, echo_json
+
+if TYPE_CHECKING:
+    from miner.engines.docker.images import ImageStatus
+    from miner.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The images that training runs in.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
+Which = Annotated[
+    list[str] | None, typer.Argument(help="text, image or toolkit; all of them if none is named.")
+]
+
+
+@app.command("list")
+def list_images(which: Which = None, as_json: AsJson = False) -> None:
+    """List the images, and whether they are what was built here."""
+    looks = _inspect_images(_settings(), which)
+    if as_json:
+        echo_json([look.as_dict() for look in looks])
+    else:
+        _print(looks)
+
+
+@app.command()
+def check(which: Which = None, as_json: AsJson = False) -> None:
+    """Try each image as a training would use it. Exit code 1 if one that is needed cannot be used.
+
+    Needed are those named here; without a name, those that tasks accepted by the policy train in."""
+    settings = _settings()
+    looks = _inspect_images(settings, which)
+    needed = set(which) if which else _needed_images(settings)
+    found = []
+    for look in looks:
+        problem = _problem(settings, look)
+        usable = problem is None
+        found.append({**look.as_dict(), "usable": usable, "needed": look.short in needed, "problem": problem})
+    if as_json:
+        echo_json(found)
+    else:
+        for image in found:
+            use = "" if image["needed"] else " (the policy accepts no task for it)"
+            echo(f"{image['short']}: {image['name']}: {image['problem'] or image['text']}{use}")
+            if image["fix"] and image["needed"]:
+                echo(f"  → {image['fix']}")
+    if not all(image["usable"] or not image["needed"] for image in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove earlier builds of our images that nothing uses: each takes as much disk as the present one.
+
+    Kept is what a container was made from and what has a tag. The build that a data directory uses has one in
+    god-miner-pinned; once such a directory is gone, remove its tag with `docker rmi`."""
+    from miner.engines.docker.client import DockerClient
+    from miner.engines.docker.images import TrainerImages, earlier_builds, remove_build
+
+    settings = _settings()
+    removed = []
+    with closing(DockerClient(settings.docker_host)) as client:
+        for build in earlier_builds(client, TrainerImages(settings)):
+            problem = None if dry_run else remove_build(client, build.id)
+            removed.append({"id": build.id, "size_bytes": build.size_bytes, "kept_because": problem})
+            if not as_json:
+                done = "would be removed" if dry_run else problem or "removed"
+                echo(f"{build.id.removeprefix('sha256:')[:12]} {build.size_bytes / 1e9:.1f} GB: {done}")
+    if as_json:
+        echo_json(removed)
+    elif not removed:
+        echo("There are no earlier builds.")
+
+
+@app.command()
+def build(
+    which: Which = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="For the dockerfile's ARG.")
+    ] = None,
+    context: Annotated[Path | None, typer.Option(help="The checkout; this one if not given.")] = None,
+    network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build images from dockerfiles/ and pin what was built: that runs until the next build."""
+    from miner.engines.docker.client import DockerClient
+    from miner.engines.docker.images import IMAGE_KINDS, TrainerImages, source_root
+    from miner.engines.docker.images import build_image as build_one
+
+    settings = _settings()
+    root = context.resolve() if context else source_root()
+    images = TrainerImages(settings)
+    pins = {}
+    with closing(DockerClient(settings.docker_host)) as client:
+        for short in which or IMAGE_KINDS:
+            images.name(short)
+            pin = build_one(
+                client,
+                images,
+                short,
+                root=root,
+                arguments=_arguments(argument or []),
+                network=network,
+                on_line=lambda line: echo(line, err=True),
+            )
+            pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
+            if not as_json:
+                echo(f"{short}: {pin.name} is {pin.id}")
+    if as_json:
+        echo_json(pins)
+
+
+def _settings() -> Settings:
+    from miner.settings import load_settings
+
+    return load_settings()
+
+
+def _inspect_images(settings: Settings, which: list[str] | None) -> list[ImageStatus]:
+    from miner.engines.docker.client import DockerClient
+    from miner.engines.docker.images import TrainerImages, image_statuses
+
+    images = TrainerImages(settings)
+    for short in which or ():
+        images.name(short)
+    with closing(DockerClient(settings.docker_host)) as client:
+        return [found for found in image_statuses(client, images) if which is None or found.short in which]
+
+
+def _needed_images(settings: Settings) -> set[str]:
+    """Return the images that tasks accepted by the policy train in."""
+    from core.domain.tasks import TaskType
+    from miner.offers.policies.load import load_policy
+    from miner.offers.policies.selection import active_policy_name, settings_overrides
+
+    policy = load_policy(
+        active_policy_name(settings, None).name, [settings.policy_dir], settings_overrides(settings)
+    )
+    accepted = set(policy.terms.rules.tasks or TaskType)
+    pictures = {"image", "toolkit"} if TaskType.IMAGE in accepted else set()
+    return pictures | ({"text"} if accepted - {TaskType.IMAGE} else set())
+
+
+def _problem(settings: Settings, look: ImageStatus) -> str | None:
+    from miner.engines.docker.images import ImageState
+    from miner.engines.trial import missing_in_image
+
+    if look.state is ImageState.MISSING:
+        return look.text
+
+    async def tried() -> str | None:
+        from miner.engines.choose import build_engine
+
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:
+            engine = await build_engine(settings, "docker", Path(folder))
+            try:
+                lacks = await missing_in_image(engine, Path(folder), look.short)
+            except GodMinerError as error:
+                return str(error)
+            finally:
+                await engine.close()
+        return "; ".join(f"{engine}: {why}" for engine, why in lacks.items()) or None
+
+    return asyncio.run(tried())
+
+
+def _arguments(written: list[str]) -> dict[str, str]:
+    found = {}
+    for one in written:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _print(looks: list[ImageStatus]) -> None:
+    for look in looks:
+        size = f", {look.size_bytes / 1e9:.1f} GB" if look.size_bytes else ""
+        which = f" ({look.id.removeprefix('sha256:')[:12]}{size})" if look.id else ""
+        echo(f"{look.short}: {look.name}{which}: {look.text}")
+        if look.fix:
+            echo(f"  → {look.fix}")

@@ -1,0 +1,202 @@
+"""`god-miner jobs`: what is trained, how it goes on, and what an operator may do about it."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli import options
+from miner.cli.output import echo, echo_json, terminal
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+    from miner.store.attempts import AttemptRow
+
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, follow, cancel, retry.")
+
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A job's number, or its task's id or beginning.",
+        autocompletion=options.complete_jobs,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Number = Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt. Default: the newest.")]
+#: Pause between two reads of a growing log.
+_POLL_SECONDS = 0.3
+
+
+@app.command("list")
+def list_jobs(
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 20,
+    open_only: Annotated[bool, typer.Option("--open", help="Only open ones.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest jobs: what they are doing, how they ended, what is published."""
+    from miner.cli.render.jobs import job_table
+    from miner.daemon_client import NoDaemon, get_page
+    from miner.jobs import views
+    from miner.store import jobs as store_jobs
+
+    settings = _settings()
+    try:
+        query = f"?limit={limit}" + ("&open=true" if open_only else "")
+        found = get_page(settings, f"/jobs{query}")["jobs"]
+    except NoDaemon:
+        found = _query_store(
+            settings,
+            lambda db: [
+                views.job_summary(db, row) for row in store_jobs.newest_jobs(db, limit, only_open=open_only)
+            ],
+        )
+    if as_json:
+        echo_json(found)
+    else:
+        console = terminal()
+        console.print(job_table(found, console.width))
+
+
+@app.command()
+def show(which: Which, as_json: AsJson = False) -> None:
+    """Show a job: attempts, steps, why it ended, and what the validator sees."""
+    from miner.cli.render.jobs import job_pages
+
+    found = _job(_settings(), which)
+    if as_json:
+        echo_json(found)
+        return
+    console = terminal()
+    for page in job_pages(found):
+        console.print(page)
+
+
+@app.command()
+def logs(
+    which: Which,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the job ends.")] = False,
+    attempt: Number = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="From the end.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a job's training writes."""
+    from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
+
+    settings = _settings()
+    row = select_attempt(_attempts(settings, which), attempt)
+    piece = last_log_lines(row, lines)
+    while True:
+        if as_json and (piece.text or not follow):
+            echo_json(piece.as_dict(), line=True)
+        elif not as_json:
+            typer.echo(piece.text, nl=False)  # control characters were removed when it was read
+        if not follow:
+            return
+        time.sleep(_POLL_SECONDS)
+        piece = read_log_chunk(row, piece.next, 1 << 16)
+        if piece.text:
+            continue
+        attempts = _attempts(settings, which)
+        newest = select_attempt(attempts, attempt)
+        if newest.number != row.number:
+            row, piece = newest, read_log_chunk(newest, "", 1 << 16)
+        elif newest.ended_at is not None and (row := newest) and _is_over(settings, which):
+            return
+
+
+@app.command()
+def cancel(which: Which, as_json: AsJson = False) -> None:
+    """End a job. What it has published stays."""
+    _echo_job(_ask_daemon_to(which, "cancel"), as_json)
+
+
+@app.command()
+def retry(which: Which, as_json: AsJson = False) -> None:
+    """Run a failed or cancelled job again, while there is time."""
+    _echo_job(_ask_daemon_to(which, "retry"), as_json)
+
+
+@app.command()
+def replay(which: Which, attempt: Number = None, as_json: AsJson = False) -> None:
+    """Print how to run an attempt by hand, in a directory of its own."""
+    from miner.jobs.launch import AttemptReplay, JobAttempt
+    from miner.jobs.views import select_attempt
+
+    settings = _settings()
+    row = select_attempt(_attempts(settings, which), attempt)
+    found = AttemptReplay.from_attempt(JobAttempt.load(row), settings)
+    if as_json:
+        echo_json(found.as_dict())
+    else:
+        echo(found.script())
+
+
+def _ask_daemon_to(which: str, what: str) -> dict[str, Any]:
+    """Let the daemon do it: it owns the store and the trainings."""
+    from miner.daemon_client import post_command
+
+    settings = _settings()
+    return post_command(settings, f"/jobs/{_id_of(settings, which)}/{what}")
+
+
+def _echo_job(job: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        echo_json(job)
+    else:
+        echo(f"job {job['id']} ({job['task_id']}) is {job['state']}")
+
+
+def _job(settings: Settings, which: str) -> dict[str, Any]:
+    from miner.daemon_client import NoDaemon, get_page
+    from miner.jobs import views
+    from miner.store import jobs as store_jobs
+
+    job_id = _id_of(settings, which)
+    try:
+        found = get_page(settings, f"/jobs/{job_id}")
+    except NoDaemon:
+        found = _query_store(
+            settings, lambda db: views.job_details(db, store_jobs.get_job(db, job_id), settings.data_dir)
+        )
+    return found
+
+
+def _id_of(settings: Settings, which: str) -> int:
+    from miner.store import jobs as store_jobs
+
+    found: int = _query_store(settings, lambda db: store_jobs.find_job(db, which).id)
+    return found
+
+
+def _is_over(settings: Settings, which: str) -> bool:
+    from miner.store import jobs as store_jobs
+
+    return bool(_query_store(settings, lambda db: store_jobs.find_job(db, which).state.is_over))
+
+
+def _attempts(settings: Settings, which: str) -> list[AttemptRow]:
+    from miner.store import attempts as store_attempts
+    from miner.store import jobs as store_jobs
+
+    def query(db: sqlite3.Connection) -> list[AttemptRow]:
+        return store_attempts.attempts_of(db, store_jobs.find_job(db, which).id)
+
+    found: list[AttemptRow] = _query_store(settings, query)
+    return found
+
+
+def _query_store(settings: Settings, query: Any) -> Any:
+    from miner.store.database import open_store
+
+    with open_store(settings.data_dir) as connection:
+        return query(connection)
+
+
+def _settings() -> Settings:
+    from miner.settings import load_settings
+
+    return load_settings()

@@ -1,0 +1,140 @@
+"""`god-miner models`: the base models that lie in the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli.output import echo, echo_json
+
+if TYPE_CHECKING:
+    from miner.inputs.model_cache import CachedModel, ModelCache
+    from miner.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The base models in the cache: list, fetch, remove.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Images = Annotated[str | None, typer.Option("--image", help="The image model's type: sdxl, flux …")]
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """Print every model in the cache, its size, when it was used last and which jobs need it."""
+    cache = _cache(_settings())
+    rows = [_snapshot_as_json(cache, one) for one in (*cache.snapshots(), *cache.unfinished())]
+    rows.sort(key=lambda row: row["used_at"], reverse=True)
+    total = sum(row["bytes"] for row in rows)
+    if as_json:
+        found = {"folder": str(cache.folder), "bytes": total, "quota": int(cache.quota), "models": rows}
+        echo_json(found)
+        return
+    for row in rows:
+        commit = row["commit"][:10] if row["commit"] else "unfinished"
+        jobs = f"  needed by job {', '.join(map(str, row['jobs']))}" if row["jobs"] else ""
+        echo(f"{_size(row['bytes']):>10}  {_ago(row['used_at']):>14}  {row['model']} {commit}{jobs}")
+    echo(f"{_size(total):>10}  of {_size(cache.quota)} (MODEL_CACHE_BYTES) in {cache.folder}")
+
+
+@app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(help="The model's name on the hub: owner/name.")],
+    image: Images = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model before a job needs it, or find out why it cannot be fetched."""
+    from core.domain.tasks import ImageModelType
+    from core.domain.units import show_params
+    from miner.observe.redact import Redactor
+
+    settings = _settings()
+    try:
+        kind = ImageModelType(image) if image else None
+    except ValueError:
+        known = ", ".join(ImageModelType)
+        raise typer.BadParameter(f"{image!r} is not a type of image model; known types: {known}") from None
+    path, facts = asyncio.run(_fetch(settings, model, kind, Redactor(settings.secrets()), as_json))
+    if as_json:
+        echo_json({"path": str(path), "facts": facts.model_dump(mode="json")})
+    else:
+        echo(f"{model}: {show_params(facts.params_total)} parameters, {facts.architecture}, in {path}")
+
+
+@app.command()
+def prune(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models to remove; none: all that no job needs.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Least recently used first, until this much is left: 100GB.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove models that no job needs."""
+    from core.domain.units import parse_bytes
+
+    cache = _cache(_settings())
+    try:
+        left = parse_bytes(to) if to else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    gone = cache.prune(left, models or (), dry_run)
+    if as_json:
+        rows = [{"model": one.model, "commit": one.commit, "bytes": one.bytes} for one in gone]
+        echo_json({"removed": not dry_run, "models": rows})
+        return
+    for one in gone:
+        echo(f"{_size(one.bytes):>10}  {one.model} {(one.commit or 'unfinished')[:10]}")
+    what = "would be removed" if dry_run else "removed"
+    echo(f"{_size(sum(one.bytes for one in gone)):>10}  {what}")
+    for model in sorted(set(models or ()) - {one.model for one in gone}):
+        echo(f"{model} is not in the cache, or a job needs it: see `god-miner models list`", err=True)
+
+
+async def _fetch(settings: Settings, model: str, kind: Any, redact: Any, quiet: bool) -> tuple[Path, Any]:
+    from miner.inputs.fetch import JobInputs
+
+    printed_at = 0.0
+
+    def tell(_what: str, did: int, total: int | None) -> None:
+        nonlocal printed_at
+        if not quiet and time.monotonic() - printed_at > 2:
+            printed_at = time.monotonic()
+            echo(f"{_size(did)} of {_size(total) if total else '?'}", err=True)
+
+    done = await JobInputs(settings, redact).fetch_model(model, kind, tell)
+    return done.path, done.facts
+
+
+def _settings() -> Settings:
+    from miner.settings import load_settings
+
+    return load_settings()
+
+
+def _cache(settings: Settings) -> ModelCache:
+    from miner.inputs.model_cache import ModelCache
+
+    return ModelCache(settings.model_cache_dir, settings.model_cache_bytes, settings.min_free_disk_bytes)
+
+
+def _snapshot_as_json(cache: ModelCache, one: CachedModel) -> dict[str, Any]:
+    jobs = cache.leases.by_model().get(one.model, [])
+    row = {"model": one.model, "commit": one.commit, "bytes": one.bytes, "used_at": one.used_at}
+    return {**row, "path": str(one.path), "jobs": jobs}
+
+
+def _size(count: float) -> str:
+    from core.domain.units import show_bytes
+
+    return show_bytes(count)
+
+
+def _ago(at: float) -> str:
+    from core.domain.units import show_seconds
+
+    return f"{show_seconds(max(time.time() - at, 0))} ago"

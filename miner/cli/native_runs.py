@@ -1,0 +1,370 @@
+"""The operator's own native trainings: make or resume the folder of a run, start the program in the
+training environment, follow it until it ends.
+
+A run's folder has run.json, profile.yaml (the operator's options as a profile of its own, to look at
+and to change), and what the trainer leaves: progress.jsonl, log, result.json, work/ and the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from core.data.facts import ANSWER_COLUMNS, ASSISTANT_ROLES, MESSAGE_COLUMNS
+from core.domain.errors import ConfigError, Problem
+from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, InstructDataset, TaskType
+from core.domain.units import show_bytes, show_seconds
+from core.profile.resolve import load_profile
+from core.runs.progress import NoteEvent, ProgressEvent, StageEvent, StepEvent, parse_events
+from core.runs.run_files import LOG_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE, RunResult, RunSpec
+from miner.cli.options import sample_rows
+
+PROFILE_FILE = "profile.yaml"
+#: The last save ends this long before the deadline, or this share of a short run.
+RESERVE_S, RESERVE_SHARE = 60.0, 0.05
+_INSTRUCTIONS = ("instruct", "instruction", "prompt", "question")
+
+
+class NativeMode(StrEnum):
+    SFT = "sft"
+    DPO = "dpo"
+    PRETRAIN = "pretrain"
+
+
+@dataclass(frozen=True)
+class NativeRunOptions:
+    """Options from the command line."""
+
+    mode: NativeMode
+    model: Path
+    data: Path
+    hours: float
+    profile: str
+    #: Targets of the profile, from `--set key=value`.
+    targets: Mapping[str, Any] = field(default_factory=dict)
+    #: The native trainer's own settings, from `--native key=value`.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Columns by the dataset's own keys: "instruction=question".
+    columns: Mapping[str, str] = field(default_factory=dict)
+    plan: Path | None = None
+    kl: float | None = None
+
+
+def make_run(folder: Path, wishes: NativeRunOptions) -> RunSpec:
+    """Write a new run; raise `ConfigError` for options that cannot be."""
+    _require_file(wishes.model / "config.json", "--model", "a model's folder has a config.json")
+    dataset = dataset_of(wishes.mode, wishes.data, wishes.columns)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_profile(folder, wishes)
+    run = RunSpec(
+        task_id=folder.name,
+        task_type=_task_type(wishes.mode, dataset),
+        model_id=wishes.model.name,
+        model_path=str(wishes.model.resolve()),
+        data_path=str(wishes.data.resolve()),
+        dataset=dataset,
+        kl_coefficient=wishes.kl,
+        plan_path=str(wishes.plan.resolve()) if wishes.plan else None,
+        work_dir=str(folder / "work"),
+        submission_dir=str(folder / "model"),
+        progress_path=str(folder / PROGRESS_FILE),
+        result_path=str(folder / RESULT_FILE),
+        stop_path=str(folder / STOP_FILE),
+        **_deadlines(wishes.hours * 3600),
+    )
+    (folder / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
+    return run
+
+
+def resume_run(folder: Path) -> RunSpec:
+    """Resume the run in this directory from its newest checkpoint, with as much time as it had."""
+    path = folder / RUN_FILE
+    try:
+        before = RunSpec.from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        rule = (
+            f"cannot be read as a run ({str(error).splitlines()[0]}); name --model and --data for a new one"
+        )
+        raise ConfigError("train native", [Problem(str(path), "", rule)]) from None
+    state = newest_state(Path(before.work_dir) / "output")
+    changed = {
+        **_deadlines(before.deadline_at - before.began_at),
+        "resume_from": str(state) if state else None,
+    }
+    run = before.model_copy(update=changed)
+    path.write_text(run.to_json(), encoding="utf-8")
+    Path(run.stop_path).unlink(missing_ok=True)
+    return run
+
+
+def newest_state(output: Path) -> Path | None:
+    """Return the newest checkpoint; only complete ones have their final name."""
+    found = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def dataset_of(mode: NativeMode, data: Path, columns: Mapping[str, str]) -> DatasetType | None:
+    """Guess the dataset type from the columns of the first rows; None means plain text."""
+    if not data.exists():
+        raise ConfigError("train native", [Problem("--data", str(data), "is no file and no folder")])
+    if mode is NativeMode.PRETRAIN:
+        return None
+    rows, _ = sample_rows(data)
+    seen = dict.fromkeys(key for row in rows[:20] for key in row)
+    if mode is NativeMode.DPO:
+        said = _columns(
+            {"prompt": ("prompt", *_INSTRUCTIONS), "chosen": ("chosen",), "rejected": ("rejected",)},
+            seen,
+            columns,
+        )
+        return DpoDataset(**{f"field_{key}": value for key, value in said.items()})
+    if (
+        talk := columns.get("messages") or next((name for name in MESSAGE_COLUMNS if name in seen), None)
+    ) is not None:
+        return _chat(talk, rows)
+    said = _columns({"instruction": _INSTRUCTIONS, "output": ANSWER_COLUMNS}, seen, columns)
+    more = {key: columns.get(key, key) for key in ("input", "system") if columns.get(key, key) in seen}
+    return InstructDataset(**{f"field_{key}": value for key, value in {**said, **more}.items()})
+
+
+def _columns(
+    wanted: Mapping[str, Sequence[str]], seen: Mapping[str, None], columns: Mapping[str, str]
+) -> dict[str, str]:
+    found, problems = {}, []
+    for key, usual in wanted.items():
+        named = columns.get(key) or next((name for name in usual if name in seen), None)
+        if named is None or named not in seen:
+            rule = f"the data's columns are {', '.join(seen) or 'none'}; say which with --column {key}=NAME"
+            problems.append(Problem(f"--column {key}", named or "", rule))
+        else:
+            found[key] = named
+    if problems:
+        raise ConfigError("train native", problems)
+    return found
+
+
+def _chat(column: str, rows: Sequence[Mapping[str, Any]]) -> ChatDataset:
+    """Return the message keys (`role`/`content` or `from`/`value`) and the names of the two sides."""
+    messages = [one for row in rows for one in row.get(column) or [] if isinstance(one, dict)]
+    role, content = ("role", "content") if any("role" in one for one in messages) else ("from", "value")
+    speakers = dict.fromkeys(str(one.get(role)) for one in messages)
+    assistant = next((one for one in speakers if one in ASSISTANT_ROLES), "assistant")
+    user = next((one for one in speakers if one not in (assistant, "system")), "user")
+    return ChatDataset(
+        # The model's own template if it has one; validators name theirs.
+        chat_template="tokenizer_default_fallback_chatml",
+        chat_column=column,
+        chat_role_field=role,
+        chat_content_field=content,
+        chat_user_reference=user,
+        chat_assistant_reference=assistant,
+    )
+
+
+def _task_type(mode: NativeMode, dataset: DatasetType | None) -> TaskType:
+    if mode is NativeMode.DPO:
+        return TaskType.DPO
+    return TaskType.CHAT if isinstance(dataset, ChatDataset) else TaskType.INSTRUCT
+
+
+def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
+    """Write the profile and check it, so that a mistake is reported before anything starts."""
+    profile = wishes.profile
+    if profile.endswith(".yaml") or "/" in profile:
+        _require_file(Path(profile), "--profile", "is no profile's name and no file")
+        profile = str(Path(profile).resolve())
+    targets: dict[str, Any] = {"engine": "native"}
+    settings = dict(wishes.settings)
+    if wishes.mode is NativeMode.PRETRAIN:
+        targets |= {"method": "full", "sample_packing": wishes.data.suffix != ".bin"}
+        settings = {"objective": "tokens", **settings}
+    content: dict[str, Any] = {"extends": profile, "targets": {**targets, **wishes.targets}}
+    if settings:
+        content["engine_config"] = {"native": settings}
+    path = folder / PROFILE_FILE
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    load_profile(str(path))
+
+
+def _deadlines(seconds: float) -> dict[str, float]:
+    now = time.time()
+    end = now + seconds
+    return {
+        "began_at": now,
+        "end_by": end - min(RESERVE_S, RESERVE_SHARE * seconds),
+        "deadline_at": end,
+    }
+
+
+def _require_file(path: Path, option: str, rule: str) -> None:
+    if not path.is_file():
+        raise ConfigError("train native", [Problem(option, str(path), rule)])
+
+
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """Parse `key=value` pairs; values are YAML."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError("train native", [Problem(option, pair, "is written key=value")])
+        found[key.strip()] = yaml.safe_load(value)
+    return found
+
+
+#: All that the child needs of our environment: it has no business with the wallet or the hub.
+PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+)
+FIXED_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+_POLL_S = 0.2
+#: Steps are printed this often.
+STEP_LINE_EVERY_S = 2.0
+
+
+def child_environment(profile: Path | None = None) -> dict[str, str]:
+    import core
+
+    passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    source = str(Path(core.__file__).resolve().parents[1])
+    chosen = {"GOD_MINER_PROFILE": str(profile)} if profile is not None else {}
+    return {**passed, **FIXED_VARIABLES, **chosen, "PYTHONPATH": source}
+
+
+def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[ProgressEvent], None]) -> int:
+    """Run to the end and return the exit code. One interrupt saves and ends it, a second kills it."""
+    progress = Path(run.progress_path)
+    start = progress.stat().st_size if progress.exists() else 0
+    with (folder / LOG_FILE).open("ab") as log:
+        child = subprocess.Popen(
+            [python, "-m", "trainer.text", "--run", str(folder / "run.json")],
+            env=child_environment(folder / PROFILE_FILE),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            for event in _events_until_end(child, progress, start):
+                on_event(event)
+        finally:
+            if child.poll() is None:
+                child.kill()
+        return child.wait()
+
+
+def _events_until_end(child: subprocess.Popen[bytes], progress: Path, start: int) -> Iterator[ProgressEvent]:
+    at, asked = start, False
+    while True:
+        try:
+            ended = child.poll() is not None
+            for line in parse_events(_read_from(progress, at), at):
+                at = line.offset
+                if line.event is not None:
+                    yield line.event
+            if ended:
+                return
+            time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            if asked:
+                raise
+            asked = True
+            child.send_signal(signal.SIGTERM)
+            sys.stderr.write("asked to stop: what it has is saved; once more to end it at once\n")
+
+
+def _read_from(path: Path, at: int) -> bytes:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(at)
+        return file.read()
+    return b""
+
+
+def program_lines(python: Path, arguments: Sequence[str], profile: Path | None = None) -> Iterator[str]:
+    """Yield a training program's output line by line; its stderr goes to ours."""
+    command = [str(python), "-m", *arguments]
+    with subprocess.Popen(
+        command, env=child_environment(profile), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        yield from child.stdout
+    if child.returncode:
+        raise SystemExit(child.returncode)
+
+
+class TrainingPrinter:
+    """Print one line per event; steps only now and then."""
+
+    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._now, self._next = write, now, 0.0
+
+    def __call__(self, event: ProgressEvent) -> None:
+        if isinstance(event, StepEvent):
+            now = self._now()
+            if now < self._next and event.step != event.total:
+                return
+            self._next = now + STEP_LINE_EVERY_S
+        if text := event_line(event):
+            self._write(text)
+
+
+def event_line(event: ProgressEvent) -> str:
+    match event.event:
+        case "step":
+            return _step_line(event) if isinstance(event, StepEvent) else ""
+        case "stage":
+            return f"{event.stage}: {event.text}" if isinstance(event, StageEvent) and event.text else ""
+        case "note":
+            return f"{event.kind}: {event.text}" if isinstance(event, NoteEvent) else ""
+        case "eval":
+            best = ", the best so far" if event.best else ""
+            return f"step {event.score.step:,}: {event.score.metric} {event.score.value:.4f}{best}"
+        case "checkpoint":
+            return f"step {event.step:,}: state saved"
+        case "oom":
+            return f"out of memory in {event.moment}: {event.text}"
+    return ""
+
+
+def _step_line(event: StepEvent) -> str:
+    total = f"/{event.total:,}" if event.total else ""
+    parts = [f"step {event.step:,}{total}"]
+    parts += [f"loss {event.loss:.4f}"] if event.loss is not None else ["loss no number"]
+    parts += [f"lr {event.lr:.2e}"] if event.lr is not None else []
+    parts += [f"{event.tokens_s:,.0f} tokens/s"] if event.tokens_s else []
+    parts += [f"MFU {event.mfu:.0%}"] if event.mfu else []
+    parts += [f"waits {event.wait:.1%}"] if event.wait is not None else []
+    parts += [show_bytes(event.memory_bytes)] if event.memory_bytes else []
+    parts += [f"{show_seconds(max(event.ends_at - event.t, 0))} left"] if event.ends_at else []
+    return "  ".join(parts)
+
+
+def load_result(run: RunSpec) -> RunResult | None:
+    try:
+        return RunResult.model_validate_json(Path(run.result_path).read_bytes())
+    except (OSError, ValueError):
+        return None

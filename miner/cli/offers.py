@@ -1,0 +1,138 @@
+"""`god-miner offers`: which offers came, what was answered, and why."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli.output import echo, echo_json, show_time, terminal
+
+if TYPE_CHECKING:
+    from miner.offers.past_offers import StoredOffer
+
+app = typer.Typer(help="Offers that came, what was answered, and why.", no_args_is_help=True)
+
+Which = Annotated[str, typer.Argument(help="An offer's number in the list, or its task's id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("list")
+def list_offers(
+    since: Annotated[
+        str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
+    ] = None,
+    accepted: Annotated[
+        bool | None, typer.Option("--accepted/--refused", help="Only those; unset: both.")
+    ] = None,
+    most: Annotated[int, typer.Option("--most", min=1, help="The newest so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List offers, oldest first, with the answers and what became of them."""
+    from miner.cli.options import parse_time
+    from miner.offers.past_offers import stored_offers
+    from miner.settings import load_settings
+    from miner.store.database import open_store
+
+    start = 0.0 if since is None else parse_time(since, time.time())
+    with open_store(load_settings().data_dir) as connection:
+        found = stored_offers(connection, since=start, accepted=accepted, most=most)
+    if as_json:
+        echo_json([_offer_as_json(one) for one in found])
+        return
+    _print_list(found)
+
+
+@app.command()
+def show(which: Which, as_json: AsJson = False) -> None:
+    """Show one offer as it came, the answer, and what became of it."""
+    one = _load_offer(which)
+    if as_json:
+        echo_json(_offer_as_json(one))
+        return
+    for name, value in _offer_as_json(one).items():
+        if name.endswith("_at"):
+            value = f"{show_time(value, year=True)} UTC"
+        echo(f"{name.replace('_', ' '):14} {'–' if value is None else value}")
+
+
+@app.command()
+def explain(which: Which, as_json: AsJson = False) -> None:
+    """Explain an answer: every rule, every factor, and what would have to change."""
+    from miner.cli.render.offers import decision_as_json, decision_pages, offer_heading
+
+    one = _load_offer(which)
+    if as_json:
+        echo_json(decision_as_json(one.offer, one.decision))
+        return
+    console = terminal()
+    what = f"start without an accepted offer (job {one.number})" if one.is_start else f"offer {one.number}"
+    console.print(
+        f"{what}, {show_time(one.received_at, year=True)} UTC, from {one.validator}: {one.outcome.value}"
+    )
+    console.print(f"{offer_heading(one.offer)}\n")
+    for page in decision_pages(one.offer, one.decision):
+        console.print(page)
+
+
+def _load_offer(which: str) -> StoredOffer:
+    from miner.offers.past_offers import find_stored_offer
+    from miner.settings import load_settings
+    from miner.store.database import open_store
+
+    with open_store(load_settings().data_dir) as connection:
+        return find_stored_offer(connection, which)
+
+
+def _offer_as_json(one: StoredOffer) -> dict[str, Any]:
+    decision = one.decision
+    failed = [reason.text for reason in decision.failed]
+    return {
+        "id": None if one.is_start else one.number,
+        "received_at": one.received_at,
+        "decided_at": one.decided_at,
+        "validator": one.validator,
+        "task_id": one.offer.task_id,
+        "task_type": one.offer.task_type.value,
+        "model": one.offer.model,
+        "params": one.offer.model_params_count,
+        "hours": one.offer.hours_to_complete,
+        "ds_size": one.offer.ds_size,
+        "times_seen": one.times_seen,
+        "accepted": decision.accepted,
+        "message": decision.message,
+        "score": decision.score,
+        "points": decision.value.points if decision.value else None,
+        "why": "; ".join(failed) or None,
+        "became": one.outcome.value,
+        "policy": decision.policy,
+        "policy_hash": decision.policy_hash,
+    }
+
+
+def _print_list(found: list[StoredOffer]) -> None:
+    from miner.cli.render.terminal import WIDE_COLUMNS, one_line_cells, one_line_table
+
+    console = terminal()
+    names = ["id", "came", "type", "model", "hours", "answer", "outcome"]
+    names += ["score", "why"] if console.width >= WIDE_COLUMNS else []
+    table = one_line_table(*names, cut=("model", "why"), right=("id", "hours"))
+    for one in found:
+        decision = one.decision
+        row = {
+            "id": str(one.number),
+            "came": show_time(one.received_at, seconds=False),
+            "type": one.offer.task_type.value.removesuffix("Task").removesuffix("Text"),
+            "model": one.offer.model,
+            "hours": f"{one.offer.hours_to_complete:g}",
+            "answer": "accepted" if decision.accepted else "refused",
+            "score": "" if decision.score is None else f"{decision.score:.3f}",
+            # What became of it, or the rule that it failed.
+            "outcome": decision.failed[0].rule if decision.failed else one.outcome.value,
+            "why": decision.failed[0].text if decision.failed else "",
+        }
+        table.add_row(*one_line_cells(*(row[name] for name in names)))
+    console.print(table)
+    if console.is_terminal and any(not one.decision.accepted for one in found):
+        console.print("Times are UTC. Why an offer was refused: god-miner offers explain ID", style="dim")

@@ -1,0 +1,184 @@
+"""What several commands need to understand their options: directories, the policy and profile in force,
+times as one types them, files of rows, and shell completion.
+
+Imported by every command at start-up: everything heavy is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from core.data.rows import BadRows, JsonRows
+from core.domain.errors import ConfigError, Problem
+from core.domain.units import parse_seconds
+
+if TYPE_CHECKING:
+    from core.domain.hardware import Hardware
+    from miner.offers.policies.selection import ActiveConfig
+    from miner.settings import Settings
+
+
+def profile_directories(directories: Sequence[Path] | None) -> list[Path]:
+    """Return the directories to search: `--dir`, then PROFILE_DIR."""
+    from miner.settings import load_settings
+
+    return [*(directories or ()), load_settings().profile_dir]
+
+
+def policy_directories(directories: Sequence[Path] | None) -> list[Path]:
+    """Return the directories to search: `--dir`, then POLICY_DIR."""
+    from miner.settings import load_settings
+
+    return [*(directories or ()), load_settings().policy_dir]
+
+
+def local_hardware(settings: Settings) -> Hardware | None:
+    """Return this host as a daemon would see it; None if no GPU was found and GPUS does not say so: such a
+    machine is one to plan on, not one to train on."""
+    from miner.fleet.build import CPU, scan_once
+
+    installed = scan_once(settings)[0].inventory.installed
+    if installed is None or (installed.gpus.is_cpu and settings.gpus != CPU):
+        return None
+    return installed
+
+
+def local_policy_and_profile() -> ActiveConfig:
+    """Return the policy and profile that a daemon with these settings would use here."""
+    from miner.fleet.build import scan_once
+    from miner.offers.policies.selection import active_config
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    return active_config(settings, scan_once(settings)[0].inventory.installed)
+
+
+def local_policy_and_profile_or_warn() -> ActiveConfig | None:
+    """Like `local_policy_and_profile`, with the reason for a failure on stderr."""
+    from core.domain.errors import ConfigError
+
+    try:
+        return local_policy_and_profile()
+    except ConfigError as error:
+        typer.echo(f"what is in force cannot be used: {error}", err=True)
+        return None
+
+
+def warn_if_not_in_force(word: str, name: str) -> None:
+    """Warn on stderr if another policy or profile (`word`) than the one shown is in force."""
+    from miner.offers.policies.selection import ChosenName, inactive_text
+
+    found = local_policy_and_profile_or_warn()
+    if found is None:
+        return
+    used = found.profile if word == "profile" else found.policy
+    why = found.why_profile if word == "profile" else found.why_policy
+    stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
+    if stem != used.name:
+        typer.echo(inactive_text(word, stem, used.name, ChosenName(used.name, why)), err=True)
+
+
+#: How many jobs completion offers, the newest first.
+_COMPLETED_JOBS = 50
+
+
+def complete_profiles(incomplete: str) -> list[str]:
+    from core.profile.resolve import profile_files
+
+    with contextlib.suppress(Exception):
+        return _starting_with(profile_files(profile_directories(None)), incomplete)
+    return []
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    from miner.offers.policies.load import policy_files
+
+    with contextlib.suppress(Exception):
+        return _starting_with(policy_files(policy_directories(None)), incomplete)
+    return []
+
+
+def complete_task_types(incomplete: str) -> list[str]:
+    from core.domain.tasks import TASK_WORDS
+
+    return _starting_with(TASK_WORDS, incomplete)
+
+
+def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
+    """Complete job numbers, with a description of each."""
+    from miner.settings import load_settings
+    from miner.store import jobs as store_jobs
+    from miner.store.database import open_store
+
+    with contextlib.suppress(Exception), open_store(load_settings().data_dir) as connection:
+        rows = store_jobs.newest_jobs(connection, _COMPLETED_JOBS)
+        shown = [(str(row.id), f"{row.state.value} {row.task_type.value} {row.model}") for row in rows]
+        shown += [(row.task_id, f"job {row.id}") for row in rows if incomplete]
+        return [one for one in shown if one[0].startswith(incomplete)]
+    return []
+
+
+def _starting_with(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def parse_time(text: str, now: float) -> float:
+    """Return seconds since the epoch; a date without a time zone is UTC."""
+    try:
+        return now - parse_seconds(text)
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        rule = "a length like 2d or 12h, or a date like 2025-10-01, is needed"
+        raise ConfigError("time", [Problem("--since", text, rule)]) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+#: Rows measured for lengths, evenly spread over the file.
+SAMPLED_ROWS = 2000
+
+
+def sample_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return a sample of the rows and their number. Raise `ConfigError` if the file is not a dataset."""
+    sample: list[dict[str, Any]] = []
+    picker, count = random.Random(0), 0  # noqa: S311 - a sample, not a secret
+    try:
+        with path.open("rb") as file:
+            rows = JsonRows(file)
+            for count, row in enumerate(rows, 1):
+                if len(sample) < SAMPLED_ROWS:
+                    sample.append(row)
+                elif (place := int(picker.random() * count)) < SAMPLED_ROWS:
+                    sample[place] = row
+    except BadRows as error:
+        raise _bad_file(path, "", f"is no dataset: {error}") from None
+    if rows.non_objects:
+        raise _bad_file(
+            path, f"{rows.non_objects} rows", f"every row is a JSON object, {rows.first_non_object}"
+        )
+    return sample, count
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object such as a config.json."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _bad_file(path, "", f"cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _bad_file(path, type(found).__name__, "a JSON object is needed")
+    return found
+
+
+def _bad_file(path: Path, value: str, rule: str) -> ConfigError:
+    return ConfigError(str(path), [Problem(path.name, value, rule)])

@@ -1,0 +1,326 @@
+"""`god-miner plan`: what a task would become here, in memory, in time and in the engine's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from miner.cli import options
+from miner.cli.options import local_hardware, profile_directories
+from miner.cli.output import echo, echo_json, terminal
+
+if TYPE_CHECKING:
+    from core.data.facts import DatasetFacts
+    from core.domain.hardware import Hardware
+    from core.domain.tasks import ImageModelType, TaskType
+    from core.models.facts import ModelFacts
+    from core.planning.plan import TrainingPlan
+    from core.profile.resolve import LoadedProfile
+    from miner.settings import Settings
+
+#: Planned for if neither the settings, this host nor the profile name GPUs.
+DEFAULT_GPUS = "4xH100"
+
+
+class PlanTarget(NamedTuple):
+    """The hardware that is planned for, and the profile."""
+
+    hardware: Hardware
+    profile: LoadedProfile
+    #: One line each: the host, and why this profile.
+    why: tuple[str, ...]
+
+
+Model = Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")]
+TaskWord = Annotated[
+    str,
+    typer.Option(
+        help="instruct, chat, dpo, grpo, image, or a validator's word.",
+        autocompletion=options.complete_task_types,
+    ),
+]
+Hours = Annotated[float, typer.Option(help="From now to the deadline.")]
+Rows = Annotated[int | None, typer.Option(min=0, help="Number of training rows; for image tasks, of images.")]
+Dataset = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="A file of rows, JSON or JSON lines.")
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs to plan for, like 4xH100. Unset: this host's, or the profile's hardware if it has none."
+    ),
+]
+CpuCores = Annotated[
+    int | None, typer.Option(min=1, help="Cores of the host. Unset: FLEET_FILE, this host's, or 32.")
+]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory of the host, like 512GB. Unset: as with the cores, or 256GB.")
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="A profile's name, or the path of a file. Unset: the one that is in force.",
+        autocompletion=options.complete_profiles,
+    ),
+]
+Params = Annotated[str | None, typer.Option(help="Parameters, like 8B, if the name does not say.")]
+ImageWord = Annotated[str | None, typer.Option(help="sdxl, flux, z-image …; unset: from the name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The whole plan, for programs.")]
+WriteTo = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
+]
+Launcher = Annotated[str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")]
+Nodes = Annotated[
+    int, typer.Option(min=1, help="With --launcher slurm: machines that share the plan's GPUs.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="Show only what differs from this: a profile, or a plan.json written before.",
+        autocompletion=options.complete_profiles,
+    ),
+]
+Dirs = Annotated[list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")]
+
+
+def plan(
+    model: Model,
+    task_type: TaskWord,
+    hours: Hours,
+    rows: Rows = None,
+    dataset: Dataset = None,
+    gpus: Gpus = None,
+    cpu_cores: CpuCores = None,
+    memory: Memory = None,
+    profile: Profile = None,
+    params: Params = None,
+    image_type: ImageWord = None,
+    as_json: AsJson = False,
+    write: WriteTo = None,
+    launcher: Launcher = "accelerate",
+    nodes: Nodes = 1,
+    against: Against = None,
+    directories: Dirs = None,
+) -> None:
+    """Show what a task would become: GPUs, memory, timeline, concessions and the configuration.
+
+    Exit code 1 when the task cannot be promised.
+    """
+    kind, image = _parse_task(task_type, model, image_type)
+    facts = _model_facts(model, params, image)
+    data = _dataset_facts(kind, image, rows, dataset, hours)
+
+    target = _plan_target(gpus, cpu_cores, memory, profile, directories)
+
+    def planned(by: LoadedProfile) -> TrainingPlan:
+        return _make_plan(kind, image, hours, facts, data, target.hardware, by, params)
+
+    found = planned(target.profile)
+    if against is not None:
+        is_plan = against.endswith(".json")
+        before = _read_plan(Path(against)) if is_plan else planned(_load_profile(against, directories))
+        _print_comparison(before, found, as_json)
+    elif as_json:
+        echo(found.to_json())
+    else:
+        for line in target.why:
+            typer.echo(line)
+        _print_plan(found)
+    if write is not None:
+        _write_plan_files(found, write, launcher, nodes)
+    raise typer.Exit(0 if found.verdict.feasible else 1)
+
+
+def _make_plan(
+    kind: TaskType,
+    image: ImageModelType | None,
+    hours: float,
+    facts: ModelFacts,
+    data: DatasetFacts,
+    hardware: Hardware,
+    loaded: LoadedProfile,
+    params: str | None,
+) -> TrainingPlan:
+    from core.domain.units import parse_params
+    from core.planning.plan import TaskSpec
+    from core.planning.planner import plan_task as make
+    from core.planning.planner import usable_hours
+
+    task = TaskSpec(task_type=kind, hours=usable_hours(hours), image_type=image)
+    stated = parse_params(params) if params else None
+    return make(task, facts, data, hardware, loaded, stated_params=stated)
+
+
+def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType, ImageModelType | None]:
+    from core.domain.errors import ConfigError, Problem
+    from core.domain.tasks import TASK_WORDS, ImageModelType, task_type_named
+    from core.models.image_families import image_type_from_name
+
+    kind = task_type_named(word)
+    if kind is None:
+        rule = f"a task type is one of {', '.join(TASK_WORDS)}"
+        raise ConfigError("plan", [Problem("--task-type", word, rule)])
+    if kind.is_text:
+        return kind, None
+    if image_type is None:
+        return kind, image_type_from_name(model)
+    if image_type not in [one.value for one in ImageModelType]:
+        rule = f"an image type is one of {', '.join(one.value for one in ImageModelType)}"
+        raise ConfigError("plan", [Problem("--image-type", image_type, rule)])
+    return kind, ImageModelType(image_type)
+
+
+def _model_facts(name: str, params: str | None, image: ImageModelType | None) -> ModelFacts:
+    from core.domain.errors import ConfigError, Problem
+    from core.domain.units import parse_params
+    from core.models.identify import facts_from_config, facts_from_name
+    from miner.cli.options import read_json_object
+
+    try:
+        stated = parse_params(params) if params else None
+    except ValueError as error:
+        raise ConfigError("plan", [Problem("--params", params or "", str(error))]) from None
+    config = Path(name) / "config.json"
+    if image is None and config.is_file():
+        return facts_from_config(read_json_object(config), name, stated)
+    return facts_from_name(name, stated, image)
+
+
+def _dataset_facts(
+    kind: TaskType, image: ImageModelType | None, rows: int | None, dataset: Path | None, hours: float
+) -> DatasetFacts:
+    from core.data.facts import assumed_facts, facts_from_rows
+    from core.planning.planner import usable_hours
+    from miner.cli.options import sample_rows
+
+    if dataset is None or not kind.is_text:
+        return assumed_facts(kind, rows, usable_hours(hours), image)
+    sample, counted = sample_rows(dataset)
+    return facts_from_rows(kind, sample, counted if rows is None else rows)
+
+
+def _plan_target(
+    gpus: str | None,
+    cpu_cores: int | None,
+    memory: str | None,
+    profile: str | None,
+    directories: list[Path] | None,
+) -> PlanTarget:
+    """Return the host from options, FLEET_FILE or this machine, and the profile that a daemon would use
+    on it.
+    """
+    from core.domain.errors import ConfigError
+    from core.domain.hardware import Hardware, parse_gpus
+    from miner.offers.policies.selection import ChosenName, active_config, inactive_text
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    here = None if gpus else local_hardware(settings)
+    try:
+        found = active_config(settings, here or Hardware(gpus=parse_gpus(gpus or DEFAULT_GPUS)))
+    except ConfigError:
+        if profile is None:
+            raise
+        loaded, why = (
+            _load_profile(profile, directories),
+            f"profile {profile}: the one in force cannot be used",
+        )
+    else:
+        loaded = found.profile
+        if profile or directories:
+            loaded = _load_profile(profile or found.profile.name, directories)
+        where = "is in force" if here else "would be in force there"
+        why = f"profile {loaded.name} {where}, because {found.why_profile}"
+        if loaded.file != found.profile.file:
+            chosen = ChosenName(found.profile.name, found.why_profile)
+            why = inactive_text("profile", loaded.name, found.profile.name, chosen)
+    hardware = here or Hardware(gpus=parse_gpus(gpus or loaded.hardware or DEFAULT_GPUS))
+    return _target_on_host(hardware, settings, here is not None, cpu_cores, memory, loaded, why)
+
+
+def _target_on_host(
+    hardware: Hardware,
+    settings: Settings,
+    is_here: bool,
+    cpu_cores: int | None,
+    memory: str | None,
+    loaded: LoadedProfile,
+    why: str,
+) -> PlanTarget:
+    from core.domain.errors import ConfigError, Problem
+    from core.domain.units import parse_bytes, show_bytes
+    from miner.fleet.fleet_file import follow_fleet_file
+
+    update: dict[str, Any] = {}
+    if settings.fleet_file and not is_here:
+        update |= follow_fleet_file(settings.fleet_file).current().content.host.facts()
+    if cpu_cores is not None:
+        update["cpu_cores"] = cpu_cores
+    if memory is not None:
+        try:
+            update["memory_bytes"] = parse_bytes(memory)
+        except ValueError as error:
+            raise ConfigError("plan", [Problem("--memory", memory, str(error))]) from None
+    whole = hardware.model_copy(update=update)
+    assumed = [] if is_here else [name for name in ("cpu_cores", "memory_bytes") if name not in update]
+    shown = {"cpu_cores": "cores", "memory_bytes": "memory"}
+    how = " (this host)" if is_here else ""
+    if assumed:
+        how = f" ({' and '.join(shown[name] for name in assumed)} assumed)"
+    host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
+    return PlanTarget(whole, loaded, (f"{host}{how}", why))
+
+
+def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
+    from core.profile.resolve import load_profile
+
+    return load_profile(name, profile_directories(directories))
+
+
+def _print_plan(found: TrainingPlan) -> None:
+    from miner.cli.render.plan import plan_pages
+
+    console = terminal()
+    for page in plan_pages(found, console.width):
+        console.print(page)
+
+
+def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
+    from miner.cli.render.plan import comparison_pages, plan_differences
+
+    if as_json:
+        echo_json([one._asdict() for one in plan_differences(before, after)])
+        return
+    console = terminal()
+    for page in comparison_pages(before, after):
+        console.print(page)
+
+
+def _read_plan(path: Path) -> TrainingPlan:
+    from core.domain.errors import ConfigError, Problem
+    from core.planning.plan import TrainingPlan
+
+    try:
+        return TrainingPlan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror}); give a plan.json that `plan --write` made, or a profile"
+        raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
+    except ValueError as error:
+        rule = f"is not a plan of this version: {str(error).splitlines()[0]}"
+        raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
+
+
+def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int) -> None:
+    """Write the plan; also the engine's files if the plan can be promised."""
+    from core.engines.launch import Launcher, parse_launcher
+    from miner.cli.render.plan import write_plan
+    from miner.settings import load_settings
+
+    kind, python = parse_launcher(launcher), "python"
+    if kind is not Launcher.ACCELERATE:
+        # Outside a container: the training environment of this installation.
+        python = str(load_settings().trainer_python or python)
+    for file in write_plan(found, folder, kind, nodes, python):
+        typer.echo(f"wrote {file}", err=True)

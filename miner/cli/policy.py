@@ -1,0 +1,243 @@
+"""`god-miner policy`: what acceptance policies there are, what they say, and what they would have done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli import options
+from miner.cli.backtest import backtest, generate
+from miner.cli.options import (
+    local_policy_and_profile_or_warn,
+    policy_directories,
+    profile_directories,
+    warn_if_not_in_force,
+)
+from miner.cli.output import terminal
+
+if TYPE_CHECKING:
+    from core.profile.explain import ProfileFinding
+    from miner.offers.backtest.policy_check import AcceptanceCount
+    from miner.offers.policies.load import LoadedPolicy
+
+app = typer.Typer(help="Acceptance policies: list, show, check, compare, backtest.", no_args_is_help=True)
+app.command()(backtest)
+app.command()(generate)
+
+Name = Annotated[
+    str,
+    typer.Argument(help="A policy's name, or the path of a file.", autocompletion=options.complete_policies),
+]
+Dirs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--dir", help="Look here first, then in POLICY_DIR, then at the shipped ones; may be repeated."
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a value, like hours.instruct=12; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("list")
+def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
+    """List every policy that can be named, and which one is in force."""
+    from core.domain.errors import ConfigError
+    from miner.offers.policies.load import load_policy, policy_files
+
+    rows, places = [], policy_directories(directories)
+    for name, file in policy_files(places).items():
+        try:
+            policy = load_policy(str(file), places)
+            made_for = (policy.hardware or "", policy.profile or "")
+            rows.append((name, *made_for, policy.description, str(file)))
+        except ConfigError as error:
+            rows.append((name, "", "", f"broken: {error.problems[0]}", str(file)))
+    keys = ("name", "hardware", "profile", "description", "file")
+    found = local_policy_and_profile_or_warn()
+    if as_json:
+        used = found and str(found.policy.file)
+        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
+        return
+    _print_table(keys[:4], [row[:4] for row in rows])
+    if found is not None:
+        typer.echo(f"in force: {found.policy.name}, because {found.why_policy}")
+
+
+@app.command()
+def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJson = False) -> None:
+    """Show every value that a policy sets, and the line it comes from."""
+    policy = _load_policy(name, directories, changes)
+    if not as_json:
+        warn_if_not_in_force("policy", name)
+    written = policy.written().values()
+    notes = [note for layer in policy.layers for note in layer.content.notes]
+    if as_json:
+        _print_json(
+            {
+                "policy": policy.name,
+                "digest": policy.digest,
+                "settings": [one._asdict() for one in written],
+                "notes": notes,
+            }
+        )
+        return
+    typer.echo(f"{policy.name} ({policy.digest[:16]}): {policy.description}")
+    _print_table(
+        ("key", "value", "from"), [(one.path, _show_value(one.value), one.origin) for one in written]
+    )
+    for note in notes:
+        typer.echo(f"not set: {note}")
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or paths; none: all by name.", autocompletion=options.complete_policies),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Plan by this profile.", autocompletion=options.complete_profiles)
+    ] = None,
+    fleet: Annotated[str | None, typer.Option(help="GPUs, like 8xH100.")] = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check policies: mistakes with lines, contradictions, typical offers accepted. Exit code 1 if wrong."""
+    from miner.offers.policies.load import policy_files
+
+    found = {
+        name: _checked(name, profile, fleet, directories)
+        for name in names or policy_files(policy_directories(directories))
+    }
+    wrong = any(finding.level.value == "error" for findings, _ in found.values() for finding in findings)
+    if as_json:
+        _print_json(
+            {
+                name: {
+                    "findings": [one._asdict() for one in findings],
+                    "accepts": [one._asdict() for one in tallies],
+                }
+                for name, (findings, tallies) in found.items()
+            }
+        )
+    else:
+        for name, (findings, tallies) in found.items():
+            typer.echo(f"{name}: {_findings_line(findings)}")
+            for finding in findings:
+                typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
+            if tallies:
+                typer.echo(f"  takes {', '.join(_tally_line(one) for one in tallies)}")
+            if names and not any(one.level.value == "error" for one in findings):
+                warn_if_not_in_force("policy", name)
+    raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page instead.")] = False,
+) -> None:
+    """Print the JSON Schema of a policy file, for editors."""
+    from miner.offers.policies.docs import json_schema
+    from miner.offers.policies.docs import markdown as reference
+
+    typer.echo(reference() if markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def diff(left: Name, right: Name, directories: Dirs = None, as_json: AsJson = False) -> None:
+    """Show where two policies differ."""
+    there, here = (_load_policy(name, directories).written() for name in (left, right))
+    rows = []
+    for path in dict.fromkeys((*there, *here)):
+        one, other = there.get(path), here.get(path)
+        if (one and one.value) != (other and other.value):
+            rows.append((path, one, other))
+    if as_json:
+        _print_json(
+            [
+                {"key": path, "left": one and one._asdict(), "right": other and other._asdict()}
+                for path, one, other in rows
+            ]
+        )
+        return
+    typer.echo(f"{left} and {right}: {len(rows)} values differ")
+    shown = [
+        (
+            path,
+            _show_value(one.value) if one else "–",
+            _show_value(other.value) if other else "–",
+            f"{one.origin if one else 'default'} | {other.origin if other else 'default'}",
+        )
+        for path, one, other in rows
+    ]
+    _print_table(("key", left, right, "from"), shown)
+
+
+def _load_policy(
+    name: str, directories: list[Path] | None, changes: Sequence[str] | None = None
+) -> LoadedPolicy:
+    from miner.offers.policies.load import load_policy, parse_overrides
+
+    return load_policy(name, policy_directories(directories), parse_overrides(changes or ()))
+
+
+def _checked(
+    name: str, profile: str | None, fleet: str | None, directories: list[Path] | None
+) -> tuple[list[ProfileFinding], list[AcceptanceCount]]:
+    from core.domain.errors import ConfigError
+    from core.domain.hardware import Hardware, parse_gpus
+    from core.profile.explain import ProfileFinding, ProfileFindingLevel
+    from core.profile.resolve import load_profile
+    from miner.offers.backtest.policy_check import acceptance_counts, policy_findings
+    from miner.offers.policies.selection import default_profile_name
+
+    try:
+        policy = _load_policy(name, directories)
+        hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or DEFAULT_FLEET))
+        loaded = load_profile(
+            profile or default_profile_name(policy, hardware).name, profile_directories(None)
+        )
+    except ConfigError as error:
+        wrong = [
+            ProfileFinding(
+                ProfileFindingLevel.ERROR, problem.where, f"{problem.value} {problem.rule}".strip()
+            )
+            for problem in error.problems
+        ]
+        return wrong, []
+    return policy_findings(policy), acceptance_counts(policy, loaded, hardware)
+
+
+#: Used if the policy does not say.
+DEFAULT_FLEET = "4xH100"
+
+
+def _findings_line(findings: list[ProfileFinding]) -> str:
+    errors = sum(finding.level.value == "error" for finding in findings)
+    return f"{errors} errors, {len(findings) - errors} warnings" if findings else "fine"
+
+
+def _tally_line(one: AcceptanceCount) -> str:
+    rest = f" ({one.mostly})" if one.accepted < one.asked else ""
+    return f"{one.task} {one.accepted}/{one.asked}{rest}"
+
+
+def _show_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from miner.cli.render.terminal import plain_table
+
+    terminal().print(plain_table(*keys, rows=rows))
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))

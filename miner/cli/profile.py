@@ -1,0 +1,302 @@
+"""`god-miner profile`: what tuning profiles there are, what they say, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli import options
+from miner.cli.options import (
+    local_policy_and_profile,
+    local_policy_and_profile_or_warn,
+    profile_directories,
+    warn_if_not_in_force,
+)
+from miner.cli.output import terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from core.profile.explain import ProfileFinding, ProfileRemark, ProfileSetting, Subject
+    from core.profile.resolve import LoadedProfile
+
+app = typer.Typer(help="Tuning profiles: list, show, check, compare, explain.", no_args_is_help=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(help="A profile's name, or the path of a file.", autocompletion=options.complete_profiles),
+]
+OrInForce = Annotated[
+    str | None,
+    typer.Argument(
+        help="A profile's name, or the path of a file. Unset: the one in force.",
+        autocompletion=options.complete_profiles,
+    ),
+]
+Dirs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--dir", help="Look here first, then in PROFILE_DIR, then at the shipped ones; may be repeated."
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--task", help="instruct, chat, dpo, grpo or image.", autocompletion=options.complete_task_types
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="A model's name, for its size and family; for images its type (sdxl, flux …)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
+
+
+@app.command("list")
+def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
+    """List every profile that can be named, and which one is in force."""
+    from core.domain.errors import ConfigError
+    from core.profile.resolve import load_profile, profile_files
+
+    rows, places = [], profile_directories(directories)
+    for name, file in profile_files(places).items():
+        try:
+            profile = load_profile(str(file), places)
+            rows.append((name, profile.hardware or "", profile.description, str(file)))
+        except ConfigError as error:
+            rows.append((name, "", f"broken: {error.problems[0]}", str(file)))
+    keys = ("name", "hardware", "description", "file")
+    found = local_policy_and_profile_or_warn()
+    if as_json:
+        used = found and str(found.profile.file)
+        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
+        return
+    _print_table(_table(keys[:3], [row[:3] for row in rows]))
+    if found is not None:
+        typer.echo(f"in force: {found.profile.name}, because {found.why_profile}")
+
+
+@app.command()
+def show(
+    name: OrInForce = None,
+    task: Task = None,
+    model: Model = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody wrote.")] = False,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a profile resolved for a task and a model: every value and the line it comes from."""
+    from core.profile.explain import profile_settings
+    from core.profile.resolve import resolve_profile
+
+    profile, about = _load_or_in_force(name, directories, as_json), _subject(task, model)
+    resolved = resolve_profile(profile, about.task_type, about.model)
+    found = profile_settings(resolved, defaults)
+    if as_json:
+        _print_json(
+            {
+                "profile": resolved.name,
+                "digest": resolved.digest,
+                "sections": resolved.sections,
+                "for": about.label,
+                "settings": [setting._asdict() for setting in found],
+            }
+        )
+        return
+    typer.echo(f"{profile.name} for {about.label}; sections: {', '.join(resolved.sections) or 'none'}")
+    rows = [(setting.path, _show_value(setting), setting.origin) for setting in found]
+    _print_table(_table(("key", "value", "from"), rows))
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or paths; none: all by name.", autocompletion=options.complete_profiles),
+    ] = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every section against typical tasks and models. Exit code 1 if something is wrong."""
+    from core.profile.explain import ProfileFindingLevel
+    from core.profile.resolve import profile_files
+
+    start = time.perf_counter()
+    places = profile_directories(directories)
+    found = {name: _findings(name, directories) for name in names or profile_files(places)}
+    seconds = time.perf_counter() - start
+    wrong = any(finding.level is ProfileFindingLevel.ERROR for each in found.values() for finding in each)
+    if as_json:
+        _print_json({name: [finding._asdict() for finding in each] for name, each in found.items()})
+    else:
+        for name, each in found.items():
+            typer.echo(f"{name}: {_findings_line(each)}")
+            for finding in each:
+                typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
+            if names and not any(one.level is ProfileFindingLevel.ERROR for one in each):
+                warn_if_not_in_force("profile", name)
+        typer.echo(f"{len(found)} checked in {seconds:.1f} s")
+    raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page instead.")] = False,
+) -> None:
+    """Print the JSON Schema of a profile file, for editors."""
+    from core.profile.docs import json_schema
+    from core.profile.docs import markdown as reference
+
+    typer.echo(reference() if markdown else json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def diff(
+    left: Name,
+    right: Name,
+    task: Task = None,
+    model: Model = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where two profiles differ for a task and a model."""
+    from core.profile.explain import diff_profiles as compare
+    from core.profile.explain import format_value
+
+    about = _subject(task, model)
+    found = compare(_load_profile(left, directories), _load_profile(right, directories), about)
+    if as_json:
+        _print_json([each._asdict() for each in found])
+        return
+    typer.echo(f"{left} and {right} for {about.label}: {len(found)} values differ")
+    rows = [
+        (
+            each.path,
+            format_value(each.path, each.left),
+            format_value(each.path, each.right),
+            f"{each.left_origin} | {each.right_origin}",
+        )
+        for each in found
+    ]
+    _print_table(_table(("key", left, right, "from"), rows))
+
+
+@app.command()
+def explain(
+    name: OrInForce = None,
+    task: Task = None,
+    model: Model = None,
+    directories: Dirs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what today's engines make of the values: renamed, without effect, doubtful, done by us."""
+    from core.profile.explain import explain_profile as remarks_of
+
+    profile = _load_or_in_force(name, directories, as_json)
+    remarks = remarks_of(profile, [_subject(task, model)] if task or model else None)
+    notes = [note for layer in profile.layers for note in layer.content.notes]
+    files = [layer.file.name for layer in profile.layers]
+    if as_json:
+        _print_json({"files": files, "notes": notes, "remarks": [each._asdict() for each in remarks]})
+        return
+    typer.echo(f"{profile.name}: {' ← '.join(reversed(files))}")
+    for remark in remarks:
+        typer.echo(_remark_line(remark))
+    for note in notes:
+        typer.echo(f"not set: {note}")
+
+
+def _show_value(setting: ProfileSetting) -> str:
+    from core.profile.explain import format_value
+
+    text = format_value(setting.path, setting.value)
+    return text if setting.unscaled is None else f"{text} (scaled from {setting.unscaled:g})"
+
+
+def _remark_line(remark: ProfileRemark) -> str:
+    from core.profile.explain import format_value
+
+    who = "" if len(remark.subjects) > 3 else f" [{', '.join(remark.subjects)}]"
+    value = format_value(remark.path, remark.value)
+    return f"{remark.path} = {value} ({remark.origin}), {remark.effect.value}: {remark.text}{who}"
+
+
+def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
+    from core.profile.resolve import load_profile
+
+    return load_profile(name, profile_directories(directories))
+
+
+def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json: bool) -> LoadedProfile:
+    """Load the profile; warn people, not programs, if another one is in force."""
+    if name is None:
+        found = local_policy_and_profile()
+        if not as_json:
+            typer.echo(f"{found.profile.name} is in force, because {found.why_profile}", err=True)
+        return found.profile
+    loaded = _load_profile(name, directories)
+    if not as_json:
+        warn_if_not_in_force("profile", name)
+    return loaded
+
+
+def _subject(task: str | None, model: str | None) -> Subject:
+    from core.domain.errors import ConfigError, Problem
+    from core.domain.tasks import TASK_WORDS, ImageModelType
+    from core.models.identify import facts_from_name
+    from core.models.image_families import image_type_from_name
+    from core.profile.explain import Subject
+
+    image = next((kind for kind in ImageModelType if kind.value == model), None)
+    task_type = TASK_WORDS.get(task or ("image" if image else "instruct"))
+    if task_type is None:
+        words = ", ".join(TASK_WORDS)
+        raise ConfigError("--task", [Problem("--task", str(task), f"a task is one of {words}")])
+    if not task_type.is_text:
+        image = image or image_type_from_name(model or "sdxl")
+        return Subject(task_type, facts_from_name(model or image.value, None, image))
+    return Subject(task_type, facts_from_name(model or DEFAULT_MODEL))
+
+
+def _findings(name: str, directories: list[Path] | None) -> list[ProfileFinding]:
+    from core.domain.errors import ConfigError
+    from core.engines.dry_run import check_profile_plan
+    from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_profile
+
+    try:
+        return check_profile(_load_profile(name, directories), check_profile_plan)
+    except ConfigError as error:
+        return [
+            ProfileFinding(
+                ProfileFindingLevel.ERROR, problem.where, f"{problem.value} {problem.rule}".strip()
+            )
+            for problem in error.problems
+        ]
+
+
+def _findings_line(findings: list[ProfileFinding]) -> str:
+    errors = sum(finding.level.value == "error" for finding in findings)
+    return f"{errors} errors, {len(findings) - errors} warnings" if findings else "fine"
+
+
+def _table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    from miner.cli.render.terminal import plain_table
+
+    return plain_table(*keys, rows=rows)
+
+
+def _print_table(table: Table) -> None:
+    terminal().print(table)
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))

@@ -1,0 +1,294 @@
+"""Jobs on the terminal: the list, all of one job, and a job while it runs (a few lines that change on a
+terminal, a line per change elsewhere).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from core.domain.units import show_bytes, show_seconds
+from miner.cli.output import echo_json, show_time
+from miner.cli.render.terminal import WIDE_COLUMNS, Terminal, one_line_cells, one_line_table, plain_table
+
+JobData = Mapping[str, Any]
+
+
+def job_table(jobs: Sequence[JobData], width: int, now: float | None = None) -> Table:
+    """Return a table with one line per job."""
+    now = time.time() if now is None else now
+    names = ["id", "type", "model", "state", "what", "score", "time"]
+    names += ["task", "submission"] if width >= WIDE_COLUMNS else []
+    table = one_line_table(*names, cut=("model", "what", "submission"), right=("id",))
+    for job in jobs:
+        row = {
+            "id": str(job["id"]),
+            "type": job["task_type"].removesuffix("Task").removesuffix("Text"),
+            "model": job["model"],
+            "state": job["state"],
+            "what": current_activity(job),
+            "score": _scores(job["result"], 3) if job["result"] else "",
+            "time": show_time(job["ended_at"], seconds=False) if job["ended_at"] else time_left(job, now),
+            "task": job["task_id"][:13],
+            "submission": job["submission"]["repo"] if job["submission"] else "",
+        }
+        table.add_row(*one_line_cells(*(row[name] for name in names)))
+    return table
+
+
+def current_activity(job: JobData) -> str:
+    """Return what the job is doing, or why it ended."""
+    live = job["live"]
+    if live is None:
+        return job["end_reason"] or ""
+    if live["trouble"]:
+        return str(live["trouble"])
+    if live["step"] is not None:
+        total = f"/{live['steps']:,}" if live["steps"] else ""
+        loss = f", loss {live['loss']:.4g}" if live["loss"] is not None else ""
+        return f"{live['stage']} {live['step']:,}{total}{loss}"
+    if live["bytes_done"] is not None:
+        total = f" of {show_bytes(live['bytes_total'])}" if live["bytes_total"] else ""
+        return f"{live['stage']}: {show_bytes(live['bytes_done'])}{total}"
+    return live["stage"] or ""
+
+
+def time_left(job: JobData, now: float) -> str:
+    if job["ended_at"] is not None:
+        return f"ended {show_time(job['ended_at'])}"
+    left = job["deadline_at"] - now
+    return f"{show_seconds(left)} left" if left > 0 else "past its deadline"
+
+
+def job_pages(job: JobData, now: float | None = None) -> Iterator[RenderableType]:
+    """Yield everything about one job; what several parts repeat is printed once."""
+    now = time.time() if now is None else now
+    said = {job["detail"], ""}
+    yield _fact_table(job, now)
+    if job["attempts"]:
+        yield ""
+        yield _attempt_table(job["attempts"])
+        yield from _details("attempt", job["attempts"], "number", said)
+    if job["steps"]:
+        yield ""
+        yield _step_table(job["steps"])
+        yield from _details("step", job["steps"], "name", said)
+
+
+def _fact_table(job: JobData, now: float) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _fact_rows(job, now):
+        if value:
+            table.add_row(name, str(value))
+    return table
+
+
+def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:
+    yield "job", f"{job['id']}, task {job['task_id']} of {job['validator']}"
+    yield "task", f"{job['task_type']} of {job['model']}, {job['hours']:g} h"
+    yield "state", job["state"]
+    yield "now", current_activity(job) if job["live"] else ""
+    if job["end_reason"]:
+        yield "because", f"{job['end_reason']}: {job['detail']}" if job["detail"] else job["end_reason"]
+    if job["meaning"]:
+        yield "which means", job["meaning"]["operator"]
+        yield "validators see", job["meaning"]["validator"]
+    if job["result"]:
+        yield from _result_rows(job["result"])
+    yield "started", show_time(job["started_at"]) + (f", {job['starts']} times" if job["starts"] > 1 else "")
+    yield "deadline", f"{show_time(job['deadline_at'])} ({time_left(job, now)})"
+    yield "wanted as", job["expected_repo_name"]
+    if job["submission"]:
+        published = f"{job['submission']['repo']} at {show_time(job['submitted_at'])}"
+        yield "published", published
+    yield "folder", job["folder"]
+
+
+def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if result["best"] is not None:
+        step = f", best at step {result['best_step']:,}"
+        yield "score", f"{result['metric']} {_scores(result, 4)}{step} of attempt {result['attempt']}"
+    parts = [f"{result['steps']:,} steps in {show_seconds(result['seconds'])}"]
+    parts += [f"{result['tokens_s']:,.0f} tokens/s"] if result["tokens_s"] else []
+    parts += [f"{show_bytes(result['memory_bytes'])} of memory at most"] if result["memory_bytes"] else []
+    yield "trained", ", ".join(parts)
+
+
+def _scores(result: Mapping[str, Any], digits: int) -> str:
+    """Return the scores before and after the training."""
+    if result["best"] is None:
+        return ""
+    before = f"{result['base']:.{digits}f} → " if result["base"] is not None else ""
+    return f"{before}{result['best']:.{digits}f}"
+
+
+def _attempt_table(attempts: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table("attempt", "engine", "GPUs", "began", "took", "ended", "score")
+    for one in attempts:
+        table.add_row(
+            str(one["number"]),
+            one["engine"],
+            ", ".join(one["gpus"]),
+            show_time(one["started_at"]),
+            _duration(one["started_at"], one["ended_at"]),
+            one["end_reason"] or "running",
+            _scores(one["result"], 4) if one["result"] else "",
+        )
+    return table
+
+
+def _step_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table("step", "attempt", "began", "took", "came to")
+    for one in steps:
+        table.add_row(
+            one["name"],
+            str(one["attempt"] or ""),
+            show_time(one["began_at"]),
+            _duration(one["began_at"], one["ended_at"]),
+            one["outcome"] or "going on",
+        )
+    return table
+
+
+def _details(
+    what: str, rows: Sequence[Mapping[str, Any]], name: str, said: set[str]
+) -> Iterator[RenderableType]:
+    """Yield details below their table, as wide as the terminal: a table column would be too narrow."""
+    for one in rows:
+        if one["detail"] not in said:
+            said.add(one["detail"])
+            yield Padding(Text(f"{what} {one[name]}: {one['detail']}"), (0, 0, 0, 2))
+
+
+def _duration(began: float, ended: float | None) -> str:
+    return show_seconds(ended - began) if ended else ""
+
+
+#: Steps are printed this often where nobody watches.
+QUIET_SECONDS = 10.0
+#: More often than the countdowns change, so that no second is skipped.
+_REFRESHES_PER_SECOND = 2
+
+
+class JobDisplay:
+    """Display events: the data of a "job" event is its whole state, of a "note" event one sentence. On a
+    terminal notes scroll by, and the state below them is redrawn every second: its countdowns go on
+    while the
+    job is silent."""
+
+    def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
+        self._console = console or Terminal()
+        self._as_json = as_json
+        self._job: dict[str, Any] = {}
+        self._said: tuple[Any, ...] = ()
+        self._said_at = 0.0
+        self.live: Live | None = None
+        if self._console.is_terminal and not as_json:
+            self.live = Live(
+                console=self._console,
+                get_renderable=self._picture,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+                redirect_stderr=sys.stderr.isatty(),
+            )
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self._job = {}  # the final page of the job follows
+            self.live.stop()
+
+    def take(self, kind: str, data: dict[str, Any]) -> None:
+        if self._as_json:
+            echo_json({"event": kind, **data}, line=True)
+            sys.stdout.flush()
+        elif kind == "note":
+            self._console.print(data["text"], soft_wrap=self.live is None)
+        elif kind == "job":
+            self._job = data
+            if self.live is None:
+                self._tell()
+
+    def _tell(self) -> None:
+        now, job = time.monotonic(), self._job
+        said = (job["state"], job["stage"], job["attempt"], job["trouble"])
+        if said != self._said or now - self._said_at >= QUIET_SECONDS:
+            self._said, self._said_at = said, now
+            self._console.print(" · ".join(_live_words(job)), soft_wrap=True)
+
+    def _picture(self) -> RenderableType:
+        return Group(*self._lines())
+
+    def _lines(self) -> Iterable[RenderableType]:
+        if not self._job:
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in _live_facts(self._job):
+            table.add_row(name, value)
+        yield table
+
+
+def _live_words(job: dict[str, Any]) -> Iterable[str]:
+    for name, value in _live_facts(job):
+        if isinstance(value, str):
+            yield f"{name} {value}"
+
+
+def _live_facts(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
+    attempt = f", attempt {job['attempt']}" if job["attempt"] else ""
+    gpus = f" on GPU {', '.join(job['gpus'])}" if job["gpus"] else ""
+    yield "state", f"{job['state']}{attempt}{gpus}"
+    if job["stage"]:
+        yield "stage", job["stage"] + _live_transfer(job)
+    yield from _live_progress(job)
+    if job["trouble"]:
+        again = f", again in {show_seconds(max(job['retry_at'] - time.time(), 0))}" if job["retry_at"] else ""
+        yield "trouble", f"{job['trouble']}{again}"
+    now = time.time()
+    if job["ends_at"]:
+        yield "ends in", show_seconds(max(job["ends_at"] - now, 0))
+    if job["deadline_at"]:
+        yield "deadline in", show_seconds(max(job["deadline_at"] - now, 0))
+    if job["published"]:
+        yield "published", job["published"]
+
+
+def _live_progress(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
+    if job["step"] is None:
+        return
+    total = job["steps"]
+    yield "step", f"{job['step']:,}" + (f" of {total:,}" if total else "")
+    if total:
+        yield "", ProgressBar(total=total, completed=job["step"], width=40)
+    if job["loss"] is not None:
+        yield "loss", f"{job['loss']:.4f}"
+    if job["best_score"] is not None:
+        yield "best score", f"{job['best_score']:.4f}"
+    if job["tokens_s"] is not None:
+        yield "tokens/s", f"{job['tokens_s']:,.0f}"
+
+
+def _live_transfer(job: dict[str, Any]) -> str:
+    if job["bytes_done"] is None:
+        return ""
+    total = f" of {show_bytes(job['bytes_total'])}" if job["bytes_total"] else ""
+    return f": {show_bytes(job['bytes_done'])}{total}"

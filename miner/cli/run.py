@@ -1,0 +1,68 @@
+"""`god-miner run`: the daemon; with --task one task of the operator's own, watched until it ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from miner.cli.output import echo_json, terminal
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+
+
+def run(
+    task: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Do one task instead, in the daemon if one runs, otherwise here: a JSON file like a "
+            "validator's start request; `dataset` may be a file of this machine, `model_folder` a folder.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --task: every change as a line of JSON, the job at the end.")
+    ] = False,
+) -> None:
+    """Answer validators until a signal ends it. Settings come from the environment and .env."""
+    from miner.observe import logs
+    from miner.settings import load_settings
+
+    settings = load_settings()
+    logs.configure(settings, split=task is None)
+    if task is not None:
+        raise typer.Exit(_run_task(settings, task, as_json))
+    from miner.server import run_daemon as serve
+
+    raise typer.Exit(serve(settings))
+
+
+def _run_task(settings: Settings, file: Path, as_json: bool) -> int:
+    """Run one task; return 0 if its model is published."""
+    from miner.cli import one_task
+    from miner.cli.render.jobs import JobDisplay, job_pages
+    from miner.daemon_client import NoDaemon
+    from miner.jobs.tasks import read_task_file
+    from miner.observe import logs
+
+    task = read_task_file(file.read_bytes(), str(file), file.absolute().parent)
+    with JobDisplay(as_json=as_json) as display:
+        if display.live is not None and sys.stderr.isatty():
+            # The display shows progress; unexpected log lines are printed above it.
+            logs.configure(settings, least=logging.ERROR)
+        try:
+            job = one_task.run_in_daemon(settings, task, display.take)
+        except NoDaemon:
+            job = one_task.run_here(settings, task, display.take)
+    if as_json:
+        echo_json({"event": "end", **job}, line=True)
+    else:
+        console = terminal()
+        for page in job_pages(job):
+            console.print(page)
+    return 0 if job["state"] == "done" else 1

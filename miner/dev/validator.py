@@ -1,0 +1,428 @@
+"""A validator's client: signs, posts and waits as theirs does, and says what it would conclude from the
+reply, malformed ones included.
+
+One request at a time, no retries, redirects not followed, the reference's time limits: httpx's, per phase
+(connect, write, read), so a reply that trickles in may take longer. Their reading is lenient in some places
+and fatal in others: a start answered 200 with a body that is not JSON ends the validator's loop, and every
+miner of the task gets its start again, with a new repository name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+from bittensor_core import Keypair
+from pydantic import ValidationError
+
+from core.domain.errors import GodMinerError
+from core.domain.tasks import TaskType
+from core.domain.wire import MinerSubmission, MinerTaskResponse, TournamentType, TrainingRepoResponse
+from miner.chain.fiber import Signer, sign_headers
+from miner.dev import stack
+from miner.dev.samples import SampleTask, sample_task
+
+_FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+
+
+class ValidatorOutcome(StrEnum):
+    """What the validator does next."""
+
+    ACCEPTED = "accepted"
+    NOT_ACCEPTED = "not accepted"
+    START_NOTED = "start noted"
+    START_IGNORED = "start ignored"
+    STARTS_RESENT = "all starts resent"
+    SUBMISSION = "submission"
+    NO_SUBMISSION = "no submission"
+    SUBMISSION_REJECTED = "submission rejected"
+    ENTERED = "entered"
+    NOT_ENTERED = "not entered"
+    ALIVE = "alive"
+    NOT_ALIVE = "not alive"
+
+
+@dataclass(frozen=True)
+class ValidatorConclusion:
+    outcome: ValidatorOutcome
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.reason}" if self.reason else str(self.outcome)
+
+
+@dataclass(frozen=True)
+class MinerReply:
+    """A reply as it came off the wire; None is used where there was none."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body's JSON; raise `ValueError` for anything else."""
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("JSON nested too deeply") from None
+
+
+def read_offer(reply: MinerReply | None) -> ValidatorConclusion:
+    """Read an answer to an offer: anything but 200, a JSON object, a text and a clear yes is a no."""
+    if reply is None or reply.status != 200:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, _unanswered(reply))
+    try:
+        answer = reply.json()
+    except ValueError:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, "200, but the body is not JSON")
+    if not isinstance(answer, dict):
+        return ValidatorConclusion(
+            ValidatorOutcome.NOT_ACCEPTED, f"a JSON object was needed, not {_short_repr(answer)}"
+        )
+    try:
+        read = MinerTaskResponse(
+            message=answer.get("message", "No message given"), accepted=answer.get("accepted", False)
+        )
+    except ValidationError as error:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, f"unusable {_bad_fields(error)}")
+    outcome = ValidatorOutcome.ACCEPTED if read.accepted else ValidatorOutcome.NOT_ACCEPTED
+    if not isinstance(answer.get("accepted"), bool):
+        return ValidatorConclusion(
+            outcome, f"accepted is {_short_repr(answer.get('accepted'))}, not a JSON boolean"
+        )
+    return ValidatorConclusion(outcome, read.message)
+
+
+def read_start(reply: MinerReply | None) -> ValidatorConclusion:
+    """Read an answer to a start: the miner stays assigned whatever it says; a 200 without JSON harms
+    everybody.
+    """
+    if reply is None or reply.status != 200:
+        return ValidatorConclusion(
+            ValidatorOutcome.START_IGNORED, f"{_unanswered(reply)}; logged, and still assigned"
+        )
+    try:
+        reply.json()
+    except ValueError:
+        return ValidatorConclusion(
+            ValidatorOutcome.STARTS_RESENT,
+            "200, but the body is not JSON: every miner of the task is told again, with new names",
+        )
+    return ValidatorConclusion(ValidatorOutcome.START_NOTED, "")
+
+
+def read_submission(reply: MinerReply | None, expected_repo_name: str | None = None) -> ValidatorConclusion:
+    """Read a submission; given the expected name, also check what the validator checks before a download."""
+    if reply is None or reply.status != 200:
+        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, _unanswered(reply))
+    try:
+        submission = submission_of(reply.json())
+    except ValidationError as error:
+        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, f"unusable {_bad_fields(error)}")
+    except ValueError:
+        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, "200, but the body is not JSON")
+    if submission is None:
+        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, "the reply names no repository")
+    if "/" not in submission.repo:
+        return ValidatorConclusion(
+            ValidatorOutcome.SUBMISSION_REJECTED,
+            f"{_short_repr(submission.repo)} is not of the form owner/name",
+        )
+    if expected_repo_name is not None and submission.repo.split("/")[-1] != expected_repo_name:
+        return ValidatorConclusion(
+            ValidatorOutcome.SUBMISSION_REJECTED,
+            f"repository name mismatch: {_short_repr(submission.repo)} does not end in "
+            f"{expected_repo_name!r}",
+        )
+    proof = "its hash will be verified" if submission.model_hash is not None else "no hash to verify"
+    return ValidatorConclusion(ValidatorOutcome.SUBMISSION, f"{submission.repo}, {proof}")
+
+
+def submission_of(answer: Any) -> MinerSubmission | None:
+    """Accept a bare string too: older miners sent the repository like that."""
+    if isinstance(answer, dict) and "repo" in answer:
+        return MinerSubmission(repo=answer["repo"], model_hash=answer.get("model_hash"))
+    repo = str(answer)
+    return None if repo == "None" else MinerSubmission(repo=repo)
+
+
+def read_training_repo(reply: MinerReply | None) -> ValidatorConclusion:
+    """Read a repository: anything unusual means not entered. Newer validators insist on a full commit
+    hash.
+    """
+    if reply is None or reply.status != 200:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, _unanswered(reply))
+    try:
+        answer = reply.json()
+    except ValueError:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, "200, but the body is not JSON")
+    if not isinstance(answer, dict):
+        return ValidatorConclusion(
+            ValidatorOutcome.NOT_ENTERED, f"a JSON object was needed, not {_short_repr(answer)}"
+        )
+    try:
+        repo = TrainingRepoResponse.model_validate(answer)
+    except ValidationError as error:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, f"unusable {_bad_fields(error)}")
+    if not _FULL_COMMIT.fullmatch(repo.commit_hash):
+        return ValidatorConclusion(
+            ValidatorOutcome.NOT_ENTERED,
+            f"commit_hash {_short_repr(repo.commit_hash)} is not a full 40-digit hash",
+        )
+    return ValidatorConclusion(ValidatorOutcome.ENTERED, f"{repo.github_repo} at {repo.commit_hash[:12]}")
+
+
+def read_health(reply: MinerReply | None) -> ValidatorConclusion:
+    """Read `/healthz`: no validator asks for it, supervisors and the demo do."""
+    if reply is None or reply.status != 200:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ALIVE, _unanswered(reply))
+    try:
+        answer = reply.json()
+    except ValueError:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ALIVE, "200, but the body is not JSON")
+    if not isinstance(answer, dict) or answer.get("status") != "ok":
+        return ValidatorConclusion(
+            ValidatorOutcome.NOT_ALIVE, f"status 'ok' was needed, not {_short_repr(answer)}"
+        )
+    return ValidatorConclusion(ValidatorOutcome.ALIVE, "")
+
+
+def _unanswered(reply: MinerReply | None) -> str:
+    if reply is None:
+        return "no reply"
+    kind = " (a redirect, not followed)" if 300 <= reply.status < 400 else ""
+    return f"HTTP {reply.status}{kind}"
+
+
+def _bad_fields(error: ValidationError) -> str:
+    wrong = [f"{'.'.join(map(str, one['loc']))}={_short_repr(one['input'])}" for one in error.errors()]
+    return ", ".join(wrong)
+
+
+def _short_repr(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+OFFER_LIMIT_S = 3.0
+OTHER_LIMIT_S = 10.0
+_SHOWN_BYTES = 2000
+
+
+class BadAddress(GodMinerError):
+    """The miner's address is not an http(s) URL."""
+
+    code = "bad_address"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request and its reply. `reply` is None if there was none; then `failure` says why."""
+
+    call: str
+    method: str
+    path: str
+    latency_s: float
+    reply: MinerReply | None
+    failure: str | None
+    conclusion: ValidatorConclusion
+
+    @property
+    def text(self) -> str:
+        """Return the reply as text, at most 2,000 bytes of it."""
+        if self.reply is None:
+            return self.failure or ""
+        return self.reply.body[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a JSON reply that is not the miner's failure; a refusal counts."""
+        if self.reply is None or self.reply.status >= 500:
+            return False
+        try:
+            self.reply.json()
+        except ValueError:
+            return False
+        return True
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "call": self.call,
+            "request": f"{self.method} {self.path}",
+            "status": None if self.reply is None else self.reply.status,
+            "reply": self.text,
+            "failure": self.failure,
+            "latency_ms": round(self.latency_s * 1000, 3),
+            "outcome": self.conclusion.outcome.value,
+            "reason": self.conclusion.reason,
+        }
+
+
+class ValidatorClient:
+    """Talk to one miner as one validator hotkey. Use as `async with`."""
+
+    def __init__(
+        self,
+        url: str,
+        signer: Signer,
+        miner_hotkey: str,
+        *,
+        compact_json: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.url = _checked_url(url)
+        self.signer = signer
+        self.miner_hotkey = miner_hotkey
+        # Both spellings are in use: ", " and ": " from json.dumps, the compact one from newer httpx.
+        self._separators = (",", ":") if compact_json else (", ", ": ")
+        self._http = httpx.AsyncClient(
+            base_url=self.url, transport=transport, trust_env=False, follow_redirects=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self._http.aclose()
+
+    async def offer(self, task: SampleTask) -> Exchange:
+        return await self.post("offer", task.offer_path, task.offer(), read_offer, OFFER_LIMIT_S)
+
+    async def start(self, task: SampleTask) -> Exchange:
+        return await self.post("start", task.start_path, task.start(), read_start, OTHER_LIMIT_S)
+
+    async def submission(self, task_id: str, expected_repo_name: str | None = None) -> Exchange:
+        path = f"/get_latest_model_submission/{quote(task_id, safe='')}"
+        return await self.get("submission", path, lambda reply: read_submission(reply, expected_repo_name))
+
+    async def training_repo(self, kind: TournamentType) -> Exchange:
+        return await self.get("training repo", f"/training_repo/{kind.value}", read_training_repo)
+
+    async def health(self) -> Exchange:
+        """Ask without a signature, as a supervisor does."""
+        return await self._send("health", "GET", "/healthz", {}, None, OTHER_LIMIT_S, read_health)
+
+    async def post(
+        self,
+        call: str,
+        path: str,
+        payload: dict[str, Any],
+        read: Callable[[MinerReply | None], ValidatorConclusion],
+        limit_s: float,
+    ) -> Exchange:
+        body = json.dumps(payload, separators=self._separators).encode()
+        headers = sign_headers(self.signer, self.miner_hotkey, body)
+        return await self._send(call, "POST", path, headers, body, limit_s, read)
+
+    async def get(
+        self, call: str, path: str, read: Callable[[MinerReply | None], ValidatorConclusion]
+    ) -> Exchange:
+        headers = sign_headers(self.signer, self.miner_hotkey, None)
+        return await self._send(call, "GET", path, headers, None, OTHER_LIMIT_S, read)
+
+    async def _send(
+        self,
+        call: str,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None,
+        limit_s: float,
+        read: Callable[[MinerReply | None], ValidatorConclusion],
+    ) -> Exchange:
+        reply: MinerReply | None = None
+        failure: str | None = None
+        headers = {"Content-Type": "application/json", **headers}
+        began = time.perf_counter()
+        try:
+            response = await self._http.request(method, path, headers=headers, content=body, timeout=limit_s)
+            reply = MinerReply(response.status_code, response.content)
+        except httpx.TimeoutException:
+            failure = f"no answer within {limit_s:g} s"
+        except httpx.HTTPError as error:
+            failure = f"{type(error).__name__}: {error}"
+        latency = time.perf_counter() - began
+        return Exchange(call, method, path, latency, reply, failure, read(reply))
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and 0 < (parsed.port or 80) < 65536
+    except httpx.InvalidURL:
+        usable = False
+    if not usable:
+        raise BadAddress(f"url {url!r} is not the address of a miner; http://127.0.0.1:7999 is one")
+    return url.rstrip("/")
+
+
+class ForgedSigner:
+    """Claim to be one key and sign with another: a miner must refuse it."""
+
+    def __init__(self, claimed: Signer) -> None:
+        self.ss58_address = claimed.ss58_address
+        self._own = Keypair.from_seed(secrets.token_bytes(32))
+
+    def sign(self, message: bytes, /) -> bytes:
+        signature: bytes = self._own.sign(message)
+        return signature
+
+
+@dataclass(frozen=True)
+class MinerTarget:
+    """A miner and the key that signs requests to it."""
+
+    url: str
+    signer: Signer
+    miner_hotkey: str
+    compact: bool = False
+
+
+def miner_target(
+    url: str,
+    folder: Path,
+    key: Path | None = None,
+    miner_hotkey: str | None = None,
+    *,
+    compact: bool = False,
+    forged: bool = False,
+) -> MinerTarget:
+    """Return the target; throwaway keys are made and used for what is not given."""
+    signer: Signer
+    if key is not None and miner_hotkey is not None:
+        signer = stack.read_key(key)
+    else:
+        keys = stack.throwaway_keys(folder)
+        signer = keys.validator if key is None else stack.read_key(key)
+        miner_hotkey = miner_hotkey or keys.miner.ss58_address
+    return MinerTarget(url, ForgedSigner(signer) if forged else signer, miner_hotkey, compact)
+
+
+def run_call(target: MinerTarget, call: Callable[[ValidatorClient], Awaitable[Exchange]]) -> Exchange:
+    """Run one call on an event loop of its own."""
+
+    async def run() -> Exchange:
+        async with ValidatorClient(
+            target.url, target.signer, target.miner_hotkey, compact_json=target.compact
+        ) as client:
+            return await call(client)
+
+    return asyncio.run(run())
+
+
+def example_task(task_name: str, seed: int, **wanted: Any) -> SampleTask:
+    """Return the example with this short name and seed; values of `wanted` that are not None override its
+    fields.
+    """
+    task = sample_task(TaskType[task_name.upper()], Random(f"{task_name} {seed}"))  # noqa: S311 (repeatable on purpose)
+    return replace(task, **{name: value for name, value in wanted.items() if value is not None})

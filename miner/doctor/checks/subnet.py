@@ -1,0 +1,212 @@
+"""Check the hotkey and the subnet: is it usable and registered, its address right, and who is let in?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.domain.errors import GodMinerError
+from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, ok, skip, warn
+from miner.settings import ChainKind, Settings
+from miner.support.addresses import public_key
+
+if TYPE_CHECKING:
+    from miner.chain.metagraph import Metagraph, Node
+
+
+#: Opening an encrypted hotkey takes 3 to 14 seconds on an idle core.
+WALLET_LIMIT_SECONDS = 200.0
+
+
+def check_wallet(context: CheckContext) -> Iterator[Finding]:
+    from miner.chain.identity import hotkey_file
+
+    settings = context.settings
+    path = hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name)
+    yield _open_hotkey(settings)
+    if path.exists():
+        yield _hotkey_file_mode(path)
+    yield from _coldkey_elsewhere(path.parent.parent / "coldkey")
+
+
+def _open_hotkey(settings: Settings) -> Finding:
+    from miner.chain.identity import (
+        HotkeyMissing,
+        IdentityError,
+        PasswordNeeded,
+        WrongPassword,
+        load_identity,
+    )
+
+    try:
+        identity = load_identity(settings)
+    except HotkeyMissing as error:
+        return fail("hotkey", str(error), _how_to_make_a_hotkey(settings))
+    except PasswordNeeded as error:
+        return fail("hotkey", str(error), "put WALLET_PASSWORD=… into .env (chmod 600 .env)")
+    except WrongPassword as error:
+        return fail("hotkey", str(error), "correct WALLET_PASSWORD")
+    except IdentityError as error:
+        return fail("hotkey", str(error), "correct or restore that file; see `btcli wallet --help`")
+    return ok("hotkey", f"{settings.wallet_name}/{settings.hotkey_name} is {identity.ss58_address}")
+
+
+def _how_to_make_a_hotkey(settings: Settings) -> str:
+    return (
+        f"btcli wallet new-hotkey -w {settings.wallet_name} -H {settings.hotkey_name} "
+        f"--wallet-path {settings.wallet_path}; or set WALLET_NAME and HOTKEY_NAME to one that exists"
+    )
+
+
+def _hotkey_file_mode(path: Path) -> Finding:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        detail = f"{path} has mode {mode:o}: others on this machine can read the key"
+        return warn("hotkey file", detail, f"chmod 600 {path}")
+    if status.st_uid != os.getuid():
+        detail = f"{path} belongs to uid {status.st_uid}, and this is uid {os.getuid()}"
+        return warn(
+            "hotkey file", detail, f"chown {os.getuid()} {path}, if that user is not meant to have it"
+        )
+    return ok("hotkey file", f"only its owner can read it (mode {mode:o})")
+
+
+def _coldkey_elsewhere(coldkey: Path) -> Iterator[Finding]:
+    if coldkey.exists():
+        yield warn(
+            "coldkey",
+            f"{coldkey} is on this machine; the miner never needs it, and it controls the funds",
+            "keep the coldkey on another machine; here only hotkeys/ is needed",
+        )
+
+
+WALLET_CHECK = DoctorCheck("wallet", check_wallet, WALLET_LIMIT_SECONDS)
+
+
+#: The source itself ends what takes longer than CHAIN_TIMEOUT_SECONDS allows; this ends what that does not.
+CHAIN_LIMIT_SECONDS = 120.0
+
+
+def check_chain(context: CheckContext) -> Iterator[Finding]:
+    settings = context.settings
+    started = time.monotonic()
+    try:
+        metagraph = asyncio.run(_read_metagraph(settings))
+    except (GodMinerError, OSError, TimeoutError) as error:
+        yield _unreadable(settings, error)
+        return
+    yield _readable(metagraph, time.monotonic() - started)
+    yield callers(metagraph, settings)
+    address = _own_address(settings)
+    if address is None:
+        yield skip("registration", "the hotkey's address is not known; see the finding on the hotkey")
+        return
+    yield from registration(metagraph, settings, address)
+
+
+async def _read_metagraph(settings: Settings) -> Metagraph:
+    from miner.chain.keeper import build_source
+
+    source = build_source(settings, None)
+    try:
+        return await asyncio.wait_for(source.metagraph(), settings.chain_timeout_seconds * 2)
+    finally:
+        await source.close()
+
+
+def callers(metagraph: Metagraph, settings: Settings) -> Finding:
+    """How many hotkeys would be let in. A miner with none cannot be reached by anybody."""
+    from miner.chain.auth import CallerPolicy
+
+    policy = CallerPolicy.from_settings(settings)
+    count = sum(policy.lets_in(key, node) for key, node in metagraph.nodes_by_key.items())
+    threshold = f"MIN_STAKE_THRESHOLD={settings.min_stake_threshold:g}"
+    if count == 0:
+        return warn(
+            "callers",
+            f"not one of {len(metagraph.nodes)} nodes would be let in, with {threshold}",
+            "set MIN_STAKE_THRESHOLD lower (0 on a test network), and check ALLOW_HOTKEYS and DENY_HOTKEYS",
+        )
+    return ok("callers", f"{count} of {len(metagraph.nodes)} nodes would be let in, with {threshold}")
+
+
+def registration(metagraph: Metagraph, settings: Settings, address: str) -> Iterator[Finding]:
+    """Whether the subnet knows this hotkey, and under which address."""
+    node = metagraph.find(public_key(address) or b"")
+    if node is None:
+        yield _unregistered(settings, address)
+        return
+    yield ok("registration", f"{address} has uid {node.uid} on subnet {metagraph.netuid}")
+    yield _axon(node, settings)
+
+
+def _unregistered(settings: Settings, address: str) -> Finding:
+    if settings.chain is ChainKind.FILE:
+        detail = f"{address} is not in {settings.nodes_file}; fine for a trial, but the chain was not read"
+        return warn("registration", detail, "set CHAIN=bittensor to mine for real")
+    return fail(
+        "registration",
+        f"{address} is not registered on subnet {settings.netuid}: no validator will find it",
+        f"btcli subnets register --netuid {settings.netuid} "
+        f"-w {settings.wallet_name} -H {settings.hotkey_name}",
+    )
+
+
+def _axon(node: Node, settings: Settings) -> Finding:
+    published = f"{node.ip}:{node.port}" if node.ip and node.port else ""
+    if settings.chain is ChainKind.FILE:
+        return skip("published address", f"CHAIN=file; the file says {published or 'none'}")
+    publish = "god-miner chain publish-ip"
+    if not published:
+        return fail(
+            "published address",
+            "none: validators have no address to call",
+            publish if settings.public_ip else f"set PUBLIC_IP, then: {publish}",
+        )
+    if settings.public_ip is None:
+        return warn(
+            "published address",
+            f"{published}, and PUBLIC_IP is not set to compare it with",
+            "set PUBLIC_IP to this machine's public address",
+        )
+    if (node.ip, node.port) != (settings.public_ip, settings.axon_port):
+        wanted = f"{settings.public_ip}:{settings.axon_port}"
+        return fail(
+            "published address",
+            f"the chain says {published}, the settings say {wanted}: validators call the first",
+            f"{publish}; or correct PUBLIC_IP and PUBLIC_PORT or PUBLISHED_PORT",
+        )
+    return ok("published address", published)
+
+
+def _readable(metagraph: Metagraph, seconds: float) -> Finding:
+    block = "" if metagraph.block is None else f" at block {metagraph.block}"
+    nodes = f"{len(metagraph.nodes)} nodes on subnet {metagraph.netuid}{block}"
+    return ok("chain", f"{nodes}, read from {metagraph.source} in {seconds:.1f} s")
+
+
+def _unreadable(settings: Settings, error: Exception) -> Finding:
+    detail = f"cannot be read: {error or type(error).__name__}"
+    if settings.chain is ChainKind.FILE:
+        fix = f"write {settings.nodes_file} (see docs), or set CHAIN=bittensor"
+    else:
+        fix = "check the network and SUBTENSOR_NETWORK, or set SUBTENSOR_ADDRESS to another node"
+    return fail("chain", detail, fix)
+
+
+def _own_address(settings: Settings) -> str | None:
+    from miner.chain.identity import IdentityError, address_without_password
+
+    try:
+        return address_without_password(settings)
+    except IdentityError:
+        return None
+
+
+CHAIN_CHECK = DoctorCheck("chain", check_chain, CHAIN_LIMIT_SECONDS)

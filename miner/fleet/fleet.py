@@ -1,0 +1,243 @@
+"""Serve the GPUs, wherever their source finds them: the ledger, and the jobs that wait for a grant."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet, Hardware
+from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey
+from miner.fleet.base import EngineAbility, FleetSnapshot, Gpu, GpuGrant, GpuLostListener
+from miner.fleet.ledger import GpuLedger
+from miner.fleet.placement import topology_of
+from miner.fleet.schedule import GpuClaim, QueueRules
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryState:
+    """What the inventory knows: every GPU, also those that may not be used, with their reason."""
+
+    gpus: tuple[Gpu, ...] = ()
+    #: The host with the usable GPUs; None where there is none.
+    hardware: Hardware | None = None
+    #: GPU → what happened to it, for GPUs that no job can go on with.
+    failed: Mapping[str, str] = field(default_factory=dict)
+    #: GPUs with memory that their last job has not freed yet.
+    unclean: frozenset[str] = frozenset()
+    #: Used a little by somebody else.
+    shared: frozenset[str] = frozenset()
+    #: Why the last scan failed.
+    problem: str | None = None
+    #: The host with all GPUs, also those that may not be used at the moment.
+    installed: Hardware | None = None
+    #: Whether memory in use is known: if not, a released GPU counts as clean.
+    sees_memory: bool = False
+
+
+class Fleet:
+    """The GPUs that the inventory finds, and who has them. For one event loop; only `acquire` waits."""
+
+    def __init__(
+        self,
+        inventory: InventoryState | None = None,
+        *,
+        rules: QueueRules | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.ledger = GpuLedger(rules)
+        self.inventory = InventoryState()
+        #: Set by the jobs' side, which knows the engine, for decisions about offers.
+        self.ability = EngineAbility()
+        #: When a GPU was last released: memory in use soon after is the last job's.
+        self.released_at: dict[str, float] = {}
+        self._clock = clock
+        self._waiting: dict[TaskKey, asyncio.Future[GpuGrant]] = {}
+        self._listeners: list[GpuLostListener] = []
+        self._on_release: list[Callable[[], None]] = []
+        self._notified: set[tuple[TaskKey, str]] = set()
+        if inventory is not None:
+            self.update(inventory)
+
+    def update(self, inventory: InventoryState) -> None:
+        """Take over a scan's result. Where nothing has changed the old object is kept, which is quickly
+        compared."""
+        inventory = self.inventory if inventory == self.inventory else inventory
+        self.inventory = inventory
+        self.ledger.set_gpus(
+            inventory.gpus, failed=inventory.failed, unclean=inventory.unclean, shared=inventory.shared
+        )
+        self.schedule()
+        self._notified = {entry for entry in self._notified if entry[1] in inventory.failed}
+        for gpu, why in inventory.failed.items():
+            key = self.ledger.running_on(gpu)
+            if key is not None and (key, gpu) not in self._notified:
+                self._notified.add((key, gpu))
+                self._notify_lost(key, gpu, why)
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        inventory = self.inventory
+        return FleetSnapshot(
+            inventory.gpus, self.ledger.reservations, inventory.hardware, now, inventory.problem, self.ability
+        )
+
+    def on_lost(self, listener: GpuLostListener) -> None:
+        """Call `listener(key, gpu id, why)` when a GPU that a job has fails or vanishes."""
+        self._listeners.append(listener)
+
+    def on_release(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` when a job has released GPUs that should be scanned."""
+        self._on_release.append(listener)
+
+    def is_in_use(self, gpu: str) -> bool:
+        return self.ledger.running_on(gpu) is not None
+
+    def reserve(
+        self,
+        key: TaskKey,
+        placement: Placement,
+        *,
+        until: float,
+        priority: float = 0.0,
+        lane: NamedLane | None = None,
+    ) -> bool:
+        """Keep a placement's GPUs for an offer until `until`; False: they are not free. Synchronous, so that
+        a decision made on a snapshot of the same instant holds."""
+        now = self._clock()
+        return self.ledger.reserve(key, placement, now=now, until=until, priority=priority, lane=lane)
+
+    def renew(self, key: TaskKey, now: float) -> None:
+        """The same offer came again: what was reserved for it is reserved from now on."""
+        self.ledger.renew(key, now)
+
+    def restore(self, reservations: Iterable[tuple[GpuReservation, bool]]) -> None:
+        """Take up the reservations from before a restart, each with whether it was an accepted offer's."""
+        for reservation, firm in reservations:
+            self.ledger.restore(reservation, firm=firm, now=self._clock())
+        self.schedule()
+
+    def start(self, key: TaskKey, *, until: float, priority: float = 0.0) -> None:
+        """Make the task a job: with the GPUs reserved for it, or in the queue. Its place in the queue is
+        found by the next `schedule`: no GPUs can be requested before, and many starts may come at once."""
+        self.ledger.start(key, now=self._clock(), until=until, priority=priority)
+
+    async def acquire(
+        self,
+        key: TaskKey,
+        counts: Sequence[int],
+        *,
+        until: float,
+        priority: float,
+        exclusive: bool = False,
+        lane: NamedLane | None = None,
+    ) -> GpuGrant:
+        """Wait in the queue (by priority, ageing so that nobody starves) for as many GPUs as the first of
+        `counts` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
+        stays reserved until `release`. A job whose run has ended may call this again without `release`, for
+        more, fewer or other GPUs. `until`: it is over by then at the latest; a reservation's window stays as
+        long as was planned. `priority`: of a task without a reservation or a start; otherwise theirs counts.
+        `exclusive`: only GPUs that nobody else uses even a little."""
+        earlier = self._waiting.pop(key, None)
+        if earlier is not None:
+            earlier.cancel()
+        future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        self.ledger.request(
+            key, counts, now=self._clock(), until=until, priority=priority, exclusive=exclusive, lane=lane
+        )
+        self.schedule()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._waiting.get(key, future) is future:  # else it was called again for the same task
+                self._waiting.pop(key, None)
+                self.ledger.leave(key)
+                self.schedule()
+            raise
+
+    def yield_gpus(self, key: TaskKey) -> bool:
+        """Let other jobs have its GPUs until it acquires some itself: its inputs do not arrive. False: it had
+        yielded them already, or has none."""
+        changed = self.ledger.yield_gpus(key)
+        if changed:
+            self.schedule()
+        return changed
+
+    def blocking_reservations(self, key: TaskKey) -> list[GpuReservation]:
+        """The reservations that a waiting job waits for: of the GPUs that it is to get, and before it."""
+        return self.ledger.blocking_reservations(key)
+
+    def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> GpuGrant | None:
+        """Take over GPUs that a run uses which goes on after a restart. None when one of them is gone."""
+        if not self.ledger.adopt(key, ids, now=self._clock(), until=until):
+            return None
+        self.schedule()
+        return self._grant(key, tuple(ids))
+
+    def extend(self, key: TaskKey, until: float) -> float:
+        """Keep its GPUs until then, or until one of them is reserved for somebody else, and never shorter
+        than so far. Returns until when it has them now."""
+        kept = self.ledger.extend(key, until)
+        self.schedule()
+        return kept
+
+    def release(self, key: TaskKey) -> None:
+        """Take its GPUs back, and end its wait. Safe to repeat."""
+        claim = self.ledger.claim(key)
+        if claim is None:
+            return
+        if claim.is_running and self.inventory.sees_memory:
+            # Its processes may take a while to end: the next job gets the GPUs when a scan finds them empty.
+            self.ledger.unclean.update(claim.gpus)
+            self.released_at.update(dict.fromkeys(claim.gpus, self._clock()))
+            for listener in self._on_release:
+                listener()
+        self.ledger.release(key)
+        self._notified = {entry for entry in self._notified if entry[0] != key}
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            waiting.cancel()
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Grant GPUs to every job whose turn it is: after every change, and regularly because time passes.
+        Before the first scan nothing is done: restored reservations would lose their GPUs for no reason."""
+        if not self.inventory.gpus:
+            return
+        for claim in self.ledger.schedule(self._clock()):
+            future = self._waiting.pop(claim.key, None)
+            if future is None or future.done():
+                self.ledger.leave(claim.key)
+            else:
+                future.set_result(self._grant(claim.key, claim.gpus))
+                log.info("GPUs %s to %s", ", ".join(claim.gpus), claim.key.task_id)
+
+    @property
+    def usable_count(self) -> int:
+        return self.inventory.hardware.gpus.count if self.inventory.hardware else 0
+
+    @property
+    def busy_count(self) -> int:
+        return sum(self.is_in_use(gpu.id) for gpu in self.inventory.gpus)
+
+    def queue(self) -> list[GpuClaim]:
+        return self.ledger.queue(self._clock())
+
+    def _grant(self, key: TaskKey, ids: tuple[str, ...]) -> GpuGrant:
+        kinds = {gpu.id: gpu.kind for gpu in self.inventory.gpus}
+        kind = min((kinds[name] for name in ids), key=lambda kind: kind.memory_bytes)
+        if len(ids) > 1 and not topology_of(self.inventory.gpus).are_all_linked(ids):
+            slower = min(kind.link_bandwidth, PCIE_BANDWIDTH)
+            kind = kind.model_copy(update={"link": GpuLink.PCIE, "link_bandwidth": slower})
+        return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids)))
+
+    def _notify_lost(self, key: TaskKey, gpu: str, why: str) -> None:
+        for listener in self._listeners:
+            try:
+                listener(key, gpu, why)
+            except Exception:  # one listener's mistake must not keep the others from being notified
+                log.exception("notifying %s of the loss of GPU %s failed", key.task_id, gpu)

@@ -1,0 +1,129 @@
+"""Describe what a scan of the host finds: GPUs that answer or that a setting names, cores, memory, disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from core.domain.errors import GodMinerError
+from core.domain.hardware import GpuKind, GpuLink, GpuSet
+from core.domain.keys import CPU_ID
+
+
+class ScanFailed(GodMinerError):
+    """The GPUs could not be scanned this time. Nothing is known, nothing changes."""
+
+    code = "inventory_unreadable"
+
+
+class NoNvidiaDriver(ScanFailed):
+    """There is no NVIDIA driver on this host at all."""
+
+    code = "no_driver"
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedGpu:
+    """A GPU that answered."""
+
+    id: str
+    index: int
+    kind: GpuKind
+    linked: frozenset[str] = frozenset()
+    total_bytes: int = 0
+    #: None: unknown.
+    used_bytes: int | None = None
+    #: Processes that compute on it.
+    processes: int = 0
+    #: Why the operator excluded it; None: it is not excluded.
+    excluded: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuScan:
+    gpus: tuple[ScannedGpu, ...]
+    #: Index → what is wrong with a GPU that is there but does not give its id.
+    errors: Mapping[int, str] = field(default_factory=dict)
+    #: "driver 550.127.05", "GPUS=4xH100".
+    source: str = ""
+
+
+class GpuSource(Protocol):
+    """Where the GPUs are found: a driver, a setting, or what a cluster's engine reports."""
+
+    async def scan(self) -> GpuScan:
+        """May take seconds, and ends in a bounded time. `ScanFailed`: nothing was found out."""
+
+    async def close(self) -> None: ...
+
+
+class FixedGpuSource:
+    def __init__(self, gpus: GpuSet, source: str, ids: Sequence[str] = ()) -> None:
+        """GPUs without an id are named by their index, which engines take as well."""
+        names = [*ids[: gpus.count], *(_gpu_id(gpus, index) for index in range(len(ids), gpus.count))]
+        scanned = (
+            ScannedGpu(name, index, gpus.kind, _linked_ids(gpus, names, index))
+            for index, name in enumerate(names)
+        )
+        self._scan = GpuScan(tuple(scanned), source=source)
+
+    async def scan(self) -> GpuScan:
+        return self._scan
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _gpu_id(gpus: GpuSet, index: int) -> str:
+    if not gpus.is_cpu:
+        return str(index)
+    return CPU_ID if index == 0 else f"{CPU_ID}:{index}"
+
+
+def _linked_ids(gpus: GpuSet, names: Sequence[str], index: int) -> frozenset[str]:
+    if gpus.kind.link is GpuLink.NVLINK:
+        return frozenset(names) - {names[index]}
+    other = index ^ 1
+    if gpus.kind.link is GpuLink.NVLINK_PAIR and other < gpus.count:
+        return frozenset({names[other]})
+    return frozenset()
+
+
+#: A container's memory limit: cgroup v2, then v1.
+_MEMORY_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+#: Logs and databases write all the time: smaller changes do not count.
+_DISK_STEP = 10**9
+_MEMINFO = Path("/proc/meminfo")
+
+
+def host_facts(data_dir: Path) -> dict[str, Any]:
+    """Fields of `Hardware`; what cannot be found out is left to its defaults."""
+    facts: dict[str, Any] = {"cpu_cores": len(os.sched_getaffinity(0))}
+    memory = host_memory_bytes()
+    if memory:
+        facts["memory_bytes"] = memory
+    with contextlib.suppress(OSError):
+        facts["disk_free_bytes"] = shutil.disk_usage(data_dir).free // _DISK_STEP * _DISK_STEP
+    return facts
+
+
+def host_memory_bytes(meminfo: Path = _MEMINFO, limits: tuple[Path, ...] = _MEMORY_LIMIT_FILES) -> int | None:
+    """The memory that this process and its children may use."""
+    try:
+        match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, ValueError):
+        match = None
+    total = int(match[1]) * 1024 if match else None
+    for file in limits:
+        try:
+            limit = int(file.read_text(encoding="ascii"))
+        except (OSError, ValueError):  # "max", or not such a kernel
+            continue
+        total = min(total or limit, limit)
+    return total

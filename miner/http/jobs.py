@@ -1,0 +1,200 @@
+"""Jobs on the operator's port: list, show, start, cancel, retry, read logs, and follow events."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Protocol
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from miner.http.operator import caller_address, operator_only
+from miner.jobs import views
+from miner.jobs.events import LiveJob
+from miner.jobs.job_records import JobRecords
+from miner.jobs.manager import JobManager
+from miner.jobs.tasks import OPERATOR, read_task_file
+from miner.jobs.views import read_log_chunk, select_attempt
+from miner.settings import Settings
+from miner.settings.values import is_loopback
+from miner.store import jobs as store_jobs
+from miner.store.jobs import JobRow
+
+#: Without a line now and then, a proxy or a laptop that slept would hold a dead stream for ever.
+HEARTBEAT_SECONDS = 15.0
+MAX_JOBS_LISTED = 1000
+MAX_LOG_BYTES = 1 << 20
+MAX_EVENT_STREAMS = 32
+
+
+class JobReader(Protocol):
+    """The part of the daemon that reads jobs, also while there is no engine."""
+
+    @property
+    def job_records(self) -> JobRecords: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def live(self, job_id: int) -> LiveJob | None: ...
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. A stream holds its connection for as long as its reader likes, and a few hundred
+    would leave none for anything else: there are `MAX_EVENT_STREAMS` at most."""
+
+    open_now: ClassVar[int] = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        EventStream.open_now += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            EventStream.open_now -= 1
+
+
+def jobs_dependency(request: Request) -> JobManager:
+    jobs: JobManager = request.app.state.daemon.running_jobs
+    return jobs
+
+
+def job_reader_dependency(request: Request) -> JobReader:
+    daemon: JobReader = request.app.state.daemon
+    return daemon
+
+
+#: For endpoints that change jobs, which takes an engine.
+RunningJobs = Annotated[JobManager, Depends(jobs_dependency)]
+#: For endpoints that only read.
+ReadableJobs = Annotated[JobReader, Depends(job_reader_dependency)]
+
+
+def build_jobs_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/jobs", list_jobs, methods=["GET"])
+    router.add_api_route("/jobs", start_job, methods=["POST"], status_code=HTTPStatus.CREATED)
+    router.add_api_route("/jobs/{job}", show_job, methods=["GET"])
+    router.add_api_route("/jobs/{job}/cancel", cancel_job, methods=["POST"])
+    router.add_api_route("/jobs/{job}/retry", retry_job, methods=["POST"])
+    router.add_api_route("/jobs/{job}/log", job_log, methods=["GET"])
+    router.add_api_route("/jobs/{job}/events", job_events, methods=["GET"])
+    router.add_api_route("/events", all_events, methods=["GET"])
+    return router
+
+
+async def list_jobs(
+    daemon: ReadableJobs,
+    limit: Annotated[int, Query(ge=1, le=MAX_JOBS_LISTED)] = 50,
+    open_only: Annotated[bool, Query(alias="open")] = False,
+) -> dict[str, Any]:
+    """The newest first, with the progress of those that a worker has."""
+
+    def query(db: sqlite3.Connection) -> list[dict[str, Any]]:
+        rows = store_jobs.newest_jobs(db, limit, only_open=open_only)
+        return [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
+
+    return {"jobs": await daemon.job_records.read(query)}
+
+
+async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
+    """By number, by task id, or by the beginning of a task id."""
+
+    def query(db: sqlite3.Connection) -> dict[str, Any]:
+        row = store_jobs.find_job(db, job)
+        return views.job_details(db, row, daemon.settings.data_dir, daemon.live(row.id))
+
+    return await daemon.job_records.read(query)
+
+
+async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:
+    """Start a task of the operator's."""
+    local = is_loopback(caller_address(request))
+    task = read_task_file(await request.body(), "the task", may_name_files=local)
+    started = await jobs.start_own(task.start(jobs.services.clock()), OPERATOR)
+    return {"job_id": started.job_id, "task_id": task.task_id, "state": started.state}
+
+
+async def cancel_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
+    """End a job; what is published stays."""
+    return await _job_summary(jobs, await jobs.cancel(await _job_id(jobs.services.records, job)))
+
+
+async def retry_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
+    """Reopen a failed or cancelled job, while there is time."""
+    return await _job_summary(jobs, await jobs.retry(await _job_id(jobs.services.records, job)))
+
+
+async def job_log(
+    job: str,
+    daemon: ReadableJobs,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    start: Annotated[str, Query(alias="from", max_length=60)] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65_536,
+) -> dict[str, Any]:
+    """A part of an attempt's log, by default of the newest attempt; go on from `next`."""
+    attempts = await daemon.job_records.attempts(await _job_id(daemon.job_records, job))
+    piece = await asyncio.to_thread(read_log_chunk, select_attempt(attempts, attempt), start, limit)
+    return piece.as_dict()
+
+
+async def all_events(jobs: RunningJobs) -> EventStream:
+    """Server-sent events of all jobs, from now on."""
+    return _event_stream(jobs, None)
+
+
+async def job_events(job: str, jobs: RunningJobs) -> EventStream:
+    """Server-sent events of one job: its current state, then every change."""
+    return _event_stream(jobs, await _job_id(jobs.services.records, job))
+
+
+def _event_stream(jobs: JobManager, job_id: int | None) -> EventStream:
+    if EventStream.open_now >= MAX_EVENT_STREAMS:
+        text = f"{MAX_EVENT_STREAMS} streams of events are open already; close one"
+        raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, text, {"retry-after": "5"})
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return EventStream(_event_lines(jobs, job_id), media_type="text/event-stream", headers=headers)
+
+
+async def _event_lines(jobs: JobManager, job_id: int | None) -> AsyncIterator[str]:
+    events = jobs.services.events.listen(job_id)
+    waiting = asyncio.ensure_future(anext(events, None))
+    try:
+        await asyncio.sleep(0)  # from here on every event is received
+        yield ": god-miner\n\n"
+        if job_id is not None:
+            yield await _current_state(jobs, job_id)
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_SECONDS)
+            if not done:
+                yield ": still here\n\n"
+                continue
+            change = waiting.result()
+            if change is None:
+                return
+            yield change.as_text()
+            if change.kind == "missed" and job_id is not None:
+                yield await _current_state(jobs, job_id)
+            waiting = asyncio.ensure_future(anext(events, None))
+    finally:
+        waiting.cancel()
+
+
+async def _current_state(jobs: JobManager, job_id: int) -> str:
+    """The job's current state, also of one that is over: whoever waits for its end has to see it."""
+    live = jobs.live(job_id)
+    if live is None:
+        row = await jobs.services.records.load(job_id)
+        live = jobs.live(job_id) or LiveJob.from_row(row)
+    return jobs.services.events.current("job", job_id, live.as_dict()).as_text()
+
+
+async def _job_summary(jobs: JobManager, row: JobRow) -> dict[str, Any]:
+    return await jobs.services.records.read(lambda db: views.job_summary(db, row))
+
+
+async def _job_id(records: JobRecords, word: str) -> int:
+    return (await records.read(lambda db: store_jobs.find_job(db, word))).id

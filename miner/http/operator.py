@@ -1,0 +1,72 @@
+"""The operator's port: its token, metrics, status and fleet. It listens on loopback by default."""
+
+from __future__ import annotations
+
+import hmac
+import math
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import SecretStr
+
+from miner.fleet.page import fleet_page
+from miner.settings.values import is_loopback
+from miner.support.addresses import client_network
+from miner.support.rate_limits import TokenBuckets
+
+
+async def operator_only(request: Request) -> None:
+    """Let in whoever has the token. Without one, every user of this machine, and every web page that the
+    operator opens on it, could start and cancel jobs."""
+    token: SecretStr = request.app.state.operator_token
+    failures: TokenBuckets = request.app.state.operator_failures
+    caller = caller_address(request)
+    network = client_network(caller)
+    authorization = request.headers.get("authorization", "")
+    is_right = hmac.compare_digest(authorization.encode(), f"Bearer {token.get_secret_value()}".encode())
+    too_many = failures.is_empty(network)
+    # Another user of this machine has the operator's address, and must not shut the operator out.
+    if is_right and (not too_many or is_loopback(caller) or is_loopback(network)):
+        return
+    if too_many:
+        wait = math.ceil(failures.seconds_until_next(network))
+        raise HTTPException(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "too many wrong tokens from this address",
+            headers={"retry-after": str(wait)},
+        )
+    failures.take(network)
+    raise HTTPException(
+        HTTPStatus.UNAUTHORIZED,
+        "send the header 'Authorization: Bearer …' with OPERATOR_TOKEN, "
+        "or with what the file operator-token in DATA_DIR holds",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def caller_address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def build_operator_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Prometheus."""
+        return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/status")
+    async def status(request: Request) -> dict[str, Any]:
+        """The daemon's own state."""
+        return await request.app.state.daemon.status()  # type: ignore[no-any-return]
+
+    @router.get("/fleet")
+    async def fleet(request: Request) -> dict[str, Any]:
+        """The GPUs, which job has them until when, and what waits."""
+        daemon = request.app.state.daemon
+        return fleet_page(daemon.fleet, daemon.inventory, daemon.clock())
+
+    return router

@@ -1,0 +1,265 @@
+"""What all steps of one job share: its row, directory, GPUs, display state and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from core.domain.errors import GodMinerError
+from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule, StepFailed
+from core.domain.keys import TaskKey
+from core.profile.resolve import LoadedProfile
+from miner.engines.base import ExecutionEngine
+from miner.engines.trial import EngineTrials
+from miner.fleet.base import GpuGrant
+from miner.fleet.fleet import Fleet
+from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
+from miner.jobs.events import JobEventBus, LiveJob
+from miner.jobs.folder import JobFolder, job_folder
+from miner.jobs.job_records import JobRecords
+from miner.jobs.tasks import job_task_of
+from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
+from miner.observe.alerts import AlertKind, SendAlert
+from miner.publish.publisher import SubmissionPublisher
+from miner.store.attempts import AttemptRow
+from miner.store.jobs import JobRow
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def _idle_unknown(_gpus: tuple[str, ...]) -> bool | None:
+    return None
+
+
+async def _frees_nothing() -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class JobServices:
+    """What all job workers share."""
+
+    data_dir: Path
+    records: JobRecords
+    engine: ExecutionEngine
+    fleet: Fleet
+    inputs: InputsProvider
+    publisher: SubmissionPublisher
+    #: Returns the profile as its files are now.
+    profile: Callable[[], LoadedProfile]
+    timings: JobTimings = field(default_factory=JobTimings)
+    events: JobEventBus = field(default_factory=JobEventBus)
+    clock: Callable[[], float] = time.time
+    random: Random = field(default_factory=Random)
+    #: Engines of earlier choices that still have runs of ours, by name.
+    other_engines: Mapping[str, ExecutionEngine] = field(default_factory=dict)
+    #: Whether GPUs are idle at the moment; None if unknown.
+    gpus_idle: Callable[[tuple[str, ...]], bool | None] = _idle_unknown
+    alert: SendAlert = lambda _kind, _text: None
+    #: Removes what finished jobs have left when the disk is full; returns the bytes freed.
+    free_disk: Callable[[], Awaitable[int]] = _frees_nothing
+    #: What each image can train, found by trial; None: the engine's own word counts.
+    trials: EngineTrials | None = None
+    #: Ports that running attempts were given, by job.
+    ports: dict[int, int] = field(default_factory=dict)
+    #: The ids of the jobs that have a worker.
+    job_ids: dict[TaskKey, int] = field(default_factory=dict)
+
+    def engine_of(self, attempt: AttemptRow) -> ExecutionEngine:
+        return self.other_engines.get(attempt.engine, self.engine)
+
+
+class _StepTimedOut(StepFailed):
+    """The deadline of a step has passed."""
+
+
+class JobContext:
+    """The job's row as last read, its directory, its GPUs and its display state."""
+
+    def __init__(self, services: JobServices, row: JobRow) -> None:
+        self.services = services
+        self.row = row
+        self.folder: JobFolder = job_folder(services.data_dir, row.id)
+        self.live = LiveJob(row.id, row.task_id, row.state)
+        self.fetched: FetchedInputs | None = None
+        self.grant: GpuGrant | None = None
+        #: Why a GPU of this job cannot be used any more.
+        self.gpu_lost: str | None = None
+        #: Set when something has changed that a waiting worker should look at.
+        self.woken = asyncio.Event()
+        #: The last submit to the engine, perhaps still under way.
+        self.pending_submit: asyncio.Future[str] | None = None
+        self._last_shown: dict[str, Any] = {}
+        self.show_state()
+
+    @property
+    def key(self) -> TaskKey:
+        return TaskKey(self.row.validator, self.row.task_id)
+
+    @property
+    def task(self) -> JobTask:
+        """What the newest start asks for; `StepFailed` when the stored request is invalid."""
+        return job_task_of(self.row, self.folder)
+
+    @property
+    def log(self) -> Mapping[str, object]:
+        """For `extra=`."""
+        return {"task_id": self.row.task_id, "job_id": self.row.id}
+
+    def now(self) -> float:
+        return self.services.clock()
+
+    def timeline(self, *, reserve_s: float = 0.0, publish_s: float = 60.0) -> JobTimeline:
+        """The job's time limits, including those that have passed."""
+        row = self.row
+        return job_timeline(
+            row.started_at, row.deadline_at, self.services.timings, reserve_s=reserve_s, publish_s=publish_s
+        )
+
+    async def reload(self) -> None:
+        self.row = await self.services.records.load(self.row.id)
+        self.show_state()
+
+    async def move(self, state: JobState, reason: EndReason | None = None, detail: str = "") -> None:
+        self.row = await self.services.records.move(self.row, state, reason, detail)
+        text = f" ({reason}{': ' + detail if detail else ''})" if reason else ""
+        log.info("job %d is %s%s", self.row.id, state, text, extra=self.log)
+        went_wrong = reason is not None and reason is not EndReason.PUBLISHED
+        self.live.stage, self.live.trouble, self.live.retry_at = "", detail if went_wrong else "", None
+        self.show_state()
+
+    def show_state(self) -> None:
+        """Send the job's state to the displays if it has changed."""
+        live, row = self.live, self.row
+        live.state, live.deadline_at = row.state.value, row.deadline_at
+        live.published = row.submission.repo if row.submission else None
+        live.gpus = self.grant.ids if self.grant else ()
+        state = live.as_dict()
+        if state != self._last_shown:
+            self._last_shown = state
+            self.services.events.send("job", row.id, state)
+
+    def note(self, kind: str, text: str) -> None:
+        """Write something for the operator to the log and the displays."""
+        log.info("job %d: %s", self.row.id, text, extra=self.log)
+        self.services.events.send("note", self.row.id, {"job_id": self.row.id, "kind": kind, "text": text})
+
+    def set_stage(self, stage: str, done: int | None = None, total: int | None = None) -> None:
+        """Show what is being done."""
+        self.live.stage, self.live.bytes_done, self.live.bytes_total = stage, done, total
+        self.show_state()
+
+    def report_transfer(self, what: str, done: int, total: int | None) -> None:
+        self.set_stage(what, done, total)
+
+    async def wait_until_submitted(self) -> None:
+        """Wait for a submit under way: a run that the engine does not know afterwards, it will never know."""
+        if self.pending_submit is not None:
+            await asyncio.wait({self.pending_submit})
+            self.pending_submit = None
+
+    def wake(self) -> None:
+        self.woken.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, or until `wake` is called."""
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await self.woken.wait()
+        except TimeoutError:
+            pass
+        self.woken.clear()
+
+    def adopt_gpus(self, gpus: tuple[str, ...]) -> None:
+        """After a restart: reserve the GPUs that a run still uses.
+
+        While the fleet does not see its GPUs this is tried again: a GPU that is not seen yet is not lost.
+        """
+        if self.grant is not None or self.gpu_lost is not None:
+            return
+        fleet = self.services.fleet
+        self.grant = fleet.adopt(self.key, gpus, until=self.row.deadline_at)
+        seen = fleet.snapshot(self.now())
+        if self.grant is None and seen.gpus and seen.problem is None:
+            self.gpu_lost = f"of {', '.join(gpus)} not all can be used any more"
+
+    def release_gpus(self) -> None:
+        self.services.fleet.release(self.key)
+        self.services.ports.pop(self.row.id, None)
+        self.grant = None
+        self.gpu_lost = None
+        self.show_state()
+
+    async def run_step(
+        self,
+        name: str,
+        action: Callable[[], Awaitable[T]],
+        until: Callable[[], float],
+        attempt: int | None = None,
+    ) -> T:
+        """Run a step, with retries as its failure's reason allows, until `until()`.
+
+        A later start request may extend that deadline. `StepFailed` when the step has failed for good.
+        """
+        failures, last = 0, ""
+        while True:
+            try:
+                return await self._try_step(name, action, until(), attempt)
+            except StepFailed as failed:
+                if isinstance(failed, _StepTimedOut) and self.now() < until():
+                    continue  # a second start has extended it meanwhile
+                if failed.reason is EndReason.DEADLINE:
+                    raise StepFailed(failed.reason, f"{failed}{last}") from None
+                if END_MEANINGS[failed.reason].retry is not RetryRule.WAIT:
+                    raise
+                failures, last = failures + 1, f"; the last try: {failed}"
+                pause = max(
+                    self.services.timings.pause(failures, self.services.random), failed.retry_after or 0.0
+                )
+                if self.now() + pause >= until():
+                    raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time{last}") from None
+                if failed.reason is EndReason.DISK_FULL:
+                    await self.services.free_disk()
+                await self._wait_to_retry(name, failed, failures, pause)
+
+    async def _try_step(
+        self, name: str, action: Callable[[], Awaitable[T]], until: float, attempt: int | None
+    ) -> T:
+        async with self.services.records.step(self.row, name, attempt):
+            try:
+                async with asyncio.timeout(max(until - self.now(), 0.0)) as limit:
+                    return await action()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise _StepTimedOut(EndReason.DEADLINE, f"{name} was not over in time") from None
+
+    async def _wait_to_retry(self, name: str, failed: StepFailed, failures: int, pause: float) -> None:
+        log.warning(
+            "job %d: %s failed (%s: %s); try %d in %.1f s",
+            self.row.id,
+            name,
+            failed.reason,
+            str(failed),
+            failures + 1,
+            pause,
+            extra=self.log,
+        )
+        if failures == 3:
+            self.services.alert(AlertKind(f"job_{failed.reason}"), f"job {self.row.id}, {name}: {failed}")
+        self.live.trouble, self.live.retry_at = str(failed), self.now() + pause
+        self.show_state()
+        await self.pause(pause)
+        self.live.trouble, self.live.retry_at = "", None
+
+
+def engine_unreachable(error: GodMinerError) -> StepFailed:
+    return StepFailed(EndReason.ENGINE_GONE, str(error))

@@ -1,0 +1,85 @@
+"""Ask the engine regularly whether it answers and what it can train; offers depend on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from core.domain.choices import Engine as TrainingEngine
+from miner.engines.base import IMAGE_OF, EngineUnreachable
+from miner.engines.trial import BEING_TRIED
+from miner.fleet.base import EngineAbility
+from miner.jobs.context import JobServices
+from miner.observe.alerts import AlertKind
+
+log = logging.getLogger(__name__)
+
+#: Until an engine was found.
+ENGINE_NOT_FOUND_YET = EngineAbility(problem="the engine is being looked for")
+_NO_SANDBOX = "the engine {} has none here; see god-miner doctor"
+
+
+async def current_ability(services: JobServices) -> EngineAbility:
+    engine = services.engine
+    no_sandbox = None if engine.can_sandbox else _NO_SANDBOX.format(engine.name)
+    try:
+        if services.trials is not None:
+            return EngineAbility(None, no_sandbox, await services.trials.missing())
+        absent = await engine.missing_images()
+        lacks = {name: absent[image] for name, image in IMAGE_OF.items() if image in absent}
+        return EngineAbility(None, no_sandbox, lacks)
+    except EngineUnreachable as error:
+        return EngineAbility(str(error), no_sandbox)
+    except Exception as error:  # an engine's odd answer must not leave offers undecided for good
+        log.exception("the engine cannot be asked what it can do")
+        return EngineAbility(f"{type(error).__name__}: {error}", no_sandbox)
+
+
+async def watch_engine(services: JobServices) -> None:
+    """Keep the fleet's ability up to date, until cancelled. It decides about offers, not about runs."""
+    last = services.fleet.ability
+    try:
+        while True:
+            now = await current_ability(services)
+            _apply_ability(services, now)
+            if now.problem is not None or BEING_TRIED not in now.missing.values():
+                _alert_change(services, last, now)
+                last = now
+            await (services.trials.pause if services.trials is not None else asyncio.sleep)(
+                services.timings.engine_check_s
+            )
+    finally:
+        if services.trials is not None:
+            await services.trials.close()
+
+
+def _apply_ability(services: JobServices, now: EngineAbility) -> None:
+    before = services.fleet.ability
+    if now == before:
+        return
+    services.fleet.ability = now
+    for engine, why in now.missing.items():
+        if before.missing.get(engine) != why:
+            log.warning("offers that need %s are refused: %s", engine, why)
+
+
+def _alert_change(services: JobServices, before: EngineAbility, now: EngineAbility) -> None:
+    """Alert the operator to what has changed since everything was last known."""
+    if now == before:
+        return
+    first = before == ENGINE_NOT_FOUND_YET
+    if now.problem is not None and (before.problem is None or first):
+        services.alert(AlertKind.ENGINE_GONE, f"no offers are accepted meanwhile: {now.problem}")
+    elif (
+        now.problem is None
+        and not _trainable_engines(now)
+        and (before.problem is not None or _trainable_engines(before))
+    ):
+        why = "; ".join(dict.fromkeys(now.missing.values()))
+        services.alert(AlertKind.ENGINE_CANNOT_TRAIN, f"every offer is refused: {why}")
+    elif now.problem is None and not first and (before.problem is not None or not _trainable_engines(before)):
+        services.alert(AlertKind.ENGINE_BACK, f"{services.engine.name} can train again")
+
+
+def _trainable_engines(ability: EngineAbility) -> list[TrainingEngine]:
+    return [engine for engine in IMAGE_OF if engine not in ability.missing]

@@ -1,0 +1,179 @@
+"""The progress of a run: read the events of its progress file, add them up, and notice a standstill.
+
+A hang writes nothing, so only time without an event shows it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+from core.domain.units import show_seconds
+from core.runs.progress import (
+    CheckpointEvent,
+    EndEvent,
+    EvalEvent,
+    NoteEvent,
+    OomEvent,
+    ProgressEvent,
+    StageEvent,
+    StepEvent,
+    SubmissionEvent,
+    parse_events,
+)
+from core.runs.run_files import HeldOutScore
+from miner.jobs.timeline import JobTimings
+from miner.support.untrusted_files import read_untrusted_from
+
+#: Bytes of one read, and reads at a time; the rest comes with the next. A training that writes without end
+#: must not keep us reading.
+CHUNK = 1 << 20
+MAX_CHUNKS = 8
+#: Steps whose time counts: recent enough to follow a change, many enough for a steady median.
+RECENT_STEPS = 64
+#: The first steps compile kernels and fill caches.
+WARM_UP_STEPS = 5
+
+
+class ProgressTail:
+    """Reads a progress file from where the last read ended; counts and skips torn and foreign lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.skipped = 0
+
+    def read(self) -> list[ProgressEvent]:
+        """Return the new events. Blocks on the disk: call it off the event loop."""
+        events: list[ProgressEvent] = []
+        for _ in range(MAX_CHUNKS):
+            data, size = read_untrusted_from(self.path, self.offset, CHUNK)
+            if size < self.offset:  # another file than before: read it from its beginning
+                self.offset = 0
+                continue
+            before = self.offset
+            for line in parse_events(data, self.offset):
+                self.offset = line.offset
+                if line.event is None:
+                    self.skipped += 1
+                else:
+                    events.append(line.event)
+            if self.offset == before or len(data) < CHUNK:
+                break
+        return events
+
+
+@dataclass
+class RunProgress:
+    """The run so far. Times are the trainer's own word, which only displays should rely on."""
+
+    began_at: float
+    stage: str = ""
+    stage_text: str = ""
+    step: StepEvent | None = None
+    first_step_at: float | None = None
+    score: HeldOutScore | None = None
+    best: HeldOutScore | None = None
+    checkpoint: CheckpointEvent | None = None
+    submission: SubmissionEvent | None = None
+    oom: OomEvent | None = None
+    end: EndEvent | None = None
+    #: How many submissions were put in place: a change means a newer one.
+    submissions: int = 0
+    notes: deque[NoteEvent] = field(default_factory=lambda: deque(maxlen=100))
+    #: By our own clock: the last event, and the last optimizer step.
+    last_event_at: float = 0.0
+    last_step_at: float | None = None
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _evals: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+
+    def __post_init__(self) -> None:
+        self.last_event_at = max(self.last_event_at, self.began_at)
+
+    def add(self, event: ProgressEvent, now: float) -> None:
+        # A file read again after a restart has old events; none can be from the future.
+        at = min(event.t, now)
+        self.last_event_at = max(self.last_event_at, at)
+        match event:
+            case StageEvent():
+                self.stage, self.stage_text = event.stage, event.text
+            case StepEvent():
+                self._step(event, at)
+            case EvalEvent():
+                self._eval(event)
+            case CheckpointEvent():
+                self.checkpoint = event
+            case SubmissionEvent():
+                self.submission = event
+                self.submissions += 1
+            case OomEvent():
+                self.oom = event
+            case NoteEvent():
+                self.notes.append(event)
+            case EndEvent():
+                self.end = event
+
+    def excuse_silence(self, now: float) -> None:
+        """Nobody read the file until now: its silence before means nothing."""
+        self.last_event_at = max(self.last_event_at, now)
+
+    def _step(self, event: StepEvent, at: float) -> None:
+        before = self.step
+        if before is not None and event.step > before.step >= WARM_UP_STEPS:
+            seconds = (event.t - before.t) / (event.step - before.step)
+            if seconds >= 0:
+                self._seconds.append(seconds)
+        self.step = event
+        self.stage = "train"
+        self.last_step_at = max(self.last_step_at or 0.0, at)
+        if self.first_step_at is None and event.step > 0:
+            self.first_step_at = at
+
+    def _eval(self, event: EvalEvent) -> None:
+        self.score = event.score
+        if event.best or event.score.beats(self.best):
+            self.best = event.score
+        if event.seconds is not None:
+            self._evals.append(event.seconds)
+
+    @property
+    def steps_done(self) -> int:
+        return self.step.step if self.step else 0
+
+    @property
+    def median_step_s(self) -> float | None:
+        return median(self._seconds) if self._seconds else None
+
+    @property
+    def slow_step_s(self) -> float | None:
+        """The 90th percentile, which a plan should expect. None until there are enough steps."""
+        if len(self._seconds) < 10:
+            return None
+        return quantiles(self._seconds, n=10)[-1] or None
+
+    @property
+    def eval_s(self) -> float | None:
+        return max(self._evals) if self._evals else None
+
+
+#: How much longer a busy GPU may be silent: something long is going on that the trainer does not report.
+BUSY_FACTOR = 3.0
+
+
+def stall_reason(
+    progress: RunProgress, now: float, timings: JobTimings, gpu_idle: bool | None = None
+) -> str | None:
+    """Return why the run counts as hung, or None. `gpu_idle`: whether its GPUs do nothing, if known."""
+    silent = now - max(progress.last_event_at, progress.began_at)
+    step_s = progress.median_step_s
+    if progress.stage == "train" and step_s is not None:
+        limit = max(timings.stall_min_s, timings.stall_factor * step_s)
+        what = f"no step for {show_seconds(silent)}, where one takes {show_seconds(step_s)}"
+    else:
+        limit = timings.start_limit_s
+        what = f"no event for {show_seconds(silent)} in stage {progress.stage or 'start'!r}"
+    if gpu_idle is False:
+        limit *= BUSY_FACTOR
+    return what if silent > limit else None

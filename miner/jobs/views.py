@@ -1,0 +1,193 @@
+"""Jobs and their logs as the command line, the operator's port and the pages show them.
+
+What a training writes is shown, never trusted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from core.domain.job_states import END_MEANINGS
+from core.domain.records import printable
+from core.runs.run_files import RunResult
+from miner.engines.run_folder import LOG_START, LogPosition, log_tail, read_log
+from miner.jobs.events import LiveJob
+from miner.jobs.folder import AttemptFolder, job_folder
+from miner.jobs.history import read_result
+from miner.jobs.tasks import request_for_display
+from miner.store import attempts as store_attempts
+from miner.store.attempts import AttemptRow, StepRow
+from miner.store.jobs import JobRow, NoSuchJob
+
+
+def job_summary(db: sqlite3.Connection, row: JobRow, live: LiveJob | None = None) -> dict[str, Any]:
+    """One job in a list."""
+    return _job_summary(row, live, store_attempts.attempts_of(db, row.id))
+
+
+def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRow]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "task_id": row.task_id,
+        "validator": row.validator,
+        "task_type": row.task_type.value,
+        "model": row.model,
+        "hours": row.hours,
+        "state": row.state.value,
+        "end_reason": row.end_reason.value if row.end_reason else None,
+        "detail": row.detail,
+        "expected_repo_name": row.expected_repo_name,
+        "submission": row.submission.model_dump() if row.submission else None,
+        "submitted_at": row.submitted_at,
+        "started_at": row.started_at,
+        "deadline_at": row.deadline_at,
+        "ended_at": row.ended_at,
+        "starts": row.starts,
+        "result": training_result(attempts),
+        "live": live.as_dict() if live else None,
+    }
+
+
+def job_details(
+    db: sqlite3.Connection, row: JobRow, data_dir: Path, live: LiveJob | None = None
+) -> dict[str, Any]:
+    """One job with everything that the store knows of it."""
+    meaning = END_MEANINGS[row.end_reason] if row.end_reason else None
+    attempts = store_attempts.attempts_of(db, row.id)
+    return {
+        **_job_summary(row, live, attempts),
+        "meaning": {"operator": meaning.operator, "validator": meaning.validator} if meaning else None,
+        "folder": str(job_folder(data_dir, row.id).path),
+        "request": request_for_display(row.request),
+        "attempts": [attempt_details(attempt) for attempt in attempts],
+        "steps": [step_details(step) for step in store_attempts.steps_of(db, row.id)],
+    }
+
+
+def attempt_details(row: AttemptRow) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "engine": row.engine,
+        "key": row.key,
+        "gpus": list(row.gpus),
+        "folder": row.folder,
+        "started_at": row.started_at,
+        "end_by": row.end_by,
+        "ended_at": row.ended_at,
+        "end_reason": row.end_reason.value if row.end_reason else None,
+        "meaning": END_MEANINGS[row.end_reason].operator if row.end_reason else None,
+        "detail": row.detail,
+        "result": training_result([row]),
+    }
+
+
+def training_result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
+    """The result of a training by its own word: the best of the attempts that left a model, otherwise the
+    last that has one."""
+    best: tuple[int, RunResult] | None = None
+    for row in attempts:
+        read = read_result(AttemptFolder(Path(row.folder)))
+        if read is not None and (best is None or _is_better(read, best[1])):
+            best = row.number, read
+    if best is None:
+        return None
+    number, result = best
+    return {
+        "attempt": number,
+        "end": result.end.value,
+        "metric": result.best.metric if result.best else None,
+        "base": result.base.value if result.base else None,
+        "best": result.best.value if result.best else None,
+        "best_step": result.best.step if result.best else None,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 1),
+        "tokens_s": result.tokens_s,
+        "memory_bytes": result.memory_bytes,
+    }
+
+
+def _is_better(new: RunResult, old: RunResult) -> bool:
+    if new.submission is not old.submission:
+        return new.submission
+    return old.best is None or (new.best is not None and new.best.beats(old.best))
+
+
+def step_details(row: StepRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "attempt": row.attempt,
+        "began_at": row.began_at,
+        "ended_at": row.ended_at,
+        "outcome": row.outcome,
+        "detail": row.detail,
+    }
+
+
+#: Progress bars overwrite their line.
+_KEPT_CONTROLS = "\n\t\r"
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    attempt: int
+    text: str
+    #: Where to continue.
+    next: str
+    #: Whether the attempt has ended and this was the last of it.
+    ended: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def select_attempt(attempts: Sequence[AttemptRow], number: int | None) -> AttemptRow:
+    """The newest attempt, or the one with this number."""
+    if not attempts:
+        raise NoSuchJob("the job has not been launched yet: there is no log")
+    selected = next((attempt for attempt in reversed(attempts) if number in (None, attempt.number)), None)
+    if selected is None:
+        raise NoSuchJob(f"the job has no attempt {number}; its attempts are 1 to {attempts[-1].number}")
+    return selected
+
+
+def read_log_chunk(row: AttemptRow, start: str, limit: int) -> LogChunk:
+    """Read on from where an earlier chunk ended; "" starts at the beginning."""
+    data, position = read_log(Path(row.folder), _position_of(start), limit)
+    ended = row.ended_at is not None and len(data) < limit
+    return LogChunk(
+        row.number, printable(data.decode(errors="replace"), _KEPT_CONTROLS), _position_text(position), ended
+    )
+
+
+def last_log_lines(row: AttemptRow, lines: int) -> LogChunk:
+    """The end of a log in whole lines, and where to continue from."""
+    folder = Path(row.folder)
+    _, position = read_log(folder, LOG_START, 0)
+    kept = log_tail(folder, max(lines, 1) * 1000).splitlines(keepends=True)[-lines:] if lines else []
+    size = _log_size(folder)
+    return LogChunk(
+        row.number,
+        printable("".join(kept), _KEPT_CONTROLS),
+        _position_text(LogPosition(position.inode, size)),
+        row.ended_at is not None,
+    )
+
+
+def _log_size(folder: Path) -> int:
+    try:
+        return (folder / "log").lstat().st_size
+    except OSError:
+        return 0
+
+
+def _position_text(position: LogPosition) -> str:
+    return f"{position.inode}.{position.offset}"
+
+
+def _position_of(text: str) -> LogPosition:
+    inode, _, offset = text.partition(".")
+    return LogPosition(int(inode), int(offset)) if inode.isdecimal() and offset.isdecimal() else LOG_START

@@ -1,0 +1,1 @@
+"""Logs without secrets, metrics and alerts. Imports neither the store nor the settings."""

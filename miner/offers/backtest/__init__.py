@@ -1,0 +1,1 @@
+"""Try policies on past, synthetic and representative offers."""

@@ -1,0 +1,284 @@
+"""Find out whether a task fits here: plan it for the GPUs there are, and find a place for it among the
+others.
+
+The plan says how many GPUs and for how long, the place says when they are free. Where it has to wait, it
+is planned again for the hours that are left then; where too few GPUs are free, for fewer. Where none is
+free for as long as an offer may wait, nothing is planned.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from core.domain.choices import GpuStrategy, Refusal
+from core.domain.decisions import PlanBrief
+from core.domain.errors import ConfigError
+from core.domain.hardware import Hardware
+from core.domain.keys import NamedLane, Placement
+from core.domain.units import show_seconds
+from core.planning.gpu_count import lane_for
+from core.planning.planner import PlanSummary, quick_plan
+from core.profile.resolve import LoadedProfile, resolve_profile
+from core.profile.schema import ResolvedProfile
+from miner.fleet.base import FleetSnapshot
+from miner.fleet.placement import PlacementSearch
+from miner.offers.parsed_offer import ParsedOffer
+from miner.offers.policies.schema import FitTerms
+
+
+class RuleVerdict(NamedTuple):
+    """What a rule found: a reason of the decision but for the rule's name."""
+
+    passed: bool
+    text: str
+    #: For one that failed: what would have to change.
+    way: str = ""
+    #: What a validator is told, where the rule's own message is too vague.
+    public: str = ""
+
+
+class _RefusedPlan(NamedTuple):
+    #: What would have to change.
+    way: str
+    #: What a validator is told; empty: as the rule `plan` says.
+    public: str = ""
+
+
+_REFUSED_PLANS: dict[Refusal, _RefusedPlan] = {
+    Refusal.NO_TIME: _RefusedPlan("more hours in the offer, or a smaller limits.reserve in the profile"),
+    Refusal.TOO_SLOW: _RefusedPlan(
+        "more hours in the offer, more GPUs, or a smaller limits.min_epochs in the profile"
+    ),
+    Refusal.NO_MEMORY: _RefusedPlan(
+        "more or larger GPUs, or lower targets in the profile", "the model is too large for this miner"
+    ),
+    Refusal.IMPOSSIBLE_LIMIT: _RefusedPlan("other limits in the profile"),
+    Refusal.UNKNOWN_SIZE: _RefusedPlan(
+        "a parameter count in the offer, or a size in the model's name", "the size of the model is not known"
+    ),
+    Refusal.ABSURD_SIZE: _RefusedPlan(
+        "a parameter count that a model can have", "the model is too large for this miner"
+    ),
+    Refusal.EMPTY_DATASET: _RefusedPlan("a dataset with rows", "the dataset is empty"),
+    Refusal.ROWS_TOO_LONG: _RefusedPlan("a larger sequence_len or limits.max_sequence_len in the profile"),
+    Refusal.NO_GPU: _RefusedPlan(
+        "more usable GPUs, or a smaller limits.min_gpus in the profile", "no capacity at the moment"
+    ),
+    Refusal.NO_ENGINE: _RefusedPlan("an engine that trains this kind of task"),
+}
+
+#: Rows at most that validators pair with a number of hours: (hours up to, rows).
+_MAX_ROWS = ((1, 10_000), (2, 25_000), (3, 100_000), (math.inf, 500_000))
+
+PlacedPlan = tuple[PlanSummary, Placement]
+
+
+class FitResult(NamedTuple):
+    """The verdicts on plan and GPUs, and what they rest on as far as the search came."""
+
+    gpus_verdict: RuleVerdict
+    #: None: nothing was planned, since no GPU is free in time.
+    plan_verdict: RuleVerdict | None = None
+    refusal: Refusal | None = None
+    plan: PlanSummary | None = None
+    placement: Placement | None = None
+    wait_s: float = 0.0
+    #: Whose GPUs it gets rather than others.
+    lane: NamedLane | None = None
+
+    @property
+    def brief(self) -> PlanBrief | None:
+        plan = self.plan
+        if plan is None:
+            return None
+        return PlanBrief(plan.gpus, plan.total_s, self.wait_s, plan.epochs, plan.share)
+
+
+def fit_offer(
+    offer: ParsedOffer, now: float, fleet: FleetSnapshot, terms: FitTerms, profile: LoadedProfile
+) -> FitResult:
+    """The best place there is, or why there is none."""
+    if fleet.hardware is None or not fleet.usable:
+        return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
+    try:
+        resolved = resolve_profile(profile, offer.task_type, offer.model)
+    except ConfigError as error:
+        text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
+        return _unplanned(text, "a profile that `profile check` finds fine")
+    search = _FitSearch(offer, now, fleet, terms, resolved, fleet.hardware)
+    if (no_gpu := search.no_gpu_in_time()) is not None:
+        return FitResult(no_gpu)
+    full = search.plan(fleet.hardware.gpus.count)
+    if full.code is not None:
+        return _unplanned(full.reason, _REFUSED_PLANS[full.code].way, full.code, full)
+    if (too_much := search.too_much_data(full)) is not None:
+        return _unplanned(too_much, _REFUSED_PLANS[Refusal.TOO_SLOW].way, Refusal.TOO_SLOW, full)
+    best = search.best(full)
+    if best is None:
+        verb = f" for {show_seconds(full.total_s)}"
+        free = search.none_free(f"{full.gpus} GPUs", verb, search.wait_s, ", nor would fewer do")
+        return FitResult(free, _planned(full), plan=full)
+    plan, placement = best
+    wait = max(placement.starts_at - now, 0.0)
+    when = "at once" if wait <= 0 else f"after {show_seconds(wait)} of waiting"
+    free = RuleVerdict(True, f"{', '.join(placement.gpus)} {when} ({placement.why})")
+    return FitResult(free, _planned(plan), None, plan, placement, wait, search.lane)
+
+
+def _unplanned(
+    text: str, way: str, refusal: Refusal | None = None, plan: PlanSummary | None = None
+) -> FitResult:
+    public = _REFUSED_PLANS[refusal].public if refusal else ""
+    no_place = RuleVerdict(False, "not searched for: there is no plan", "a feasible plan")
+    return FitResult(no_place, RuleVerdict(False, text, way, public), refusal, plan)
+
+
+def _planned(plan: PlanSummary) -> RuleVerdict:
+    text = (
+        f"{plan.gpus}x{plan.gpu_kind} for {show_seconds(plan.total_s)}, {plan.epochs:.2g} epochs "
+        f"({plan.share:.0%} of the profile's target), ends {show_seconds(plan.slack_s)} before the reserve"
+    )
+    return RuleVerdict(True, text)
+
+
+class _FitSearch:
+    def __init__(
+        self,
+        offer: ParsedOffer,
+        now: float,
+        fleet: FleetSnapshot,
+        terms: FitTerms,
+        profile: ResolvedProfile,
+        hardware: Hardware,
+    ) -> None:
+        self.offer, self.now, self.fleet, self.terms = offer, now, fleet, terms
+        self.profile, self.hardware = profile, hardware
+        #: Where all GPUs of the full plan could be had, whatever the wait; known once they are not free now.
+        self.earliest: Placement | None = None
+        self._places = PlacementSearch(fleet, now)
+        self._windows_found: dict[tuple[int, float], list[Placement]] = {}
+        self.lane: NamedLane | None = None
+        if profile.targets.gpu_strategy is GpuStrategy.LANES:
+            self.lane = lane_for(profile.targets, offer.model, offer.task_type)
+
+    def no_gpu_in_time(self) -> RuleVerdict | None:
+        """Why no plan could be given a place: not a single GPU is free early enough."""
+        shortest = max(self.terms.start_delay, 1.0)
+        soonest = min((window.starts_at for window in self._windows(1, shortest)), default=None)
+        wait = None if soonest is None else soonest - self.now
+        if wait is not None and wait <= self.terms.max_wait:
+            return None
+        return self.none_free("not planned: no GPU", " is free", wait)
+
+    def plan(self, gpus: int, wait_s: float = 0.0) -> PlanSummary:
+        offer, hardware = self.offer, self.hardware
+        # Whole minutes: moments differ, plans need not.
+        hours = offer.hours if wait_s <= 0 else offer.hours - math.ceil(wait_s / 60) / 60
+        if gpus != hardware.gpus.count:
+            hardware = hardware.model_copy(update={"gpus": hardware.gpus.take(gpus)})
+        return quick_plan(
+            offer.model,
+            hours,
+            offer.task_type,
+            hardware,
+            self.profile,
+            image_type=offer.image_type,
+            rows=offer.rows,
+            stated_params=offer.planned_params,
+        )
+
+    def too_much_data(self, plan: PlanSummary) -> str | None:
+        """Why DPO's pass of the reference model takes too long; an offer does not state its rows.
+
+        Training on them can be cut short, but not that pass over all of them: it must leave time with the
+        largest dataset too.
+        """
+        if not plan.reference_s or not plan.rows:
+            return None
+        rows = next(rows for hours, rows in _MAX_ROWS if self.offer.hours <= hours)
+        longer = plan.reference_s * max(rows / plan.rows - 1, 0.0)
+        late = plan.around_s + longer - plan.budget_s
+        if late < 0:
+            return None
+        return (
+            f"with {rows:,} rows, as many as validators give {self.offer.hours:g} h, the pass of the "
+            f"reference model over them would end {show_seconds(late)} too late to train"
+        )
+
+    def best(self, full: PlanSummary) -> PlacedPlan | None:
+        """The full plan at once; else whatever trains most."""
+        at_once = self._place_now(full)
+        if at_once is not None:
+            return full, at_once
+        windows = self._windows(full.gpus, self._seconds(full))
+        self.earliest = min(windows, key=lambda window: window.starts_at, default=None)
+        options = [option for option in (self._after_waiting(full), self._on_fewer(full)) if option]
+        return max(options, key=lambda option: (option[0].share, -option[1].starts_at), default=None)
+
+    def _after_waiting(self, full: PlanSummary) -> PlacedPlan | None:
+        """The same GPUs when they are free, with the hours that are left by then."""
+        earliest, wait = self.earliest, self.wait_s
+        if earliest is None or wait is None or wait > self.terms.max_wait:
+            return None
+        plan = self.plan(full.gpus, wait)
+        if not self._is_feasible(plan) or plan.gpus != full.gpus:
+            return None
+        end = earliest.starts_at + self._seconds(plan, wait)
+        return plan, Placement(earliest.gpus, earliest.starts_at, end, earliest.why)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Until as many GPUs as the full plan takes are free, where that is before the task's deadline."""
+        return None if self.earliest is None else max(self.earliest.starts_at - self.now, 0.0)
+
+    def _on_fewer(self, full: PlanSummary) -> PlacedPlan | None:
+        """Half of the GPUs, a quarter …: the first number that is free and can do it."""
+        count = full.gpus // 2
+        while self.terms.fewer_gpus and self.lane is None and count >= 1:
+            if self._free_now(count, self._seconds(full)) is not None:
+                plan = self.plan(count)
+                placement = self._place_now(plan) if self._is_feasible(plan) else None
+                if placement is not None:
+                    return plan, placement
+            count //= 2
+        return None
+
+    def _is_feasible(self, plan: PlanSummary) -> bool:
+        return plan.feasible and self.too_much_data(plan) is None
+
+    def _place_now(self, plan: PlanSummary) -> Placement | None:
+        return self._free_now(plan.gpus, self._seconds(plan))
+
+    def _free_now(self, count: int, seconds: float) -> Placement | None:
+        windows = self._windows(count, seconds)
+        return next((window for window in windows if window.starts_at <= self.now), None)
+
+    def _windows(self, count: int, seconds: float) -> list[Placement]:
+        """The earliest up to the deadline in each pool of GPUs, what the task should rather have first. They
+        are searched for once and answer for every limit."""
+        key = (count, seconds)
+        if key not in self._windows_found:
+            deadline = self.now + max(self.offer.hours, 0.0) * 3600
+            options = self._places.options(count, duration_s=seconds, latest_start=deadline, lane=self.lane)
+            self._windows_found[key] = list(options)
+        return self._windows_found[key]
+
+    def none_free(self, what: str, verb: str, wait_s: float | None, also: str = "") -> RuleVerdict:
+        held = {gpu for hold in self.fleet.reservations for gpu in hold.gpus}
+        where, count = "", f"{len(held)} of {len(self.fleet.usable)} held"
+        if self.lane is not None:
+            name, lane = self.lane
+            where = f" of lane {name}{' or beyond it' if lane.overflow else ''}"
+        if wait_s is None:
+            text = f"{what}{where}{verb} before its deadline{also}; {count}"
+            return RuleVerdict(False, text, "GPUs that are free earlier")
+        text = f"{what}{where}{verb} within {show_seconds(self.terms.max_wait)}{also}; {count}"
+        way = f"fitting.max_wait of {math.ceil(wait_s / 60)}m, if the time after it is enough, or free GPUs"
+        return RuleVerdict(False, f"{text}; free in {show_seconds(wait_s)}", way)
+
+    def _seconds(self, plan: PlanSummary, wait_s: float = 0.0) -> float:
+        """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
+        it a little longer since the start, and with it the deadline, comes later than the offer."""
+        until_deadline = self.offer.hours * 3600 - wait_s
+        return min(plan.total_s * (1 + self.terms.spare), until_deadline) + self.terms.start_delay

@@ -1,0 +1,181 @@
+"""Decide with the policy, the profile and the history that are in force now, and follow the operator's
+edits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from core.config.files import ConfigKind, ConfigLayer, config_dir
+from core.config.live import FileStamps, LastGoodLayers, LiveConfig, file_stamps
+from core.domain.errors import ConfigError
+from core.domain.hardware import Hardware
+from core.domain.tasks import ImageModelType
+from core.domain.wire import MinerTaskOffer
+from core.profile.resolve import PROFILE_KIND, LoadedProfile
+from miner.fleet.base import FleetSnapshot
+from miner.observe.alerts import AlertKind, SendAlert
+from miner.offers.decide import CachedDecision, DecisionCache
+from miner.offers.history import JobOutcome, SuccessHistory
+from miner.offers.parsed_offer import parse_offer
+from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
+from miner.offers.policies.selection import (
+    ChosenName,
+    active_policy_name,
+    active_profile_name,
+    default_policy_name,
+    default_profile_name,
+    inactive_text,
+    settings_overrides,
+)
+from miner.settings import Settings
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=LoadedPolicy | LoadedProfile)
+
+
+class _ConfigInForce(Generic[C]):
+    """The policy or the profile in force: which was chosen, its files, and their last good state."""
+
+    def __init__(
+        self,
+        kind: ConfigKind[Any],
+        directory: Path,
+        build: Callable[[str, Sequence[ConfigLayer[Any]]], C],
+        last_good: Path,
+        alert: SendAlert,
+    ) -> None:
+        self._kind, self._directory, self._build = kind, directory, build
+        self._last_good = LastGoodLayers(last_good)
+        self._alert = alert
+        self._live: LiveConfig[C]
+        self.chosen = ChosenName("", "")
+
+    @property
+    def noun(self) -> str:
+        return self._kind.noun
+
+    @property
+    def problem(self) -> str | None:
+        """Why the files as they are now are not in force; None: they are."""
+        return str(self._live.problem) if self._live.problem else None
+
+    def choose(self, chosen: ChosenName, default: str) -> C:
+        """Follow the files of the chosen name. `ConfigError` when nothing has it. Where they cannot be used,
+        their last good state takes their place, else a shipped one of that name or of the name `default`."""
+        if chosen.name != self.chosen.name:
+            self._live = LiveConfig(
+                self._load,
+                chosen.name,
+                [self._directory],
+                lambda error: self._report(f"the last good {self.noun} stays in force: {error}"),
+                lambda error: self._replacement(chosen.name, default, error),
+            )
+            log.info("%s %s is in force: %s", self.noun, chosen.name, chosen.why)
+        self.chosen = chosen
+        return self._live.current()
+
+    def refresh(self) -> C:
+        config = self._live.current()
+        if self._live.problem is None:
+            self._last_good.keep(self.chosen.name, config.layers)
+        return config
+
+    def stamps(self) -> FileStamps:
+        directories = (self._directory, config_dir() / self._kind.directory)
+        return file_stamps(file for directory in directories for file in directory.glob("*.yaml"))
+
+    def _load(self, name: str, directories: Sequence[Path] = ()) -> C:
+        layers = self._kind.layers(name, directories)
+        return self._build(layers[-1].name, layers)
+
+    def _replacement(self, name: str, default: str, error: ConfigError) -> C:
+        layers = self._last_good.layers(name, self._kind)
+        if layers is not None:
+            instead, config = "what was last good of it", self._build(layers[-1].name, layers)
+        elif name not in self._kind.files([self._directory]) and not Path(name).is_file():
+            raise error  # nothing has this name: a slip in the settings, which has to be mended by hand
+        else:
+            config = self._load(name if name in self._kind.files() else default)
+            instead = f"the shipped {config.name}"
+        self._report(f"{self.noun} {name} cannot be used; {instead} is in force instead: {error}")
+        return config
+
+    def _report(self, text: str) -> None:
+        self._alert(AlertKind(f"{self.noun}_problem"), text)
+
+
+class PolicyRuntime:
+    """Nothing is read from disk when an offer comes: `refresh` does that, in the background."""
+
+    def __init__(self, settings: Settings, alert: SendAlert) -> None:
+        self.history = SuccessHistory()
+        self.policy: LoadedPolicy
+        self.profile: LoadedProfile
+        self._cache = DecisionCache()
+        self._settings = settings
+        self._alert = alert
+        overrides, last_good = settings_overrides(settings), settings.data_dir / "last-good"
+        self._policies = _ConfigInForce(
+            POLICY_KIND,
+            settings.policy_dir,
+            lambda name, layers: LoadedPolicy(name, layers, overrides),
+            last_good / "policy.json",
+            alert,
+        )
+        self._profiles = _ConfigInForce(
+            PROFILE_KIND, settings.profile_dir, LoadedProfile, last_good / "profile.json", alert
+        )
+        #: All policies and profiles at the last refresh.
+        self._stamps: FileStamps | None = None
+
+    def refresh(self, hardware: Hardware | None) -> None:
+        """Take up what was edited.
+
+        `ConfigError` when a policy or a profile that was chosen does not exist; one that cannot be used is
+        replaced, with an alert. `hardware` is all that is installed, also what is out for a while: None while
+        nobody knows, and then what is in force stays so.
+        """
+        if hardware is not None or not self._policies.chosen.name:
+            chosen = active_policy_name(self._settings, hardware)
+            policy = self._policies.choose(chosen, default_policy_name(hardware).name)
+            chosen = active_profile_name(self._settings, policy, hardware)
+            self._profiles.choose(chosen, default_profile_name(policy, hardware).name)
+        self.policy, self.profile = self._policies.refresh(), self._profiles.refresh()
+        self._alert_inactive_edits()
+
+    def _alert_inactive_edits(self) -> None:
+        """Send an alert for each edit that changes nothing, because another file is in force."""
+        before, self._stamps = self._stamps, {}
+        for kept, config in ((self._policies, self.policy), (self._profiles, self.profile)):
+            stamps = kept.stamps()
+            self._stamps |= stamps
+            in_force = {layer.file for layer in config.layers}
+            for file, stamp in stamps.items():
+                if before is not None and file not in in_force and before.get(file) != stamp:
+                    text = inactive_text(kept.noun, file.stem, config.name, kept.chosen)
+                    self._alert(AlertKind(f"{kept.noun}_not_in_force"), f"{file} was edited; {text}")
+
+    @property
+    def problems(self) -> dict[str, str | None]:
+        """Why an edit is not in force; None where there is nothing wrong."""
+        return {"policy_problem": self._policies.problem, "profile_problem": self._profiles.problem}
+
+    def add_outcomes(self, outcomes: Iterable[JobOutcome]) -> None:
+        for outcome in outcomes:
+            self.history.add(outcome)
+
+    def decide(
+        self,
+        offer: MinerTaskOffer,
+        now: float,
+        fleet: FleetSnapshot,
+        image_type: ImageModelType | None = None,
+    ) -> CachedDecision:
+        """`fleet` without what this task holds itself."""
+        parsed = parse_offer(offer, image_type, self.policy.terms.rules.models_denied)
+        return self._cache.get_or_decide(parsed, now, fleet, self.history, self.policy, self.profile)

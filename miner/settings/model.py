@@ -1,0 +1,290 @@
+"""All settings in one object, and the rules that bind several of them together.
+
+`Settings(...)` itself reads nothing from outside: `load_settings` does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import PrivateAttr, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from core.domain.wire import TournamentType
+from miner.observe.redact import HIDDEN
+from miner.settings.fields import (
+    CallersSection,
+    ChainKind,
+    ChainSection,
+    FilesSection,
+    GpusSection,
+    HistorySection,
+    HubSection,
+    InputsSection,
+    JobsSection,
+    LimitsSection,
+    OffersSection,
+    OperatorPortSection,
+    PublicPortSection,
+    RunningSection,
+    Section,
+    TournamentSection,
+    TrainingEngineSection,
+    WalletSection,
+)
+from miner.settings.values import is_loopback
+from miner.support.addresses import public_key
+
+Source = Literal["default", "env", ".env", "override"]
+
+#: A part of a chain node's path that is at least this long is taken for an access key.
+MIN_KEY_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class TrainingRepo:
+    """What `GET /training_repo/{task_type}` answers for one tournament type."""
+
+    url: str
+    commit: str
+    token: SecretStr | None
+    datasets: tuple[str, ...]
+
+
+class Settings(
+    # pydantic takes the fields of the last base first: read upwards.
+    RunningSection,
+    TournamentSection,
+    JobsSection,
+    TrainingEngineSection,
+    InputsSection,
+    HubSection,
+    HistorySection,
+    GpusSection,
+    OffersSection,
+    LimitsSection,
+    OperatorPortSection,
+    PublicPortSection,
+    CallersSection,
+    WalletSection,
+    ChainSection,
+    FilesSection,
+    BaseSettings,
+):
+    """All settings, checked. Build one with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        str_strip_whitespace=True,
+        validate_default=True,
+        env_ignore_empty=True,
+        defer_build=False,
+    )
+
+    _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_more: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def check_rules(self) -> Self:
+        broken = broken_rules(self)
+        if broken:
+            text = "; ".join(f"{rule.fields[0].upper()}: {rule.text}" for rule in broken)
+            raise PydanticCustomError("broken_rules", "{text}", {"text": text, "broken": broken})
+        return self
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What looks like a mistake in `.env` without being an error."""
+        return self._warnings
+
+    @property
+    def axon_port(self) -> int:
+        """The port to publish on chain."""
+        return self.published_port or self.public_port
+
+    def source_of(self, name: str) -> Source:
+        """Where a field's value came from."""
+        return self._sources.get(name, "default")
+
+    def ulimits(self) -> dict[str, int]:
+        """TRAINER_ULIMITS by name."""
+        return {
+            name: int(value) for name, _, value in (limit.partition("=") for limit in self.trainer_ulimits)
+        }
+
+    def training_repo(self, task_type: str) -> TrainingRepo | None:
+        """Return what was entered for a tournament type (`text`, `image` or `environment`), if anything."""
+        parts = ("url", "commit", "token", "datasets")
+        url, commit, token, datasets = (
+            getattr(self, f"training_repo_{task_type}_{part}", None) for part in parts
+        )
+        return TrainingRepo(url, commit, token, datasets or ()) if url and commit else None
+
+    def secrets(self) -> Iterator[str]:
+        """Yield every secret in plain text, for the log redactor and nothing else."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                yield value.get_secret_value()
+        yield from keys_in(self.subtensor_address or "")
+
+    def printable(self, name: str) -> Any:
+        """Return a field's value as it may be printed."""
+        value = getattr(self, name)
+        if isinstance(value, SecretStr):
+            return HIDDEN
+        if name == "subtensor_address" and value:
+            return without_keys(value)
+        return value
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        yield from ((name, self.printable(name)) for name in type(self).model_fields)
+
+    @classmethod
+    def sections(cls) -> list[type[Section]]:
+        """The sections, in the order of their fields."""
+        return [
+            base for base in reversed(cls.__mro__[1:]) if issubclass(base, Section) and base is not Section
+        ]
+
+
+#: Fields whose value is never printed.
+SECRET_FIELDS = frozenset(
+    name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
+)
+
+
+def keys_in(address: str) -> Iterator[str]:
+    """Yield what is secret in a chain node's address: its password, and providers' keys in the path."""
+    parts = urlsplit(address)
+    keys = [parts.password or "", *re.split(r"[/?&=]", f"{parts.path}?{parts.query}")]
+    for key in filter(lambda key: key == parts.password or len(key) >= MIN_KEY_LENGTH, keys):
+        yield from {key, unquote(key)}
+
+
+def without_keys(address: str) -> str:
+    """Return an address as it may be printed."""
+    for key in keys_in(address):
+        address = address.replace(key, HIDDEN)
+    return address
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """A rule that does not hold. The first field is the one to name; the rule depends on all of them."""
+
+    fields: tuple[str, ...]
+    text: str
+
+
+def broken_rules(settings: Settings) -> tuple[BrokenRule, ...]:
+    """Return every rule that does not hold."""
+    return (
+        *_operator_port_has_a_token(settings),
+        *_ports_differ(settings),
+        *_published_address_is_reachable(settings),
+        *_hotkeys_are_allowed_or_denied(settings),
+        *_limits_are_in_order(settings),
+        *_repositories_are_complete(settings),
+        *_hub_token_is_encrypted(settings),
+    )
+
+
+def _operator_port_has_a_token(settings: Settings) -> Iterator[BrokenRule]:
+    if settings.operator_token is None and not is_loopback(settings.operator_host):
+        yield BrokenRule(
+            ("operator_token", "operator_host"),
+            f"must be set, because OPERATOR_HOST={settings.operator_host} is reachable from other machines; "
+            "or set OPERATOR_HOST=127.0.0.1",
+        )
+
+
+def _ports_differ(settings: Settings) -> Iterator[BrokenRule]:
+    if settings.public_port == settings.operator_port != 0:
+        yield BrokenRule(
+            ("operator_port", "public_port"),
+            f"must differ from PUBLIC_PORT={settings.public_port}: one port cannot serve both",
+        )
+
+
+def _published_address_is_reachable(settings: Settings) -> Iterator[BrokenRule]:
+    if settings.chain is not ChainKind.BITTENSOR:
+        return
+    ip = settings.public_ip
+    if ip and not settings.allow_private_axon and not ipaddress.ip_address(ip).is_global:
+        yield BrokenRule(
+            ("public_ip", "allow_private_axon", "chain"),
+            "is not reachable from the internet; set the public address, or ALLOW_PRIVATE_AXON=true "
+            "on a chain of your own",
+        )
+    if settings.axon_port == 0:
+        yield BrokenRule(
+            ("public_port", "published_port", "chain"),
+            "must be a fixed port with CHAIN=bittensor: validators read it from the chain",
+        )
+
+
+def _hotkeys_are_allowed_or_denied(settings: Settings) -> Iterator[BrokenRule]:
+    denied = {public_key(hotkey) for hotkey in settings.deny_hotkeys}
+    for hotkey in settings.allow_hotkeys:
+        if public_key(hotkey) in denied:
+            yield BrokenRule(
+                ("allow_hotkeys", "deny_hotkeys"), f"{hotkey} is in DENY_HOTKEYS too; drop one of them"
+            )
+
+
+def _limits_are_in_order(settings: Settings) -> Iterator[BrokenRule]:
+    if settings.max_concurrent_requests > settings.max_connections:
+        yield BrokenRule(
+            ("max_concurrent_requests", "max_connections"),
+            f"cannot be more than MAX_CONNECTIONS={settings.max_connections}",
+        )
+    if settings.metagraph_stale_seconds <= settings.metagraph_refresh_seconds:
+        yield BrokenRule(
+            ("metagraph_stale_seconds", "metagraph_refresh_seconds"),
+            f"must be more than METAGRAPH_REFRESH_SECONDS={settings.metagraph_refresh_seconds:g}, "
+            "or every copy is stale",
+        )
+
+
+def _repositories_are_complete(settings: Settings) -> Iterator[BrokenRule]:
+    for kind in TournamentType:
+        prefix = f"training_repo_{kind}"
+        url, commit, token, datasets = (f"{prefix}_{part}" for part in ("url", "commit", "token", "datasets"))
+        has_url, has_commit = bool(getattr(settings, url)), bool(getattr(settings, commit))
+        if has_url and not has_commit:
+            yield BrokenRule(
+                (commit, url), f"must be set, because {url.upper()} is; `git rev-parse HEAD` prints it"
+            )
+        if has_commit and not has_url:
+            yield BrokenRule((url, commit), f"must be set, because {commit.upper()} is; or clear that one")
+        for extra in (token, datasets):
+            if getattr(settings, extra) and not has_url and not has_commit:
+                yield BrokenRule(
+                    (extra, url, commit), f"does nothing without {url.upper()} and {commit.upper()}"
+                )
+
+
+def _hub_token_is_encrypted(settings: Settings) -> Iterator[BrokenRule]:
+    parts = urlsplit(settings.hf_endpoint)
+    if settings.hf_token and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        yield BrokenRule(
+            ("hf_endpoint", "hf_token"), "must begin with https://, because HF_TOKEN would travel in the open"
+        )

@@ -1,0 +1,1 @@
+"""Small tools without knowledge of jobs: clock, rate limits, child processes, addresses."""

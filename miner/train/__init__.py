@@ -1,1 +1,0 @@
-"""Trainings of the operator's own with the native trainer: no validator, no daemon, no container."""

@@ -1,0 +1,37 @@
+"""The native trainer's own settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.domain.choices import Engine
+from core.domain.tasks import TaskType
+from core.engines.base import RecipeError, load_templates
+from core.engines.native import NativeSettings, settings_of
+from core.engines.render import render
+from tests.core.engines.cases import inputs, text_plan
+
+
+def test_the_template_has_every_setting_and_a_profile_changes_some() -> None:
+    assert set(load_templates("native.yaml")) == set(NativeSettings.model_fields)
+    plan = text_plan(TaskType.INSTRUCT, engine=Engine.NATIVE, engine_config={"batch_ramp": 0.1})
+    found = settings_of(plan)
+    assert (found.objective, found.batch_ramp, found.ramp_steps(250)) == ("rows", 0.1, 25)
+    made = render(plan, inputs())
+    assert made.config["batch_ramp"] == 0.1
+    assert made.base["batch_ramp"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batch_rampp": 1}, "did you mean batch_ramp"),
+        ({"recompute": "some"}, "engine_config.native.recompute has value some"),
+        ({"batch_ramp": 0.9}, "less than or equal to 0.5"),
+        ({"hang_seconds": None}, "hang_seconds"),
+    ],
+)
+def test_a_mistake_is_reported_when_the_plan_is_rendered(changes: dict[str, object], why: str) -> None:
+    plan = text_plan(TaskType.INSTRUCT, engine=Engine.NATIVE, engine_config=changes)
+    with pytest.raises(RecipeError, match=why):
+        render(plan, inputs())

@@ -1,0 +1,131 @@
+"""Recalibration: the real speed decides, within the steps asked for and before the reserve."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.data.facts import assumed_facts
+from core.domain.tasks import TaskType
+from core.models.identify import facts_from_name
+from core.planning.calibration import LearnedBounds, MeasuredRun, bounds_from, recalibrate, shape_key
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from tests.core.planning.candidates import host, resolved
+
+
+def _plan(hours: float = 4, epochs: float = 20, **targets: object) -> TrainingPlan:
+    return plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
+        facts_from_name("meta-llama/Llama-3.1-8B"),
+        assumed_facts(TaskType.INSTRUCT, 30_000),
+        host("1xH100"),
+        resolved(num_epochs=epochs, **targets),
+    )
+
+
+PLAN = _plan()
+
+
+def _after(new: TrainingPlan, factor: float, done: int = 50, **more: float) -> TrainingPlan:
+    step = new.time.step_s * factor
+    spent = sum(phase.seconds for phase in new.time.phases[:4])
+    return recalibrate(new, MeasuredRun(steps_done=done, elapsed_s=spent + done * step, step_s=step, **more))
+
+
+def test_a_slower_run_gets_fewer_steps_and_a_faster_one_more() -> None:
+    assert PLAN.steps.wanted is not None
+    assert PLAN.steps.total < PLAN.steps.wanted
+    totals = [_after(PLAN, factor).steps.total for factor in (2.0, 1.0, 0.5)]
+    assert totals == sorted(totals)
+    assert totals[0] < PLAN.steps.total < totals[2]
+
+
+def test_never_more_steps_than_were_asked_for() -> None:
+    assert _after(PLAN, 0.01).steps.total == PLAN.steps.wanted
+
+
+def test_a_run_at_the_planned_speed_stays_within_five_percent() -> None:
+    """The margin against steps that grow slower is the difference."""
+    assert _after(PLAN, 1.0).steps.total == pytest.approx(PLAN.steps.total, rel=0.05)
+
+
+def test_the_new_end_is_right_when_the_measured_speed_goes_on() -> None:
+    for factor in (0.7, 1.3, 2.0):
+        new = _after(PLAN, factor)
+        real = new.time["so far"] + (new.steps.total - 50) * PLAN.time.step_s * factor
+        rest = new.time["evaluate"] + new.time["save"] + new.time.phases[-1].seconds
+        assert new.time.total_s == pytest.approx(real + rest, rel=1e-6)
+        assert new.time.in_time
+        assert new.time.measured
+
+
+def test_measured_evaluations_and_publishing_count() -> None:
+    plain = _after(PLAN, 1.0)
+    slow = _after(PLAN, 1.0, eval_s=600, publish_s=1200)
+    assert slow.steps.total < plain.steps.total
+    assert slow.time["publish"] == 1200
+    assert slow.steps.eval_every >= plain.steps.eval_every
+
+
+def test_the_reason_names_the_measured_speed() -> None:
+    new = _after(PLAN, 2.0)
+    reason = new.reasons["steps.total"]
+    assert reason.source == "measured"
+    assert "measured after 50 steps" in reason.text
+
+
+def test_a_run_that_is_out_of_time_ends_now() -> None:
+    new = recalibrate(PLAN, MeasuredRun(steps_done=80, elapsed_s=4 * 3600, step_s=1.0))
+    assert new.steps.total == 80
+
+
+@given(
+    st.floats(min_value=0.05, max_value=20), st.integers(0, 2000), st.floats(min_value=0, max_value=14_400)
+)
+def test_a_recalibrated_plan_is_sound(factor: float, done: int, elapsed: float) -> None:
+    step = PLAN.time.step_s * factor
+    new = recalibrate(PLAN, MeasuredRun(steps_done=done, elapsed_s=elapsed, step_s=step))
+    assert new.steps.total >= done
+    assert new.steps.save_every % new.steps.eval_every == 0
+    assert new.steps.total == done or new.time.in_time
+    assert TrainingPlan.from_json(new.to_json()) == new
+
+
+def _plan(rows: int = 20_000, learned: LearnedBounds | None = None, rank: int = 16) -> TrainingPlan:
+    return plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=6),
+        facts_from_name("meta-llama/Llama-3.2-3B"),
+        assumed_facts(TaskType.INSTRUCT, rows),
+        host("1xH100"),
+        resolved(micro_batch_size=8, lora_r=rank),
+        learned=learned,
+    )
+
+
+def test_the_next_plan_starts_where_the_ladder_ended() -> None:
+    first = _plan()
+    second = next_after_oom(first, OutOfMemory())
+    assert second is not None
+    again = _plan(rows=30_000, learned=bounds_from(second))
+    assert again.batch.micro <= second.batch.micro < first.batch.micro
+    assert again.batch.effective == first.batch.effective
+
+
+def test_a_measured_speed_replaces_the_prior() -> None:
+    first = _plan()
+    slow = MeasuredRun(steps_done=50, elapsed_s=900, step_s=first.time.step_s * 2)
+    learned = bounds_from(recalibrate(first, slow), first.time.step_s)
+    assert learned.slowness == 2
+    assert _plan(learned=learned).time.step_s == 2 * first.time.step_s
+
+
+def test_nothing_learned_changes_nothing() -> None:
+    assert _plan(learned=LearnedBounds()).digest == _plan().digest
+
+
+def test_the_shape_key_has_what_memory_depends_on() -> None:
+    assert shape_key(_plan(rows=1000)) == shape_key(_plan(rows=50_000))
+    assert shape_key(_plan(rank=16)) != shape_key(_plan(rank=64))

@@ -1,0 +1,131 @@
+"""The daemon's next attempt and the retry inside a tournament's container follow one table."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.domain.choices import Attention
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.tasks import TaskType
+from core.planning.calibration import LearnedBounds
+from core.planning.oom import OutOfMemory
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.profile.resolve import LoadedProfile
+from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume
+from core.runs.run_files import RunEnd
+from miner.inputs.fetch import FetchedInputs
+from miner.jobs import plans
+from miner.jobs.timeline import JobTimings
+from miner.jobs.verdict import NextAction, RetrySituation, next_action
+from tests.core.planning.candidates import on_all_gpus
+from tests.doubles.each import each
+from tests.miner.jobs.harness import MODEL, ROWS
+from trainer.runner.planning import FailedLaunch, Remedy, remedy_for
+
+OOM, NAN, CRASHED = RunEnd.OOM, RunEnd.NAN, RunEnd.CRASHED
+HUNG, KILLED = RunEnd.HUNG, RunEnd.KILLED
+NO_KERNEL = "RuntimeError: FlashAttention only supports Ampere GPUs or newer."
+HARDWARE = Hardware(gpus=parse_gpus("4xH100"), cpu_cores=16, memory_bytes=64 * 10**9)
+
+
+@pytest.fixture(scope="module")
+def profile() -> LoadedProfile:
+    return on_all_gpus()
+
+
+def first_plan(
+    profile: LoadedProfile, known: LearnedBounds | None, *failures: AttemptFailure
+) -> TrainingPlan:
+    spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=4.0)
+    inputs = FetchedInputs(model_path=None, data_path=None, model=MODEL, data=ROWS)  # type: ignore[arg-type]
+    request = plans.JobPlanRequest(spec, inputs, HARDWARE, profile, lambda _plan: known, failures)
+    return plans.first_plan(request)
+
+
+def in_daemon(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tuple[TrainingPlan, bool]]:
+    """The plans of the attempts, and whether each goes on from the checkpoint of the one before."""
+    plan, known, failures = first_plan(profile, None), None, []
+    attempts = [(plan, False)]
+    for end, detail in ends:
+        failures.append(AttemptFailure(REASON_OF_RUN_END[end], detail))
+        reason = failures[-1].reason
+        situation = RetrySituation(reason, tuple(failures), has_model=False, left_s=3600.0, needs_s=60.0)
+        if next_action(situation, JobTimings()) is not NextAction.AGAIN:
+            break
+        before = plan
+        try:
+            if reason is EndReason.OOM:
+                plan = plans.plan_after_oom(plan, OutOfMemory(elapsed_s=60.0))
+                known = plans.lesson_of(plan, known, None) or known
+            else:
+                plan = first_plan(profile, known, *failures)
+        except StepFailed:
+            break
+        attempts.append((plan, can_resume(before, plan, reason)))
+    return attempts
+
+
+def in_tournament(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tuple[TrainingPlan, bool]]:
+    remedies: list[Remedy] = []
+    attempts = [(first_plan(profile, None), False)]
+    for end, detail in ends:
+        failed = FailedLaunch(end, "train", start_s=60.0, left_s=3600.0, detail=detail)
+        remedy = remedy_for(attempts[-1][0], failed, remedies)
+        if remedy is None:
+            break
+        remedies.append(remedy)
+        attempts.append((remedy.plan, remedy.resumes))
+    return attempts
+
+
+@each(
+    "ends",
+    [
+        [(NAN, ""), (NAN, "")],
+        [(NAN, ""), (CRASHED, ""), (HUNG, ""), (CRASHED, "")],
+        [(KILLED, "")] * 7,
+        [(KILLED, ""), (CRASHED, ""), (NAN, ""), (HUNG, ""), (KILLED, "")],
+        [(CRASHED, NO_KERNEL), (NAN, ""), (OOM, ""), (KILLED, "")],
+        [(CRASHED, NO_KERNEL), (CRASHED, ""), (CRASHED, "")],
+        [(CRASHED, ""), (CRASHED, NO_KERNEL), (CRASHED, NO_KERNEL)],
+        [(OOM, ""), (KILLED, ""), (OOM, ""), (NAN, "")],
+        [(OOM, "")] * 12,
+        [(RunEnd.BAD_DATA, "")],
+        [(RunEnd.BAD_MODEL, "")],
+        [(RunEnd.BAD_REWARD, "")],
+        [(RunEnd.INFEASIBLE, "")],
+        [(RunEnd.STOPPED, "")],
+    ],
+)
+def test_daemon_and_tournament_retry_alike(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> None:
+    def shown(attempts: list[tuple[TrainingPlan, bool]]) -> list[object]:
+        return [
+            (
+                resumes,
+                plan.optimizer.learning_rate,
+                plan.precision.attention,
+                plan.precision.gradient_checkpointing,
+                plan.batch,
+                plan.sequence,
+            )
+            for plan, resumes in attempts
+        ]
+
+    assert shown(in_daemon(profile, ends)) == shown(in_tournament(profile, ends))
+
+
+def test_a_crash_in_a_flash_kernel_and_any_other_crash_get_a_retry_each(profile: LoadedProfile) -> None:
+    for ends in ([(CRASHED, NO_KERNEL), (CRASHED, "")], [(CRASHED, ""), (CRASHED, NO_KERNEL)]):
+        assert len(in_tournament(profile, [*ends, (CRASHED, NO_KERNEL)])) == 3
+        assert in_tournament(profile, ends)[-1][0].precision.attention is Attention.SDPA
+
+
+def test_the_remedies_reach_the_next_plan(profile: LoadedProfile) -> None:
+    ends = [(CRASHED, NO_KERNEL), (NAN, "")]
+    (first, _), (second, resumed), (third, resumed_after_nan) = in_daemon(profile, ends)
+    assert first.precision.attention not in (Attention.SDPA, Attention.EAGER)
+    assert (second.precision.attention, resumed) == (Attention.SDPA, True)
+    assert third.precision.attention is Attention.SDPA
+    assert third.optimizer.learning_rate == pytest.approx(0.3 * first.optimizer.learning_rate)
+    assert not resumed_after_nan

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.submission.faults import FaultKind
+from core.submission.metadata import (
+    COMPARED,
+    card_fault,
+    config_faults,
+    licence_of,
+    model_card,
+    restored_config,
+    vocabulary_rows,
+)
+from core.submission.selection import SubmissionKind
+from tests.core.submission.folders import BASE_CONFIG, SAVED_CONFIG
+from tests.doubles.each import each
+
+
+@each("field", [name for name in COMPARED if name in BASE_CONFIG])
+def test_every_field_that_evaluators_compare_must_be_the_bases(field: str) -> None:
+    for changed in ({**SAVED_CONFIG, field: "other"}, {k: v for k, v in SAVED_CONFIG.items() if k != field}):
+        (found,) = config_faults(changed, BASE_CONFIG)
+        assert found.kind is FaultKind.CONFIG_CHANGED
+        assert field in found.where
+
+
+def test_a_field_that_the_base_does_not_have_may_be_anything() -> None:
+    assert not list(
+        config_faults({**SAVED_CONFIG, "n_layer": 7, "head_dim": 3}, {**BASE_CONFIG, "head_dim": None})
+    )
+
+
+def test_the_vocabulary_must_stay_and_the_context_may_only_grow() -> None:
+    def kinds(**changes: Any) -> list[FaultKind]:
+        return [fault.kind for fault in config_faults({**SAVED_CONFIG, **changes}, BASE_CONFIG)]
+
+    assert kinds(vocab_size=65) == [FaultKind.VOCABULARY]
+    assert kinds(max_position_embeddings=127) == [FaultKind.CONTEXT]
+    assert kinds(max_position_embeddings=None) == [FaultKind.CONTEXT]
+    assert kinds(max_position_embeddings=256) == []
+
+
+def test_a_multimodal_models_inner_configuration_is_compared_too() -> None:
+    base = {"model_type": "gemma3", "text_config": {"vocab_size": 9, "max_position_embeddings": 100}}
+    ours = {"model_type": "gemma3", "text_config": {"vocab_size": 9, "max_position_embeddings": 50}}
+    (found,) = config_faults(ours, base)
+    assert found.where == "config.json: text_config.max_position_embeddings"
+    assert vocabulary_rows(base) == 9
+
+
+def test_what_transformers_5_leaves_out_is_put_back_for_older_readers() -> None:
+    found = restored_config(SAVED_CONFIG, BASE_CONFIG)
+    assert found["rope_theta"] == 500000.0
+    assert found["torch_dtype"] == "bfloat16"
+    assert found["rope_parameters"] == SAVED_CONFIG["rope_parameters"]
+    assert found["transformers_version"] == "5.16.1"
+    assert not list(config_faults(found, BASE_CONFIG))
+
+
+def test_older_readers_see_a_stretched_context_and_not_the_bases() -> None:
+    rope = {"rope_theta": 1e6, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
+    found = restored_config({**SAVED_CONFIG, "rope_parameters": rope}, {**BASE_CONFIG, "rope_scaling": None})
+    assert found["rope_theta"] == 1e6
+    assert found["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 128,
+    }
+
+
+def test_no_key_of_the_trained_model_is_overruled() -> None:
+    ours = {**SAVED_CONFIG, "use_cache": False, "text_config": {"a": 1}}
+    found = restored_config(ours, {**BASE_CONFIG, "use_cache": True, "text_config": {"a": 2, "b": 3}})
+    assert found["use_cache"] is False
+    assert found["text_config"] == {"a": 1, "b": 3}
+
+
+def test_code_of_the_base_and_its_quantisation_do_not_come_back() -> None:
+    base = {**BASE_CONFIG, "auto_map": {"AutoModel": "x.py"}, "quantization_config": {"bits": 4}}
+    assert not restored_config(SAVED_CONFIG, base).keys() & {"auto_map", "quantization_config"}
+
+
+def front(content: bytes) -> dict[str, object]:
+    found = yaml.safe_load(content.decode().split("---\n")[1])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("kind", SubmissionKind)
+def test_our_card_names_the_real_base_and_has_no_fault(kind: SubmissionKind) -> None:
+    made = model_card(kind, "owner/Model-1.5B", {"license": "apache-2.0"})
+    assert front(made)["base_model"] == "owner/Model-1.5B"
+    assert front(made)["license"] == "apache-2.0"
+    assert card_fault(made, "owner/Model-1.5B") is None
+
+
+def test_an_invalid_hub_name_stays_out_of_the_front_matter() -> None:
+    made = model_card(SubmissionKind.FULL, "/cache/models/x")
+    assert "base_model" not in front(made)
+
+
+@each(
+    ("text", "expected"),
+    [
+        ("---\nbase_model: /cache/models/x\n---\n", "the hub's name of the base model"),
+        ("---\nbase_model: other/model\n---\n", "must be a/b"),
+        ("---\nbase_model: [a/b, ./x]\n---\n", "the hub's name"),
+        ("---\nlicense: apache-2.0\n---\n", "must be a/b"),
+        ("---\nbase_model: a/b\nlicense: [mit]\n---\n", "one of the hub's short names"),
+        ("---\nbase_model: a: b\n---\n", "is not valid YAML"),
+        ("---\n- a\n---\n", "keys and values"),
+        ("---\na: &a [x]\nb: *a\n---\n", "aliases"),
+        ("---\n" + "x: 1\n" * 10_000 + "---\n", "longer than"),
+        ("---\n" + "[" * 5000 + "\n---\n", "is not valid YAML"),
+        *(
+            (f"---\na: {odd}\n---\n", "do not match")
+            for odd in ("!!timestamp x", "!!bool x", "!!int ''", "!!float ''")
+        ),
+        ("---\na: !!python/object/apply:os.system [id]\n---\n", "is not valid YAML"),
+    ],
+)
+def test_a_card_that_the_hub_would_refuse_is_a_fault(text: str, expected: str) -> None:
+    found = card_fault(text.encode(), "a/b")
+    assert found is not None
+    assert expected in str(found)
+
+
+def test_a_card_with_windows_line_ends_or_without_a_known_base_is_accepted() -> None:
+    assert card_fault(b"---\r\nbase_model: a/b\r\nlicense: mit\r\n---\r\nText\r\n", "a/b") is None
+    assert card_fault(b"# Just a title\n", None) is None
+
+
+@given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\n"))
+def test_any_text_is_checked_without_a_traceback(text: str) -> None:
+    found = card_fault(text.encode("utf-8", "surrogatepass"), "a/b")
+    assert found is None or str(found).isprintable()
+
+
+def test_the_bases_licence_is_passed_on_as_far_as_it_is_one(tmp_path: Path) -> None:
+    def licence(text: str) -> dict[str, str]:
+        (tmp_path / "README.md").write_text(f"---\n{text}\n---\n")
+        return licence_of(tmp_path)
+
+    assert licence("license: other\nlicense_name: x-1\nlicense_link: https://example.org/l") == {
+        "license": "other",
+        "license_name": "x-1",
+        "license_link": "https://example.org/l",
+    }
+    assert licence("license: llama3.1\nlicense_link: LICENSE") == {"license": "llama3.1"}
+    assert licence("license: [a, b]") == {}
+    assert licence("license: 'x\\ny: z'") == {}
+    assert licence("license: mit\na: !!bool perhaps") == {}
+    (tmp_path / "README.md").unlink()
+    assert licence_of(tmp_path) == {}

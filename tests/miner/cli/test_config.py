@@ -1,0 +1,70 @@
+"""`god-miner config` shows what is in force, and never a secret."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from miner.cli.config import app
+from miner.settings import Settings
+from miner.settings.reference import env_example, settings_page
+
+SECRET = "hush-hush-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_show_tells_value_source_and_meaning_of_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATOR_TOKEN", SECRET)
+    Path(".env").write_text("NETUID=5\nMAX_HOUR=3\n")
+    said = CliRunner().invoke(app, ["show"]).output
+    for name in Settings.model_fields:
+        assert f"{name.upper()} = " in said
+    assert "NETUID = 5  (.env)" in said
+    assert "OPERATOR_TOKEN = ***  (env)" in said
+    assert "PUBLIC_IP = not set  (default)" in said
+    assert "warning: MAX_HOUR is not a setting; did you mean MAX_HOURS?" in said
+    assert SECRET not in said
+
+
+def test_show_json_holds_the_same_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALLET_PASSWORD", SECRET)
+    monkeypatch.setenv("TASK_TYPES", "chat")
+    done = CliRunner().invoke(app, ["show", "--json"])
+    found = json.loads(done.output)["settings"]
+    assert set(found) == {name.upper() for name in Settings.model_fields}
+    assert found["TASK_TYPES"]["value"] == ["ChatTask"]
+    assert found["TASK_TYPES"]["source"] == "env"
+    assert found["NETUID"] == {"value": 56, "source": "default", "description": "The subnet."}
+    assert found["WALLET_PASSWORD"]["value"] == "***"
+    assert SECRET not in done.output
+
+
+@pytest.mark.parametrize("args", [["show"], ["show", "--json"]])
+def test_wrong_settings_are_told_with_the_exit_code_for_it(
+    args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETUID", "x")
+    monkeypatch.setenv("OPERATOR_TOKEN", "hush")
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 78
+    assert "NETUID" in done.output
+    assert "OPERATOR_TOKEN" in done.output
+    assert "hush" not in done.output
+    if "--json" in args:
+        assert [found["where"] for found in json.loads(done.output)["error"]["problems"]] == [
+            "NETUID",
+            "OPERATOR_TOKEN",
+        ]
+
+
+@pytest.mark.parametrize(("command", "text"), [("env", env_example), ("docs", settings_page)])
+def test_the_documents_are_printed_exactly_as_they_are_kept(command: str, text: object) -> None:
+    assert callable(text)
+    assert CliRunner().invoke(app, [command]).output == text()

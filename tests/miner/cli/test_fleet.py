@@ -1,0 +1,188 @@
+"""`god-miner fleet show`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from core.domain.decisions import Decision
+from core.domain.keys import GpuReservation, ReservationKind, TaskKey
+from core.domain.wire import MinerTaskOffer
+from miner.cli.main import app
+from miner.daemon_client import NoDaemon
+from miner.store import database
+from miner.store.offers import ReservationRow, record_offer
+from miner.store.store import Store
+from tests.miner.http.daemon_in_process import DaemonInProcess, task
+
+PAGE: dict[str, Any] = {
+    "at": 0.0,
+    "source": "driver 550",
+    "looked_at": 0.0,
+    "trouble": None,
+    "gpus": [
+        {
+            "id": f"GPU-{index}",
+            "index": index,
+            "kind": "H100-SXM",
+            "memory": "84.9 GB",
+            "linked": [1 - index] if index < 2 else [],
+            "out": "it is lost" if index == 2 else None,
+            "unclean": index == 1,
+            "shared": index == 3,
+            "task_id": "running-task" if index == 0 else None,
+            "validator": "v" if index == 0 else None,
+        }
+        for index in range(4)
+    ],
+    "claims": [
+        {
+            "validator": "v",
+            "task_id": "waiting-task",
+            "stage": "waiting",
+            "kind": "job",
+            "gpus": [],
+            "starts_at": 7200.0,
+            "ends_at": 7200.0,
+            "priority": -1e6,
+            "accepted": False,
+            "queue": 1,
+        }
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("GPUS", "4xH100")
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["fleet", "show", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
+    monkeypatch.setattr("miner.daemon_client.get_page", lambda _settings, path: {"/fleet": page}[path])
+
+
+def test_cards_holders_and_queue_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, PAGE)
+    code, shown = run()
+    assert code == 0
+    for words in ("runs running-task", "not empty yet", "out: it is lost", "free, and used a little"):
+        assert words in shown
+    assert "job, waiting, 1. in the queue" in shown
+    assert "no place yet" in shown
+    assert "not accepted" in shown
+
+
+def test_machines_get_the_page_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, PAGE)
+    code, shown = run("--json")
+    page = json.loads(shown)
+    assert (code, page.keys()) == (0, {"daemon", *PAGE})
+    assert page["gpus"] == PAGE["gpus"]
+    assert page["at"] == "1970-01-01T00:00:00.000Z"
+    assert all(claim["ends_at"].endswith("Z") for claim in page["claims"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"trouble": "the driver hangs"}, {"gpus": [{**PAGE["gpus"][2]}]}, {"gpus": []}]
+)
+def test_a_fleet_that_can_not_be_used_is_told_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    answers(monkeypatch, {**PAGE, **change})
+    code, shown = run()
+    assert code == 1
+    assert change.get("trouble", "") in shown
+
+
+def test_without_a_daemon_the_gpus_are_scanned_and_the_store_read(folder: Path) -> None:
+    async def promise() -> None:
+        store = Store(database.prepare_store(folder))
+        store.writer.start(asyncio.get_running_loop())
+        offer = MinerTaskOffer.model_validate(task().offer())
+        hold = GpuReservation(
+            TaskKey("v", offer.task_id), ReservationKind.OFFER, ("1", "2"), 0.0, 7200.0, 0.25
+        )
+        await store.write(
+            record_offer,
+            "v",
+            offer,
+            b"{}",
+            Decision(True, "yes", "p", "h"),
+            ReservationRow(hold, True, 900.0),
+            now=0.0,
+            acceptance_holds=False,
+            refusal_stands_for=1.0,
+        )
+        await store.writer.close()
+
+    asyncio.run(promise())
+    code, shown = run("--json")
+    page = json.loads(shown)
+    assert (code, page["daemon"], page["source"]) == (0, False, "GPUS=4xH100")
+    assert "god-miner run" in page["why"]
+    assert [card["id"] for card in page["gpus"]] == ["0", "1", "2", "3"]
+    (claim,) = page["claims"]
+    assert (claim["gpus"], claim["kind"], claim["accepted"]) == (["1", "2"], "offer", True)
+    code, shown = run()
+    assert "1, 2" in shown
+
+
+def test_without_daemon_and_store_the_gpus_are_shown(folder: Path) -> None:
+    code, shown = run()
+    assert code == 0
+    assert "nothing is reserved, nothing waits" in shown
+    assert not list(folder.glob("*.sqlite3*"))
+
+
+def test_a_wrong_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUS", "4xPotato")
+    assert run()[0] == 78
+    code, shown = run("--json")
+    assert (code, json.loads(shown)["error"]["code"]) == (78, "bad_config")
+
+
+def test_a_wrong_fleet_file_is_told(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "fleet.yaml").write_text("gpu: 4")
+    monkeypatch.setenv("FLEET_FILE", str(folder / "fleet.yaml"))
+    code, shown = run()
+    assert code == 78
+    assert "nearest is gpus" in shown
+
+
+def test_a_daemon_that_answers_nothing_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise NoDaemon("it does not answer")
+
+    monkeypatch.setattr("miner.daemon_client.get_page", silent)
+    assert "it does not answer" in run()[1]
+
+
+async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> None:
+    await running.offer(task(seed=1))
+    await running.start(task(seed=2))
+    page = (await running.operator.get("/fleet")).json()
+    assert len(page["gpus"]) == 64
+    assert [claim["kind"] for claim in page["claims"]] == ["offer", "job"]
+    held = page["claims"][0]
+    assert held["task_id"] == task(seed=1).task_id
+    assert held["ends_at"] > held["starts_at"]
+    assert (held["stage"], held["accepted"], held["queue"]) == ("promised", True, None)
+    job = page["claims"][1]
+    fleet = running.daemon.fleet
+    key = TaskKey(job["validator"], job["task_id"])
+    grant = await fleet.acquire(key, [1], until=9e9, priority=0.0)
+    page = (await running.operator.get("/fleet")).json()
+    assert {card["id"]: card["task_id"] for card in page["gpus"]}[grant.ids[0]] == key.task_id

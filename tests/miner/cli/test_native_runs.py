@@ -1,0 +1,159 @@
+"""The folder of a run, out of a few words."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.choices import Engine, Method
+from core.domain.errors import ConfigError
+from core.domain.tasks import ChatDataset, DpoDataset, InstructDataset, TaskType
+from core.profile.resolve import load_profile
+from core.runs.run_files import RunSpec
+from miner.cli.native_runs import NativeMode, NativeRunOptions, dataset_of, make_run, parse_pairs, resume_run
+
+
+def rows(folder: Path, *found: dict[str, Any]) -> Path:
+    path = folder / "rows.json"
+    path.write_text(json.dumps(list(found)))
+    return path
+
+
+def wishes(folder: Path, **changes: Any) -> NativeRunOptions:
+    model = folder / "base"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    data = rows(folder, {"instruction": "a", "output": "b"})
+    whole = {"mode": NativeMode.SFT, "model": model, "data": data, "hours": 2.0, "profile": "cpu-demo"}
+    return NativeRunOptions(**{**whole, **changes})
+
+
+def test_a_run_says_all_that_the_trainer_needs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", wishes(tmp_path, kl=0.5))
+    assert RunSpec.from_json((tmp_path / "run/run.json").read_bytes()) == run
+    assert (run.task_type, run.kl_coefficient) == (TaskType.INSTRUCT, 0.5)
+    assert run.deadline_at - run.began_at == pytest.approx(7200)
+    assert run.deadline_at - run.end_by == pytest.approx(60)
+    assert Path(run.submission_dir).parent == Path(run.work_dir).parent == tmp_path / "run"
+
+
+def test_wishes_become_a_profile_that_extends_the_named_one(tmp_path: Path) -> None:
+    make_run(
+        tmp_path / "run", wishes(tmp_path, targets={"learning_rate": 3e-4}, settings={"tensorboard": True})
+    )
+    profile = load_profile(str(tmp_path / "run/profile.yaml"))
+    content = profile.layers[-1].content
+    assert content.targets.engine is Engine.NATIVE
+    assert content.targets.learning_rate == 3e-4
+    assert content.engine_config.native == {"tensorboard": True}
+    assert [layer.name for layer in profile.layers][-2:] == ["cpu-demo", "profile"]
+
+
+def test_an_operators_own_profile_is_extended_by_its_path(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("extends: cpu-demo\ntargets: {lora_r: 4}\n")
+    make_run(tmp_path / "run", wishes(tmp_path, profile=str(own)))
+    assert load_profile(str(tmp_path / "run/profile.yaml")).layers[-2].content.targets.lora_r == 4
+
+
+def test_pretraining_trains_every_weight_on_every_token(tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("words")
+    run = make_run(tmp_path / "run", wishes(tmp_path, mode=NativeMode.PRETRAIN, data=text))
+    assert run.dataset is None
+    content = load_profile(str(tmp_path / "run/profile.yaml")).layers[-1].content
+    assert (content.targets.method, content.targets.sample_packing) == (Method.FULL, True)
+    assert content.engine_config.native == {"objective": "tokens"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"targets": {"learning_rat": 1}}, "learning_rat"),
+        ({"profile": "no-such"}, "no such profile"),
+        ({"profile": "./no/such.yaml"}, "no profile's name"),
+        ({"model": Path("/nowhere")}, "config.json"),
+        ({"data": Path("/nowhere.json")}, "no file"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_run(tmp_path / "run", wishes(tmp_path, **changes))
+
+
+def test_columns_are_known_by_their_usual_names_or_by_what_is_said(tmp_path: Path) -> None:
+    found = dataset_of(NativeMode.SFT, rows(tmp_path, {"question": "q", "answer": "a", "system": "s"}), {})
+    assert isinstance(found, InstructDataset)
+    assert (found.field_instruction, found.field_output, found.field_system) == (
+        "question",
+        "answer",
+        "system",
+    )
+    odd = rows(tmp_path, {"q": "q", "reply": "a"})
+    with pytest.raises(ConfigError, match="columns are q, reply; say which with --column instruction=NAME"):
+        dataset_of(NativeMode.SFT, odd, {"output": "reply"})
+    said = dataset_of(NativeMode.SFT, odd, {"output": "reply", "instruction": "q"})
+    assert isinstance(said, InstructDataset)
+    assert said.field_output == "reply"
+    pair = rows(tmp_path, {"prompt": "p", "chosen": "c", "worse": "r"})
+    found = dataset_of(NativeMode.DPO, pair, {"rejected": "worse"})
+    assert isinstance(found, DpoDataset)
+    assert (found.field_prompt, found.field_rejected) == ("prompt", "worse")
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted"),
+    [
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            ("role", "content", "user", "assistant"),
+        ),
+        (
+            [
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "a"},
+                {"from": "gpt", "value": "b"},
+            ],
+            ("from", "value", "human", "gpt"),
+        ),
+    ],
+)
+def test_conversations_are_read_as_they_are_written(
+    tmp_path: Path, messages: list[dict[str, str]], wanted: tuple[str, ...]
+) -> None:
+    found = dataset_of(NativeMode.SFT, rows(tmp_path, {"messages": messages}), {})
+    assert isinstance(found, ChatDataset)
+    assert found.chat_column == "messages"
+    said = (
+        found.chat_role_field,
+        found.chat_content_field,
+        found.chat_user_reference,
+        found.chat_assistant_reference,
+    )
+    assert said == wanted
+
+
+def test_a_run_is_continued_from_its_newest_state_with_as_much_time_as_it_had(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = make_run(folder, wishes(tmp_path))
+    Path(before.stop_path).touch()
+    for step in (90, 100, 20):
+        (folder / f"work/output/checkpoint-{step}").mkdir(parents=True)
+    (folder / "work/output/.checkpoint-120.tmp").mkdir()
+    run = resume_run(folder)
+    assert run.resume_from == str(folder / "work/output/checkpoint-100")
+    assert run.end_by > before.end_by - 1
+    assert run.deadline_at - time.time() == pytest.approx(7200, abs=5)
+    assert not Path(run.stop_path).exists()
+    with pytest.raises(ConfigError, match="name --model and --data"):
+        resume_run(tmp_path / "other")
+
+
+def test_pairs_are_read_as_yaml_reads_values() -> None:
+    assert parse_pairs(["a=1e-3", "b=true", "c=x=y"], "--set") == {"a": "1e-3", "b": True, "c": "x=y"}
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_pairs(["a"], "--set")

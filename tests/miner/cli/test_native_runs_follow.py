@@ -1,0 +1,138 @@
+"""A training, told while it goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from core.runs.progress import (
+    CheckpointEvent,
+    EvalEvent,
+    NoteEvent,
+    OomEvent,
+    ProgressEvent,
+    StageEvent,
+    StepEvent,
+)
+from core.runs.run_files import HeldOutScore
+from miner.cli import native_runs
+from tests.doubles.each import each
+from tests.miner.cli.test_native_runs import make_run, wishes
+
+#: Stands in for the training environment's python: says a little and ends as it is asked.
+FAKE = """#!{python}
+import signal, sys, time
+from pathlib import Path
+run = Path(sys.argv[-1]).parent
+progress = run / "progress.jsonl"
+def say(line):
+    with progress.open("a") as file: file.write(line + "\\n")
+def asked(*_):
+    say('{{"t": 2, "event": "note", "kind": "stop", "text": "saved"}}')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, asked)
+say('{{"t": 1, "event": "stage", "stage": "load", "text": "the model"}}')
+print("a line for the log")
+if {waits}: time.sleep(30)
+sys.exit(34)
+"""
+
+
+def python(folder: Path, *, waits: bool = False) -> Path:
+    path = folder / "python"
+    path.write_text(FAKE.format(python=sys.executable, waits=waits))
+    path.chmod(0o755)
+    return path
+
+
+def test_every_event_is_told_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", wishes(tmp_path))
+    Path(run.progress_path).write_text('{"t": 0, "event": "stage", "stage": "of an earlier try"}\n')
+    told: list[ProgressEvent] = []
+    assert native_runs.run_training(python(tmp_path), tmp_path / "run", run, told.append) == 34
+    assert [event.event for event in told] == ["stage"]
+    assert (tmp_path / "run/log").read_text() == "a line for the log\n"
+    assert native_runs.load_result(run) is None
+
+
+def test_an_interruption_asks_the_training_to_save_and_end(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", wishes(tmp_path))
+    told: list[ProgressEvent] = []
+
+    def interrupt() -> None:
+        until = time.monotonic() + 120
+        while not told and time.monotonic() < until:
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert native_runs.run_training(python(tmp_path, waits=True), tmp_path / "run", run, told.append) == 0
+    assert [event.event for event in told] == ["stage", "note"]
+
+
+def test_the_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    made = native_runs.child_environment(Path("/p.yaml"))
+    assert "HF_TOKEN" not in made
+    assert made["GOD_MINER_PROFILE"] == "/p.yaml"
+    assert (Path(made["PYTHONPATH"]) / "trainer").is_dir()
+
+
+def test_a_program_that_fails_ends_us_with_its_code(tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\necho one\nexit 3\n")
+    path.chmod(0o755)
+    found = native_runs.program_lines(path, ["x"])
+    assert next(found) == "one\n"
+    with pytest.raises(SystemExit) as ended:
+        next(found)
+    assert ended.value.code == 3
+    assert subprocess.run([path], capture_output=True).returncode == 3
+
+
+def test_steps_are_told_now_and_then_and_the_last_one_always() -> None:
+    said: list[str] = []
+    clock = iter([0.0, 0.5, 1.0, 2.5, 2.6])
+    tell = native_runs.TrainingPrinter(said.append, lambda: next(clock))
+    for step in range(1, 6):
+        tell(StepEvent(t=0, step=step, total=5, loss=1.0))
+    assert [line.split()[1] for line in said] == ["1/5", "4/5", "5/5"]
+
+
+@each(
+    ("event", "wanted"),
+    [
+        (StepEvent(t=0, step=1, loss=None), "step 1  loss no number"),
+        (
+            StepEvent(
+                t=0,
+                step=9,
+                total=10,
+                loss=2.5,
+                lr=1e-4,
+                tokens_s=1234,
+                mfu=0.41,
+                wait=0.01,
+                memory_bytes=10**9,
+                ends_at=60,
+            ),
+            "step 9/10  loss 2.5000  lr 1.00e-04  1,234 tokens/s  MFU 41%  waits 1.0%  1.0 GB  60 s left",
+        ),
+        (
+            EvalEvent(t=0, score=HeldOutScore(value=1.5, step=3), best=True),
+            "step 3: eval_loss 1.5000, the best so far",
+        ),
+        (CheckpointEvent(t=0, step=4, path="/x"), "step 4: state saved"),
+        (OomEvent(t=0, text="10 GB too many"), "out of memory in train: 10 GB too many"),
+        (NoteEvent(t=0, kind="fp8", text="left off"), "fp8: left off"),
+        (StageEvent(t=0, stage="train"), ""),
+    ],
+)
+def test_events_are_told_in_words(event: ProgressEvent, wanted: str) -> None:
+    assert native_runs.event_line(event) == wanted

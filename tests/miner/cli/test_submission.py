@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from miner.cli.main import app
+from tests.core.submission import folders
+from tests.core.submission.folders import BASE_ID, validators_hash, write
+from tests.doubles.hub import Hub
+from tests.doubles.hub_upload import LICENCES as LICENCES  # adds the routes that write
+
+
+def cli(*args: object, **env: str) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return folders.adapter(tmp_path / "adapter")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return folders.base(tmp_path / "base")
+
+
+def test_a_good_folder_is_shown_with_what_is_mended_and_left_out(adapter: Path, base: Path) -> None:
+    result = cli("submission", "check", adapter, "--model", BASE_ID, "--base", base)
+    assert result.exit_code == 0
+    for text in ("adapter_model.safetensors", "mended", "left out  debug.log", "model_hash", "good"):
+        assert text in result.stdout
+
+
+def test_what_is_wrong_is_told_with_the_way_out_and_exit_code_1(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"x" * 20)
+    result = cli("submission", "check", adapter, "--model", BASE_ID)
+    assert result.exit_code == 1
+    assert "fault     adapter_model.safetensors: says that its header" in result.stdout
+    assert "not good" in result.stdout
+
+
+def test_as_a_tournament_takes_it_strays_and_local_names_are_faults(adapter: Path) -> None:
+    result = cli("submission", "check", adapter, "--model", BASE_ID, "--as-is", "--json")
+    assert result.exit_code == 1
+    kinds = {fault["kind"] for fault in json.loads(result.stdout)["faults"]}
+    assert kinds == {"stray", "pickle", "wrong_base", "bad_card"}
+
+
+def test_everything_is_there_for_programs(adapter: Path, base: Path) -> None:
+    result = cli("submission", "check", adapter, "--model", BASE_ID, "--base", base, "--json")
+    told: dict[str, Any] = json.loads(result.stdout)
+    assert told["good"]
+    assert told["kind"] == "adapter"
+    assert told["files"]["adapter_model.safetensors"]["size"] > 0
+    assert len(told["model_hash"]) == 64
+
+
+def test_the_hash_is_the_one_that_validators_take(adapter: Path, tmp_path: Path) -> None:
+    assert cli("submission", "hash", adapter).stdout.strip() == validators_hash(adapter)
+    assert json.loads(cli("submission", "hash", adapter, "--json").stdout) == {
+        "model_hash": validators_hash(adapter)
+    }
+    empty = write(tmp_path / "empty", {"README.md": "x"})
+    result = cli("submission", "hash", empty)
+    assert result.exit_code == 1
+    assert "nothing that counts" in result.stderr
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = cli("submission", "check", tmp_path / "nothing")
+    assert result.exit_code == 1
+    assert "No such file" in str(result.exception)
+
+
+@pytest.mark.parametrize("word", ["nonsense", ""])
+def test_a_task_type_that_is_none_is_told(adapter: Path, word: str) -> None:
+    result = cli("submission", "check", adapter, "--task-type", word)
+    assert "a task type is one of" in str(result.exception)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+def environment(tmp_path: Path, hub: Hub | None = None) -> dict[str, str]:
+    found = {"DATA_DIR": str(tmp_path / "data"), "HF_USER": "tester"}
+    if hub is not None:
+        found |= {"HUB": "huggingface", "HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
+    return found
+
+
+def test_a_person_publishes_to_the_hub_and_keeps_the_card(
+    adapter: Path, base: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(adapter, {"README.md": f"---\nbase_model: {BASE_ID}\nlicense: mit\n---\nMine.\n"})
+    args = ("publish", adapter, "--repo", "mine", "--model", BASE_ID, "--base", base, "--json")
+    result = cli(*args, **environment(tmp_path, hub))
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["repo"] == "tester/mine"
+    files = hub.repo("tester/mine").head.files
+    assert b"Mine." in bytes(files["README.md"].content)  # type: ignore[arg-type]
+    assert hub.token not in result.output
+    assert list((tmp_path / "data" / "publishing").glob("*.json")) == []
+
+
+def test_the_embedded_default_is_a_folder(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("publish", adapter, "--repo", "mine", "--model", BASE_ID, **environment(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert validators_hash(tmp_path / "data" / "hub" / "tester" / "mine") in result.stdout
+    assert "left out: debug.log" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a--b", "x" * 97, "a b", "m.git"])
+def test_a_name_that_no_repository_can_have_is_refused(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("publish", adapter, "--repo", name, **environment(tmp_path))
+    assert "--repo" in str(result.exception)
+    assert not os.path.exists(tmp_path / "data" / "hub")

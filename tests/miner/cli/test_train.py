@@ -1,0 +1,194 @@
+"""`god-miner train`: trainings of the operator's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from miner.cli.main import app
+from tests.miner.cli.test_native_runs import rows
+
+#: A python that answers what it is asked about itself, and else what its script says.
+FAKE = """#!/bin/sh
+if [ "$1" = -c ]; then exec {python} "$@"; fi
+echo "$@" >> {folder}/asked
+cat {folder}/answer 2>/dev/null
+exit {code}
+"""
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    fake(tmp_path)
+    monkeypatch.setenv("TRAINER_PYTHON", str(tmp_path / "python"))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    rows(tmp_path, {"instruction": "a", "output": "b"})
+    return tmp_path
+
+
+def fake(folder: Path, code: int = 0, *answer: dict[str, Any]) -> None:
+    path = folder / "python"
+    path.write_text(FAKE.format(python=sys.executable, folder=folder, code=code))
+    path.chmod(0o755)
+    (folder / "answer").write_text("".join(json.dumps(one) + "\n" for one in answer))
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "asked").read_text().splitlines()
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["train", *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+NEW = ("--model", "base", "--data", "rows.json", "--profile", "cpu-native")
+
+
+def test_a_training_is_started_in_the_training_environment_and_its_result_told(setting: Path) -> None:
+    code, said = run("native", "run", *NEW, "--write-only")
+    assert code == 0
+    assert said.strip() == str(setting / "run/run.json")
+    result = {
+        "end": "finished",
+        "submission": True,
+        "best": {"value": 1.25, "step": 30},
+        "base": {"value": 2.5, "step": 0},
+        "steps": 40,
+    }
+    (setting / "run/result.json").write_text(json.dumps(result))
+    code, said = run("native", "run")
+    assert code == 0
+    assert asked(setting) == [f"-m trainer.text --run {setting}/run/run.json"]
+    assert "held-out eval_loss: 2.5000 → 1.2500 at step 30" in said
+    assert f"the model: {setting}/run/model" in said
+    code, said = run("native", "run", "--json")
+    assert json.loads(said.splitlines()[-1])["event"] == "result"
+
+
+def test_a_training_without_a_result_is_an_error_that_names_the_log(setting: Path) -> None:
+    fake(setting, 7)
+    code, said = run("native", "run", *NEW)
+    assert code == 7
+    assert f"{setting}/run/log" in said
+
+
+def test_a_model_from_nothing_is_made_first(setting: Path) -> None:
+    (setting / "book.txt").write_text("words")
+    with pytest.raises(Exception, match="--tokenizer"):
+        run("native", "run", "--mode", "pretrain", "--data", "book.txt", "--params", "1M")
+    (setting / "run/base").mkdir(parents=True)
+    (setting / "python").write_text(
+        (setting / "python").read_text().replace("exit 0", f"echo '{{}}' > {setting}/run/base/config.json")
+    )
+    code, _ = run(
+        "native", "run", "--mode", "pretrain", "--data", "book.txt", "--params", "1M", "--tokenizer", "base",
+        "--profile", "cpu-native", "--write-only",
+    )  # fmt: skip
+    assert code == 0
+    assert asked(setting) == [
+        f"-m trainer.native.new_model {setting}/run/base --params 1M --tokenizer {setting}/base --length 2048"
+    ]
+
+
+def test_a_plan_in_the_folder_is_the_one_that_is_followed(setting: Path) -> None:
+    (setting / "run").mkdir()
+    (setting / "run/plan.json").write_text("{}")
+    run("native", "run", *NEW, "--write-only")
+    assert json.loads((setting / "run/run.json").read_text())["plan_path"] == str(setting / "run/plan.json")
+
+
+def test_a_trace_is_shown_as_a_table(setting: Path) -> None:
+    kernel = {"event": "kernel", "name": "aten::mm", "calls": 1140, "ms_per_step": 4.15, "share": 0.38}
+    fake(setting, 0, kernel, {"event": "traced", "trace": "/t.json.gz", "table": "/k.txt"})
+    code, said = run("native", "run", *NEW, "--trace")
+    assert code == 0
+    assert asked(setting) == [f"-m trainer.native.measure trace {setting}/run/run.json {setting}/run/trace"]
+    assert "aten::mm  1,140         4.15  38.0%" in said
+    assert "/t.json.gz" in said
+
+
+def setting_of(name: str, targets: dict[str, Any], gain: float | None, **more: Any) -> dict[str, Any]:
+    return {"event": "setting", "name": name, "targets": targets, "gain": gain, **more}
+
+
+SETTINGS = (
+    setting_of("as planned", {}, None, tokens_s=1000.0, step_ms=10.0, memory_bytes=0, loss=2.0),
+    setting_of(
+        "compile: default",
+        {"compile_mode": "default"},
+        1.4,
+        tokens_s=1400.0,
+        step_ms=7.1,
+        memory_bytes=2**30,
+        loss=2.0,
+    ),
+    setting_of("numbers: fp8", {"fp8": True}, None, failed="no fp8 units"),
+)
+
+
+def test_a_sweep_says_what_to_keep_as_a_profile_would(setting: Path) -> None:
+    keep = {
+        "event": "keep",
+        "targets": {"compile_mode": "default", "engine_config": {"recompute": "cheap"}},
+        "tokens_s": 1400.0,
+        "gain": 1.4,
+    }
+    fake(setting, 0, *SETTINGS, keep)
+    code, said = run("sweep", "run", *NEW, "--levers", "compile,numbers", "--steps", "4")
+    assert code == 0
+    assert asked(setting) == [
+        f"-m trainer.native.measure sweep {setting}/run/run.json --steps 4 --levers compile,numbers"
+    ]
+    assert "no fp8 units" in said
+    assert "keep (1.40x the plan's speed):\ntargets:\n  compile_mode: default\n" in said
+    assert "engine_config:\n  native:\n    recompute: cheap" in said
+    code, said = run("sweep", "run", "--json")
+    assert [json.loads(line)["event"] for line in said.splitlines()] == ["setting"] * 3 + ["keep"]
+
+
+def test_a_sweep_whose_plan_does_not_run_fails(setting: Path) -> None:
+    failed = {
+        "event": "setting",
+        "name": "as planned",
+        "targets": {},
+        "gain": None,
+        "failed": "out of memory",
+    }
+    fake(setting, 0, failed)
+    code, said = run("sweep", "run", *NEW)
+    assert code == 1
+    assert "out of memory" in said
+
+
+def test_tokens_are_made_by_the_training_environment(setting: Path) -> None:
+    (setting / "book.txt").write_text("words")
+    fake(setting, 0, {"documents": 1, "tokens": 5})
+    code, said = run("tokens", "book.txt", "out", "--tokenizer", "base")
+    assert (code, json.loads(said)["tokens"]) == (0, 5)
+    assert asked(setting) == [
+        f"-m trainer.native.corpus {setting}/book.txt {setting}/out --tokenizer {setting}/base"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["native", "run"], "name --model and --data"),
+        (["native", "run", "--model", "base"], "needs both"),
+        (["native", "run", *NEW, "--mode", "grpo"], "sft, dpo, pretrain"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(setting: Path, arguments: list[str], why: str) -> None:
+    with pytest.raises(Exception, match=why):
+        run(*arguments)

@@ -1,0 +1,183 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miner.dev.validator import (
+    MinerReply,
+    ValidatorOutcome,
+    read_health,
+    read_offer,
+    read_start,
+    read_submission,
+    read_training_repo,
+)
+from tests.doubles.each import each
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+READERS = (read_offer, read_start, read_submission, read_training_repo, read_health)
+
+
+def answered(value: Any, status: int = 200) -> MinerReply:
+    return MinerReply(status, json.dumps(value).encode())
+
+
+@each("yes", [True, 1, "true", "yes", "on", "1"])
+def test_a_yes_in_any_spelling_that_pydantic_knows_is_a_yes(yes: object) -> None:
+    assert read_offer(answered({"message": "ok", "accepted": yes})).outcome is ValidatorOutcome.ACCEPTED
+
+
+def test_a_yes_that_is_no_boolean_is_pointed_out() -> None:
+    assert "not a JSON boolean" in read_offer(answered({"message": "ok", "accepted": "true"})).reason
+    assert read_offer(answered({"message": "ok", "accepted": True})).reason == "ok"
+
+
+@each(
+    "reply",
+    [
+        None,
+        answered({"message": "ok", "accepted": True}, status=201),
+        answered({"message": "ok", "accepted": True}, status=307),
+        answered({"detail": "no"}, status=403),
+        MinerReply(200, b"yes"),
+        MinerReply(200, b""),
+        MinerReply(200, b"\xff\xfe\x00"),
+        MinerReply(200, b"[" * 100_000),
+        answered([{"message": "ok", "accepted": True}]),
+        answered(True),
+        answered({}),
+        answered({"message": "ok"}),
+        answered({"message": "ok", "accepted": None}),
+        answered({"message": "ok", "accepted": 2}),
+        answered({"message": "ok", "accepted": "perhaps"}),
+        answered({"message": None, "accepted": True}),
+        answered({"message": ["ok"], "accepted": True}),
+        answered({"message": "no", "accepted": False}),
+    ],
+)
+def test_everything_else_is_a_no(reply: MinerReply | None) -> None:
+    assert read_offer(reply).outcome is ValidatorOutcome.NOT_ACCEPTED
+
+
+def test_an_offer_accepted_without_a_message_still_counts() -> None:
+    read = read_offer(answered({"accepted": True}))
+    assert (read.outcome, read.reason) == (ValidatorOutcome.ACCEPTED, "No message given")
+
+
+def test_a_redirect_is_named_because_it_is_not_followed() -> None:
+    assert "redirect" in read_offer(MinerReply(307, b"")).reason
+
+
+@pytest.mark.parametrize("reply", [None, answered({"error": "x"}, status=400), MinerReply(500, b"oops")])
+def test_a_failed_start_is_ignored_and_the_miner_stays_assigned(reply: MinerReply | None) -> None:
+    read = read_start(reply)
+    assert read.outcome is ValidatorOutcome.START_IGNORED
+    assert "still assigned" in read.reason
+
+
+@each("body", [b"", b"ok", b"<html>", b"{", b"\xff"])
+def test_a_start_answered_200_without_json_makes_the_validator_start_everybody_again(body: bytes) -> None:
+    assert read_start(MinerReply(200, body)).outcome is ValidatorOutcome.STARTS_RESENT
+
+
+@each("value", [{}, {"message": "ok", "task_id": "t"}, [], None, 1])
+def test_a_start_answered_with_any_json_is_noted(value: object) -> None:
+    assert read_start(answered(value)).outcome is ValidatorOutcome.START_NOTED
+
+
+def test_a_submission_counts_with_the_expected_name_and_with_or_without_a_hash() -> None:
+    bare = read_submission(answered({"repo": "me/model-1"}), "model-1")
+    hashed = read_submission(answered({"repo": "me/model-1", "model_hash": "ab"}), "model-1")
+    assert bare.outcome is hashed.outcome is ValidatorOutcome.SUBMISSION
+    assert "no hash" in bare.reason
+    assert "will be verified" in hashed.reason
+
+
+def test_a_bare_json_string_is_still_read_as_a_repository() -> None:
+    assert read_submission(answered("me/model-1"), "model-1").outcome is ValidatorOutcome.SUBMISSION
+
+
+@each(
+    "reply", [None, answered({"error": "x"}, 404), answered(None), answered("None"), MinerReply(200, b"me/m")]
+)
+def test_no_reply_null_or_no_json_is_no_submission(reply: MinerReply | None) -> None:
+    assert read_submission(reply, "model-1").outcome is ValidatorOutcome.NO_SUBMISSION
+
+
+@pytest.mark.parametrize("value", [{"repo": None}, {"repo": 7}, {"repo": "me/m", "model_hash": 7}])
+def test_a_submission_of_the_wrong_types_is_no_submission(value: object) -> None:
+    assert read_submission(answered(value)).outcome is ValidatorOutcome.NO_SUBMISSION
+
+
+@pytest.mark.parametrize("value", [{"repo": "model-1"}, {"error": "none yet"}, 42, ["me/other"]])
+def test_json_that_names_no_repository_is_rejected_as_one(value: object) -> None:
+    assert read_submission(answered(value), "model-1").outcome is ValidatorOutcome.SUBMISSION_REJECTED
+
+
+def test_another_name_than_the_expected_one_is_a_mismatch() -> None:
+    read = read_submission(answered({"repo": "me/model-1"}), "model-2")
+    assert read.outcome is ValidatorOutcome.SUBMISSION_REJECTED
+    assert "mismatch" in read.reason
+
+
+def test_a_training_repository_needs_a_url_and_a_full_commit() -> None:
+    entered = read_training_repo(answered({"github_repo": "https://x/y", "commit_hash": COMMIT}))
+    assert entered.outcome is ValidatorOutcome.ENTERED
+    both_eras = {
+        "github_repo": "u",
+        "commit_hash": COMMIT,
+        "github_token": None,
+        "requested_datasets": None,
+    }
+    assert read_training_repo(answered(both_eras)).outcome is ValidatorOutcome.ENTERED
+
+
+@each(
+    "reply",
+    [
+        None,
+        answered({"error": "x"}, 404),
+        MinerReply(200, b"no"),
+        answered([]),
+        answered({"github_repo": "u"}),
+        answered({"github_repo": None, "commit_hash": COMMIT}),
+        answered({"github_repo": "u", "commit_hash": "main"}),
+        answered({"github_repo": "u", "commit_hash": COMMIT[:12]}),
+    ],
+)
+def test_anything_unusual_means_not_entered(reply: MinerReply | None) -> None:
+    assert read_training_repo(reply).outcome is ValidatorOutcome.NOT_ENTERED
+
+
+def test_health_is_alive_only_with_status_ok() -> None:
+    assert read_health(answered({"status": "ok", "version": "1"})).outcome is ValidatorOutcome.ALIVE
+    for reply in (None, answered({"status": "ok"}, 503), answered({"status": "starting"}), answered("ok")):
+        assert read_health(reply).outcome is ValidatorOutcome.NOT_ALIVE
+    assert read_health(MinerReply(200, b"ok")).outcome is ValidatorOutcome.NOT_ALIVE
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+named = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("message", "accepted", "repo", "model_hash", "github_repo", "commit_hash", "status"), json_values
+    ),
+)
+
+
+@given(
+    st.sampled_from(READERS),
+    st.sampled_from((200, 204, 307, 404, 500)),
+    st.binary(max_size=30) | (json_values | named).map(lambda value: json.dumps(value).encode()),
+)
+def test_no_reply_whatsoever_breaks_a_reader(reader: Any, status: int, body: bytes) -> None:
+    read = reader(MinerReply(status, body))
+    assert isinstance(read.outcome, ValidatorOutcome)
+    assert len(read.reason) < 2000
+    assert str(read).startswith(str(read.outcome))

@@ -1,0 +1,260 @@
+"""Jobs on the operator's port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from core.domain.job_states import JobState
+from core.runs.run_files import RunEnd
+from miner.http import errors, jobs
+from miner.jobs.events import MAX_QUEUED_EVENTS
+from miner.jobs.manager import JobsNotReady
+from miner.support.rate_limits import RateLimit, TokenBuckets
+from tests.doubles.each import each
+from tests.miner.jobs.harness import DATASET, JobsHarness, Trainer, open_harness
+
+TOKEN = "operator-token-0123456789"
+
+
+@dataclass
+class Port:
+    harness: JobsHarness
+    client: httpx.AsyncClient
+    app: FastAPI
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self.client.request(method, path, **more)
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[Port]:
+    async with open_harness(tmp_path / "data") as harness:
+        app = FastAPI()
+        errors.install_error_handlers(app)
+        app.include_router(jobs.build_jobs_router())
+        app.state.operator_token = SecretStr(TOKEN)
+        app.state.operator_failures = TokenBuckets(RateLimit(1, 100))
+        app.state.daemon = SimpleNamespace(
+            running_jobs=harness.jobs,
+            live=harness.jobs.live,
+            job_records=harness.services.records,
+            settings=SimpleNamespace(data_dir=harness.services.data_dir),
+        )
+        transport = httpx.ASGITransport(app)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=headers
+        ) as client:
+            yield Port(harness, client, app)
+
+
+async def obeys(trainer: Trainer) -> None:
+    trainer.step(3, 10, loss=0.5)
+    Path(trainer.run.progress_path).with_name("log").write_text("one\ntwo\n")
+    await trainer.wait_for_stop()
+    trainer.end(RunEnd.STOPPED)
+
+
+async def test_jobs_are_listed_with_what_goes_on(port: Port) -> None:
+    harness = port.harness
+    harness.engine.scripts = [obeys]
+    job = await harness.start()
+    live = harness.jobs.live(job)
+    assert live is not None
+    await harness.until(lambda: live.step == 3)
+    (listed,) = (await port.ask("GET", "/jobs?open=true")).json()["jobs"]
+    assert (listed["id"], listed["state"], listed["live"]["loss"]) == (job, "training", 0.5)
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
+    assert (await port.ask("GET", "/jobs?open=true")).json()["jobs"] == []
+    (listed,) = (await port.ask("GET", "/jobs")).json()["jobs"]
+    assert (listed["state"], listed["live"]) == ("cancelled", None)
+
+
+async def test_one_job_is_shown_whole_without_what_opens_something(port: Port) -> None:
+    job = await port.harness.start()
+    await port.harness.over_within(job)
+    for word in (str(job), "t1"):
+        found = (await port.ask("GET", f"/jobs/{word}")).json()
+        assert found["meaning"]["validator"] == "a submission"
+        assert [one["end_reason"] for one in found["attempts"]] == ["trained"]
+        assert found["steps"][0]["name"] == "fetch"
+        assert "X-Amz-Signature" not in json.dumps(found)
+
+
+async def test_a_job_is_cancelled_and_tried_again(port: Port) -> None:
+    port.harness.engine.scripts = [obeys]
+    job = await port.harness.start()
+    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    assert (await port.ask("POST", f"/jobs/{job}/cancel")).json()["state"] == "cancelled"
+    await port.harness.over_within(job)
+    again = await port.ask("POST", f"/jobs/{job}/cancel")
+    assert (again.status_code, again.json()["error"]) == (409, "job_state")
+    assert (await port.ask("POST", f"/jobs/{job}/retry")).json()["state"] == "queued"
+    assert (await port.harness.over_within(job)).state is JobState.DONE
+
+
+async def test_the_operators_own_task_is_taken(port: Port, tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text("[]")
+    task = {
+        "model": "a/b",
+        "hours_to_complete": 1,
+        "dataset": str(tmp_path / "d.json"),
+        "dataset_type": DATASET,
+    }
+    reply = await port.ask("POST", "/jobs", json=task)
+    assert reply.status_code == 201
+    row = await port.harness.over_within(reply.json()["job_id"])
+    assert (row.state, row.validator) == (JobState.DONE, "operator")
+
+
+async def test_a_task_that_is_wrong_is_refused_with_its_problems(port: Port) -> None:
+    reply = await port.ask("POST", "/jobs", json={"model": "a/b"})
+    assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
+    assert "hours_to_complete" in reply.json()["message"]
+
+
+@each(
+    ("method", "path", "status"),
+    [
+        ("GET", "/jobs/99", 404),
+        ("GET", "/jobs/99/log", 404),
+        ("GET", "/jobs/99/events", 404),
+        ("POST", "/jobs/99/cancel", 404),
+        ("POST", "/jobs/x/retry", 404),
+        ("GET", "/jobs?limit=0", 422),
+    ],
+)
+async def test_unknown_jobs_and_invalid_parameters_are_refused(
+    port: Port, method: str, path: str, status: int
+) -> None:
+    assert (await port.ask(method, path)).status_code == status
+
+
+async def test_a_log_is_read_piece_by_piece(port: Port) -> None:
+    port.harness.engine.scripts = [obeys]
+    job = await port.harness.start()
+    assert (await port.ask("GET", f"/jobs/{job}/log")).status_code in (200, 404)
+    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    await asyncio.sleep(0.05)
+    first = (await port.ask("GET", f"/jobs/{job}/log?limit=4")).json()
+    assert first["text"] == "one\n"
+    second = (await port.ask("GET", f"/jobs/{job}/log?from={first['next']}")).json()
+    assert (second["text"], second["ended"]) == ("two\n", False)
+    assert (await port.ask("GET", f"/jobs/{job}/log?attempt=2")).status_code == 404
+    await port.harness.jobs.cancel(job)
+
+
+async def test_events_begin_with_how_it_is_and_end_with_the_daemon(port: Port) -> None:
+    port.harness.engine.scripts = [obeys]
+    job = await port.harness.start()
+    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    stream = jobs._event_lines(port.harness.jobs, job)
+    assert (await anext(stream)).startswith(": ")
+    now = await anext(stream)
+    assert "event: job" in now
+    assert json.loads(now.partition("data: ")[2])["job_id"] == job
+    await port.harness.jobs.cancel(job)
+    states = []
+    async for text in stream:
+        if "event: job" in text:
+            states.append(json.loads(text.partition("data: ")[2])["state"])
+        if states and states[-1] == "cancelled":
+            port.harness.services.events.close()
+    assert states[-1] == "cancelled"
+
+
+async def test_a_quiet_stream_shows_that_it_lives(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT_SECONDS", 0.01)
+    stream = jobs._event_lines(port.harness.jobs, None)
+    assert [await anext(stream) for _ in range(3)] == [": god-miner\n\n", *[": still here\n\n"] * 2]
+    await stream.aclose()
+
+
+@each(
+    ("method", "path"), [("GET", "/jobs"), ("POST", "/jobs"), ("GET", "/events"), ("POST", "/jobs/1/cancel")]
+)
+async def test_nothing_opens_without_the_token(port: Port, method: str, path: str) -> None:
+    assert (await port.ask(method, path, headers={"authorization": ""})).status_code == 401
+    assert (await port.ask("GET", "/jobs", headers={"host": "miner.example"})).status_code == 200
+
+
+@each("address", ["127.0.0.1", "192.0.2.7"])
+async def test_files_of_this_machine_are_named_from_this_machine_only(
+    port: Port, tmp_path: Path, address: str
+) -> None:
+    """Else the token would let another machine have any file that the daemon can read."""
+    rows = tmp_path / "rows.json"
+    rows.write_text("[]")
+    task = {"model": "tiny/llama", "hours_to_complete": 1, "dataset": str(rows), "dataset_type": DATASET}
+    url = {**task, "dataset": "https://files.example.org/rows.json"}
+    port.client._transport = httpx.ASGITransport(port.app, client=(address, 1))
+    local = address == "127.0.0.1"
+    for given, taken in ((url, True), (task, local), ({**url, "model_folder": str(tmp_path)}, local)):
+        reply = await port.ask("POST", "/jobs", json=given)
+        assert reply.status_code == (201 if taken else 422), reply.text
+        assert taken or "on this machine only" in reply.text
+
+
+async def test_streams_of_events_leave_connections_for_the_rest(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.EventStream, "open_now", jobs.MAX_EVENT_STREAMS)
+    reply = await port.ask("GET", "/events")
+    assert (reply.status_code, reply.json()["error"]) == (429, "too_many_requests")
+    port.harness.services.events.close()
+    monkeypatch.setattr(jobs.EventStream, "open_now", jobs.MAX_EVENT_STREAMS - 1)
+    for _ in range(2):  # each gives its place back
+        assert (await port.ask("GET", "/events")).status_code == 200
+
+
+async def test_before_there_is_an_engine_all_that_is_said_is_that(port: Port) -> None:
+    class Early:
+        @property
+        def running_jobs(self) -> Any:
+            raise JobsNotReady("there is no engine to train with yet")
+
+    port.app.state.daemon = Early()
+    reply = await port.ask("POST", "/jobs/1/cancel")
+    assert (reply.status_code, reply.json()["error"]) == (503, "no_jobs_yet")
+
+
+async def test_the_events_of_a_job_that_is_over_begin_with_its_end(port: Port) -> None:
+    job = await port.harness.start()
+    await port.harness.over_within(job)
+    stream = jobs._event_lines(port.harness.jobs, job)
+    assert (await anext(stream)).startswith(": ")
+    told = json.loads((await anext(stream)).partition("data: ")[2])
+    assert (told["state"], told["published"]) == ("done", "me/repo-1")
+    await stream.aclose()
+
+
+async def test_a_reader_too_slow_for_the_last_event_still_gets_the_end(port: Port) -> None:
+    port.harness.engine.scripts = [obeys]
+    job = await port.harness.start()
+    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    stream = jobs._event_lines(port.harness.jobs, job)
+    for _ in range(2):
+        await anext(stream)
+    for number in range(MAX_QUEUED_EVENTS + 10):
+        port.harness.services.events.send("note", job, {"number": number})
+    await port.harness.jobs.cancel(job)
+    await port.harness.over_within(job)
+    async with asyncio.timeout(120):
+        async for text in stream:
+            if "event: missed" in text:
+                break
+        told = json.loads((await anext(stream)).partition("data: ")[2])
+    assert told["state"] == "cancelled"
+    await stream.aclose()

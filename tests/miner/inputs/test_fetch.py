@@ -1,0 +1,328 @@
+"""A job's inputs from end to end: real processes, the real client of the hub, every fault on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.records import Confidence
+from core.domain.tasks import FileFormat, ImageModelType, InstructDataset, TaskType
+from core.models.facts import Family
+from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
+from miner.inputs.messages import RetryLimits
+from miner.settings import load_settings
+from tests.core.data.picture_files import png, zip_bytes
+from tests.doubles.family import children
+from tests.doubles.files import SIGNATURE, FileStore
+from tests.doubles.hub import Hub
+from tests.miner.inputs.models import WEIGHTS, model_files
+
+DATASET = InstructDataset(field_instruction="q", field_output="a")
+DATA = json.dumps([{"q": "word " * (n % 7 + 1), "a": "three little words"} for n in range(2000)]).encode()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        hub.add("owner/model", model_files())
+        yield hub
+
+
+@pytest.fixture
+def store() -> Iterator[FileStore]:
+    with FileStore() as store:
+        yield store
+
+
+@pytest.fixture
+def inputs(hub: Hub, tmp_path: Path) -> JobInputs:
+    return made(hub, tmp_path)
+
+
+def made(hub: Hub, tmp_path: Path, **settings: str) -> JobInputs:
+    env = {
+        "DATA_DIR": str(tmp_path / "data"),
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": hub.token,
+        "MIN_FREE_DISK_BYTES": "0",
+        "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+        **settings,
+    }
+    patience = RetryLimits(tries=3, first_pause=0.01, timeout=10.0)
+    return JobInputs(load_settings(env=env, env_file=None), patience=patience)
+
+
+@pytest.fixture
+def job_task(store: FileStore, tmp_path: Path) -> JobTask:
+    return JobTask(
+        job_id=1,
+        task_type=TaskType.INSTRUCT,
+        model="owner/model",
+        data=store.add("0123_train_data.json", DATA),
+        file_format=FileFormat.S3,
+        folder=tmp_path / "data/jobs/1/inputs",
+        dataset=DATASET,
+    )
+
+
+def silent(_what: str, _did: int, _of: int | None) -> None:
+    pass
+
+
+async def failure(inputs: InputsProvider, job_task: JobTask) -> StepFailed:
+    with pytest.raises(StepFailed) as caught:
+        await inputs.fetch(job_task, silent)
+    assert SIGNATURE not in str(caught.value)
+    return caught.value
+
+
+def check(found: FetchedInputs) -> None:
+    assert found.data_path.read_bytes() == DATA
+    assert (found.model_path / "model.safetensors").read_bytes() == WEIGHTS
+    assert found.model.family is Family.LLAMA
+    assert (found.data.rows, found.data.prompt.max, found.data.answer.percentile(50)) == (2000, 7, 3)
+    assert found.data.lengths_confidence is Confidence.CONFIG
+
+
+async def test_everything_is_fetched_checked_and_measured_and_progress_is_told(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore
+) -> None:
+    reported: list[tuple[str, int, int | None]] = []
+    check(await inputs.fetch(job_task, lambda *did: reported.append(did)))
+    assert {what for what, _, _ in reported} == {"dataset", "check", "model"}
+    check(await inputs.fetch(job_task, silent))
+    assert len(store.requests) == 1
+    assert len(hub.lines("GET /store")) == 1
+    assert inputs.cache.leases.by_model() == {"owner/model": [1]}
+
+
+async def test_pictures_come_as_a_zip(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore
+) -> None:
+    hub.add("owner/sdxl", {"sdxl.safetensors": WEIGHTS})
+    zipped = zip_bytes({"train_data/0.png": png(), "train_data/0.txt": b"a cat"})
+    found = await inputs.fetch(
+        replace(
+            job_task,
+            task_type=TaskType.IMAGE,
+            model="owner/sdxl",
+            data=store.add("x.zip", zipped),
+            dataset=None,
+            image_type=ImageModelType.SDXL,
+        ),
+        silent,
+    )
+    assert found.model_path.name == "sdxl.safetensors"
+    assert found.data_path.read_bytes() == zipped
+    assert found.data.rows == 1
+
+
+async def test_an_operators_own_files_need_no_network(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, content in model_files().items():
+        assert isinstance(content, bytes)
+        (tmp_path / "mine" / name).write_bytes(content)
+    (tmp_path / "mine.json").write_bytes(DATA)
+    own = replace(job_task, data=tmp_path / "mine.json", model_folder=tmp_path / "mine")
+    found = await inputs.fetch(own, silent)
+    check(found)
+    assert found.model_path == tmp_path / "mine"
+    inputs.hold(own)
+    assert inputs.cache.leases.by_model() == {}
+    assert hub.requests == store.requests == []
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "cut": {"cut_after": 20_000, "how": "reset"},
+    "closed early": {"cut_after": 20_000, "how": "close"},
+    "500": {"status": 500},
+    "503 for a second": {"status": 503, "headers": {"Retry-After": "0"}},
+    "429": {"status": 429, "headers": {"Retry-After": "0"}},
+    "no reply": {"no_reply": True},
+    "longer than it is": {"declared_length": 10**6},
+    "shorter than it is": {"declared_length": 1000},
+    "without a length": {"no_length": True},
+    "slow": {"rate": 400_000.0},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+async def test_passing_trouble_on_both_sides_is_survived(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore, fault: dict[str, Any]
+) -> None:
+    hub.fail("GET /(store|api)", times=1, **fault)
+    store.fail(times=1, **fault)
+    check(await inputs.fetch(job_task, silent))
+
+
+LASTING: dict[str, tuple[str, dict[str, Any], EndReason]] = {
+    "dataset 500": ("store", {"status": 500}, EndReason.NETWORK),
+    "dataset 429": ("store", {"status": 429, "headers": {"Retry-After": "120"}}, EndReason.RATE_LIMITED),
+    "dataset gone": ("store", {"status": 403}, EndReason.DATA_GONE),
+    "dataset cut": ("store", {"cut_after": 100, "how": "reset"}, EndReason.NETWORK),
+    "dataset truncated": ("store", {"declared_length": 1000}, EndReason.BAD_DATA),
+    "dataset damaged": ("store", {"corrupt_at": 0}, EndReason.BAD_DATA),
+    "hub 500": ("hub", {"status": 500}, EndReason.NETWORK),
+    "hub 429": ("hub", {"status": 429, "headers": {"Retry-After": "120"}}, EndReason.RATE_LIMITED),
+    "hub cut": ("hub", {"cut_after": 0, "how": "reset"}, EndReason.NETWORK),
+    "model damaged": ("hub", {"match": "/store", "corrupt_at": 9}, EndReason.NETWORK),
+    "model truncated": ("hub", {"match": "/store", "declared_length": 9}, EndReason.NETWORK),
+}
+
+
+@pytest.mark.parametrize(("where", "fault", "reason"), LASTING.values(), ids=LASTING)
+async def test_lasting_trouble_has_a_clear_end_and_no_half_file_is_trusted(
+    inputs: JobInputs,
+    job_task: JobTask,
+    hub: Hub,
+    store: FileStore,
+    where: str,
+    fault: dict[str, Any],
+    reason: EndReason,
+) -> None:
+    (hub if where == "hub" else store).fail(times=None, **fault)
+    found = await failure(inputs, job_task)
+    assert found.reason is reason
+    assert found.retry_after == (120.0 if reason is EndReason.RATE_LIMITED else None)
+    if where == "hub":
+        assert inputs.cache.snapshots() == []
+    else:
+        assert not (job_task.folder / "data.json").exists()
+    hub.faults.clear()
+    store.faults.clear()
+    check(await inputs.fetch(job_task, silent))
+
+
+async def test_a_failure_for_good_ends_the_other_side_and_one_that_may_pass_does_not(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore
+) -> None:
+    hub.fail("GET /store", rate=20_000.0, times=None)
+    bad = replace(job_task, data=store.add("bad", b"[]"))
+    assert (await failure(inputs, bad)).reason is EndReason.BAD_DATA
+    assert inputs.cache.snapshots() == []
+    hub.faults.clear()
+    hub.fail("GET /store", rate=100_000.0)
+    store.fail(status=500, times=3)
+    assert (await failure(inputs, job_task)).reason is EndReason.NETWORK
+    assert [one.model for one in inputs.cache.snapshots()] == ["owner/model"]
+    hub.fail(status=404)
+    store.fail(status=500, times=3)
+    assert (await failure(inputs, replace(job_task, model="owner/none"))).reason is EndReason.MODEL_MISSING
+
+
+async def test_a_cancelled_fetch_leaves_no_process_and_is_resumed(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore
+) -> None:
+    hub.fail("GET /store", cut_after=60_000, how="hang")
+    store.fail(cut_after=30_000, how="hang")
+    others = children()
+    under_way = asyncio.Event()
+
+    def reported(what: str, did: int, _of: int | None) -> None:
+        if what == "model" and did >= 60_000:
+            under_way.set()
+
+    task = asyncio.create_task(inputs.fetch(job_task, reported))
+    await asyncio.wait_for(under_way.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert children() <= others
+    assert not (job_task.folder / "data.json").exists()
+    assert inputs.cache.snapshots() == []
+    check(await inputs.fetch(job_task, silent))
+
+
+async def test_several_jobs_at_once_have_one_model_and_a_folder_each(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, tmp_path: Path
+) -> None:
+    jobs = [replace(job_task, job_id=n, folder=tmp_path / f"jobs/{n}/inputs") for n in range(1, 4)]
+    found = await asyncio.gather(*(inputs.fetch(job, silent) for job in jobs))
+    assert len({one.model_path for one in found}) == 1
+    assert len({one.data_path for one in found}) == 3
+    assert len(hub.lines("GET /store")) == 1
+    assert inputs.cache.leases.by_model() == {"owner/model": [1, 2, 3]}
+
+
+async def test_leases_keep_a_model_until_the_job_lets_go_also_after_a_restart(
+    inputs: JobInputs, job_task: JobTask, hub: Hub, tmp_path: Path
+) -> None:
+    await inputs.fetch(job_task, silent)
+    again = made(hub, tmp_path)
+    assert again.cache.prune() == []
+    again.hold(replace(job_task, job_id=2))
+    again.release(1)
+    again.release(1)
+    assert again.cache.prune() == []
+    again.release_all_but({7})
+    assert [one.model for one in again.cache.prune()] == ["owner/model"]
+
+
+async def test_no_room_is_told_before_anything_comes(
+    hub: Hub, job_task: JobTask, store: FileStore, tmp_path: Path
+) -> None:
+    inputs = made(hub, tmp_path, MIN_FREE_DISK_BYTES=str(1 << 60))
+    assert (await failure(inputs, job_task)).reason is EndReason.DISK_FULL
+    assert hub.lines("GET /store") == []
+
+
+async def test_too_long_a_download_is_ended_and_goes_on_later(
+    hub: Hub, job_task: JobTask, store: FileStore, tmp_path: Path
+) -> None:
+    store.fail(rate=40_000.0, times=None)
+    found = await failure(made(hub, tmp_path, DATASET_TIMEOUT_SECONDS="0.5"), job_task)
+    assert (found.reason, "too slow" in str(found)) == (EndReason.NETWORK, True)
+    store.faults.clear()
+    check(await made(hub, tmp_path).fetch(job_task, silent))
+    assert store.requests[-1].headers.get("range")
+
+
+async def test_without_a_tokenizer_of_its_own_kind_lengths_are_by_bytes(
+    inputs: JobInputs, job_task: JobTask, hub: Hub
+) -> None:
+    hub.add("owner/odd", model_files(**{"tokenizer.json": b"{}"}))
+    found = await inputs.fetch(replace(job_task, model="owner/odd"), silent)
+    assert found.data.lengths_confidence is Confidence.NAME
+
+
+async def test_no_secret_gets_into_files_logs_or_arguments(
+    inputs: JobInputs,
+    job_task: JobTask,
+    hub: Hub,
+    store: FileStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secrets = (SIGNATURE.encode(), hub.token.encode())
+    seen: list[bytes] = []
+
+    others = children()
+
+    def look(_what: str, _did: int, _of: int | None) -> None:
+        for pid in children() - others:
+            for name in ("cmdline", "environ"):
+                with suppress(OSError):  # it has ended
+                    seen.append(Path(f"/proc/{pid}/{name}").read_bytes())
+
+    hub.fail("GET /store", cut_after=90_000, how="reset")
+    hub.fail("GET /store", status=500)
+    store.fail(status=500)
+    check(await inputs.fetch(job_task, look))
+    store.fail(status=403, times=None)
+    await failure(inputs, replace(job_task, folder=tmp_path / "data/jobs/2/inputs"))
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert seen
+    for text in (*files, *seen, caplog.text.encode()):
+        assert not any(secret in text for secret in secrets)

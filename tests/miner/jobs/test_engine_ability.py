@@ -1,0 +1,130 @@
+"""An engine that does not answer: offers are refused meanwhile, jobs go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.choices import Engine
+from core.domain.job_states import JobState
+from miner.engines import trial
+from miner.engines.choose import EngineChoice
+from miner.fleet.base import EngineAbility
+from miner.jobs import build
+from miner.settings import load_settings
+from tests.miner.jobs.harness import FAST, CoroutineEngine, JobsHarness, fleet_of, open_harness
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
+    async with open_harness(tmp_path / "data", replace(FAST, engine_check_s=0.01)) as harness:
+        yield harness
+
+
+async def test_an_engine_that_goes_and_comes_is_told_to_those_who_decide(harness: JobsHarness) -> None:
+    assert harness.fleet.snapshot(0.0).ability == EngineAbility()
+    harness.engine.gone = True
+    await harness.until(lambda: harness.fleet.ability.problem is not None)
+    assert "does not answer" in (harness.fleet.snapshot(0.0).ability.problem or "")
+    harness.engine.gone = False
+    await harness.until(lambda: harness.fleet.ability.problem is None)
+    assert [kind for kind, _ in harness.alerts] == ["engine_gone", "engine_back"]
+    assert (await harness.over_within(await harness.start())).state is JobState.DONE
+
+
+async def test_an_engine_with_a_bug_is_one_that_does_not_answer(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(harness.engine, "missing_images", fails)
+    await harness.until(lambda: harness.fleet.ability.problem is not None)
+    monkeypatch.undo()
+    await harness.until(lambda: harness.fleet.ability.problem is None)
+
+
+async def test_an_engine_without_a_sandbox_says_so(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CoroutineEngine, "can_sandbox", False)
+    await harness.until(lambda: harness.fleet.ability.no_sandbox is not None)
+    assert harness.alerts == []
+
+
+async def test_what_an_engine_lacks_is_told_to_those_who_decide(harness: JobsHarness) -> None:
+    harness.engine.lacking = {"image": "not built"}
+    await harness.until(lambda: harness.fleet.ability.missing == {Engine.KOHYA: "not built"})
+    assert harness.fleet.ability.problem is None
+
+
+async def test_an_engine_with_nothing_to_train_is_told_whenever_it_comes_to_that(
+    harness: JobsHarness,
+) -> None:
+    """Also one that was not there before, and is there now: it did not come back."""
+    nothing = dict.fromkeys(("text", "image", "toolkit"), "not built")
+    harness.engine.gone = True
+    await harness.until(lambda: harness.fleet.ability.problem is not None)
+    harness.engine.lacking, harness.engine.gone = nothing, False
+    await harness.until(lambda: len(harness.alerts) == 2)
+    harness.engine.lacking = {}
+    await harness.until(lambda: len(harness.alerts) == 3)
+    harness.engine.lacking = nothing
+    await harness.until(lambda: len(harness.alerts) == 4)
+    kinds = ["engine_gone", "engine_cannot_train", "engine_back", "engine_cannot_train"]
+    assert [kind for kind, _ in harness.alerts] == kinds
+    assert harness.alerts[1][1] == "every offer is refused: not built"
+
+
+async def test_an_engine_that_goes_during_a_trial_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is being tried out is refused meanwhile, and nothing of it is an alert."""
+    never = asyncio.Event()
+
+    async def lacking_in(*_: object, **__: object) -> dict[Engine, str]:
+        await never.wait()
+        return {}
+
+    monkeypatch.setattr(trial, "missing_in_image", lacking_in)
+    async with open_harness(
+        tmp_path / "data", replace(FAST, engine_check_s=0.01), with_trials=True
+    ) as harness:
+        await harness.until(lambda: harness.fleet.ability.missing.get(Engine.NATIVE) == trial.BEING_TRIED)
+        assert harness.fleet.ability.problem is None
+        assert harness.alerts == []
+        harness.engine.gone = True
+        await harness.until(lambda: harness.fleet.ability.problem is not None)
+        harness.engine.gone = False
+        await harness.until(lambda: harness.fleet.ability.problem is None)
+        assert [kind for kind, _ in harness.alerts] == ["engine_gone"]
+        never.set()
+        await harness.until(lambda: harness.fleet.ability == EngineAbility())
+        assert [kind for kind, _ in harness.alerts] == ["engine_gone", "engine_back"]
+
+
+async def test_until_there_is_an_engine_nothing_can_be_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    choices: list[Any] = [EngineChoice(None, "Docker does not run")]
+
+    async def choose(_settings: object) -> EngineChoice:
+        return choices[-1]
+
+    monkeypatch.setattr(build.choose, "choose_engine", choose)
+    monkeypatch.setattr(build, "ENGINE_RETRY_SECONDS", 0.01)
+    fleet, alerts = fleet_of(), []
+    settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
+    found = asyncio.create_task(build.wait_for_engine(settings, lambda *alert: alerts.append(alert), fleet))
+    async with asyncio.timeout(120):
+        while fleet.ability.problem is None:
+            await asyncio.sleep(0.01)
+    assert fleet.ability.problem == "Docker does not run"
+    choices.append(EngineChoice(CoroutineEngine(), "found"))
+    assert await found is choices[-1].engine
+    assert [kind for kind, _ in alerts] == ["no_engine"]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from core.domain.job_states import EndReason, StepFailed
+from core.domain.wire import MinerSubmission
+from core.runs.run_files import HeldOutScore
+from miner.jobs.folder import JobFolder
+from miner.jobs.history import (
+    ModelCandidate,
+    PublishedModel,
+    best_candidate,
+    folder_identity,
+    put_refused_aside,
+    snapshot_best,
+)
+
+
+def model(folder: Path, name: str, text: str = "x") -> Path:
+    place = folder / name
+    (place / "sub").mkdir(parents=True)
+    (place / "weights").write_text(text)
+    (place / "sub" / "more").write_text(text)
+    return place
+
+
+def candidate(folder: Path, attempt: int, value: float | None, metric: str = "eval_loss") -> ModelCandidate:
+    score = None if value is None else HeldOutScore(value=value, step=1, metric=metric)
+    return ModelCandidate(attempt, model(folder, f"m{attempt}"), score)
+
+
+def test_the_best_score_wins_whichever_attempt_it_is(tmp_path: Path) -> None:
+    made = [candidate(tmp_path, number, value) for number, value in ((1, 0.5), (2, 0.4), (3, 0.9))]
+    best = best_candidate(made)
+    assert best is not None
+    assert best.attempt == 2
+
+
+def test_a_model_with_a_score_beats_one_without_and_a_later_one_an_earlier(tmp_path: Path) -> None:
+    scored, plain, later = (candidate(tmp_path, n, v) for n, v in ((1, 0.5), (2, None), (3, None)))
+    assert best_candidate([scored, plain, later]) == scored
+    assert best_candidate([plain, later]) == later
+
+
+def test_scores_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
+    one, other = candidate(tmp_path, 1, 0.1), candidate(tmp_path, 2, 0.9, metric="reward")
+    assert best_candidate([one, other]) == other
+
+
+def test_what_is_not_there_is_no_candidate(tmp_path: Path) -> None:
+    gone = ModelCandidate(1, tmp_path / "gone", None)
+    linked = tmp_path / "linked"
+    linked.symlink_to(model(tmp_path, "real"))
+    assert best_candidate([gone, ModelCandidate(2, linked, None)]) is None
+
+
+def test_a_snapshot_holds_the_same_files_without_copying_them(tmp_path: Path) -> None:
+    source, target = model(tmp_path, "source"), tmp_path / "target"
+    model(tmp_path, "target", "old")
+    assert snapshot_best(source, target) == folder_identity(source)
+    assert (target / "weights").read_text() == "x"
+    assert (target / "sub" / "more").read_text() == "x"
+    assert os.stat(target / "weights").st_ino == os.stat(source / "weights").st_ino
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
+
+
+@pytest.mark.parametrize("kind", ["link", "linked folder", "pipe"])
+def test_what_is_no_plain_file_makes_a_model_unsound(tmp_path: Path, kind: str) -> None:
+    source = model(tmp_path, "source")
+    if kind == "pipe":
+        os.mkfifo(source / "odd")
+    else:
+        (source / "odd").symlink_to("/etc/passwd" if kind == "link" else "/etc")
+    with pytest.raises(StepFailed, match=r"odd has mode .*no links") as failed:
+        snapshot_best(source, tmp_path / "target")
+    assert failed.value.reason is EndReason.BAD_SUBMISSION
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_never_mixed(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("a", "b"):
+        place = tmp_path / name
+        place.mkdir()
+        for number in range(40):
+            (place / str(number)).write_text(name)
+    (tmp_path / "a").rename(source)
+    done = threading.Event()
+
+    def swap() -> None:
+        aside = tmp_path / "b"
+        while not done.is_set():
+            source.rename(tmp_path / "c")
+            aside.rename(source)
+            (tmp_path / "c").rename(aside)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(20):
+            try:
+                snapshot_best(source, target)
+            except StepFailed:
+                continue
+            assert len({one.read_text() for one in target.iterdir()}) == 1
+    finally:
+        done.set()
+        swapping.join()
+
+
+def test_where_links_are_not_to_be_had_files_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    source = model(tmp_path, "source")
+    snapshot_best(source, tmp_path / "target")
+    assert (tmp_path / "target" / "weights").read_text() == "x"
+
+
+def test_a_full_disk_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StepFailed) as failed:
+        snapshot_best(model(tmp_path, "source"), tmp_path / "target")
+    assert failed.value.reason is EndReason.DISK_FULL
+
+
+def test_what_is_published_is_known_by_its_folder_and_its_name(tmp_path: Path) -> None:
+    one = candidate(tmp_path, 1, 0.5)
+    known = folder_identity(one.folder)
+    assert known is not None
+    folder = JobFolder(tmp_path)
+    PublishedModel(known, 1, one.score, "me/repo").save(folder)
+    loaded = PublishedModel.load(folder)
+    assert loaded == PublishedModel(known, 1, one.score, "me/repo")
+    made = MinerSubmission(repo="me/repo", model_hash="0" * 64)
+    assert loaded.is_of(one, made, "repo")
+    assert not loaded.is_of(one, made, "other")
+    assert not loaded.is_of(one, None, "repo")
+    assert not loaded.is_of(one, MinerSubmission(repo="me/repo"), "repo")
+    (one.folder / "new").write_text("x")
+    assert not loaded.is_of(one, made, "repo")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"identity": [1]}', "null", '{"identity": 3, "score": null}']
+)
+def test_a_note_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
+    folder = JobFolder(tmp_path)
+    folder.published.write_text(text)
+    assert PublishedModel.load(folder) is None
+
+
+def test_a_refused_model_is_put_aside_and_no_candidate_any_more(tmp_path: Path) -> None:
+    one = candidate(tmp_path, 1, 0.5)
+    put_refused_aside(one)
+    assert best_candidate([one]) is None
+    assert (tmp_path / "submission.refused" / "weights").exists()
+
+
+def test_two_snapshots_of_one_job_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled early upload leaves a thread that still copies; the last upload must not fail for it."""
+    source, target, over = model(tmp_path, "source"), tmp_path / "target", threading.Event()
+    link, seen = os.link, []
+
+    def slow(*args: str, **more: bool) -> None:
+        seen.append(1)
+        if len(seen) == 1:
+            over.wait(0.1)
+        link(*args, **more)
+
+    monkeypatch.setattr(os, "link", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(snapshot_best, source, target) for _ in range(2)]
+        assert {one.result() for one in found} == {folder_identity(source)}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_stripping_takes_refused_and_half_copied_models_too_and_leaves_the_records(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    for name in (
+        "submission",
+        ".submission.tmp",
+        "attempt_1/submission.refused",
+        "attempt_1/.submission.old",
+    ):
+        model(tmp_path, name)
+    (tmp_path / "attempt_1/log").write_text("kept")
+    folder.strip()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["attempt_1", "log"]

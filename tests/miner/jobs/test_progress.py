@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.runs.progress import EvalEvent, NoteEvent, StageEvent, StepEvent, SubmissionEvent, encode_event
+from core.runs.run_files import HeldOutScore
+from miner.jobs.progress import BUSY_FACTOR, CHUNK, WARM_UP_STEPS, ProgressTail, RunProgress, stall_reason
+from miner.jobs.timeline import JobTimings
+
+
+def step(number: int, t: float = 0.0, **more: float) -> StepEvent:
+    return StepEvent(t=t, step=number, **more)  # type: ignore[arg-type]
+
+
+def append(path: Path, *pieces: bytes) -> None:
+    with path.open("ab") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    tail = ProgressTail(path)
+    assert tail.read() == []
+    line = encode_event(step(2))
+    append(path, encode_event(step(1)), line[:10])
+    assert [one.step for one in tail.read()] == [1]  # type: ignore[union-attr]
+    assert tail.read() == []
+    append(path, line[10:])
+    assert [one.step for one in tail.read()] == [2]  # type: ignore[union-attr]
+
+
+def test_what_is_no_event_is_counted_and_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    append(path, b"hello\n", b'{"event": "launch the missiles"}\n', encode_event(step(3)))
+    tail = ProgressTail(path)
+    assert len(tail.read()) == 1
+    assert tail.skipped == 2
+
+
+def test_a_file_larger_than_one_look_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    line = encode_event(NoteEvent(t=0, kind="k", text="x" * 1000))
+    count = 2 * CHUNK // len(line) + 5
+    append(path, line * count)
+    assert len(ProgressTail(path).read()) == count
+
+
+def test_a_line_without_end_does_not_hold_the_rest_up(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    append(path, b"x" * (3 * CHUNK), b"\n", encode_event(step(1)))
+    tail = ProgressTail(path)
+    found = [*tail.read(), *tail.read(), *tail.read(), *tail.read()]
+    assert found == [step(1)]
+
+
+def test_a_file_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "progress.jsonl"
+    append(path, encode_event(step(1)) * 3)
+    tail = ProgressTail(path)
+    tail.read()
+    path.write_bytes(encode_event(step(9)))
+    assert tail.read() == [step(9)]
+
+
+def test_a_pipe_or_a_link_in_its_place_is_nothing(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(encode_event(step(1)))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(secret)
+    assert ProgressTail(tmp_path / "pipe").read() == []
+    assert ProgressTail(tmp_path / "link").read() == []
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_whatever_a_training_writes_is_survived(
+    tmp_path_factory: pytest.TempPathFactory, junk: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("t") / "progress.jsonl"
+    append(path, *junk, b"\n", encode_event(step(7)))
+    tail = ProgressTail(path)
+    progress = RunProgress(began_at=100.0)
+    for event in tail.read():
+        progress.add(event, 200.0)
+    assert progress.steps_done == 7
+
+
+def test_steps_are_timed_after_the_warm_up_and_the_slow_ones_count() -> None:
+    progress = RunProgress(began_at=0.0)
+    assert progress.median_step_s is None
+    at = 0.0
+    for number in range(1, 40):
+        at += 30.0 if number <= WARM_UP_STEPS else 1.0
+        progress.add(step(number, at), at)
+    assert progress.median_step_s == pytest.approx(1.0)
+    assert progress.slow_step_s == pytest.approx(1.0)
+    for number in range(40, 60):
+        at += 3.0
+        progress.add(step(number, at), at)
+    assert progress.slow_step_s == pytest.approx(3.0)
+
+
+def test_several_steps_in_one_event_share_its_time() -> None:
+    progress = RunProgress(began_at=0.0)
+    for number in range(10, 200, 10):
+        progress.add(step(number, float(number)), float(number))
+    assert progress.median_step_s == pytest.approx(1.0)
+
+
+def test_the_trainers_clock_cannot_promise_the_future() -> None:
+    progress = RunProgress(began_at=100.0)
+    progress.add(step(1, t=1e12), now=150.0)
+    assert progress.last_event_at == 150.0
+    progress.add(step(2, t=-5.0), now=160.0)
+    assert progress.last_event_at == 150.0
+
+
+def test_a_running_score_and_the_best_one_are_told_apart() -> None:
+    progress = RunProgress(began_at=0.0)
+    for number, value in ((1, 2.0), (2, 1.0), (3, 1.5)):
+        progress.add(EvalEvent(t=0, score=HeldOutScore(value=value, step=number), seconds=4.0), 0)
+    assert progress.score is not None
+    assert progress.best is not None
+    assert (progress.score.value, progress.best.value, progress.eval_s) == (1.5, 1.0, 4.0)
+
+
+def test_each_submission_is_counted() -> None:
+    progress = RunProgress(began_at=0.0)
+    progress.add(StageEvent(t=1, stage="save"), 1)
+    assert progress.stage == "save"
+    for number in (1, 2):
+        progress.add(SubmissionEvent(t=number, step=number), number)
+    assert progress.submissions == 2
+
+
+PACE = JobTimings(stall_factor=20, stall_min_s=600, start_limit_s=3600)
+
+
+def progress(step_s: float, steps: int = 30) -> RunProgress:
+    made = RunProgress(began_at=0.0)
+    for number in range(1, steps + 1):
+        made.add(StepEvent(t=number * step_s, step=number), number * step_s)
+    return made
+
+
+@pytest.mark.parametrize(("step_s", "limit"), [(1.0, 600.0), (60.0, 1200.0)])
+def test_a_training_is_hung_after_many_times_its_usual_step(step_s: float, limit: float) -> None:
+    made = progress(step_s)
+    last = 30 * step_s
+    assert stall_reason(made, last + limit - 1, PACE) is None
+    assert stall_reason(made, last + limit + 1, PACE)
+
+
+def test_a_gpu_that_works_buys_time() -> None:
+    made = progress(1.0)
+    assert stall_reason(made, 30 + 601, PACE, gpu_idle=True)
+    assert stall_reason(made, 30 + 601, PACE, gpu_idle=None)
+    assert stall_reason(made, 30 + 601, PACE, gpu_idle=False) is None
+    assert stall_reason(made, 30 + 600 * BUSY_FACTOR + 1, PACE, gpu_idle=False)
+
+
+def test_loading_evaluating_and_saving_may_take_longer() -> None:
+    made = progress(1.0)
+    made.add(StageEvent(t=31, stage="evaluate"), 31)
+    assert stall_reason(made, 31 + 3599, PACE) is None
+    assert "'evaluate'" in (stall_reason(made, 31 + 3601, PACE) or "")
+
+
+def test_a_training_that_never_says_anything_is_hung_in_the_end() -> None:
+    silent = RunProgress(began_at=1000.0)
+    assert stall_reason(silent, 1000 + 3599, PACE) is None
+    assert "'start'" in (stall_reason(silent, 1000 + 3601, PACE) or "")
+
+
+def test_silence_while_nobody_looked_says_nothing() -> None:
+    made = progress(1.0)
+    made.excuse_silence(5000.0)
+    assert stall_reason(made, 5000 + 599, PACE) is None
+    assert stall_reason(made, 5000 + 601, PACE)
+    made.excuse_silence(100.0)  # a clock that was set back
+    assert stall_reason(made, 5000 + 601, PACE)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from core.domain.tasks import TaskType
+from tests.miner.offers.builders import (
+    HOUR,
+    NOON,
+    decided,
+    fleet,
+    hold,
+    offer,
+    picture_offer,
+    policy,
+    verdict,
+)
+
+
+def test_gpus_are_held_for_the_plan_and_something_to_spare_but_not_beyond_the_deadline() -> None:
+    asked = picture_offer(hours_to_complete=3.0)
+    short = decided(asked, policy(fitting__spare=0.5, fitting__start_delay="10m"))
+    held = short.placement.ends_at - short.placement.starts_at
+    assert held == pytest.approx(1.5 * short.plan.busy_s + 600)
+    long = decided(offer(model="a/llama-13b", model_params_count=13 * 10**9), policy(fitting__spare=1))
+    assert long.placement.ends_at - NOON == 3 * HOUR + 300
+    assert decided(by=policy(fitting__start_delay="0m")).accepted
+
+
+def test_a_task_waits_for_its_gpus_and_is_planned_for_the_hours_that_are_left() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=0.4))
+    waiting = decided(on=busy, by=policy(fitting__max_wait="30m"))
+    assert waiting.accepted
+    assert waiting.placement.starts_at == pytest.approx(NOON + 0.4 * HOUR, abs=130)
+    assert waiting.plan.wait_s == pytest.approx(0.4 * HOUR, abs=130)
+    assert waiting.plan.epochs < decided().plan.epochs
+    assert waiting.plan.wait_s + waiting.plan.busy_s <= 3 * HOUR
+    assert "of waiting" in verdict(waiting, "gpus").text
+
+
+def test_no_task_waits_longer_than_allowed() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=1.5))
+    refused = decided(on=busy, by=policy(fitting__max_wait="30m"))
+    found = verdict(refused, "gpus")
+    assert not found.passed
+    assert "free in 1 h 30 min" in found.text
+    assert found.way.startswith("fitting.max_wait of 90m")
+    assert decided(on=busy, by=policy(fitting__max_wait="90m")).accepted
+    never = verdict(decided(on=fleet("4xH100", hold("a", "0123", end=9))), "gpus")
+    assert "before its deadline" in never.text
+
+
+def test_nothing_is_planned_while_all_gpus_are_held_for_longer_than_an_offer_may_wait() -> None:
+    held = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.3, end=0.8)
+    refused = decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="30m"))
+    assert not refused.accepted
+    assert refused.message == "Not taken: no capacity at the moment"
+    assert refused.plan is None
+    assert [reason.rule for reason in refused.failed] == ["gpus"]
+    assert "nothing was planned" in verdict(refused, "value").text
+    assert "not planned" in verdict(refused, "gpus").text
+    gap = hold("a", "012", end=4), hold("b", "3", end=0.3), hold("c", "3", start=0.4, end=0.8)
+    assert decided(on=fleet("4xH100", *gap), by=policy(fitting__max_wait="30m")).plan is not None
+    assert decided(on=fleet("4xH100", *held), by=policy(fitting__max_wait="48m")).plan is not None
+
+
+def test_a_wait_that_leaves_too_little_time_is_no_way_out() -> None:
+    busy = fleet("4xH100", hold("a", "0123", end=0.9))
+    refused = decided(offer(hours_to_complete=1.0), policy(fitting__max_wait="1h"), busy)
+    assert not verdict(refused, "gpus").passed
+    assert verdict(refused, "plan").passed
+
+
+def test_where_too_few_gpus_are_free_it_is_planned_for_fewer() -> None:
+    busy = fleet("4xH100", hold("a", "01", end=9))
+    fewer = decided(plan_by="all", on=busy, by=policy())
+    assert len(fewer.placement.gpus) == 2
+    assert fewer.plan.gpus == 2
+    stubborn = decided(plan_by="all", on=busy, by=policy(fitting__fewer_gpus=False))
+    assert not stubborn.accepted
+
+
+def test_of_waiting_and_fewer_gpus_the_one_that_trains_more_is_taken() -> None:
+    soon = fleet("4xH100", hold("a", "01", end=0.1))
+    found = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="all", on=soon)
+    assert len(found.placement.gpus) == 4
+    later = fleet("4xH100", hold("a", "01", end=0.45))
+    small = decided(picture_offer(), plan_by="all", on=later)
+    assert small.placement.starts_at == NOON
+
+
+def test_a_lane_keeps_its_gpus_and_overflows_where_it_may() -> None:
+    on_lane = decided(on=fleet("8xH100"), plan_by="h100x8")
+    assert on_lane.placement.gpus == ("2", "3")
+    assert on_lane.placement.why.startswith("lane medium")
+    assert on_lane.lane[0] == "medium"
+    for end in (
+        1.0,
+        9.0,
+    ):  # it does not wait for its lane, also where that is free again long before the deadline
+        beyond = decided(on=fleet("8xH100", hold("a", "23", end=end)), plan_by="h100x8")
+        assert beyond.placement.starts_at == NOON
+        assert not set(beyond.placement.gpus) & {"2", "3"}
+        assert "beyond lane medium" in beyond.placement.why
+
+
+def test_where_all_are_busy_the_gpus_that_are_free_first_are_waited_for() -> None:
+    full = fleet("8xH100", hold("a", "23", end=1.0), hold("b", "0167", end=2.0), hold("c", "45", end=0.3))
+    waiting = decided(on=full, by=policy(fitting__max_wait="30m"), plan_by="h100x8")
+    assert waiting.placement.gpus == ("4", "5")
+    assert waiting.placement.starts_at == pytest.approx(NOON + 0.3 * HOUR, abs=130)
+
+
+def test_the_reference_pass_must_leave_time_with_the_largest_dataset_too() -> None:
+    asked = offer(
+        model="mistralai/Mistral-7B-Instruct-v0.3",
+        model_params_count=7_248_023_552,
+        task_type=TaskType.DPO,
+        hours_to_complete=4.0,
+    )
+    assert decided(asked, plan_by="steady").accepted
+    found = decided(asked, plan_by="steady", on=fleet("1xH100"))
+    assert not verdict(found, "plan").passed
+    assert "500,000 rows" in verdict(found, "plan").text
+    assert found.message.startswith("Not taken: the task cannot be finished")
+    busy = fleet("4xH100", hold("a", "012", end=9))
+    assert not decided(asked, plan_by="steady", on=busy).accepted
+    assert decided(asked, plan_by="h100x4-strategy", on=busy).accepted
+
+
+def test_the_rows_of_an_image_offer_count_and_those_of_a_text_offer_do_not() -> None:
+    few, many = (decided(picture_offer(ds_size=size)).plan for size in (10, 50))
+    assert few.busy_s < many.busy_s
+    assert decided(offer(ds_size=10)).plan == decided(offer(ds_size=10**9)).plan

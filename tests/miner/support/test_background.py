@@ -1,0 +1,96 @@
+"""Blocking calls beside the event loop, and tasks that are run regularly."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from miner.support.background import PeriodicTask, PeriodicTasks, run_in_thread
+
+
+async def test_the_result_and_the_error_come_back() -> None:
+    assert await run_in_thread(lambda: 7, 5, "call") == 7
+
+    def broken() -> None:
+        raise ValueError("of the call")
+
+    with pytest.raises(ValueError, match="of the call"):
+        await run_in_thread(broken, 5, "call")
+
+    def late() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await run_in_thread(late, 60, "call")
+
+
+async def test_nobody_waits_for_a_call_that_hangs() -> None:
+    over = threading.Event()
+    with pytest.raises(TimeoutError, match=r"hanging call: no answer after 0\.05 s"):
+        await run_in_thread(over.wait, 0.05, "hanging call")
+    # It hangs on, and was left alone.
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "hanging call"]
+    assert thread.daemon
+    over.set()
+    thread.join(60)
+    await asyncio.sleep(0)
+
+
+async def test_the_loop_goes_on_meanwhile() -> None:
+    over = threading.Event()
+    waiting = asyncio.create_task(run_in_thread(lambda: over.wait(60), 60, "call"))
+    await asyncio.sleep(0)
+    over.set()
+    assert await waiting
+
+
+def test_a_loop_that_is_closed_meanwhile_does_not_break_the_thread() -> None:
+    over = threading.Event()
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            await run_in_thread(over.wait, 0.01, "left behind")
+
+    asyncio.run(leave())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "left behind"]
+    over.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+async def test_a_task_that_fails_keeps_no_other_from_being_run(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[str] = []
+
+    async def fails() -> None:
+        raise RuntimeError("a bug")
+
+    async def works() -> None:
+        runs.append("works")
+
+    tasks = PeriodicTasks([PeriodicTask("failing", fails), PeriodicTask("working", works)])
+    await tasks.run_due()
+    await tasks.run_due()
+    assert runs == ["works", "works"]
+    assert "housekeeping failed at: failing" in caplog.text
+
+
+async def test_a_task_is_run_as_often_as_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = 100.0, []
+
+    async def rare() -> None:
+        runs.append(now)
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    tasks = PeriodicTasks([PeriodicTask("rare", rare, interval_s=60.0)])
+    for now in (100.0, 159.0, 160.0, 219.0, 220.0):  # noqa: B007 - read by the clock
+        await tasks.run_due()
+    assert runs == [100.0, 160.0, 220.0]
+
+
+async def test_periodic_tasks_can_be_stopped_twice() -> None:
+    tasks = PeriodicTasks([])
+    tasks.start()
+    await tasks.stop()
+    await tasks.stop()

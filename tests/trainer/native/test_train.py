@@ -1,0 +1,181 @@
+"""The training itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from core.planning.plan import EmaPlan
+from core.runs.progress import NoteEvent, parse_events
+from core.runs.run_files import RunEnd
+from tests.trainer.native import tiny
+from trainer.inputs.tokens import LabelledRow
+from trainer.native import checkpoints, evaluation
+from trainer.native.batches import BatchLayout, TokenRows
+from trainer.native.train import Trainer, resume, run_loop
+from trainer.scoring.losses import row_losses
+from trainer.session import session
+from trainer.session.failures import NotANumber
+
+
+@pytest.fixture(autouse=True)
+def agree_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take a millisecond here; the ranks of a real run compare notes every half second."""
+    monkeypatch.setattr(session, "MAX_STEPS_BETWEEN_AGREEMENTS", 1)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_held_out_loss_falls_and_the_best_is_submitted(tmp_path: Path, full: bool) -> None:
+    outcome = run_loop(tiny.training(tmp_path, tiny.plan(full=full, steps=24)))
+    assert (outcome.end, outcome.steps) == (RunEnd.FINISHED, 24)
+    assert outcome.best is not None
+    assert outcome.base is not None
+    assert outcome.best.value < outcome.base.value - (0.2 if full else 0.05)
+    reported = tiny.reported(tmp_path / "run")
+    assert reported.best[-1] == 24
+    assert len(reported.losses) == 24
+    assert reported.rates[0] < max(reported.rates)
+    assert reported.rates[-1] < 0.05 * max(reported.rates)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_submitted_loads_with_transformers_and_peft_alone(tmp_path: Path, full: bool) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    made = tiny.training(tmp_path, tiny.plan(full=full, steps=4))
+    run_loop(made)
+    submission = tmp_path / "run/submission"
+    if full:
+        model = AutoModelForCausalLM.from_pretrained(submission)
+    else:
+        model = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(tmp_path / "model"), submission
+        )
+    ids = torch.arange(8)[None]
+    torch.testing.assert_close(model(ids).logits, made.setup.net.eval().model(ids).logits)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_run_that_was_cut_goes_on_to_the_same_last_bit(tmp_path: Path, full: bool, packing: bool) -> None:
+    plan = tiny.plan(full=full, steps=10, ema=EmaPlan(decay=0.9))
+    first = tiny.training(tmp_path, plan, name="whole", packing=packing)
+    run_loop(first)
+
+    cut = tiny.training(tmp_path, plan, name="cut", packing=packing, stop_at=6)
+    assert run_loop(cut).end is RunEnd.STOPPED
+    state = checkpoints.newest_checkpoint(tmp_path / "cut/states")
+    assert state is not None
+    assert state.name == "checkpoint-6"
+
+    rest = tiny.training(tmp_path, plan, name="rest", packing=packing)
+    torch.manual_seed(99)
+    assert resume(rest, state) == state
+    assert run_loop(rest).end is RunEnd.FINISHED
+    whole = tiny.reported(tmp_path / "whole")
+    assert tiny.reported(tmp_path / "cut").losses == whole.losses[:6]
+    assert tiny.reported(tmp_path / "rest").losses == whole.losses[6:]
+    assert tiny.reported(tmp_path / "rest").held_out[-1] == whole.held_out[-1]
+    for (name, one), (_, two) in zip(
+        first.setup.net.named_parameters(), rest.setup.net.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, two), name
+
+
+def notes(folder: Path) -> list[str]:
+    events = [line.event for line in parse_events((folder / "progress.jsonl").read_bytes())]
+    return [event.text for event in events if isinstance(event, NoteEvent)]
+
+
+def test_a_state_that_is_torn_or_of_another_run_is_left_for_an_older_one_or_none(tmp_path: Path) -> None:
+    made = tiny.training(tmp_path, tiny.plan(steps=12), stop_at=9)
+    run_loop(made)
+    states = [path for _, path in checkpoints.checkpoints_in(tmp_path / "run/states")]
+    older, newest = states[-2:]
+    assert newest.name == "checkpoint-9"
+
+    other = tiny.training(tmp_path, tiny.plan(steps=12), name="other")
+    other.setup.shape = "larger"
+    assert resume(other, newest) is None
+    assert ["of another run" in note for note in notes(tmp_path / "other")] == [True, True]
+
+    full = tiny.training(tmp_path, tiny.plan(full=True, steps=12), name="full")
+    before = [weight.detach().clone() for weight in full.setup.net.parameters()]
+    assert resume(full, newest) is None
+    assert all("of another model" in note for note in notes(tmp_path / "full"))
+    assert all(torch.equal(one, two) for one, two in zip(before, full.setup.net.parameters(), strict=True))
+
+    for torn in ("trained.safetensors", "rank0.pt", "place.json"):
+        content = (newest / torn).read_bytes()
+        (newest / torn).write_bytes(content[: len(content) // 2])
+        again = tiny.training(tmp_path, tiny.plan(steps=12), name=f"after-{torn}")
+        assert resume(again, newest) == older
+        assert again.position.step == checkpoints.step_of(older)
+        assert "not a whole state" in notes(tmp_path / f"after-{torn}")[0]
+        (newest / torn).write_bytes(content)
+
+
+def test_gradients_that_are_no_numbers_move_nothing_and_three_in_a_row_end_the_run(tmp_path: Path) -> None:
+    made = tiny.training(tmp_path, tiny.plan(steps=40))
+    made.setup.net.register_forward_hook(
+        lambda net, given, found: found * float("nan") if net.training and made.position.step >= 6 else found
+    )
+    outcome = run_loop(made)
+    assert outcome.end is RunEnd.NAN
+    assert outcome.steps <= 10
+    assert outcome.best is not None
+    assert (tmp_path / "run/submission/adapter_model.safetensors").exists()
+    assert all(torch.isfinite(weight).all() for weight in made.setup.net.parameters())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_divergence_from_the_base_is_part_of_loss_and_score_as_validators_have_it(
+    tmp_path: Path, full: bool
+) -> None:
+    plan = tiny.plan(full=full, steps=24)
+    free, tied = (
+        tiny.training(tmp_path, plan, name="free"),
+        tiny.training(tmp_path, plan, name="tied", kl=50.0),
+    )
+    run_loop(free)
+    outcome = run_loop(tied)
+    assert outcome.base is not None
+    assert outcome.base.metric == "eval_loss+kl"
+    assert outcome.base.value == pytest.approx(tiny.reported(tmp_path / "free").held_out[0], rel=1e-5)
+
+    held = tiny.rows(tmp_path / "again", 8, seed=9)
+    ids = [held[index].ids.tolist() for index in range(8)]
+    marks = [held[index].trained.tolist() for index in range(8)]
+    rows = [
+        LabelledRow(one, [token if counts else -100 for token, counts in zip(one, mark, strict=True)])
+        for one, mark in zip(ids, marks, strict=True)
+    ]
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+    def apart(made: Trainer) -> tuple[float, float]:
+        found = row_losses(made.setup.net.model, rows, 0, reference=base, kl=True)
+        return sum(found.rows.values()) / 8, found.kl_total / found.kl_tokens
+
+    (_, far), (loss, near) = apart(free), apart(tied)
+    assert near < 0.5 * far
+    whole = evaluation.held_out_loss(tied.setup.net, TokenRows(held, BatchLayout(by_row=True)), tiny.ALONE, 4)
+    assert whole == pytest.approx(loss + 50 * near, rel=1e-4)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    made = tiny.training(tmp_path, tiny.plan(full=True))
+    begin = made.session.begin
+
+    def begin_and_break() -> None:
+        begin()
+        with torch.no_grad():
+            next(made.setup.net.parameters()).fill_(float("nan"))
+
+    made.session.begin = begin_and_break  # type: ignore[method-assign]
+    with pytest.raises(NotANumber, match="model is broken"):
+        run_loop(made)
+    assert not (tmp_path / "run/submission").exists()

@@ -1,0 +1,149 @@
+"""A task through the trainer's own door, on the native engine: rows, plan, training, submission."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from core.domain.choices import CompileMode, Engine
+from core.domain.tasks import DpoDataset, InstructDataset, TaskType
+from core.planning.plan import PrecisionPlan
+from core.runs.run_files import RunEnd, RunResult, RunSpec
+from tests.trainer.forks import ForkServer
+from tests.trainer.native import tiny
+from tests.trainer.run_specs import run_spec
+from trainer.native.train import hang_seconds
+from trainer.runner.processes import StopRequest
+from trainer.runner.text_runner import TextRunner
+
+WORDS = (
+    "red",
+    "green",
+    "blue",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "apple",
+    "pear",
+    "plum",
+    "near",
+    "far",
+)
+
+
+#: For what takes half a minute on an idle machine.
+PATIENCE = 800
+
+
+def model_with_tokenizer(folder: Path) -> Path:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    tiny.model_folder(folder, vocab_size=len(tokenizer), max_position_embeddings=512)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def task(folder: Path, task_type: TaskType, seconds: float, **changes: Any) -> RunSpec:
+    """A run in `folder`, planned for the CPU by itself."""
+    rows: list[dict[str, str]]
+    if task_type.has_pairs:
+        rows = [
+            {"p": f"say {a} {b}", "c": f"{b} {a}", "r": f"{a} {a}"} for a in WORDS for b in WORDS if a != b
+        ]
+        dataset: Any = DpoDataset(field_prompt="p", field_chosen="c", field_rejected="r")
+    else:
+        rows = [{"q": f"turn {a} {b}", "a": f"{b} {a} {b}"} for a in WORDS for b in WORDS if a != b]
+        dataset = InstructDataset(field_instruction="q", field_output="a")
+    (folder / "rows.json").write_text(json.dumps(rows))
+    model = str(model_with_tokenizer(folder / "model"))
+    values = {"task_type": task_type, "model_id": "tests/tiny", "model_path": model, "dataset": dataset}
+    run = run_spec(folder, seconds, 60, **{**values, **changes})
+    (folder / "run.json").write_text(run.to_json())
+    return run
+
+
+def start(folder: Path, profile: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.text", "--run", str(folder / "run.json")],
+        env={**os.environ, "GOD_MINER_PROFILE": str(profile), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "native-demo.yaml"
+    path.write_text(
+        "extends: cpu-demo\ntargets:\n  engine: native\n  max_steps: 30\n  learning_rate: 5e-3\n"
+        "limits:\n  max_gpus: 1\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("task_type", [TaskType.INSTRUCT, TaskType.DPO])
+def test_a_task_ends_with_a_better_model_than_it_began_with(
+    forks: ForkServer, tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, task_type: TaskType
+) -> None:
+    monkeypatch.setenv("GOD_MINER_PROFILE", str(profile))
+    run = task(tmp_path, task_type, 1200)
+    stop = StopRequest(Path(run.stop_path))
+    result = TextRunner(run, stop, retries=False, start=forks.start).execute()
+    assert result.end in (RunEnd.FINISHED, RunEnd.EARLY), result.detail
+    assert result.best is not None
+    assert result.base is not None
+    assert result.best.value < result.base.value
+    if task_type.has_pairs:
+        assert result.base.value == pytest.approx(0.6931, abs=1e-3)
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"), tmp_path / "submission"
+    )
+    assert torch.isfinite(model(torch.arange(8)[None]).logits).all()
+    plan = json.loads(next((tmp_path / "work").glob("launch-*/plan.json")).read_text())
+    assert plan["engine"] == Engine.NATIVE
+
+
+def test_asked_to_stop_it_submits_what_it_has_and_ends_well(tmp_path: Path, profile: Path) -> None:
+    endless = profile.read_text().replace("max_steps: 30", "max_steps: null\n  num_epochs: 1000")
+    profile.write_text(f"{endless}  max_steps: null\n  max_epochs: 1000\n  reserve: 1s\n  reserve_share: 0\n")
+    task(tmp_path, TaskType.INSTRUCT, 1200)
+    process = start(tmp_path, profile)
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "submission").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
+    assert (result.end, result.submission) == (RunEnd.STOPPED, True), said
+
+
+def test_patience_is_ten_minutes_and_more_where_the_plan_forecasts_long_pauses_or_compiles() -> None:
+    plan = tiny.plan()
+    assert hang_seconds(plan) == 600
+    assert hang_seconds(tiny.plan(engine_config={"hang_seconds": 700})) == 700
+    slow = plan.time.model_copy(update={"step_s": 100.0})
+    assert hang_seconds(plan.model_copy(update={"time": slow})) == 1000
+    compiles = tiny.plan(precision=PrecisionPlan(compile_mode=CompileMode.MAX_AUTOTUNE))
+    assert 900 < hang_seconds(compiles) < 1200

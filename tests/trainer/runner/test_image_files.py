@@ -1,0 +1,145 @@
+"""Where an image model and its parts are found: validators mount them in several ways."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from core.domain.tasks import ImageModelType
+from trainer.errors import BadModel
+from trainer.runner import image_files as module
+from trainer.runner.image_files import hub_cache, image_files, resolve_model_path
+
+
+def put(path: Path, size: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache, in the place where a validator mounts its own; nothing of this machine's."""
+    for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "CACHE", tmp_path / "hf_cache")
+    monkeypatch.setenv(module.FLUX_VARIABLE, str(tmp_path / "no-flux"))
+    return tmp_path / "hf_cache"
+
+
+def test_a_cache_that_this_user_may_not_read_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the home of root in an image whose container runs as somebody else."""
+    (tmp_path / "root" / "hf" / "models--o--n").mkdir(parents=True)
+    (tmp_path / "root").chmod(0)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "root" / "hf"))
+    is_root = os.geteuid() == 0
+    real = os.getresuid()
+    if is_root:
+        os.setresuid(65_534, 65_534, 0)  # `os.access` goes by the real user
+    try:
+        assert hub_cache() is None
+        _, warnings = image_files(ImageModelType.Z_IMAGE, Path("/no-such-model"))
+    finally:
+        os.setresuid(*real)
+    assert len(warnings) == 1
+
+
+def test_a_folder_with_one_weight_file_is_that_file(tmp_path: Path) -> None:
+    weights = put(tmp_path / "model" / "sdxl.safetensors")
+    put(tmp_path / "model" / "README.md")
+    assert resolve_model_path(tmp_path / "model") == weights
+    assert resolve_model_path(weights) == weights
+
+
+def test_a_diffusers_folder_is_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    put(folder / "model_index.json")
+    put(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    assert resolve_model_path(folder) == folder
+    put(folder / "left-over.safetensors")
+    assert resolve_model_path(folder) == folder
+
+
+def test_a_model_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="not there"):
+        resolve_model_path(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadModel, match="empty"):
+        resolve_model_path(tmp_path / "empty")
+
+
+def test_flux_takes_its_encoders_from_the_model_and_else_from_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = put(tmp_path / "model" / "flux.safetensors")
+    carried = tmp_path / "flux"
+    monkeypatch.setenv(module.FLUX_VARIABLE, str(carried))
+    clip = put(carried / "clip_l.safetensors")
+    t5 = put(carried / "t5xxl_fp16.safetensors")
+    own = put(tmp_path / "model" / "ae.safetensors")
+    put(carried / "ae.safetensors")
+    parts, warnings = image_files(ImageModelType.FLUX, model)
+    assert (parts.clip_l, parts.t5xxl, parts.ae) == (str(clip), str(t5), str(own))
+    assert warnings == []
+
+
+def test_every_part_is_found_where_a_tournament_puts_it(tmp_path: Path, cache: Path) -> None:
+    """Plain directories and flat files beside the hub's layout; krea2's VAE in the model's own directory."""
+    model = tmp_path / "models" / "0123456789abcdef"
+    put(model / "raw.safetensors")
+    put(model / "vae" / "diffusion_pytorch_model.safetensors")
+    for encoder in ("Qwen--Qwen3-VL-4B-Instruct", "Qwen--Qwen3-VL-8B-Instruct"):
+        put(cache / encoder / "config.json")
+    z_image = put(cache / "zimage_turbo_training_adapter_v2.safetensors")
+    qwen = put(cache / "qwen_image_torchao_uint3.safetensors")
+    ideogram = put(cache / "ideogram_4_unconditional_lora_r16.safetensors")
+    put(cache / "models--openai--clip-vit-large-patch14" / "snapshots" / "1" / "vocab.json")
+    expected = {
+        ImageModelType.KREA2: {"text_encoder": str(cache / "Qwen--Qwen3-VL-4B-Instruct"), "vae": str(model)},
+        ImageModelType.IDEOGRAM4: {
+            "text_encoder": str(cache / "Qwen--Qwen3-VL-8B-Instruct"),
+            "unconditional_lora": str(ideogram),
+        },
+        ImageModelType.Z_IMAGE: {"assistant_lora": str(z_image)},
+        ImageModelType.QWEN_IMAGE: {"recovery_adapter": str(qwen)},
+    }
+    for kind, wanted in expected.items():
+        parts, warnings = image_files(kind, model)
+        assert parts.model_dump(exclude_none=True) == wanted, kind
+        assert warnings == [], kind
+    assert hub_cache() == cache
+
+
+def test_every_part_is_found_in_the_layout_of_the_hub(tmp_path: Path, cache: Path) -> None:
+    def repository(name: str, file: str) -> Path:
+        return put(cache / "hub" / f"models--{name.replace('/', '--')}" / "snapshots" / "abc" / file)
+
+    encoder = repository("Qwen/Qwen3-VL-4B-Instruct", "config.json").parent
+    vae = repository("Qwen/Qwen-Image", "vae/config.json").parent.parent
+    repository("ostris/zimage_turbo_training_adapter", "zimage_turbo_training_adapter_v1.safetensors")
+    newer = repository("ostris/zimage_turbo_training_adapter", "zimage_turbo_training_adapter_v2.safetensors")
+    krea2, _ = image_files(ImageModelType.KREA2, tmp_path / "model")
+    assert (krea2.text_encoder, krea2.vae) == (str(encoder), str(vae))
+    z_image, warnings = image_files(ImageModelType.Z_IMAGE, tmp_path / "model")
+    assert (z_image.assistant_lora, warnings) == (str(newer), [])
+    assert hub_cache() == cache / "hub"
+
+
+def test_an_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
+    for kind in (ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE, ImageModelType.IDEOGRAM4):
+        parts, warnings = image_files(kind, tmp_path / "model")
+        assert parts.model_dump(exclude_none=True) == {}
+        assert len(warnings) == 1
+        assert kind.value in warnings[0]
+        assert ".safetensors" in warnings[0]
+
+
+def test_of_several_weight_files_the_largest_is_the_model(tmp_path: Path) -> None:
+    put(tmp_path / "model" / "a_vae.safetensors", 10)
+    put(tmp_path / "model" / "transformer.safetensors", 1000)
+    parts, _ = image_files(ImageModelType.KREA2, tmp_path / "model")
+    assert parts.checkpoint_filename == "transformer.safetensors"

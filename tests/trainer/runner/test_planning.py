@@ -1,0 +1,123 @@
+"""A run that plans for itself: for what it sees, in the time that is left, and never refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.data.facts import facts_from_rows
+from core.domain.evaluation import Era
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.tasks import InstructDataset, TaskType
+from core.models.facts import ModelFacts
+from core.runs.run_files import RunSpec
+from tests.trainer.run_specs import run_spec
+from trainer.errors import BadModel, UnusableGpu
+from trainer.runner import planning
+from trainer.runner import planning as module
+from trainer.runner.planning import make_own_plan, model_facts
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def run_of(folder: Path, hours: float, reserve: float = 300.0, **changes: Any) -> RunSpec:
+    values: dict[str, Any] = {
+        "model_id": "miner/made-up-name",
+        "model_path": str(folder),
+        "dataset": InstructDataset(field_instruction="q", field_output="a"),
+        "era": Era.TOURNAMENTS,
+        "work_dir": str(folder),
+    }
+    return run_spec(folder, hours * 3600 - reserve, reserve, **{**values, **changes})
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(gpus: str) -> None:
+        hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=24, memory_bytes=200 * 10**9)
+        monkeypatch.setattr(module, "detect_machine", lambda disk: hardware)
+
+    monkeypatch.delenv(module.PROFILE_VARIABLE, raising=False)
+    return put
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> ModelFacts:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return model_facts(tmp_path, "miner/made-up-name")
+
+
+def facts(rows: int = 2000) -> Any:
+    found = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
+    return facts_from_rows(TaskType.INSTRUCT, found, rows)
+
+
+def test_it_is_made_for_the_gpus_that_are_visible(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    on("1xH100")
+    plan = make_own_plan(run_of(tmp_path, 1), llama, facts())
+    assert (plan.gpus.kind.name, plan.gpus.count) == ("H100-SXM", 1)
+    assert plan.profile == "steady"
+    assert plan.verdict.feasible
+
+
+def test_it_fits_into_the_time_that_is_left(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    on("1xH100")
+    short, long = (make_own_plan(run_of(tmp_path, hours), llama, facts(200_000)) for hours in (0.5, 3))
+    assert short.steps.total < long.steps.total
+    assert short.time.total_s <= 0.5 * 3600
+    assert short.time.reserve_s == pytest.approx(300, abs=1)
+
+
+def test_what_looks_infeasible_is_tried_all_the_same(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    """A tournament counts no submission as a loss: a training that is cut off has one."""
+    on("1xH100")
+    plan = make_own_plan(run_of(tmp_path, 0.02, reserve=10), llama, facts(200_000))
+    assert plan.verdict.feasible
+    assert plan.steps.total >= 1
+    assert any("tried although it does not look feasible" in note for note in plan.notes)
+
+
+def test_the_profile_is_the_environments_to_choose(
+    on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("1xH100")
+    monkeypatch.setenv(module.PROFILE_VARIABLE, "base")
+    assert make_own_plan(run_of(tmp_path, 1), llama, facts()).profile == "base"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_model_without_a_readable_config_is_bad_input(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BadModel, match=r"config\.json"):
+        model_facts(tmp_path, "org/x")
+
+
+def test_gpus_that_cannot_be_used_end_the_run_at_once(
+    on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours on a processor would end without anything; a code other than zero is tried again elsewhere."""
+    on("1xcpu")
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(planning, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UnusableGpu, match="nvidia0 cannot be used"):
+        make_own_plan(run_of(tmp_path, 1.0), llama, facts())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert make_own_plan(run_of(tmp_path, 1.0), llama, facts()).gpus.is_cpu

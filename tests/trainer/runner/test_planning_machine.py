@@ -1,0 +1,129 @@
+"""What a run that plans for itself sees of its machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from core.domain.hardware import CPU, GpuSet
+from trainer.runner import planning
+
+GB = 10**9
+
+
+class Driver(SimpleNamespace):
+    """The driver's library with these cards: (name, memory, capability)."""
+
+    def __init__(self, *cards: tuple[str, int, tuple[int, int]]) -> None:
+        super().__init__()
+        self.cards, self.closed = cards, False
+
+    def nvmlInit(self) -> None:
+        if not self.cards:
+            raise RuntimeError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
+        return at
+
+    def nvmlDeviceGetName(self, at: int) -> bytes:
+        return self.cards[at][0].encode()
+
+    def nvmlDeviceGetMemoryInfo(self, at: int) -> Any:
+        return SimpleNamespace(total=self.cards[at][1])
+
+    def nvmlDeviceGetCudaComputeCapability(self, at: int) -> tuple[int, int]:
+        return self.cards[at][2]
+
+
+H100 = ("NVIDIA H100 80GB HBM3", 85_520_809_984, (9, 0))
+T4 = ("Tesla T4", 16_106_127_360, (7, 5))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """No torch, as in an image trainer's own interpreter, and these cards."""
+    plain = planning.importlib.util.find_spec
+    monkeypatch.setattr(
+        planning.importlib.util, "find_spec", lambda name: None if name == "torch" else plain(name)
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(*cards: tuple[str, int, tuple[int, int]]) -> Driver:
+        made = Driver(*cards)
+        monkeypatch.setitem(sys.modules, "pynvml", made)
+        return made
+
+    return put
+
+
+def test_four_gpus_of_one_kind(driver: Any) -> None:
+    made = driver(H100, H100, H100, H100)
+    found = planning.visible_gpus()
+    assert (found.kind.name, found.count) == ("H100-SXM", 4)
+    assert made.closed
+
+
+def test_of_several_kinds_those_with_the_most_memory_are_used(driver: Any) -> None:
+    driver(T4, H100, T4)
+    found = planning.visible_gpus()
+    assert (found.kind.name, found.count) == ("H100-SXM", 1)
+
+
+def test_gpus_that_cuda_may_not_use_are_not_counted(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(H100, H100, H100)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert planning.visible_gpus().count == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert planning.visible_gpus().is_cpu
+
+
+def test_without_a_driver_there_is_the_cpu(driver: Any) -> None:
+    driver()
+    assert planning.visible_gpus().is_cpu
+
+
+def test_a_containers_limits_count_and_not_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n", encoding="ascii")
+    (tmp_path / "memory.max").write_text(f"{2 * GB}\n", encoding="ascii")
+    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
+    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert planning.usable_cores() == 1
+    assert planning.usable_memory() == 2 * GB
+
+
+def test_without_limits_it_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
+    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert planning.usable_cores() == 8
+    assert planning.usable_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_an_older_kernels_quota_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("quota", 300_000), ("period", 100_000)):
+        (tmp_path / name).write_text(f"{number}\n", encoding="ascii")
+    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "none")
+    monkeypatch.setattr(planning, "_CGROUP_QUOTA", (tmp_path / "quota", tmp_path / "period"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert planning.usable_cores() == 3
+
+
+def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "visible_gpus", lambda: GpuSet(kind=CPU, count=1))
+    seen = planning.detect_machine(tmp_path)
+    assert seen.disk_free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)

@@ -1,0 +1,131 @@
+"""What ends a child besides itself, in time that passes at will."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.runs.run_files import RunEnd
+from trainer.runner import supervise as module
+from trainer.runner.processes import StopRequest
+from trainer.runner.supervise import STOP_S, ProcessEnd, SupervisionLimits, supervise
+
+START = 1000.0
+
+
+class FakeChild:
+    pid = 0
+    tail = ("last",)
+
+    def __init__(self, ends: Callable[[float], bool], time: FakeTime) -> None:
+        self._ends, self._time = ends, time
+        self.closed = False
+
+    def ended(self) -> int | None:
+        return 0 if self._ends(self._time.now) else None
+
+    def close(self) -> int:
+        self.closed = True
+        return 0 if self._ends(self._time.now) else -9
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = START
+        self.events: list[tuple[float, Callable[[], Any]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.5)
+        for at, action in list(self.events):
+            if self.now >= at:
+                self.events.remove((at, action))
+                action()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    made = FakeTime()
+    monkeypatch.setattr(module.time, "sleep", made.sleep)
+    monkeypatch.setattr(module, "dump_stacks", lambda: None)
+    monkeypatch.setattr(module, "reap", lambda pid: None)
+    return made
+
+
+def watched(
+    time: FakeTime, folder: Path, ends: Callable[[float], bool] = lambda now: False, **limits: Any
+) -> ProcessEnd:
+    child = FakeChild(ends, time)
+    ended = supervise(
+        child,
+        SupervisionLimits(**{"hard_end": START + 10_000, **limits}),
+        StopRequest(folder / "stop"),
+        now=time,
+    )
+    assert child.closed
+    return ended
+
+
+def test_a_child_that_ends_by_itself_is_left_alone(time: FakeTime, tmp_path: Path) -> None:
+    ended = watched(time, tmp_path, lambda now: now > START + 60)
+    assert ended == ProcessEnd(0, None, ("last",))
+
+
+def test_a_training_that_overruns_its_time_is_ended(time: FakeTime, tmp_path: Path) -> None:
+    ended = watched(time, tmp_path, hard_end=START + 100)
+    assert ended.termination is not None
+    assert ended.termination.end is RunEnd.CLOCK
+    assert time.now == pytest.approx(START + 103, abs=3)
+
+
+def test_asked_to_stop_before_the_first_step_there_is_nothing_to_wait_for(
+    time: FakeTime, tmp_path: Path
+) -> None:
+    time.events.append((START + 10, (tmp_path / "stop").touch))
+    ended = watched(time, tmp_path, begun=tmp_path / "begun")
+    assert ended.termination is not None
+    assert ended.termination.end is RunEnd.STOPPED
+    assert time.now < START + 12
+
+
+def test_asked_to_stop_a_training_gets_the_time_to_save(time: FakeTime, tmp_path: Path) -> None:
+    (tmp_path / "begun").touch()
+    time.events.append((START + 10, (tmp_path / "stop").touch))
+    gentle = watched(time, tmp_path, lambda now: now > START + 40, begun=tmp_path / "begun")
+    assert gentle.termination is None
+
+
+def test_asked_to_stop_a_training_that_does_not_is_ended(time: FakeTime, tmp_path: Path) -> None:
+    (tmp_path / "begun").touch()
+    (tmp_path / "stop").touch()
+    ended = watched(time, tmp_path, begun=tmp_path / "begun")
+    assert ended.termination is not None
+    assert ended.termination.end is RunEnd.STOPPED
+    assert time.now == pytest.approx(START + STOP_S, abs=2)
+
+
+def test_an_engine_that_never_loads_our_plugin_is_ended_early(time: FakeTime, tmp_path: Path) -> None:
+    ended = watched(time, tmp_path, marker=tmp_path / "marker", marker_s=30.0)
+    assert ended.termination is not None
+    assert "plugin" in ended.termination.detail
+    assert time.now < START + 40
+
+
+def test_a_training_without_a_sign_of_life_hangs(time: FakeTime, tmp_path: Path) -> None:
+    sign = tmp_path / "progress"
+
+    def move() -> None:
+        sign.touch()
+        os.utime(sign, (time.now, time.now))
+
+    time.events += [(START + at, move) for at in (100, 200, 300)]
+    ended = watched(time, tmp_path, signs=(sign,), hang_s=150.0)
+    assert ended.termination is not None
+    assert ended.termination.end is RunEnd.HUNG
+    assert time.now == pytest.approx(START + 450, abs=5)

@@ -1,0 +1,56 @@
+"""Models of the kinds that give trouble, each from its folder to a submission that loads as the base does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from core.domain.choices import Method
+from core.domain.tasks import TaskType
+from core.runs.run_files import RunEnd
+from core.submission.metadata import COMPARED
+from tests.trainer import odd_models
+from tests.trainer.forks import ForkServer
+from tests.trainer.runner.test_text_runner import execute, rescored
+from tests.trainer.tasks import planned, task
+
+ALL = [
+    ("gpt2", Method.LORA, TaskType.INSTRUCT),
+    ("tied", Method.FULL, TaskType.INSTRUCT),
+    ("mixture", Method.FULL, TaskType.CHAT),
+    ("fewer_rows", Method.FULL, TaskType.INSTRUCT),
+    ("no_padding", Method.LORA, TaskType.DPO),
+    ("seeing", Method.LORA, TaskType.INSTRUCT),
+    ("seeing", Method.FULL, TaskType.DPO),
+]
+
+
+@pytest.mark.parametrize(("kind", "method", "task_type"), ALL, ids=lambda one: str(one))
+def test_it_is_trained_and_what_is_submitted_is_a_fine_tune_of_it(
+    forks: ForkServer, profile: Path, tmp_path: Path, kind: str, method: Method, task_type: TaskType
+) -> None:
+    model = odd_models.save(tmp_path / "model", kind)
+    run = planned(task(tmp_path, task_type, model=model), profile, method=method)
+    result = execute(run, forks)
+    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
+    assert result.best is not None
+    base, ours = rescored(run)
+    assert ours == pytest.approx(result.best.value, abs=2e-3)
+    assert ours < base
+    if method is Method.FULL:
+        place = Path(run.submission_dir)
+        assert names(place) == names(model)
+        configs = [json.loads((folder / "config.json").read_text("utf-8")) for folder in (model, place)]
+        wanted, have = ({key: config.get(key) for key in COMPARED} for config in configs)
+        assert have == wanted
+
+
+def names(folder: Path) -> set[str]:
+    found: set[str] = set()
+    for file in folder.glob("model*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            found |= set(weights.keys())
+    return found

@@ -1,0 +1,81 @@
+"""Who wins row by row, and when that is more than luck."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from trainer.scoring.eval import DEAD_ZONE, compare_models
+
+assert torch  # collected with the training stack only, which numpy comes with
+CHANCE = numpy.random.default_rng(0)
+BOSS = CHANCE.gamma(2.0, 0.5, 800)
+
+
+def test_a_clearly_better_challenger_wins() -> None:
+    found = compare_models(BOSS.tolist(), (BOSS - 0.1 + CHANCE.normal(0, 0.05, 800)).tolist())
+    assert found.won
+    assert found.win_rate_bound > 0.9
+    assert found.mean_gap == pytest.approx(0.1, abs=0.01)
+    assert found.mean_gap_bound < found.mean_gap
+
+
+def test_a_model_does_not_beat_itself() -> None:
+    found = compare_models(BOSS.tolist(), BOSS.tolist())
+    assert (found.wins, found.losses, found.won) == (0, 0, False)
+    assert found.win_rate_bound == 0.0
+
+
+def test_differences_within_the_dead_zone_decide_nothing() -> None:
+    found = compare_models(BOSS.tolist(), (BOSS - DEAD_ZONE * 0.9).tolist())
+    assert (found.wins, found.won) == (0, False)
+
+
+def test_noise_does_not_win() -> None:
+    found = compare_models(BOSS.tolist(), (BOSS + CHANCE.normal(0, 0.3, 800)).tolist())
+    assert not found.won
+    assert 0.4 < found.win_rate < 0.6
+
+
+def test_many_hairline_wins_do_not_outweigh_a_few_heavy_losses() -> None:
+    challenger = BOSS - 0.02
+    challenger[:100] += 1.0
+    found = compare_models(BOSS.tolist(), challenger.tolist())
+    assert found.win_rate > 0.8
+    assert not found.won
+    assert "mean gap" in found.reason
+
+
+def test_high_losses_need_a_wider_gap() -> None:
+    high = (BOSS + 9).tolist()
+    assert compare_models(high, high).gap_needed == pytest.approx(0.01 * numpy.mean(high))
+    assert compare_models([0.1] * 5, [0.1] * 5).gap_needed == 0.01
+
+
+def test_rows_that_could_not_be_scored_count_for_nobody() -> None:
+    found = compare_models([1.0, float("nan"), 1.0, float("inf")], [0.5, 0.5, float("nan"), 0.5])
+    assert (found.rows, found.wins) == (1, 1)
+    assert compare_models([], []).won is False
+
+
+def test_the_bounds_are_those_of_the_validators_bootstrap() -> None:
+    """Written down again: 10,000 draws of all rows, 1st percentile, a fixed seed."""
+    boss, challenger = BOSS[:300], BOSS[:300] - CHANCE.normal(0.03, 0.1, 300)
+    gaps = boss - challenger
+    generator = numpy.random.default_rng(20260808)
+    rates, means = [], []
+    for start in range(0, 10_000, 2_000_000 // 300):
+        drawn = generator.integers(0, 300, size=(min(2_000_000 // 300, 10_000 - start), 300))
+        picked = gaps[drawn]
+        decided = (abs(picked) > 0.01).sum(axis=1)
+        rates += list((picked > 0.01).sum(axis=1) / decided)
+        means += list(picked.mean(axis=1))
+    found = compare_models(boss.tolist(), challenger.tolist())
+    assert found.win_rate_bound == pytest.approx(numpy.percentile(rates, 1), abs=1e-12)
+    assert found.mean_gap_bound == pytest.approx(numpy.percentile(means, 1), abs=1e-9)
+
+
+def test_vectors_of_different_rows_are_not_compared() -> None:
+    with pytest.raises(ValueError):
+        compare_models([1.0], [1.0, 2.0])

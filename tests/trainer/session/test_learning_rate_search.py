@@ -1,0 +1,288 @@
+"""The search for a learning rate: which rate it ends with, what it costs, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from core.domain.evaluation import RewardScore
+from core.planning.plan import LrSearchPlan
+from core.runs.progress import NoteEvent, SubmissionEvent
+from tests.doubles.each import each
+from tests.trainer.session.simulated import Simulation, Time, plan_of
+from trainer.session.learning_rate import (
+    MAX_STEPS,
+    MIN_STEPS,
+    LrSearch,
+    Probe,
+    choose_rate,
+    probe_rate_factor,
+)
+from trainer.session.ranks import Communicator
+
+#: Where the slope's training ends, and how far away it begins.
+AIM = 3.0
+
+
+@dataclass
+class Slope:
+    """A model of one weight that is to reach `AIM`, by steps down a parabola; a tenth of a second each."""
+
+    time: Time = field(default_factory=Time)
+    #: The planned rate: a step of 1/2 reaches the bottom at once, one of more than 1 runs away.
+    rate: float = 0.01
+    weight: float = 0.0
+    taken: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def begin(self) -> None:
+        self.kept = self.weight
+
+    def step(self, factor: float, place: int) -> float:
+        self.time.pass_by(0.1)
+        self.taken.append(factor)
+        self.places.append(place)
+        loss = (self.weight - AIM) ** 2
+        self.weight -= self.rate * factor * 2 * (self.weight - AIM)
+        return loss
+
+    def restore(self) -> None:
+        self.weight = self.kept
+
+    def end(self) -> None:
+        self.ended = True
+
+    def score(self) -> float:
+        self.time.pass_by(0.5)
+        return (self.weight - AIM) ** 2
+
+
+def search(slope: Slope, most: float = 10.0, score: Callable[[], float] | None = None) -> LrSearch:
+    return LrSearch(
+        LrSearchPlan(share=0.2, most=most),
+        slope,
+        Communicator(),
+        slope.time,
+        score=score or slope.score,
+        lower_is_better=True,
+        score_s=0.5,
+    )
+
+
+def factors(found: LrSearch) -> list[float]:
+    return [probe.factor for probe in found.probes]
+
+
+def test_a_rate_that_is_too_low_is_raised_as_long_as_it_helps() -> None:
+    slope = Slope(rate=0.01)
+    found = search(slope)
+    assert found.run(AIM**2, 20.0) == pytest.approx(10.0)
+    assert factors(found) == pytest.approx([1.0, math.sqrt(10), 10.0])
+
+
+def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_tried() -> None:
+    slope = Slope(rate=9.0)
+    found = search(slope)
+    chosen = found.run(AIM**2, 60.0)
+    assert chosen is not None
+    assert chosen < 0.4
+    assert found.probes[0] == Probe(1.0, None)
+    assert max(factors(found)) == 1.0
+
+
+def test_no_rate_above_the_profiles_limit_is_tried() -> None:
+    slope = Slope(rate=0.01)
+    found = search(slope)
+    found.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
+    assert found.run(AIM**2, 30.0) == pytest.approx(math.sqrt(10))
+    assert max(slope.taken) < 3.2
+
+
+def test_a_diverging_candidate_is_cut_short_and_never_scored() -> None:
+    slope = Slope(rate=0.5)
+    found = search(slope)
+    found.run(AIM**2, 40.0)
+    [diverged] = [probe for probe in found.probes if probe.score is None]
+    assert diverged.factor == pytest.approx(math.sqrt(10))
+    steps = [place for place in slope.places if place == found.steps - 1]
+    assert len(steps) == len(found.probes) - 1
+
+
+def test_every_candidate_sees_the_same_batches_and_the_model_is_left_as_it_was() -> None:
+    slope = Slope(rate=0.02)
+    found = search(slope)
+    found.run(AIM**2, 20.0)
+    once = list(range(found.steps))
+    assert slope.places == [0, 1, 2, *once * len(found.probes)]
+    assert (slope.weight, slope.ended) == (0.0, True)
+
+
+@each("seconds", [3.0, 8.0, 20.0, 100.0, 1000.0])
+def test_it_is_over_in_the_time_that_it_was_given(seconds: float) -> None:
+    slope = Slope(rate=0.01)
+    began = slope.time()
+    found = search(slope, most=100.0)
+    assert found.run(AIM**2, seconds) is not None
+    assert slope.time() - began <= seconds
+    assert MIN_STEPS <= found.steps <= MAX_STEPS
+
+
+def test_without_time_for_candidates_the_planned_rate_is_kept() -> None:
+    slope = Slope()
+    found = search(slope)
+    assert found.run(AIM**2, 2.0) is None
+    assert (found.probes, slope.weight) == ([], 0.0)
+
+
+def test_a_broken_score_is_a_diverged_candidate() -> None:
+    slope = Slope(rate=0.01)
+    found = search(slope, score=lambda: math.nan if max(slope.taken) > 2 else slope.score())
+    assert found.run(AIM**2, 30.0) == 1.0
+    assert found.probes[1].score is None
+
+
+@each(
+    ("probes", "chosen"),
+    [
+        ([(1, 5.0), (3, 4.0), (10, 4.01)], 10),  # nearly as good, and moves further
+        ([(1, 5.0), (3, 4.0), (10, 4.2)], 3),
+        ([(1, 9.5), (3, 9.6), (0.3, 9.4)], 1),  # nothing beats the base: as planned
+        ([(1, None), (0.3, None), (0.1, 9.9)], 0.1),
+        ([(1, None), (0.3, None)], 0.3),
+        ([], None),
+    ],
+)
+def test_the_choice(probes: list[tuple[float, float | None]], chosen: float | None) -> None:
+    assert choose_rate([Probe(*one) for one in probes], 9.0, lower_is_better=True) == chosen
+
+
+def test_where_more_is_better_the_signs_are_turned() -> None:
+    assert choose_rate([Probe(1, 0.1), Probe(3, 0.4), Probe(10, -0.2)], 0.0, lower_is_better=False) == 3
+
+
+def test_differences_within_the_noise_are_none() -> None:
+    """Sampled rewards after a few steps: what has not hurt is too gentle rather than too rough."""
+    probes = [Probe(1, -0.001), Probe(3, 0.02), Probe(10, -0.03), Probe(30, -0.2)]
+    assert choose_rate(probes, 0.0, lower_is_better=False, noise=0.05) == 10
+    assert choose_rate(probes[:1], 0.0, lower_is_better=False, noise=0.05) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "probes", "chosen"),
+    [
+        (0.02, [(1, 0.5, 0.02), (3, 0.4, 0.03), (10, 0.25, 0.05)], 1),
+        (-5.0, [(1, -1.0, 0.02), (3, -2.0, 0.03), (10, -4.9, 0.06)], 1),
+        (0.0, [(1, 0.5, 0.02), (10, 0.01, 0.05)], 1),
+        (1.0, [(1, 1.01, 0.0), (3, 1.02, 0.0), (10, 0.99, 0.01)], 10),  # no more than noise
+    ],
+)
+def test_rewards_are_compared_among_the_candidates(
+    base: float, probes: list[tuple[float, float, float]], chosen: float
+) -> None:
+    """Against the base alone, anything over a base of nothing is all there is to win."""
+    made = [RewardScore(means=(mean,), base=(base,), weights=(1.0,), kl=kl) for _, mean, kl in probes]
+    found = [Probe(factor, one.margin, one) for (factor, _, _), one in zip(probes, made, strict=True)]
+    assert choose_rate(found, 0.0, lower_is_better=False, noise=0.05) == chosen
+
+
+def test_the_climb_ends_where_rewards_fall_though_all_are_far_above_the_base() -> None:
+    means = iter([0.5, 0.4, 0.6, 0.3])
+    said: list[RewardScore] = []
+
+    def score() -> float:
+        said.append(RewardScore(means=(next(means),), base=(0.001,), weights=(1.0,), kl=0.0))
+        return said[-1].margin
+
+    found = search(Slope(rate=0.01), score=score)
+    found.lower_is_better, found.noise, found.rewarded = False, 0.05, lambda: said[-1]
+    assert found.run(0.0, 30.0) == pytest.approx(1 / math.sqrt(10))
+
+
+def test_a_candidate_that_has_hardly_moved_does_not_end_the_climb() -> None:
+    slope = Slope(rate=0.01)
+    values = iter([0.0, -0.01, 0.01])
+    found = search(slope, score=lambda: next(values))
+    found.lower_is_better, found.noise = False, 0.05
+    assert found.run(0.0, 30.0) == pytest.approx(10.0)
+
+
+def test_a_probe_is_a_training_in_small() -> None:
+    found = [probe_rate_factor(place, 50) for place in range(50)]
+    assert found[4] == 1.0 == max(found)
+    assert found[0] == pytest.approx(0.2)
+    assert 0 < found[-1] < 0.05
+
+
+# — in a session
+
+
+def searched(tmp_path: Path, slope: Slope, seconds: float = 200.0) -> Simulation:
+    plan = plan_of(500, 500, 0.1).model_copy(update={"lr_search": LrSearchPlan(share=0.15)})
+    run = Simulation(tmp_path, plan, seconds=seconds, step_s=lambda step: 0.1, time=slope.time)
+    run.prober = slope
+    assert run.scorer is not None
+    plain = run.scorer.curve
+    # While the slope is stepped on, its own score counts; afterwards the simulation's.
+    run.scorer.curve = lambda step: (
+        slope.score() if step == 0 and slope.taken and not slope.ended else plain(step)
+    )
+    return run
+
+
+def test_the_found_rate_is_trained_with_from_the_first_step_on(tmp_path: Path) -> None:
+    slope = Slope(rate=0.01)
+    run = searched(tmp_path, slope)
+    run.run()
+    assert run.session.peak == pytest.approx(10.0)
+    assert max(run.rates) == pytest.approx(10.0, rel=0.02)
+    notes = [event.text for event in run.events if isinstance(event, NoteEvent)]
+    assert sum("after" in note for note in notes) == 3
+    assert notes[-1].endswith("is trained with")
+
+
+def test_a_candidate_that_beats_the_base_is_the_first_submission(tmp_path: Path) -> None:
+    """A search may take a fifth of the time: whoever is killed right after it has submitted something."""
+    run = searched(tmp_path, Slope(rate=0.1))
+    run.session.begin()
+    assert run.session.submission.exists
+    first = next(event for event in run.events if isinstance(event, SubmissionEvent))
+    assert first.step >= MIN_STEPS
+    assert first.score is not None
+
+
+def test_another_launch_takes_the_rate_that_was_found_and_spends_no_time(tmp_path: Path) -> None:
+    first = searched(tmp_path, Slope(rate=0.01))
+    first.session.begin()
+    again = Slope(rate=0.01)
+    second = searched(tmp_path, again)
+    second.session.begin()
+    assert second.session.peak == first.session.peak == pytest.approx(10.0)
+    assert again.taken == []
+
+
+def test_a_smaller_batch_gets_a_lower_rate_and_another_training_none(tmp_path: Path) -> None:
+    run = searched(tmp_path, Slope(rate=0.01))
+    run.session.begin()
+    plan, place = run.plan, run.session.submission
+    half = plan.batch.model_copy(update={"micro": plan.batch.micro // 2})
+    assert place.peak(plan.model_copy(update={"batch": half})) == pytest.approx(10 / math.sqrt(2))
+    other = plan.optimizer.model_copy(update={"name": "lion_8bit"})
+    assert place.peak(plan.model_copy(update={"optimizer": other})) == 0.0
+    (tmp_path / ".submission.rate.json").write_text(json.dumps(["nonsense"]))
+    assert place.peak(plan) == 0.0
+
+
+def test_a_resumed_training_keeps_its_rate(tmp_path: Path) -> None:
+    first = searched(tmp_path / "first", Slope(rate=0.01))
+    first.run(most=20)
+    second = searched(tmp_path / "second", Slope(rate=0.01))
+    second.session.restore(first.session.state())
+    second.session.begin()
+    assert second.session.peak == pytest.approx(10.0)
+    assert second.prober is not None

@@ -1,0 +1,362 @@
+"""Connect the session to a Hugging Face trainer; all of Axolotl's trainers are one underneath."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from core.runs.progress import StepEvent
+from core.runs.run_files import RunEnd
+from trainer.axolotl.patches import patch_generate, run_first_pass
+from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.session.ema import MovingAverage
+from trainer.session.learning_rate import Prober
+from trainer.session.progress_log import SpeedMeter
+from trainer.session.session import STOP_GRACE_S, Scorer, Session
+
+#: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
+STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
+
+
+class HfHost:
+    """The engine's model and weights, as the session needs them."""
+
+    def __init__(self, trainer: Any, scorer: Scorer | None, average: MovingAverage | None) -> None:
+        self.trainer, self.scorer, self.average = trainer, scorer, average
+        self.prober: Prober | None = HfProber(trainer)
+
+    @property
+    def model(self) -> Any:
+        """The model without the wrappers of data parallelism and compilation."""
+        return self.trainer.accelerator.unwrap_model(self.trainer.model, keep_torch_compile=False)
+
+    def write(self, folder: Path | None) -> None:
+        state = None
+        if self.trainer.is_fsdp_enabled:
+            state = self.trainer.accelerator.get_state_dict(self.trainer.model)
+        if folder is None:
+            return
+        model = self.model
+        if getattr(model, "peft_config", None):
+            # Preference training may carry a second adapter as its reference: not part of the result.
+            chosen = ["default"] if "default" in model.peft_config else None
+            model.save_pretrained(folder, state_dict=state, selected_adapters=chosen)
+        else:
+            model.save_pretrained(folder, state_dict=state)
+
+    def set_rate(self, factor: float) -> None:
+        """Set the rate of the first step: the engine calls the schedule only after each step."""
+        for group in self.trainer.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return self.average.applied() if self.average is not None else nullcontext()
+
+
+class SessionCallback(TrainerCallback):  # type: ignore[misc]
+    """Does what the session orders, and nothing that the engine would decide by itself."""
+
+    def __init__(self, spec: LaunchSpec, session: Session, host: HfHost, meter: SpeedMeter) -> None:
+        self.spec, self.session, self.host, self.meter = spec, session, host, meter
+        self.outcome: TrainingOutcome | None = None
+        self._mark = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        run_first_pass(self.host.trainer.model)
+        self._patch_generation()
+        self.session.begin()
+        self.host.set_rate(self.session.rate)
+        if self.session.ranks.rank == 0:
+            self.spec.started_path.touch()
+        self._mark = time.monotonic()
+
+    def _patch_generation(self) -> None:
+        """Called here because only now the model is wrapped as it will be trained."""
+        plan = self.session.plan
+        if plan.grpo is not None:
+            gathered_share = plan.grpo.whole_layers / plan.model.layers
+            reshard = plan.fsdp is None or plan.fsdp.reshard_after_forward
+            patch_generate(self.host.trainer.model, gathered_share, reshard, self.session.generating)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called right before the engine calls the schedule for the next rate."""
+        self.session.optimizer_stepped()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        if self.host.average is not None:
+            self.host.average.stepped(state.global_step)
+        orders = self.session.stepped(began - self._mark)
+        control.should_evaluate = False
+        control.should_save = orders.save
+        if self.session.stop is not None:
+            control.should_training_stop = True
+            control.should_save = self._finished() and self.session.stop.end is RunEnd.STOPPED
+        if control.should_save:
+            self._remember(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self._mark = time.monotonic()
+        self.meter.paused += self._mark - began
+        return control
+
+    def _finished(self) -> bool:
+        """Finish the session; return whether there is time for a checkpoint afterwards."""
+        self._end()
+        clock = self.session.clock
+        has_time = clock.save_s <= min(STOP_GRACE_S, clock.left)
+        return bool(self.session.ranks.from_first([has_time])[0])
+
+    def _end(self) -> None:
+        if self.outcome is not None:
+            return
+        self.outcome = self.session.finish()
+        if self.session.ranks.rank == 0:
+            write_record(self.spec.outcome_path, self.outcome)
+
+    def _remember(self, folder: Path) -> None:
+        """Called before the engine writes its own files: its `trainer_state.json` comes last and marks the
+        checkpoint as complete."""
+        if self.session.ranks.rank:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.session.state()
+        if self.host.average is not None:
+            from safetensors.torch import save_file
+
+            save_file(self.host.average.state(), folder / AVERAGE_FILE)
+            state["average_updates"] = self.host.average.updates
+        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        seconds = time.monotonic() - self._mark
+        self.session.checkpointed(Path(args.output_dir) / f"checkpoint-{state.global_step}", seconds)
+        self.meter.paused += seconds
+        self._mark = time.monotonic()
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        import torch
+
+        logs = logs or {}
+        if "loss" not in logs:
+            return
+        loss, norm = _number(logs.get("loss")), _number(logs.get("grad_norm"))
+        self.session.logged(loss, norm)
+        reading = self.meter.read()
+        clock = self.session.clock
+        self.session.progress.write(
+            StepEvent(
+                t=time.time(),
+                step=state.global_step,
+                total=clock.total,
+                epoch=_finite(_number(state.epoch)),
+                loss=_finite(loss),
+                lr=_finite(_number(logs.get("learning_rate"))),
+                grad_norm=_finite(norm),
+                tokens_s=reading.tokens_s,
+                mfu=reading.mfu,
+                memory_bytes=int(torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else None,
+                wait=reading.wait,
+                ends_at=time.time() + (clock.total - clock.done) * clock.step_s + clock.finish_s,
+            )
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All that counts is on disk. The engine would write the whole model once more, and leaving the
+        process group may wait for ever, so both are skipped."""
+        self._end()
+        self.session.ranks.barrier()
+        leave_training()
+
+
+def leave_training() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def resume_state(folder: Path) -> dict[str, Any] | None:
+    """Read what the session of an earlier process left in its checkpoint; None where there is nothing."""
+    try:
+        state = json.loads((folder / STATE_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def _number(value: Any) -> float | None:
+    if hasattr(value, "item"):
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _finite(value: float | None) -> float | None:
+    """Events hold no NaN: JSON has none. A missing number on a chart shows it as well."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+class HfProber:
+    """Training steps that are undone, made between `on_train_begin` and the first step.
+
+    The engine's own methods do the work (its `training_step` accumulates, shards and generates as later), but
+    none of its counters moves.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loader: Any = None
+        self._rows: Iterator[Any] = iter(())
+        self._batches: list[tuple[list[Any], Any]] = []
+        self._weights: list[tuple[Any, Any]] = []
+        self._groups: list[dict[str, Any]] = []
+        self._random: Any = None
+        self._orders: list[tuple[Any, Any]] = []
+
+    def begin(self) -> None:
+        self._random = _randomness()
+        trained = [item for item in self._model.parameters() if item.requires_grad]
+        # On the host: on a full GPU there is no room for a second copy.
+        self._weights = [(item, _local(item).detach().to("cpu", copy=True)) for item in trained]
+        groups = self._trainer.optimizer.param_groups
+        self._groups = [{key: value for key, value in item.items() if key != "params"} for item in groups]
+        # The training's own: another one would have to be packed, which takes as long as a search.
+        self._loader = self._trainer.callback_handler.train_dataloader
+        # Its order may come from a generator of its own, which goes on where the probes left it.
+        self._orders = [(item, item.get_state()) for item in _generators(self._loader)]
+        self._rows = iter(self._loader)
+
+    @property
+    def _model(self) -> Any:
+        return self._trainer.model_wrapped
+
+    def step(self, factor: float, place: int) -> float:
+        trainer, model = self._trainer, self._model
+        samples, count = self._batch(place)
+        trainer.current_gradient_accumulation_steps = len(samples)
+        for group, kept in zip(trainer.optimizer.param_groups, self._groups, strict=True):
+            group["lr"] = kept["initial_lr"] * factor
+        total = 0.0
+        for at, inputs in enumerate(samples):
+            last = at + 1 == len(samples)
+            trainer.accelerator.gradient_state._set_sync_gradients(last)
+            with nullcontext() if last else trainer.accelerator.no_sync(model):
+                # Some trainers take out of the batch what they have used.
+                own_inputs = dict(inputs) if isinstance(inputs, Mapping) else list(inputs)
+                total += float(trainer.training_step(model, own_inputs, count))
+        if trainer.args.max_grad_norm > 0:
+            trainer._clip_grad_norm(model)
+        trainer.optimizer.step()
+        model.zero_grad()
+        return total
+
+    def _batch(self, place: int) -> tuple[list[Any], Any]:
+        """The batch of this place, the same every time; after the last row the first batch again."""
+        trainer = self._trainer
+        while place >= len(self._batches):
+            wanted = trainer.args.gradient_accumulation_steps
+            samples, count = trainer.get_batch_samples(self._rows, wanted, trainer.args.device)
+            if len(samples) < wanted:
+                break
+            self._batches.append((samples, count))
+        if not self._batches:
+            raise ValueError("there are not rows enough for one step")
+        return self._batches[place % len(self._batches)]
+
+    def restore(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for weight, kept in self._weights:
+                _local(weight).copy_(kept)
+        optimizer = self._trainer.optimizer
+        _reset_optimizer(optimizer)
+        for group, kept in zip(optimizer.param_groups, self._groups, strict=True):
+            group.update(kept)
+        _set_randomness(self._random)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Clear what TRL's trainers collect: metrics, and for rewards the completions of several steps."""
+        if hasattr(self._trainer, "_buffered_inputs"):
+            self._trainer._step, self._trainer._buffered_inputs = 0, None
+        for metrics in getattr(self._trainer, "_metrics", {}).values():
+            metrics.clear()
+
+    def end(self) -> None:
+        self._model.zero_grad()
+        for generator, state in self._orders:
+            generator.set_state(state)
+        # A prepared loader stays "the active one" until its last row has been read.
+        if hasattr(self._loader, "end"):
+            self._loader.end()
+        self._loader, self._rows = None, iter(())
+        self._batches, self._weights, self._groups, self._orders = [], [], [], []
+
+
+def _reset_optimizer(optimizer: Any) -> None:
+    """As if it had never stepped. Paged states of bitsandbytes are never freed, so they are zeroed in place;
+    other optimizers create their state again where it is missing."""
+    import torch
+
+    if not type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes"):
+        optimizer.state.clear()
+        return
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):
+                value.zero_()
+            elif name == "step":
+                state[name] = 0
+
+
+def _generators(loader: Any, deep: int = 4) -> list[Any]:
+    """The random generators of a loader and of its samplers, however they are wrapped."""
+    import torch
+
+    generators = []
+    for name in ("generator", "sampler", "batch_sampler", "base_dataloader"):
+        part = getattr(loader, name, None)
+        if isinstance(part, torch.Generator):
+            generators.append(part)
+        elif part is not None and deep:
+            generators += _generators(part, deep - 1)
+    return [
+        generator
+        for number, generator in enumerate(generators)
+        if all(generator is not other for other in generators[:number])
+    ]
+
+
+def _local(weight: Any) -> Any:
+    """This rank's part of a sharded weight."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight.data
+
+
+def _randomness() -> tuple[Any, ...]:
+    import numpy
+    import torch
+
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _set_randomness(state: tuple[Any, ...]) -> None:
+    import numpy
+    import torch
+
+    own, arrays, tensors, cuda = state
+    random.setstate(own)
+    numpy.random.set_state(arrays)
+    torch.set_rng_state(tensors)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,194 @@
+"""Our hooks in Axolotl: a plugin that the configuration lists.
+
+Axolotl trains; everything that decides about the training (when it ends, what is best, what is submitted)
+is the session's. What Axolotl's own builders would do of that is switched off here, and what its builder
+for preference and reward training silently ignores is put back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from axolotl.integrations.base import BasePlugin
+
+from core.domain.choices import EvalMetric, Parallelism
+from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
+from core.planning.plan import TrainingPlan
+from trainer.axolotl import patches
+from trainer.axolotl.host import AVERAGE_FILE, HfHost, SessionCallback, resume_state
+from trainer.axolotl.patches import add_kl, count_tokens
+from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
+from trainer.handoff import LaunchSpec
+from trainer.scoring.generation import PROMPTS
+from trainer.session.clock import RunClock
+from trainer.session.ema import MovingAverage
+from trainer.session.failures import record_uncaught
+from trainer.session.progress_log import ProgressLog, SpeedMeter
+from trainer.session.ranks import communicator
+from trainer.session.session import Scorer, Session
+from trainer.session.submission import Submission
+from trainer.session.watchdog import StopFile, dump_stacks_on_request, exit_with_runner
+
+
+class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
+    """Axolotl creates one in every training process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.spec = LaunchSpec.read()
+        self.plan = TrainingPlan.from_json(Path(self.spec.plan_path).read_bytes())
+        self.progress = ProgressLog(Path(self.spec.run.progress_path) if self.rank == 0 else None)
+        self.session: Session | None = None
+
+    @property
+    def supervised(self) -> bool:
+        return self.plan.task.task_type.is_supervised
+
+    def register(self, cfg: dict[str, Any]) -> None:
+        """The engine goes on without a plugin that it could not load: the marker shows the runner that ours
+        was loaded."""
+        record_uncaught(self.spec, self.rank, lambda: self.session.phase if self.session else "load")
+        patches.apply_patches(cfg)
+        dump_stacks_on_request()
+        exit_with_runner(self.spec.wrapper_pid)
+        if self.rank == 0:
+            self.spec.marker_path.touch()
+            self.progress.stage("load", "the engine reads rows and model")
+
+    def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
+        """The first hook with the checked configuration."""
+        import torch
+
+        # Axolotl pins several processes to accelerators by their rank, also where there is none.
+        if not torch.cuda.is_available():
+            cfg.device_map = None
+        # The session does both, for every kind of task and in the validator's metric.
+        cfg.early_stopping_patience = None
+        cfg.load_best_model_at_end = False
+
+    def pre_model_load(self, cfg: Any) -> None:
+        """The engine seeds only when the trainer is made: an adapter's weights are drawn before."""
+        from transformers import set_seed
+
+        set_seed(self.plan.seed)
+
+    def post_model_load(self, cfg: Any, model: Any) -> None:
+        patches.freeze_vision(model)
+        planned, used = self.plan.precision.attention.value, cfg.attn_implementation
+        if used is not None and used != planned:
+            self.progress.note(
+                "attention", f"{used} in place of {planned}, which this model cannot take here"
+            )
+
+    def get_training_args(self, cfg: Any) -> dict[str, Any]:
+        """Arguments that override what Axolotl's builder made, for preference and reward training too."""
+        import torch
+
+        loader, steps = self.plan.loader, self.plan.steps
+        arguments: dict[str, Any] = {
+            # The upper bound: the session ends the run where the clock says, and the clock may be generous.
+            "max_steps": max(steps.wanted or steps.total, steps.total, 1),
+            "eval_strategy": "no",
+            "save_strategy": "no",
+            "load_best_model_at_end": False,
+            "eval_on_start": False,
+            # A loss that is no number is shown and counted, not replaced by the mean of those before.
+            "logging_nan_inf_filter": False,
+            "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
+        }
+        if not torch.cuda.is_available():
+            arguments["use_cpu"] = True
+        if not self.supervised:
+            arguments["ddp_find_unused_parameters"] = False
+            arguments["dataloader_drop_last"] = loader.drop_last
+            if self.plan.precision.neftune_alpha:
+                arguments["neftune_noise_alpha"] = self.plan.precision.neftune_alpha
+        return arguments
+
+    def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        average = _average(self.plan, trainer, self.progress)
+        coefficient = self.spec.run.kl_coefficient if self.supervised else None
+        base = self._base(trainer) if coefficient else None
+        host = HfHost(trainer, self._scorer(trainer, base), average)
+        self.session = self._session(trainer, host)
+        meter = SpeedMeter(self.plan)
+        count_tokens(trainer, meter)
+        if coefficient:
+            add_kl(trainer, coefficient, base)
+        return [SessionCallback(self.spec, self.session, host, meter)]
+
+    def _session(self, trainer: Any, host: HfHost) -> Session:
+        run = self.spec.run
+        stop = StopFile(Path(run.stop_path))
+        session = Session(
+            plan=self.plan,
+            clock=RunClock(self.plan, end_by=run.end_by, now=time.time),
+            submission=Submission(
+                Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type
+            ),
+            progress=self.progress,
+            ranks=communicator(trainer.args.device),
+            host=host,
+            stop_requested=lambda: stop.requested,
+        )
+        if self.spec.resume_from and (state := resume_state(Path(self.spec.resume_from))):
+            session.restore(state)
+            _restore_average(host.average, Path(self.spec.resume_from), state)
+        return session
+
+    def _base(self, trainer: Any) -> Any:
+        """The base for the KL term: a full fine-tune keeps a copy, a LoRA has it inside."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return None if has_adapter(model) else frozen_base(self.spec.run.model_path, model)
+
+    def _scorer(self, trainer: Any, base: Any) -> Scorer | None:
+        # The loss of a GRPO training is meaningless: it is near zero for every model.
+        by_loss = self.plan.steps.eval_metric is EvalMetric.LOSS
+        if by_loss and not self.plan.task.task_type.generates:
+            return EngineScorer(trainer) if trainer.eval_dataset is not None else None
+        if not self.spec.prepared.eval_rows:
+            return None
+        ranks = communicator(trainer.args.device)
+        return HeldOutScorer(self.spec, trainer, ranks, base, together=_prompts(self.plan))
+
+    def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
+        """The engine's own schedules do not know the clock."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        session = self.session
+        if session is None:
+            return None
+        return LambdaLR(optimizer, lambda _: session.rate)
+
+
+def _prompts(plan: TrainingPlan) -> int:
+    """Sharded, an evaluation generates no more tokens at once than a training step: where memory runs out,
+    the ranks of a sharded model cannot split a batch, as a process with the whole model does."""
+    if plan.parallelism is not Parallelism.FSDP:
+        return PROMPTS
+    tokens = plan.batch.micro * plan.batch.accumulation * (plan.sequence.completion_limit or GRPO_COMPLETION)
+    return max(min(tokens // (GRPO_GENERATIONS * GRPO_COMPLETION), PROMPTS), 1)
+
+
+def _average(plan: TrainingPlan, trainer: Any, progress: ProgressLog) -> MovingAverage | None:
+    if plan.ema is None:
+        return None
+    if trainer.is_fsdp_enabled:
+        # Sharding replaces today's weights when the training begins: an average of them would never change,
+        # and keep a whole model in memory.
+        progress.note("ema", "no moving average: the model is sharded, and its weights lie on several GPUs")
+        return None
+    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    return MovingAverage(trained, plan.ema.decay, plan.ema.every)
+
+
+def _restore_average(average: MovingAverage | None, folder: Path, state: dict[str, Any]) -> None:
+    if average is None or not (folder / AVERAGE_FILE).is_file():
+        return
+    from safetensors.torch import load_file
+
+    average.restore(load_file(folder / AVERAGE_FILE), int(state.get("average_updates", 0)))

@@ -1,0 +1,133 @@
+"""The files through which the runner and the training processes talk.
+
+They share no memory: the path of the launch spec is in the environment, and every answer is a file beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self, TypeVar
+
+from pydantic import Field
+
+from core.domain.records import Record, SanitizedText
+from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
+from core.system.files import write_atomically
+
+LAUNCH_SPEC_VARIABLE = "GOD_MINER_LAUNCH_SPEC"
+
+
+class PreparedRows(Record):
+    """The rows of a text task as they lie on disk for one attempt."""
+
+    train_path: Path
+    #: None: too few rows to hold any out.
+    eval_path: Path | None = None
+    train_rows: int
+    eval_rows: int
+    #: Why rows are missing, and how many for each reason.
+    dropped: dict[str, int] = Field(default_factory=dict)
+    #: Of the rows and of how they were cut: new data is a new path, so no cache can mix them up.
+    digest: str = ""
+    #: GRPO: holds the module `task_rewards`; belongs on PYTHONPATH.
+    rewards_dir: Path | None = None
+    #: The token to pad with, where the tokenizer has none.
+    pad_token: str | None = None
+    #: DPO: the held-out rows as the other era's evaluation encodes them, where that is different.
+    other_path: Path | None = None
+
+
+class PrepareSpec(Record):
+    """What the preparing child does, and where it writes its results."""
+
+    run: RunSpec
+    #: None: the child makes one.
+    plan_path: str | None
+    #: The plan that is followed, whether received or made.
+    plan_out: str
+    #: Where rows are written.
+    folder: str
+    #: A `PreparedRows`, or a `TrainingFailure` at `failure_out`.
+    prepared_out: str
+    failure_out: str
+
+
+class LaunchSpec(Record):
+    """One launch of an engine."""
+
+    run: RunSpec
+    plan_path: str
+    #: Of this launch alone: marker, outcome and failures lie here.
+    launch_dir: str
+    prepared: PreparedRows
+    #: The runner. The trainer ends with it: without one it would hold the GPUs for ever.
+    wrapper_pid: int | None = None
+    #: A checkpoint folder, complete, of this run or an earlier one.
+    resume_from: str | None = None
+
+    @classmethod
+    def read(cls) -> Self:
+        """The spec of this process's launch; `KeyError` outside of one."""
+        return cls.model_validate_json(Path(os.environ[LAUNCH_SPEC_VARIABLE]).read_bytes())
+
+    def write(self) -> Path:
+        path = Path(self.launch_dir) / "sheet.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
+        return path
+
+    @property
+    def marker_path(self) -> Path:
+        """Written by our plugin as soon as the engine has loaded it: engines go on without a plugin."""
+        return Path(self.launch_dir) / "plugin"
+
+    @property
+    def started_path(self) -> Path:
+        """Written before the first step: from then on it is worth waiting for a graceful stop."""
+        return Path(self.launch_dir) / "begun"
+
+    @property
+    def outcome_path(self) -> Path:
+        return Path(self.launch_dir) / "outcome.json"
+
+    def failure_path(self, rank: int) -> Path:
+        return Path(self.launch_dir) / f"failure-{rank}.json"
+
+
+class TrainingOutcome(Record):
+    """How a training ended that ended by itself."""
+
+    end: RunEnd
+    detail: SanitizedText = ""
+    steps: int = 0
+    best: HeldOutScore | None = None
+    base: HeldOutScore | None = None
+
+
+class TrainingFailure(Record):
+    """What ended a training process unexpectedly."""
+
+    end: RunEnd
+    #: Out of memory: the phase, "train", "evaluation" or "generation".
+    moment: str | None = None
+    detail: SanitizedText = ""
+    traceback: SanitizedText = ""
+    at: float = 0.0
+    #: Only the consequence of another process's failure.
+    consequence: bool = False
+
+
+def write_record(path: Path, record: Record) -> None:
+    write_atomically(path, record.model_dump_json(indent=2).encode(), mode=0o644)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def read_record(kind: type[RecordType], path: Path) -> RecordType | None:
+    """Read a record; None where there is no such file, or not a complete one."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,171 @@
+"""Several GPUs: who this process is, how the model is distributed, and how all agree.
+
+One process works the same way, so nothing else depends on how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from core.domain.choices import Parallelism
+from core.planning.plan import TrainingPlan
+from trainer.errors import BadData, TrainingError
+from trainer.native.model import without_adapters
+from trainer.session.ranks import Communicator
+
+#: A rank that waits longer for the others would wait for ever: they are dead or stuck.
+HANG_S = 600.0
+#: The process group gives up this much later than the watchdog, which reports more.
+_AFTER_WATCHDOG_S = 60.0
+
+
+#: Groups, as long as this process lives. Were DistributedDataParallel the last to hold one, it would end it
+#: with the interpreter's lock in hand, and wait for a thread of the group's that waits for that lock.
+_kept_groups: list[Any] = []
+
+CPU = torch.device("cpu")
+
+
+class GpuNotVisible(TrainingError):
+    """The plan counts on a GPU that cannot be seen."""
+
+    code = "no_gpu"
+
+
+@dataclass(frozen=True)
+class NativeCommunicator(Communicator):
+    device: torch.device = CPU
+    #: Called whenever something was done; see `trainer.session.watchdog`.
+    heartbeat: Callable[[], None] = lambda: None
+
+    def require_same(self, what: str, *numbers: float) -> None:
+        """`BadData` where a rank has other numbers than the first."""
+        if self.world == 1:
+            return
+        own = [float(number) for number in numbers]
+        differs = self.from_first(own) != own
+        if self.any(differs):
+            which = "this one's differ" if differs else "another one's differ"
+            raise BadData(
+                f"rank {self.rank} of {self.world}: the ranks have different {what}, {which} from the first "
+                "one's; all must read the same files, on a file system that they share"
+            )
+
+
+@contextmanager
+def join_process_group(
+    *, cpu: bool, heartbeat: Callable[[], None] = lambda: None, hang_s: float = HANG_S
+) -> Iterator[NativeCommunicator]:
+    """The process group that `torchrun` or `accelerate launch` prepared, or this process alone."""
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu") if cpu else torch.device("cuda", local)
+    if not cpu:
+        if local >= torch.cuda.device_count():
+            raise GpuNotVisible(
+                f"process {local} of this machine sees {torch.cuda.device_count()} GPUs: look at the driver "
+                "(nvidia-smi), at what the container may see, and at CUDA_VISIBLE_DEVICES"
+            )
+        torch.cuda.set_device(device)
+    if world == 1:
+        yield NativeCommunicator(0, 1, device, heartbeat)
+        return
+    # The last collectives of every rank are kept, so that after a hang one sees which was not joined.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=hang_s + _AFTER_WATCHDOG_S))
+    _kept_groups.append(dist.group.WORLD)
+    yield NativeCommunicator(rank, world, device, heartbeat)
+    # Not after an error: leaving a group waits for ranks that may be gone.
+    dist.destroy_process_group()
+
+
+def distribute(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
+    """The net over the ranks, as the plan says: whole on each, or in shards."""
+    if ranks.world == 1:
+        return net
+    if plan.parallelism is Parallelism.FSDP:
+        return _sharded(net, plan, ranks)
+    broadcast_trainable(net)
+    ids = None if ranks.device.type == "cpu" else [ranks.device.index]
+    return nn.parallel.DistributedDataParallel(
+        net, device_ids=ids, gradient_as_bucket_view=True, static_graph=False, broadcast_buffers=False
+    )
+
+
+def broadcast_trainable(net: nn.Module) -> None:
+    """Adapters are drawn at random, so every rank takes over the first one's."""
+    with torch.no_grad():
+        for weight in net.parameters():
+            if weight.requires_grad:
+                dist.broadcast(weight.data, 0)
+
+
+def _sharded(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
+    """FSDP2: each layer is gathered when it is computed, the next one while it is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    assert plan.fsdp is not None
+    broadcast_trainable(net)
+    # Hybrid over several machines: shards within one, copies between them.
+    within = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
+    if within == ranks.world:
+        mesh = init_device_mesh(ranks.device.type, (within,), mesh_dim_names=("shard",))
+    else:
+        hybrid = (ranks.world // within, within)
+        mesh = init_device_mesh(ranks.device.type, hybrid, mesh_dim_names=("copy", "shard"))
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": plan.fsdp.reshard_after_forward,
+        # Gradients are summed in fp32 whatever they were computed in.
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+    }
+    if plan.fsdp.offload_params:
+        options["offload_policy"] = CPUOffloadPolicy()
+    layers = layers_of(net)
+    base = getattr(net, "base", None)
+    for layer in [*layers, *(layers_of(base) if base is not None else [])]:
+        fully_shard(layer, **options)
+    fully_shard(net, **options)
+    if plan.fsdp.forward_prefetch:
+        for layer, following in pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+    return net
+
+
+def layers_of(net: nn.Module) -> list[nn.Module]:
+    """The decoder's layers: the longest list of modules there is."""
+    model: Any = net.model if hasattr(net, "model") else net
+    lists = [
+        list(module) for module in without_adapters(model).modules() if isinstance(module, nn.ModuleList)
+    ]
+    return max(lists, key=len, default=[])
+
+
+def no_sync(net: nn.Module, last: bool) -> Any:
+    """Gradients travel once per step, with its last micro-batch."""
+    if isinstance(net, nn.parallel.DistributedDataParallel):
+        return nullcontext() if last else net.no_sync()
+    if hasattr(net, "set_requires_gradient_sync"):
+        net.set_requires_gradient_sync(last)  # type: ignore[operator]
+    return nullcontext()
+
+
+def unwrap_ddp(net: nn.Module) -> nn.Module:
+    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded; every rank must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,0 +1,391 @@
+"""The model with its adapters, attention and checkpointing, and its losses inside the forward pass.
+
+The logits of a whole batch never exist: a token's loss is computed chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from core.domain.choices import Attention
+from core.engines.native import settings_of
+from core.planning.plan import TrainingPlan
+from trainer.errors import BadModel
+from trainer.inputs.model_loading import forbid_remote_code, with_attention
+from trainer.inputs.tokens import IGNORED
+from trainer.native.batches import TokenBatch
+
+log = logging.getLogger(__name__)
+
+#: fp32 logits in memory at a time.
+CHUNK_BYTES = 256 * 2**20
+#: Logits of up to so many bytes are kept for the backward pass.
+KEPT_BYTES = 128 * 2**20
+
+
+def token_losses(hidden: Tensor, head: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
+    """−log p of each target, fp32, differentiable in `hidden` and `head`.
+
+    `hidden` is (tokens, width), `head` (vocabulary, width); `cap` is Gemma's soft cap on logits."""
+    size = 4 * hidden.shape[0] * head.shape[0]
+    if size <= KEPT_BYTES:
+        return F.cross_entropy(_capped(hidden @ head.T, cap).float(), targets, reduction="none")
+    losses: Tensor = _ChunkedLosses.apply(hidden, head, targets, cap)
+    return losses
+
+
+class _ChunkedLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+        normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty_like(normalizer)
+        for part in _loss_parts(len(hidden), head.shape[0]):
+            logits = _capped(hidden[part] @ head.T, cap).float()
+            normalizer[part] = logits.logsumexp(-1)
+            losses[part] = normalizer[part] - logits.gather(-1, targets[part, None]).squeeze(-1)
+        ctx.save_for_backward(hidden, head, targets, normalizer)
+        ctx.cap = cap
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, head, targets, normalizer = ctx.saved_tensors
+        (weight,) = incoming
+        wants_hidden, wants_head = ctx.needs_input_grad[:2]
+        hidden_grad = torch.empty_like(hidden) if wants_hidden else None
+        # Summed over chunks: in fp32, or the small ones are rounded away.
+        head_grad = torch.zeros(head.shape, dtype=torch.float32, device=head.device) if wants_head else None
+        for part in _loss_parts(len(hidden), head.shape[0]):
+            raw = hidden[part] @ head.T
+            logits = _capped(raw, ctx.cap).float()
+            delta = (logits - normalizer[part, None]).exp_()
+            delta.scatter_add_(-1, targets[part, None], -torch.ones_like(delta[:, :1]))
+            delta *= weight[part, None]
+            if ctx.cap is not None:
+                delta *= 1 - (logits / ctx.cap) ** 2
+            small = delta.to(hidden.dtype)
+            if hidden_grad is not None:
+                hidden_grad[part] = small @ head
+            if head_grad is not None:
+                head_grad += (small.T @ hidden[part]).float()
+        return hidden_grad, None if head_grad is None else head_grad.to(head.dtype), None, None
+
+
+def divergence(
+    hidden: Tensor, head: Tensor, base_hidden: Tensor, base_head: Tensor, cap: float | None = None
+) -> Tensor:
+    """KL(here || there) of the next token's distribution, summed over the tokens, differentiable in what is
+    here. Chunk by chunk, and the logits again in the backward pass."""
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for part in _loss_parts(len(hidden), 2 * head.shape[0]):
+        chunk = checkpoint(
+            _divergence_of_chunk, hidden[part], head, base_hidden[part], base_head, cap, use_reentrant=False
+        )
+        total = total + chunk
+    return total
+
+
+def _divergence_of_chunk(
+    hidden: Tensor, head: Tensor, base_hidden: Tensor, base_head: Tensor, cap: float | None
+) -> Tensor:
+    model_log_p = _capped(hidden @ head.T, cap).float().log_softmax(-1)
+    with torch.no_grad():
+        base_log_p = _capped(base_hidden @ base_head.T, cap).float().log_softmax(-1)
+    return F.kl_div(base_log_p, model_log_p, reduction="sum", log_target=True)
+
+
+def preference_losses(preferred: Tensor, reference: Tensor, beta: float) -> Tensor:
+    """DPO's sigmoid loss per pair; both are log p(chosen) − log p(rejected), the model's and the base's."""
+    return -F.logsigmoid(beta * (preferred - reference))
+
+
+def _loss_parts(tokens: int, vocabulary: int) -> list[slice]:
+    size = max(CHUNK_BYTES // (4 * vocabulary), 1)
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
+def _capped(logits: Tensor, cap: float | None) -> Tensor:
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+#: Settings of a head that is more than a matrix. Without a check it would be trained wrongly in silence.
+_STRANGE_HEADS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+
+
+class LossModel(nn.Module):
+    """A causal language model with its losses."""
+
+    #: What a nat of divergence from the base costs.
+    kl = 0.0
+
+    def __init__(self, model: nn.Module, attention: Attention) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = attention
+        config: Any = without_adapters(model).config
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """The batch's sums, of which `shares` makes the step's loss."""
+        hidden, where = self._hidden(batch)
+        return self._summed(hidden, where, batch).reshape(1)
+
+    def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
+        """What each sum counts in the loss of batches with so many rows (or pairs, or tokens) and so many
+        predictions that are learned."""
+        return torch.tensor([1 / max(count, 1.0)], device=device)
+
+    def row_sums(self, batch: TokenBatch) -> Tensor:
+        """−log p of each row's counted tokens, summed by row: what preferences are made of."""
+        hidden, where = self._hidden(batch)
+        rows = where.nonzero()[:, 0]
+        losses = self._token_losses(hidden, where, batch)
+        return torch.zeros(len(batch.ids), device=losses.device).index_add(0, rows, losses)
+
+    def _hidden(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Of the tokens whose next one counts; and where those are."""
+        where = batch.targets != IGNORED
+        return self._at(self._states(self.model, batch), where), where
+
+    def _at(self, states: Tensor, where: Tensor) -> Tensor:
+        return states[where].to(self._head.dtype)
+
+    def _states(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        decoder: Any = without_adapters(model)
+        states: Tensor = decoder.get_decoder()(
+            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **self._mask(batch)
+        ).last_hidden_state
+        return states
+
+    @property
+    def _head(self) -> Tensor:
+        return head_of(self.model)
+
+    def _token_losses(self, hidden: Tensor, where: Tensor, batch: TokenBatch) -> Tensor:
+        return token_losses(hidden, self._head, batch.targets[where], self._cap)
+
+    def _summed(self, hidden: Tensor, where: Tensor, batch: TokenBatch) -> Tensor:
+        losses = self._token_losses(hidden, where, batch)
+        return losses.sum() if batch.weights is None else (losses * batch.weights[where]).sum()
+
+    def _mask(self, batch: TokenBatch) -> Mapping[str, Any]:
+        """No mask at all where every document has its own row: what is after the end is never looked at, and
+        plain causal attention has the fastest kernels."""
+        if batch.documents is None:
+            return {"attention_mask": None}
+        if self.attention in (Attention.FLASH_2, Attention.FLASH_3):
+            return {"attention_mask": None}  # told apart by the positions' restarts
+        if self.attention is Attention.FLEX:
+            return {"attention_mask": _block_mask(batch.documents)}
+        same = batch.documents[:, None, :, None] == batch.documents[:, None, None, :]
+        length = batch.documents.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=same.device).tril()
+        visible = same & causal
+        if self.attention is Attention.EAGER:  # adds its mask to the scores
+            numbers = self._head.dtype
+            return {
+                "attention_mask": torch.zeros_like(visible, dtype=numbers).masked_fill(~visible, -torch.inf)
+            }
+        return {"attention_mask": visible}
+
+
+class KlLossModel(LossModel):
+    """Tied to its base: loss + coefficient · KL(model || base), as tournaments with a KL term score.
+
+    The base is the model without its adapters, or a frozen copy beside a full fine-tune."""
+
+    def __init__(self, model: nn.Module, attention: Attention, kl: float, base: nn.Module | None) -> None:
+        super().__init__(model, attention)
+        self.kl, self.base = kl, base
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        base_hidden = self._base_hidden(batch)
+        states, where = self._states(self.model, batch), batch.targets != IGNORED
+        head = self._head if self.base is None else head_of(self.base)
+        kl = divergence(self._at(states, batch.labelled), self._head, base_hidden, head, self._cap)
+        return torch.stack([self._summed(self._at(states, where), where, batch), kl])
+
+    def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
+        """Rows weigh the same in the loss, tokens in the divergence."""
+        return torch.tensor([1 / max(count, 1.0), self.kl / max(learned, 1.0)], device=device)
+
+    @torch.no_grad()
+    def _base_hidden(self, batch: TokenBatch) -> Tensor:
+        where = batch.labelled
+        if self.base is not None:
+            return self._states(self.base, batch)[where].to(head_of(self.base).dtype)
+        was_training, with_adapter = self.model.training, self.model
+        with_adapter.eval()  # the base has no dropout to be blurred by
+        try:
+            with with_adapter.disable_adapter():  # type: ignore[operator]
+                return self._states(with_adapter, batch)[where].to(self._head.dtype)
+        finally:
+            with_adapter.train(was_training)
+
+
+class DpoLossModel(LossModel):
+    """The first half of a batch was chosen, the second rejected."""
+
+    def __init__(self, model: nn.Module, attention: Attention, beta: float) -> None:
+        super().__init__(model, attention)
+        self._beta = beta
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        if batch.reference is None:
+            raise ValueError("preferences are compared with the base model's, which is not there yet")
+        return preference_losses(self.preferred(batch), batch.reference, self._beta).sum().reshape(1)
+
+    def preferred(self, batch: TokenBatch) -> Tensor:
+        """log p(chosen) − log p(rejected) of each pair, as the model is now."""
+        chosen, rejected = (-self.row_sums(batch)).chunk(2)
+        return chosen - rejected
+
+
+def head_of(model: nn.Module) -> Tensor:
+    base: Any = without_adapters(model)
+    head: Tensor = base.get_output_embeddings().weight
+    return head
+
+
+def without_adapters(model: nn.Module) -> nn.Module:
+    """The model under its adapters, which are woven into it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator,no-any-return]
+
+
+def load_model(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn.Module, Attention]:
+    """The base model with the plan's adapters, in the plan's numbers, on the device."""
+    model, attention = _load_pretrained(path, plan, device)
+    unsupported = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
+    if unsupported or getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise BadModel(
+            f"{path}: its head has {unsupported or ['a bias']}, which the native trainer leaves out"
+        )
+    model = model.to(device)
+    if plan.precision.gradient_checkpointing:
+        enable_checkpointing(model, plan)
+    if plan.adapter is None:
+        return model.train(), attention
+    model.enable_input_require_grads()
+    return add_adapters(model, plan).train(), attention
+
+
+def frozen_base(path: Path, plan: TrainingPlan, device: torch.device) -> nn.Module:
+    """The base once more, beside a model whose every weight is trained."""
+    model: nn.Module = _load_pretrained(path, plan, device)[0]
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _load_pretrained(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[Any, Attention]:
+    from transformers import AutoModelForCausalLM
+
+    def load_with(attention: Attention) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=compute_dtype(plan), attn_implementation=attention.value, local_files_only=True
+        )
+
+    forbid_remote_code()
+    try:
+        return with_attention(load_with, available_attention(plan.precision.attention, device))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
+
+
+def enable_checkpointing(model: Any, plan: TrainingPlan) -> None:
+    """Activations are computed again in the backward pass instead of kept: those of whole layers, or of what
+    is cheap in them; of every layer, or of some."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    settings = settings_of(plan)
+    options: dict[str, Any] = {"use_reentrant": False}
+    if settings.recompute == "cheap":
+        options["context_fn"] = _selective_contexts
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % settings.recompute_every == 0
+
+
+def _selective_contexts() -> Any:
+    """Results of matrix products and of attention are kept: they are most of the time and little of the
+    memory."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    kept = {
+        aten.mm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_mm.default,
+    }
+
+    def policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Any:
+        if operation in kept:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    adapter = plan.adapter
+    assert adapter is not None
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=list(adapter.target_modules) or "all-linear",
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with_adapters: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=adapter.fp32)
+    return with_adapters
+
+
+def compute_dtype(plan: TrainingPlan) -> torch.dtype:
+    """What is computed with. A full fine-tune's fp32 weights are the optimizer's
+    (`optimizer.MasterWeights`)."""
+    if plan.precision.bf16:
+        return torch.bfloat16
+    return torch.float16 if plan.precision.fp16 else torch.float32
+
+
+def available_attention(wanted: Attention, device: torch.device) -> Attention:
+    """The wish, or torch's own kernels, which hold a flash attention too."""
+    if wanted in (Attention.FLASH_2, Attention.FLASH_3):
+        from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+        installed = (
+            is_flash_attn_2_available() if wanted is Attention.FLASH_2 else is_flash_attn_3_available()
+        )
+        if not installed:
+            log.warning("%s is not installed: torch's own attention takes its place", wanted)
+            return Attention.SDPA
+    if wanted is Attention.FLEX and device.type != "cuda":
+        log.warning("flex attention cannot train on %s: torch's own takes its place", device.type)
+        return Attention.SDPA
+    return wanted
+
+
+def _block_mask(documents: Tensor) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def same_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[batch, query] == documents[batch, key])
+
+    size, length = documents.shape
+    return create_block_mask(same_document, size, None, length, length, device=str(documents.device))

@@ -1,0 +1,236 @@
+"""Watch an image engine from outside: read its progress bars, and submit each whole file that it leaves.
+
+sd-scripts:   steps:   3%|▎  | 48/1600 [01:02<33:20,  1.29s/it, avr_loss=0.123]
+ai-toolkit:   last:   1%|  | 12/2000 [00:30<1:22:00,  2.48s/it, lr: 1.0e-04 loss: 3.456e-01]
+
+Bars that count something else (files, latents, epochs) differ only in names and totals.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from core.domain.choices import LrSchedule
+from core.domain.evaluation import Era
+from core.domain.tasks import TaskType
+from core.domain.units import show_seconds
+from core.planning.plan import TrainingPlan
+from core.runs.progress import StepEvent, SubmissionEvent
+from core.runs.run_files import RunEnd, RunSpec
+from core.submission.faults import BadSubmission
+from core.submission.safetensors import BadHeader, read_header
+from trainer.runner.supervise import Termination
+from trainer.session.progress_log import ProgressLog
+from trainer.session.submission import Submission
+
+LAST_FILE = "last.safetensors"
+_NUMBERED = re.compile(r"last[-_](\d+)\.safetensors")
+
+
+def newest_whole_file(output: Path) -> Path | None:
+    """sd-scripts: `last-000010.safetensors` by epoch; ai-toolkit: `last/last_000000250.safetensors` by step;
+    both finally `last.safetensors`. A file that is still being written is shorter than its header says."""
+    newest_first = sorted(output.rglob("last*.safetensors"), key=_order, reverse=True)
+    return next((path for path in newest_first if is_whole_file(path)), None)
+
+
+def _order(path: Path) -> tuple[bool, int]:
+    numbered = _NUMBERED.fullmatch(path.name)
+    return path.name == LAST_FILE, int(numbered[1]) if numbered else -1
+
+
+def is_whole_file(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return bool(read_header(file).tensors)
+    except (OSError, BadHeader):
+        return False
+
+
+def link_into_submission(source: Path, name: str) -> Callable[[Path], None]:
+    """A function that puts the file into a submission folder under this name. A link costs nothing: engines
+    write new files and never change one."""
+
+    def write(folder: Path) -> None:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    return write
+
+
+#: Begins with what few lines have: a pattern that began with the name took minutes over a long odd line.
+_BAR = re.compile(r"\d{1,3}%\|[^|]*\|\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s*\[(?P<rest>[^\]]*)")
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
+_LOSS = re.compile(rf"(?:avr_loss|loss)\s*[=:]\s*({_NUMBER})", re.IGNORECASE)
+_RATE = re.compile(rf"\blr\s*[=:]\s*({_NUMBER})", re.IGNORECASE)
+
+
+class EngineStep(NamedTuple):
+    step: int
+    total: int
+    loss: float | None = None
+    lr: float | None = None
+
+
+def parse_step(line: str, total: int) -> EngineStep | None:
+    """The step that a line reports, of a training with `total` steps; None for every other line."""
+    bar = _BAR.search(line)
+    if bar is None or int(bar["total"]) != total:
+        return None
+    # A bar over the latents may have the same total: a bar of the training has a loss, or the engine's name
+    # for it.
+    loss, rate = _number(_LOSS, bar["rest"]), _number(_RATE, bar["rest"])
+    name = line[: bar.start()].rpartition("|")[2].strip().removesuffix(":")
+    if loss is None and name != "steps":
+        return None
+    return EngineStep(int(bar["step"]), total, loss, rate)
+
+
+def _number(pattern: re.Pattern[str], text: str) -> float | None:
+    match = pattern.search(text)
+    return float(match[1]) if match else None
+
+
+def is_broken(step: EngineStep) -> bool:
+    return step.loss is not None and not math.isfinite(step.loss)
+
+
+#: Seconds between two progress events, and between two checks for new files.
+LOG_EVERY_S, CHECK_EVERY_S = 1.0, 2.0
+#: Losses in a row that are no numbers: the running mean that engines show never recovers from one.
+MAX_NAN = 5
+#: A forecast is made after so many steps, and is believed when it is off by more than this part of what is
+#: left.
+TIMED_STEPS, SLACK = 20, 0.05
+#: A training is started again with fewer steps only while little of it is done.
+EARLY = 0.25
+_OOM = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NO_DATA = re.compile(r"No data found|画像がありません|no images? (were )?found", re.IGNORECASE)
+
+
+@dataclass
+class ImageMonitor:
+    run: RunSpec
+    plan: TrainingPlan
+    output: Path
+    #: When the engine is ended, whatever it is doing.
+    hard_end: float
+    progress: ProgressLog
+    now: Callable[[], float] = time.time
+    #: How many steps fit, where the plan's do not.
+    refit: int | None = None
+    may_refit: bool = True
+    step: EngineStep | None = None
+    out_of_memory: bool = False
+    no_data: bool = False
+    placed: str | None = None
+    #: Why the newest file could not be submitted.
+    problem: OSError | BadSubmission | None = None
+    _nan: int = 0
+    _timed: list[tuple[int, float]] = field(default_factory=list)
+    _logged_at: float = -math.inf
+    _checked_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        place = Path(self.run.submission_dir)
+        base = Path(self.run.model_path)
+        self.submission = Submission(place, self.run.model_id, base, TaskType.IMAGE)
+        # Validators of tournaments put the whole folder under `checkpoints/` themselves.
+        self._name = LAST_FILE if self.run.era is Era.TOURNAMENTS else f"checkpoint/{LAST_FILE}"
+
+    def on_line(self, line: str) -> None:
+        """Every line of the engine, in the reader's thread."""
+        self.out_of_memory = self.out_of_memory or _OOM.search(line) is not None
+        self.no_data = self.no_data or _NO_DATA.search(line) is not None
+        step = parse_step(line, self.plan.steps.total)
+        if step is None:
+            return
+        self.step = step
+        self._nan = self._nan + 1 if is_broken(step) else 0
+        if not self._timed or step.step > self._timed[-1][0]:
+            self._timed = [*self._timed[-4 * TIMED_STEPS :], (step.step, self.now())]
+        if self.now() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = self.now()
+            self._log_step(step)
+
+    def _log_step(self, step: EngineStep) -> None:
+        loss, rate = (
+            value if value is not None and math.isfinite(value) else None for value in (step.loss, step.lr)
+        )
+        seconds = self.step_s
+        ends = self.now() + (step.total - step.step) * seconds if seconds else None
+        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=rate, ends_at=ends)
+        self.progress.write(event)
+
+    @property
+    def step_s(self) -> float | None:
+        """Over the latest steps, without the very first ones: they load and compile."""
+        timed = [stamp for stamp in self._timed if stamp[0] > 2]
+        if len(timed) < 2 or timed[-1][0] - timed[0][0] < TIMED_STEPS:
+            return None
+        return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])
+
+    def check(self) -> Termination | None:
+        """Called repeatedly while the engine runs."""
+        if self.now() - self._checked_at >= CHECK_EVERY_S:
+            self._checked_at = self.now()
+            self.place()
+        if self._nan >= MAX_NAN:
+            return Termination(RunEnd.NAN, f"the loss is no number since step {self.step and self.step.step}")
+        return self._too_slow()
+
+    def place(self) -> None:
+        """Submit the newest complete file. A failure is noted and retried at the next check: a full disk, or
+        a file that the engine removes meanwhile, does not end the training."""
+        try:
+            self._place()
+        except (OSError, BadSubmission) as error:
+            if str(error) != str(self.problem):
+                self.progress.note("submission", f"cannot be put in place: {error}")
+            self.problem = error
+        else:
+            self.problem = None
+
+    def _place(self) -> None:
+        newest = newest_whole_file(self.output)
+        if newest is None or (name := f"{newest} {newest.stat().st_mtime_ns}") == self.placed:
+            return
+        self.submission.put(link_into_submission(newest, self._name), None)
+        self.placed = name
+        self.progress.write(SubmissionEvent(t=self.now(), step=self.step.step if self.step else 0))
+
+    def _too_slow(self) -> Termination | None:
+        """A decaying schedule must reach its end: starting again with fewer steps is better than being cut
+        off. A constant one loses nothing by that."""
+        seconds, step = self.step_s, self.step
+        if not self.may_refit or seconds is None or step is None:
+            return None
+        left = self.hard_end - self.now()
+        needed = (step.total - step.step) * seconds
+        constant = self.plan.optimizer.schedule in (LrSchedule.CONSTANT, LrSchedule.CONSTANT_WITH_WARMUP)
+        if constant or needed <= left * (1 + SLACK) or step.step > EARLY * step.total:
+            return None
+        # Starting takes as long again: loading, encoding, compiling.
+        began = self._timed[0][1] - self._timed[0][0] * seconds
+        start_s = max(began - self.started, 0.0)
+        fits = int((left - start_s) / seconds * (1 - SLACK))
+        if fits < 2 * step.step:
+            return None
+        self.refit = fits
+        return Termination(
+            RunEnd.CLOCK, f"{seconds:.3g} s a step: {fits:,} steps fit into {show_seconds(left)}"
+        )
+
+    started: float = field(default_factory=time.time)

@@ -1,0 +1,240 @@
+"""Run an image task: pictures, plan, configuration, and an engine that knows nothing of us."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.domain.choices import Engine
+from core.domain.tasks import ImageModelType
+from core.engines.base import ImageFiles, RunInputs
+from core.engines.render import render
+from core.models.identify import image_model_facts as model_of
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunEnd, RunResult, RunSpec
+from trainer.errors import BadModel
+from trainer.inputs.images import PreparedImages, prepare_images
+from trainer.runner.image_files import hub_cache, image_files, resolve_model_path
+from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file
+from trainer.runner.main import write_result
+from trainer.runner.planning import FailedLaunch, Remedy, make_own_plan, remedy_for
+from trainer.runner.processes import EngineProcess, StopRequest, engine_environment, free_port
+from trainer.runner.supervise import (
+    LaunchResult,
+    ProcessEnd,
+    SupervisedProcess,
+    SupervisionLimits,
+    launch_result,
+    supervise,
+)
+from trainer.session.failures import end_of, is_disk_full
+from trainer.session.progress_log import ProgressLog
+
+#: The engine's interpreter, and where its scripts lie: their images have their own Python.
+PYTHON_VARIABLE = "GOD_MINER_ENGINE_PYTHON"
+KOHYA_VARIABLE, KOHYA = "GOD_MINER_KOHYA", "/app/sd-scripts"
+TOOLKIT_VARIABLE, TOOLKIT = "GOD_MINER_AI_TOOLKIT", "/app/ai-toolkit"
+_DIRECTORIES = {Engine.KOHYA: (KOHYA_VARIABLE, KOHYA), Engine.AI_TOOLKIT: (TOOLKIT_VARIABLE, TOOLKIT)}
+#: From ending the engine to `end_by`: time to put the last file in place.
+PLACE_S, PLACE_SHARE = 10.0, 0.1
+#: An engine without output for so long, whether it loads, encodes or trains, hangs.
+HANG_S = 1500.0
+#: Intermediate files at least, where the steps were reduced.
+FILES = 4
+log = logging.getLogger(__name__)
+
+StartEngine = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], SupervisedProcess]
+
+
+@dataclass
+class ImageRunner:
+    run: RunSpec
+    stop: StopRequest
+    retries: bool
+    start: StartEngine = EngineProcess
+    launches: int = 0
+    #: Files outside the model's own directory, looked up once.
+    parts: ImageFiles = field(default_factory=ImageFiles)
+
+    def __post_init__(self) -> None:
+        self.work = Path(self.run.work_dir)
+        self.progress = ProgressLog(Path(self.run.progress_path))
+        self.kind = self.run.image_type or ImageModelType.SDXL
+
+    def execute(self) -> RunResult:
+        self.progress.stage("data", "pictures are unpacked and looked at")
+        model = resolve_model_path(Path(self.run.model_path))
+        self.parts, warnings = image_files(self.kind, model)
+        for warning in warnings:
+            log.warning("%s", warning)
+            self.progress.note("missing", warning)
+        pictures, plan = self._prepare()
+        for note in (*pictures.notes, *plan.notes):
+            self.progress.note("plan", note)
+        if not plan.verdict.feasible:
+            return self._finish(LaunchResult(RunEnd.INFEASIBLE, plan.verdict.reason), None)
+        if plan.engine is Engine.AI_TOOLKIT and self.kind is ImageModelType.FLUX:
+            _check_flux_layout(model)
+        remedies: list[Remedy] = []
+        may_refit = True
+        while True:
+            self.launches += 1
+            began = time.time()
+            attempt, monitor = self._train(plan, pictures, model, may_refit)
+            if monitor.refit is not None:
+                may_refit, plan = False, fewer_steps(plan, monitor.refit)
+                self.progress.note("refit", attempt.detail)
+                continue
+            remedy = self._remedy(plan, attempt, began, remedies)
+            if remedy is None:
+                return self._finish(attempt, monitor)
+            remedies.append(remedy)
+            self.progress.note("remedy", str(remedy))
+            plan = remedy.plan
+
+    def _prepare(self) -> tuple[PreparedImages, TrainingPlan]:
+        """Pictures first: how many there are decides about the plan, and the plan about repeats."""
+        folder = self.work / "data"
+        first = prepare_images(self.run, folder)
+        if self.run.plan_path is not None:
+            plan = TrainingPlan.from_json(Path(self.run.plan_path).read_bytes())
+        else:
+            plan = make_own_plan(
+                self.run, model_of(self.run.model_id, self.kind), first.facts, installed_engines()
+            )
+        if plan.image is None or plan.image.repeats == first.facts.image_repeats:
+            return first, plan
+        return prepare_images(self.run, folder, repeats=plan.image.repeats, seed=plan.seed), plan
+
+    def _train(
+        self, plan: TrainingPlan, pictures: PreparedImages, model: Path, may_refit: bool
+    ) -> tuple[LaunchResult, ImageMonitor]:
+        launch = self.work / f"launch-{self.launches}"
+        # A folder of its own: ai-toolkit goes on from whatever file it finds.
+        output = launch / "output"
+        output.mkdir(parents=True, exist_ok=True)
+        (launch / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        rendered = render(plan, self._inputs(plan, pictures, model, launch, output))
+        for name, text in rendered.files.items():
+            (launch / name).write_text(text, encoding="utf-8")
+        (launch / "command.txt").write_text(shlex.join(rendered.command), encoding="utf-8")
+        for note in rendered.notes:
+            self.progress.note("engine", note)
+        monitor = ImageMonitor(
+            self.run,
+            plan,
+            output,
+            self._hard_end,
+            self.progress,
+            may_refit=may_refit and self.run.end_by > time.time(),
+        )
+        monitor.submission.prepare()
+        env = engine_environment(self.work, {**rendered.env, **self._caches()})
+        self.progress.stage("train", f"{plan.engine}, {plan.steps.total:,} steps")
+        # Both engines import their own modules from where they are started.
+        child = self.start(rendered.command, env, engine_directory(plan.engine), monitor.on_line)
+        signs = (Path(self.run.progress_path),)
+        limits = SupervisionLimits(self._hard_end, signs=signs, hang_s=HANG_S, more=monitor.check)
+        ended = supervise(child, limits, self.stop)
+        monitor.place()
+        return self._result(ended, monitor, output), monitor
+
+    @property
+    def _hard_end(self) -> float:
+        room = max(self.run.end_by - self.run.began_at, 0.0)
+        return self.run.end_by - min(PLACE_S, PLACE_SHARE * room)
+
+    def _inputs(
+        self, plan: TrainingPlan, pictures: PreparedImages, model: Path, launch: Path, output: Path
+    ) -> RunInputs:
+        kohya = plan.engine is Engine.KOHYA
+        return RunInputs(
+            model_path=str(model),
+            train_path=str(pictures.parent if kohya else pictures.folder),
+            output_dir=str(output),
+            work_dir=str(self.work),
+            config_dir=str(launch),
+            plan_path=str(launch / "plan.json"),
+            image=self.parts,
+            port=plan.launch.port or free_port(),
+            kohya_dir=str(engine_directory(Engine.KOHYA)),
+            ai_toolkit_dir=str(engine_directory(Engine.AI_TOOLKIT)),
+            python=os.environ.get(PYTHON_VARIABLE, "python"),
+        )
+
+    def _caches(self) -> dict[str, str]:
+        """Tokenizers are loaded by name from the validator's cache, which cannot be written."""
+        cache = hub_cache()
+        return {"HF_HUB_CACHE": str(cache)} if cache else {}
+
+    def _result(self, ended: ProcessEnd, monitor: ImageMonitor, output: Path) -> LaunchResult:
+        """Exit code 0 proves nothing: sd-scripts ends with it when it finds no pictures."""
+        if monitor.problem is not None and not monitor.submission.exists:
+            return LaunchResult(end_of(monitor.problem), f"no file could be put in place: {monitor.problem}")
+        finished = any(is_whole_file(path) for path in output.rglob(LAST_FILE))
+        if ended.termination is not None and not (finished and ended.termination.end is RunEnd.CLOCK):
+            return LaunchResult(ended.termination.end, ended.termination.detail)
+        if finished and (ended.code == 0 or ended.termination is not None):
+            return LaunchResult(RunEnd.FINISHED, f"all {monitor.plan.steps.total:,} steps done")
+        if monitor.out_of_memory:
+            return LaunchResult(RunEnd.OOM, "the engine ran out of GPU memory", moment="train")
+        if monitor.no_data:
+            return LaunchResult(RunEnd.BAD_DATA, "the engine found no pictures to train on")
+        if any(is_disk_full(line) for line in ended.tail):
+            return LaunchResult(RunEnd.DISK_FULL, "the engine found no room for its files")
+        return launch_result(ended, None, (), marked=True)
+
+    def _remedy(
+        self, plan: TrainingPlan, attempt: LaunchResult, began: float, earlier: list[Remedy]
+    ) -> Remedy | None:
+        if not self.retries or attempt.end is RunEnd.FINISHED:
+            return None
+        now = time.time()
+        start_s, left_s = min(now - began, 600.0), self.run.end_by - now
+        failed = FailedLaunch(attempt.end, attempt.moment, start_s, left_s, attempt.detail)
+        return remedy_for(plan, failed, earlier)
+
+    def _finish(self, attempt: LaunchResult, monitor: ImageMonitor | None) -> RunResult:
+        steps = monitor.step.step if monitor is not None and monitor.step else 0
+        return write_result(self.run, attempt.end, attempt.detail, steps=steps, moment=attempt.moment)
+
+
+def _check_flux_layout(model: Path) -> None:
+    """ai-toolkit reads Flux as diffusers directories; a single weight file is for sd-scripts alone."""
+    if not (model / "transformer").is_dir():
+        raise BadModel(
+            f"{model} has no transformer directory: ai-toolkit, the only engine in this image, loads Flux"
+            " from the diffusers layout; standalone-image-trainer.dockerfile has sd-scripts, which trains it"
+        )
+
+
+def engine_directory(engine: Engine) -> Path:
+    variable, default = _DIRECTORIES[engine]
+    return Path(os.environ.get(variable, default))
+
+
+def installed_engines() -> list[Engine]:
+    """The image engines that this container has."""
+    return [engine for engine in _DIRECTORIES if engine_directory(engine).is_dir()]
+
+
+def fewer_steps(plan: TrainingPlan, total: int) -> TrainingPlan:
+    """The same training with fewer steps, and as many intermediate files as before."""
+    steps = plan.steps
+    epochs = total / max(steps.per_epoch, 1)
+    every = max(total // FILES, 1)
+    image = plan.image and plan.image.model_copy(update={"save_every_epochs": max(int(epochs / FILES), 1)})
+    warmup = min(plan.optimizer.warmup_steps, total // 4)
+    update = {"total": total, "epochs": epochs, "eval_every": every, "save_every": every}
+    return plan.model_copy(
+        update={
+            "steps": steps.model_copy(update=update),
+            "image": image,
+            "optimizer": plan.optimizer.model_copy(update={"warmup_steps": warmup}),
+        }
+    )

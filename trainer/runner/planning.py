@@ -1,0 +1,260 @@
+"""Plans that are made here: for a run that has none, and for a retry after a failure.
+
+A tournament's container sees its GPUs, cores, memory and disk first now; a daemon sends a plan along.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.data.facts import DatasetFacts
+from core.domain.choices import Engine
+from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
+from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
+from core.domain.units import show_seconds
+from core.models.facts import ModelFacts
+from core.models.identify import facts_from_config
+from core.planning.oom import OutOfMemory
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task as make_plan
+from core.profile import load_profile, resolve_profile
+from core.runs.remedies import (
+    GOOD_ENDS,
+    REASON_OF_RUN_END,
+    AttemptFailure,
+    can_resume,
+    forced_feasible,
+    retry_allowed,
+    smaller_plan,
+    with_remedies,
+)
+from core.runs.run_files import RunEnd, RunSpec
+from trainer.errors import BadModel, UnusableGpu
+
+log = logging.getLogger(__name__)
+
+DEVICES = Path("/dev")
+_CGROUP_MEMORY = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+
+def detect_machine(disk: Path) -> Hardware:
+    """What may be used, by the container's limits; `disk` is where checkpoints will lie."""
+    return Hardware(
+        gpus=visible_gpus(),
+        cpu_cores=usable_cores(),
+        memory_bytes=usable_memory(),
+        disk_free_bytes=shutil.disk_usage(disk).free,
+    )
+
+
+def visible_gpus() -> GpuSet:
+    """From torch where it is installed, which sees what the engine will see; else from the driver's library.
+    Of several kinds of GPU: those with the most memory."""
+    kinds = _by_torch() if importlib.util.find_spec("torch") else _by_driver()
+    if not kinds:
+        return GpuSet(kind=CPU, count=1)
+    best = max(kinds, key=lambda kind: kind.memory_bytes)
+    same_kind = [kind for kind in kinds if kind.name == best.name]
+    return GpuSet(kind=min(same_kind, key=lambda kind: kind.memory_bytes), count=len(same_kind))
+
+
+def unusable_gpus() -> list[str]:
+    """GPUs of this container, for when none of them can be used: mostly the driver is too old for the image.
+    On a CPU no task is done in its time; with an error at once, somebody can help."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
+        return []
+    return sorted(path.name for path in DEVICES.glob("nvidia[0-9]*"))
+
+
+def _by_torch() -> list[GpuKind]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        from_nvml(gpu.name, int(gpu.total_memory), (int(gpu.major), int(gpu.minor))) for gpu in properties
+    ]
+
+
+def _by_driver() -> list[GpuKind]:
+    """Without torch: an image engine's own is in another interpreter."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # noqa: BLE001 - no library, no driver, no permission: no GPU
+        log.info("no GPU: %s", error)
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return [_kind_of(pynvml, handle) for handle in _visible(handles)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _kind_of(pynvml: Any, handle: Any) -> GpuKind:
+    name = pynvml.nvmlDeviceGetName(handle)
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return from_nvml(name if isinstance(name, str) else name.decode(), total, (int(major), int(minor)))
+
+
+def _visible(handles: list[Any]) -> list[Any]:
+    """Of the container's GPUs those that CUDA may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return handles
+    chosen = [int(index) for index in named.split(",") if index.strip().isdigit()]
+    return [handles[at] for at in chosen if at < len(handles)]
+
+
+def usable_cores() -> int:
+    """The affinity mask and the quota, whichever is less: `os.cpu_count` knows neither."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _quota()
+    return max(min(allowed, int(quota)) if quota else allowed, 1)
+
+
+def _quota() -> float | None:
+    try:
+        quota, period = _CGROUP_CPU.read_text("ascii").split()[:2]
+        return None if quota == "max" else float(quota) / float(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota_us, period_us = (float(path.read_text("ascii")) for path in _CGROUP_QUOTA)
+    except (OSError, ValueError):
+        return None
+    return quota_us / period_us if quota_us > 0 else None
+
+
+def usable_memory() -> int:
+    """The machine's, or the container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_MEMORY:
+        try:
+            text = path.read_text("ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) > 0:
+            total = min(total, int(text))
+    return total
+
+
+#: Which profile a run that plans for itself follows, by name or path.
+PROFILE_VARIABLE = "GOD_MINER_PROFILE"
+PROFILE, PROFILE_CPU = "steady", "cpu-demo"
+
+
+def model_facts(folder: Path, model_id: str) -> ModelFacts:
+    """By the model's own config and the size of its weights: names may be made up in tournaments."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{folder / 'config.json'} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise BadModel(f"{folder / 'config.json'} holds no object")
+    return facts_from_config(config, model_id)
+
+
+def make_own_plan(
+    run: RunSpec, model: ModelFacts, data: DatasetFacts, engines: Collection[Engine] = ()
+) -> TrainingPlan:
+    """The plan; with `engines` given, for one of those that this image has."""
+    hardware = detect_machine(Path(run.work_dir))
+    # Not for pictures: their engines have a torch of their own, which may see more than we do.
+    if hardware.gpus.is_cpu and run.task_type.is_text and (cards := unusable_gpus()):
+        raise UnusableGpu(f"{', '.join(cards)} cannot be used: look at the driver's version (nvidia-smi)")
+    spec = TaskSpec(
+        task_type=run.task_type,
+        image_type=run.image_type,
+        trigger_word=run.trigger_word,
+        hours=max(run.deadline_at - time.time(), 0.0) / 3600,
+        task_id=run.task_id,
+        kl_coefficient=run.kl_coefficient,
+    )
+    name = os.environ.get(PROFILE_VARIABLE) or (PROFILE_CPU if hardware.gpus.is_cpu else PROFILE)
+    profile = resolve_profile(load_profile(name), run.task_type, model)
+    if engines and profile.targets.engine not in engines:
+        # Flux trains with either image engine, and validators' rules differ on the image that it gets.
+        targets = profile.targets.model_copy(update={"engine": next(iter(engines))})
+        profile = profile.model_copy(update={"targets": targets})
+    # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
+    free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
+    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
+    conditions = JobConditions(hardware, model_cached=True, publishes=False)
+    return forced_feasible(make_plan(spec, model, data, hardware, own, conditions=conditions))
+
+
+#: What must be left for another try: the time that the last one took to begin, this many times over.
+WORTH = 2.0
+
+
+@dataclass(frozen=True)
+class FailedLaunch:
+    """How a launch failed, as far as the choice of a remedy cares."""
+
+    end: RunEnd
+    moment: str | None
+    #: From the launch to the first step, or to the failure where there was none.
+    start_s: float
+    #: From now to the end of the last save.
+    left_s: float
+    #: What the failure said of itself.
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    after: EndReason
+    plan: TrainingPlan
+    #: Whether the next training can go on from the last checkpoint.
+    resumes: bool
+    change: str
+    #: What the failure said of itself.
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"after {self.after}: {self.change}"
+
+
+def remedy_for(plan: TrainingPlan, failed: FailedLaunch, earlier: Sequence[Remedy]) -> Remedy | None:
+    """None: nothing helps, or nothing would be over in time."""
+    reason = REASON_OF_RUN_END[failed.end]
+    if failed.end in GOOD_ENDS or failed.left_s < WORTH * failed.start_s:
+        return None
+    if END_MEANINGS[reason].retry is RetryRule.WAIT:  # nobody frees a disk while the container runs
+        return None
+    failure = AttemptFailure(reason, failed.detail)
+    if not retry_allowed([*(AttemptFailure(remedy.after, remedy.detail) for remedy in earlier), failure]):
+        return None
+    if reason is EndReason.OOM:
+        elapsed = max(elapsed_s(plan, failed.left_s), 0.0)
+        smaller = smaller_plan(plan, OutOfMemory(moment=failed.moment or "train", elapsed_s=elapsed))
+        if smaller is None:
+            return None
+        return Remedy(reason, smaller, can_resume(plan, smaller, reason), smaller.oom_steps[-1])
+    changed = with_remedies(plan, [failure])
+    change = f"once more, {show_seconds(failed.left_s)} are left" if changed is plan else changed.notes[-1]
+    return Remedy(reason, changed, can_resume(plan, changed, reason), change, failed.detail)
+
+
+def elapsed_s(plan: TrainingPlan, left_s: float) -> float:
+    """Seconds since the plan was made, by its own count: it ends at the deadline less the reserve."""
+    return plan.time.deadline_s - plan.time.reserve_s - left_s

@@ -1,0 +1,235 @@
+"""Supervise one child from start to end: what may end it besides itself, and what its end means.
+
+The training's own outcome counts first, then its failure records, then the exit code.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from core.domain.units import show_seconds
+from core.runs.remedies import flash_failure
+from core.runs.run_files import RunEnd, TrainerExitCode
+from core.system.wrapper import dump_stacks, oom_kills
+from trainer.handoff import TrainingFailure, TrainingOutcome
+from trainer.runner.processes import StopRequest, reap
+from trainer.session.failures import is_disk_full
+
+POLL_S = 0.2
+#: Zombies of the launcher's making are cleared this often.
+REAP_S = 10.0
+#: From the request to stop to being killed: an evaluation, a save and a checkpoint, each bounded by the
+#: session.
+STOP_S = 75.0
+#: Stacks are dumped, and have this long to reach the log, before a hanging training is ended.
+DUMP_S = 2.0
+
+
+class SupervisedProcess(Protocol):
+    """What is supervised."""
+
+    @property
+    def tail(self) -> Iterable[str]:
+        """The last lines of its output."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def ended(self) -> int | None: ...
+
+    def close(self) -> int: ...
+
+
+class Termination(NamedTuple):
+    """Why we ended a child."""
+
+    end: RunEnd
+    detail: str
+
+
+class ProcessEnd(NamedTuple):
+    code: int
+    #: None: it ended by itself.
+    termination: Termination | None
+    tail: tuple[str, ...]
+    #: How often the kernel killed something of this container for memory meanwhile.
+    oom_kills: int = 0
+
+
+@dataclass
+class SupervisionLimits:
+    """What a child is ended for. Times are seconds since the epoch."""
+
+    #: A child that still runs then is ended.
+    hard_end: float
+    #: Until this exists, nothing has been trained that is worth waiting for.
+    begun: Path | None = None
+    #: Must exist after so many seconds: our plugin writes it once it is loaded.
+    marker: Path | None = None
+    marker_s: float = 600.0
+    #: A training hangs when none of these files has changed for `hang_s`.
+    signs: tuple[Path, ...] = ()
+    hang_s: float = 3600.0
+    #: Another reason to end it, asked on every poll.
+    more: Callable[[], Termination | None] = lambda: None
+
+
+def supervise(
+    child: SupervisedProcess,
+    limits: SupervisionLimits,
+    stop: StopRequest,
+    now: Callable[[], float] = time.time,
+) -> ProcessEnd:
+    """Wait for the child's end, and end it when one of the limits is reached."""
+    supervision = _Supervision(limits, stop, now, began=now())
+    termination = None
+    kills = oom_kills()
+    reaped = now()
+    while child.ended() is None and (termination := supervision.check()) is None:
+        time.sleep(POLL_S)
+        if now() - reaped > REAP_S:
+            reap(child.pid)
+            reaped = now()
+    if termination is not None and termination.end is not RunEnd.STOPPED and dump_stacks():
+        # Image engines handle no SIGUSR1, and what is left of the time is for their last file.
+        time.sleep(DUMP_S)
+    code = child.close()
+    return ProcessEnd(code, termination, tuple(child.tail), oom_kills() - kills)
+
+
+@dataclass
+class _Supervision:
+    limits: SupervisionLimits
+    stop: StopRequest
+    now: Callable[[], float]
+    began: float
+    asked_at: float | None = None
+
+    def check(self) -> Termination | None:
+        now, limits = self.now(), self.limits
+        if self.stop.asked:
+            self.asked_at = self.asked_at or now
+            if limits.begun is None or not limits.begun.exists():
+                return Termination(RunEnd.STOPPED, "asked to stop before the first step")
+            if now - self.asked_at > STOP_S:
+                return Termination(
+                    RunEnd.STOPPED, f"asked to stop, still running {show_seconds(STOP_S)} later"
+                )
+        if now > limits.hard_end:
+            return Termination(
+                RunEnd.CLOCK, "the time was over and the training still ran: ended from outside"
+            )
+        if limits.marker is not None and not limits.marker.exists() and now - self.began > limits.marker_s:
+            return Termination(
+                RunEnd.CRASHED, "the engine has not loaded our plugin: nothing would keep the time"
+            )
+        quiet = now - max([self.began, *(_changed_at(path) for path in limits.signs)])
+        if quiet > limits.hang_s:
+            return Termination(RunEnd.HUNG, f"no sign of life for {show_seconds(quiet)}")
+        return limits.more()
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+#: The kernel kills with SIGKILL when a container's memory is used up; this is how launchers report it.
+_KILLED = re.compile(r"exitcode\s*:\s*-9|SIGKILL|Signal 9", re.IGNORECASE)
+#: The launcher lists who failed by itself, and not whom it ended on that account.
+_EXIT_9 = re.compile(r"exitcode\s*:\s*-9\b")
+_EXIT_FULL = re.compile(rf"exitcode\s*:\s*{TrainerExitCode.DISK_FULL}\b")
+_LAST_LINES = 12
+
+
+class LaunchResult(NamedTuple):
+    end: RunEnd
+    detail: str
+    outcome: TrainingOutcome | None = None
+    moment: str | None = None
+
+
+def _killed(ended: ProcessEnd) -> LaunchResult:
+    """Only the kernel's own count tells that it was for memory: anybody can send the signal."""
+    if ended.oom_kills:
+        text = "a training process was killed by the kernel: the host's memory ran out"
+        return LaunchResult(RunEnd.OOM, text, moment="train")
+    return LaunchResult(
+        RunEnd.KILLED, "a training process was killed from outside (SIGKILL), and not for memory"
+    )
+
+
+def launch_result(
+    ended: ProcessEnd,
+    outcome: TrainingOutcome | None,
+    failures: Sequence[TrainingFailure | None],
+    marked: bool,
+) -> LaunchResult:
+    """`marked`: our plugin was loaded."""
+    if outcome is not None:
+        return LaunchResult(outcome.end, outcome.detail, outcome)
+    first = min((failure for failure in failures if failure is not None), key=_weight, default=None)
+    if first is not None and first.end is RunEnd.CRASHED and _was_killed(ended):
+        return _killed(ended)
+    if first is not None and first.end is RunEnd.CRASHED and (disk_full := _disk_full(ended)):
+        return disk_full
+    if first is not None and (ended.termination is None or ended.termination.end is RunEnd.HUNG):
+        # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
+        return LaunchResult(first.end, _detail_of(first), moment=first.moment)
+    if ended.termination is not None:
+        return LaunchResult(ended.termination.end, ended.termination.detail)
+    if not marked:
+        return _disk_full(ended) or LaunchResult(
+            RunEnd.CRASHED, f"the engine never loaded our plugin{_last_words(ended)}"
+        )
+    if ended.code == -signal.SIGKILL or any(_KILLED.search(line) for line in ended.tail):
+        return _killed(ended)
+    return _disk_full(ended) or LaunchResult(
+        RunEnd.CRASHED, f"the engine ended with {ended.code}{_last_words(ended)}"
+    )
+
+
+def _detail_of(failure: TrainingFailure) -> str:
+    """A kernel of flash attention is often named by the stack alone, and what follows depends on it."""
+    detail = failure.detail
+    if failure.end is not RunEnd.CRASHED or flash_failure(detail) is not None:
+        return detail
+    line = flash_failure(f"{detail}\n{failure.traceback}")
+    if line is None:
+        return detail
+    return f"{detail} (flash attention)" if line in detail else f"{detail} (flash attention: {line.strip()})"
+
+
+def _disk_full(ended: ProcessEnd) -> LaunchResult | None:
+    """On a full disk the failure's own record is lost as well; its message is in the output."""
+    line = next((line for line in ended.tail if is_disk_full(line)), None)
+    full = line is not None or any(_EXIT_FULL.search(line) for line in ended.tail)
+    return (
+        LaunchResult(RunEnd.DISK_FULL, f"the disk is full: {line or 'a rank says so'}"[:500])
+        if full
+        else None
+    )
+
+
+def _was_killed(ended: ProcessEnd) -> bool:
+    """A rank that was killed is the cause, and not what the others then say of a lost connection."""
+    return any(_EXIT_9.search(line) for line in ended.tail)
+
+
+def _weight(failure: TrainingFailure) -> tuple[bool, bool, float]:
+    """Memory first: the ranks that did not run out fail as well, some of them sooner. Last those that only
+    lost the connection to the others."""
+    return failure.end is not RunEnd.OOM, failure.consequence, failure.at
+
+
+def _last_words(ended: ProcessEnd) -> str:
+    lines = [line for line in ended.tail if line.strip()][-_LAST_LINES:]
+    return "; its last words:\n" + "\n".join(lines) if lines else " without a word"

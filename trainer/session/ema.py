@@ -1,0 +1,67 @@
+"""An exponential moving average of the trained weights, in their own format beside them.
+
+In bf16 a step's part of a slow average is smaller than the format's last digit and would be rounded away
+every time; rounding at random keeps it in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class MovingAverage:
+    def __init__(self, parameters: dict[str, Any], decay: float, every: int = 1) -> None:
+        """`parameters`: those that are trained, by name; the average begins at their values."""
+        self.decay, self.every = decay, every
+        self.updates = 0
+        self._weights = parameters
+        self._mean = {name: weight.detach().clone() for name, weight in parameters.items()}
+
+    def stepped(self, step: int) -> None:
+        if step % self.every:
+            return
+        self.updates += 1
+        # A young average forgets faster: else a short training would be scored by the weights it began with.
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for name, weight in self._weights.items():
+            mean = self._mean[name]
+            updated = mean.float().lerp_(weight.detach().float(), 1 - decay)
+            mean.copy_(_rounded(updated, mean.dtype))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Swap the averaged weights in, and back afterwards. No third copy is made."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, weight in self._weights.items():
+            mean = self._mean[name]
+            kept = weight.detach().clone()
+            weight.data.copy_(mean)
+            mean.copy_(kept)
+
+    def state(self) -> dict[str, Any]:
+        return {name: mean.cpu() for name, mean in self._mean.items()}
+
+    def restore(self, state: dict[str, Any], updates: int) -> None:
+        for name, mean in state.items():
+            self._mean[name].copy_(mean)
+        self.updates = updates
+
+
+def _rounded(values: Any, dtype: Any) -> Any:
+    """fp32 to bf16, up or down at random in proportion; any other format as it is."""
+    import torch
+
+    if dtype is not torch.bfloat16:
+        return values.to(dtype)
+    bits = values.view(torch.int32)
+    noise = torch.randint_like(bits, 0, 1 << 16)
+    # Below the format's 16 bits: the carry rounds up as often as the rest is large.
+    return ((bits + noise) & -65536).view(torch.float32).to(torch.bfloat16)

@@ -1,0 +1,124 @@
+"""Report what happens: events in progress.jsonl, speed between two of them, and TensorBoard scalars if
+asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core.planning.candidate import candidate_of
+from core.planning.plan import TrainingPlan
+from core.planning.speed import training_flops
+from core.runs.progress import EvalEvent, NoteEvent, ProgressEvent, StageEvent, StepEvent, encode_event
+
+log = logging.getLogger(__name__)
+
+
+class ProgressLog:
+    """Appends events to progress.jsonl. Each line is one write, so those of several processes never mix."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None: a rank that reports nothing."""
+        self.path = path
+
+    def write(self, event: ProgressEvent) -> None:
+        """A full disk must not end a training that could still finish: the loss of the event is logged."""
+        if self.path is None:
+            return
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, encode_event(event))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("%s: event %s is lost: %s", self.path, event.event, error)
+
+    def stage(self, stage: str, text: str = "") -> None:
+        self.write(StageEvent(t=time.time(), stage=stage, text=text[:1000]))
+
+    def note(self, kind: str, text: str) -> None:
+        log.info("%s: %s", kind, text)
+        self.write(NoteEvent(t=time.time(), kind=kind, text=text[:2000]))
+
+
+class SpeedReading(NamedTuple):
+    tokens_s: float | None = None
+    mfu: float | None = None
+    wait: float | None = None
+
+
+@dataclass
+class SpeedMeter:
+    """Measures speed on one rank; the others are as fast, since every step waits for the slowest."""
+
+    plan: TrainingPlan
+    now: Callable[[], float] = time.monotonic
+    tokens: int = 0
+    waited: float = 0.0
+    #: Evaluations and saves between two logs are no slowness of the steps.
+    paused: float = 0.0
+    _since: float | None = field(default=None)
+
+    def read(self) -> SpeedReading:
+        """Since the last reading; empty the first time."""
+        now = self.now()
+        since, self._since = self._since, now
+        tokens, waited, paused = self.tokens, self.waited, self.paused
+        self.tokens, self.waited, self.paused = 0, 0.0, 0.0
+        seconds = (now - since if since is not None else 0.0) - paused
+        if seconds <= 0:
+            return SpeedReading()
+        rate = tokens * self.plan.batch.world_size / seconds
+        return SpeedReading(rate, self._mfu(rate), min(waited / seconds, 1.0))
+
+    def _mfu(self, tokens_s: float) -> float | None:
+        """A CPU's peak is made up, and a GRPO step spends its time generating: no number there."""
+        if self.plan.gpus.is_cpu or self.plan.task.task_type.generates:
+            return None
+        row = min(self.plan.data.total.mean, self.plan.sequence.length)
+        flops = training_flops(candidate_of(self.plan), row)
+        peak = self.plan.gpus.kind.bf16_flops * self.plan.batch.world_size
+        return min(tokens_s * flops / peak, 1.0)
+
+
+_STEP_SCALARS = ("loss", "lr", "grad_norm", "tokens_s", "mfu", "memory_bytes", "wait")
+
+
+class TensorBoardLog(ProgressLog):
+    """Writes everything twice: to the file and as scalars."""
+
+    def __init__(self, log: ProgressLog, writer: Any) -> None:
+        super().__init__(log.path)
+        self._writer = writer
+
+    def write(self, event: ProgressEvent) -> None:
+        super().write(event)
+        if isinstance(event, StepEvent):
+            values = {name: getattr(event, name) for name in _STEP_SCALARS}
+            self._add_scalars(
+                {name: value for name, value in values.items() if value is not None}, event.step
+            )
+        elif isinstance(event, EvalEvent):
+            self._add_scalars({event.score.metric: event.score.value}, event.score.step)
+
+    def _add_scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+
+def with_tensorboard(progress: ProgressLog, folder: Path) -> ProgressLog:
+    """The log itself, with a note, where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        progress.note("tensorboard", "asked for and not installed: pip install tensorboard beside torch")
+        return progress
+    # Written out with every evaluation at the latest; a run that is killed loses half a minute of scalars.
+    return TensorBoardLog(progress, SummaryWriter(str(folder), flush_secs=30))

@@ -1,0 +1,421 @@
+"""What decides about a running training, the same for every engine and on every rank.
+
+The engine calls it after each step and does what it orders. All ranks call every method at the same point;
+rank 0 decides, the others follow. Which model is best is decided by the scorer, in the validator's metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from core.domain.evaluation import RewardScore
+from core.domain.units import show_seconds
+from core.planning.plan import LrSearchPlan, TrainingPlan
+from core.planning.schedule import EVALUATIONS
+from core.runs.progress import CheckpointEvent, EvalEvent, SubmissionEvent
+from core.runs.run_files import HeldOutScore, RunEnd
+from trainer.handoff import TrainingOutcome
+from trainer.session.clock import EVAL_SHARE, BestScore, RunClock, StepOrders
+from trainer.session.failures import NotANumber
+from trainer.session.learning_rate import (
+    SAMPLED_NOISE,
+    LrSearch,
+    PlateauFactor,
+    Probe,
+    Prober,
+    ScheduleProgress,
+    rate_factor,
+)
+from trainer.session.progress_log import ProgressLog
+from trainer.session.ranks import Communicator
+from trainer.session.submission import Submission
+
+#: Ranks agree at most this often: a broadcast makes the GPU wait for its own queue.
+AGREE_S = 0.5
+MAX_STEPS_BETWEEN_AGREEMENTS = 20
+#: Asked to stop, a run takes this long at most for its last evaluation and for a checkpoint, each.
+STOP_GRACE_S = 20.0
+#: Evaluations that take longer are a stage of their own in the progress.
+SHOWN_S = 2.0
+#: Logs in a row with NaN: one is a bad batch, several are a broken model.
+MAX_NAN = 3
+
+
+class Scorer(Protocol):
+    """Scores the model as it is, on held-out rows. All ranks call every method."""
+
+    metric: str
+    lower_is_better: bool
+    #: What the last score is made of, where one number is not enough.
+    rewarded: RewardScore | None
+    #: Seconds that one evaluation takes, as measured by `score_base`, which itself also warms up.
+    pass_seconds: float
+
+    def score_base(self, budget_s: float, untouched: bool) -> float:
+        """The base model's score, before the first step of this process. Settles how many rows one
+        evaluation can read in about `budget_s`. `untouched`: the model has not been trained yet and is the
+        base itself."""
+
+    def score(self) -> float: ...
+
+
+class TrainingHost(Protocol):
+    """The engine, as far as the session needs it."""
+
+    scorer: Scorer | None
+    #: What tries learning rates out; None where the engine cannot undo a step.
+    prober: Prober | None
+
+    def write(self, folder: Path | None) -> None:
+        """Write the weights as a submission; all ranks call it, those without a folder only send their
+        shards."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has its averaged weights, where there are any."""
+
+
+class StopReason(NamedTuple):
+    end: RunEnd
+    detail: str = ""
+
+
+_ENDS = tuple(RunEnd)
+_NONE = -1.0
+
+
+@dataclass
+class Session:
+    plan: TrainingPlan
+    clock: RunClock
+    submission: Submission
+    progress: ProgressLog
+    ranks: Communicator
+    host: TrainingHost
+    #: Whether a stop was requested, by file or signal; called on rank 0 only.
+    stop_requested: Callable[[], bool] = lambda: False
+    #: "load", "train", "evaluation", "generation": where a failure happened.
+    phase: str = "load"
+    step: int = 0
+    stop: StopReason | None = None
+    #: The reason as text; known on rank 0 only.
+    stop_detail: str = ""
+    _agree_at: int = 0
+    _nan: int = 0
+    _last_scored: int = -1
+    #: The factor on the planned peak rate that the search found.
+    peak: float = 1.0
+    schedule: ScheduleProgress = field(init=False)
+    best: BestScore = field(init=False)
+    plateau: PlateauFactor | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.schedule = ScheduleProgress(
+            total=self.clock.total, asked_warmup=self.plan.optimizer.warmup_steps
+        )
+        self.best = BestScore(patience=self.plan.steps.early_stopping_patience)
+        self.plateau = PlateauFactor(self.plan.plateau) if self.plan.plateau else None
+
+    # — the learning rate
+
+    @property
+    def rate(self) -> float:
+        """The factor on the peak rate for the next step."""
+        plateau = self.plateau.factor if self.plateau else 1.0
+        return self.peak * rate_factor(self.plan.optimizer, self.schedule) * plateau
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """A failure inside is the generation's, for which another remedy helps than for a training step's."""
+        before, self.phase = self.phase, "generation"
+        yield
+        self.phase = before
+
+    # — the run
+
+    def begin(self) -> None:
+        """After loading, before the first step: score the untouched model, and look for an earlier
+        submission."""
+        if self.ranks.rank == 0:
+            self.submission.prepare()
+        if self.host.scorer is not None:
+            scorer = self.host.scorer
+            # A tenth of the share for evaluations: about ten are to follow.
+            budget = max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
+            value, seconds = self._score_now(
+                lambda: scorer.score_base(budget, self.step == 0), lambda: scorer.pass_seconds
+            )
+            self.best.base = self._score(value, 0)
+            self.progress.write(
+                EvalEvent(t=self.clock.now(), score=self.best.base, best=False, seconds=seconds)
+            )
+        self.best.score = self._agree_on_score(self._submitted_score())
+        self._last_scored = self.step
+        if self.plan.lr_search is not None and self.step == 0:
+            self._search(self.plan.lr_search)
+        self.phase = "train"
+        left = show_seconds(max(self.clock.left, 0))
+        text = f"up to {self.clock.total:,} steps on {self.ranks.world} processes, {left} left"
+        self.progress.stage("train", text)
+
+    def _search(self, plan: LrSearchPlan) -> None:
+        """The peak rate by trial, or as a launch before this one found it."""
+        known = self.ranks.from_first([self.submission.peak(self.plan) if self.ranks.rank == 0 else 0.0])[0]
+        scorer, prober, base = self.host.scorer, self.host.prober, self.best.base
+        if known:
+            self.peak = known
+            self.progress.note("lr-search", f"{self._rate_text(known)}, as was found before")
+            return
+        if scorer is None or prober is None or base is None:
+            return
+        self.phase = "train"
+        seconds = plan.share * max(self.clock.left, 0.0)
+        self.progress.stage("search", f"learning rates are tried out for {show_seconds(seconds)} at most")
+        search = LrSearch(
+            plan,
+            prober,
+            self.ranks,
+            self.clock.now,
+            score=lambda: self._timed(scorer.score)[0],
+            lower_is_better=scorer.lower_is_better,
+            rewarded=lambda: scorer.rewarded,
+            score_s=self.clock.eval_s,
+            noise=0.0 if scorer.lower_is_better else SAMPLED_NOISE,
+            on_probe=self._on_probe,
+        )
+        factor = search.run(base.value, seconds)
+        if factor is None:
+            self.progress.note("lr-search", "there is no time for it: the planned rate is kept")
+            return
+        self.peak = factor
+        if self.ranks.rank == 0:
+            self.submission.remember_peak(self.plan, factor)
+        self.progress.note("lr-search", f"{self._rate_text(factor)} is trained with")
+
+    def _on_probe(self, probe: Probe, steps: int) -> None:
+        """The first candidate that beats the base is the first submission. Better ones follow soon enough:
+        large models take a while to write."""
+        text = f"{probe.score:.5g}" if probe.score is not None else "diverged"
+        self.progress.note("lr-search", f"{self._rate_text(probe.factor)}: {text} after {steps} steps")
+        if probe.score is None or self.best.base is None or self.best.score is not None:
+            return
+        score = self._score(probe.score, steps)
+        if score.beats(self.best.base) and self.best.update(score):
+            self._write(score)
+        self.best.waited = 0
+
+    def _rate_text(self, factor: float) -> str:
+        return f"rate × {factor:.3g} = {factor * self.plan.optimizer.learning_rate:.3g}"
+
+    def optimizer_stepped(self) -> None:
+        """Called after the optimizer's step: from here on `rate` is the next step's."""
+        self.schedule.advance()
+
+    def stepped(self, seconds: float) -> StepOrders:
+        """Called after each step; returns what follows. `seconds`: the step without evaluations."""
+        self.step += 1
+        self.clock.stepped(seconds)
+        if self.step < self._agree_at:
+            return StepOrders(total=self.clock.total)
+        orders = self._agree()
+        if self.stop is None and orders.evaluate:
+            self.evaluate()
+            # It may have taken all the time that was left.
+            self._agree()
+            if self.stop is None and self.best.exhausted:
+                self.stop = StopReason(RunEnd.EARLY, f"no better score in {self.best.waited} evaluations")
+            orders = orders._replace(stop=self.stop is not None)
+        return orders
+
+    def _agree(self) -> StepOrders:
+        """Rank 0's orders on all ranks; `stop` is set with them."""
+        numbers: list[float] = [_NONE] * 5
+        if self.ranks.rank == 0:
+            orders = self.clock.after_step()
+            stop = self._stop_reason(orders)
+            self.stop_detail = stop.detail if stop else self.stop_detail
+            steps_between = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MAX_STEPS_BETWEEN_AGREEMENTS)
+            steps_between = max(steps_between, 1) if self.clock.sure else 1
+            end = float(_ENDS.index(stop.end)) if stop else _NONE
+            numbers = [orders.total, orders.evaluate, orders.save, end, steps_between]
+        agreed = [int(number) for number in self.ranks.from_first(numbers)]
+        total, evaluate, save, end, steps_between = agreed
+        self.clock.total = total
+        self.schedule.forecast(total)
+        self._agree_at = min(self.step + steps_between, max(total, self.step + 1))
+        if end >= 0 and self.stop is None:
+            self.stop = StopReason(_ENDS[end], self.stop_detail)
+        return StepOrders(total, bool(evaluate), bool(save), self.stop is not None)
+
+    def _stop_reason(self, orders: StepOrders) -> StopReason | None:
+        if self._nan >= MAX_NAN:
+            return StopReason(RunEnd.NAN, f"no finite loss in {MAX_NAN} logs, the last at step {self.step}")
+        if self.stop_requested():
+            return StopReason(RunEnd.STOPPED, f"asked to stop at step {self.step}")
+        if not orders.stop:
+            return None
+        if self.step >= self.clock.wanted:
+            return StopReason(RunEnd.FINISHED, f"all {self.step:,} steps done")
+        return StopReason(RunEnd.CLOCK, f"the time allows {self.step:,} of {self.clock.wanted:,} steps")
+
+    def evaluate(self) -> None:
+        """Score the model; one that is better than all before is submitted. Without a scorer the newest
+        is."""
+        if self.host.scorer is None:
+            self._submit(None)
+            self.clock.evaluated(0.0)
+            self._last_scored = self.step
+            return
+        scorer = self.host.scorer
+        with self.host.averaged():
+            value, seconds = self._score_now(scorer.score)
+            self._last_scored = self.step
+            score = self._score(value, self.step)
+            better = self.best.update(score)
+            self.progress.write(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
+            if better:
+                self._submit(score)
+        if self.plateau and (change := self.plateau.update(better)):
+            self.progress.note("learning-rate", change)
+
+    def _score_now(
+        self, score: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
+        """`later`: how long it will take the next time, where that differs."""
+        value, seconds = self._timed(score, later)
+        if not math.isfinite(value):
+            raise NotANumber(f"the held-out score is {value} after {self.step} steps: the model is broken")
+        return value, seconds
+
+    def _timed(
+        self, score: Callable[[], float], later: Callable[[], float] | None = None
+    ) -> tuple[float, float]:
+        before, self.phase = self.phase, "evaluation"
+        shown = self.clock.eval_s >= SHOWN_S
+        if shown:
+            self.progress.stage("evaluate")
+        began = self.clock.now()
+        value = score()
+        seconds = self.clock.now() - began
+        self.clock.evaluated(later() if later else seconds)
+        self.phase = before
+        if shown:
+            self.progress.stage(before)
+        return value, seconds
+
+    def _score(self, value: float, step: int, rewarded: RewardScore | None = None) -> HeldOutScore:
+        """From the scorer's last evaluation, or with what was `rewarded` earlier."""
+        assert self.host.scorer is not None
+        scorer = self.host.scorer
+        return HeldOutScore(
+            value=value,
+            metric=scorer.metric,
+            lower_is_better=scorer.lower_is_better,
+            step=step,
+            rewarded=rewarded or scorer.rewarded,
+        )
+
+    def _submit(self, score: HeldOutScore | None) -> None:
+        """Submit the weights as they are now, but never an untouched model."""
+        if self.step > 0:
+            self._write(score)
+
+    def _write(self, score: HeldOutScore | None) -> None:
+        began = self.clock.now()
+        if self.ranks.rank == 0:
+            self.submission.put(self.host.write, score)
+        else:
+            self.host.write(None)
+        self.clock.submitted(self.clock.now() - began)
+        step = score.step if score is not None and score.step is not None else self.step
+        self.progress.write(SubmissionEvent(t=self.clock.now(), score=score, step=step))
+
+    def logged(self, loss: float | None, grad_norm: float | None) -> None:
+        """The numbers of a log: several in a row that are not finite end the run."""
+        bad = any(value is not None and not math.isfinite(value) for value in (loss, grad_norm))
+        self._nan = self._nan + 1 if bad else 0
+
+    def checkpointed(self, folder: Path, seconds: float) -> None:
+        self.clock.saved(seconds)
+        self.progress.write(CheckpointEvent(t=self.clock.now(), step=self.step, path=str(folder)))
+
+    # — the end
+
+    def finish(self) -> TrainingOutcome:
+        """After the last step: score the last state, if there is time, and submit the best."""
+        stop = self.stop or StopReason(RunEnd.FINISHED, f"all {self.step:,} steps done")
+        self.phase = "evaluation"
+        if stop.end is not RunEnd.NAN and self.step > self._last_scored:
+            self._final_evaluation(stop)
+        return TrainingOutcome(
+            end=stop.end, detail=stop.detail, steps=self.step, best=self.best.score, base=self.best.base
+        )
+
+    def _final_evaluation(self, stop: StopReason) -> None:
+        seconds = self.clock.eval_s + self.clock.submission_s
+        time_left = self.clock.left if stop.end is not RunEnd.STOPPED else min(self.clock.left, STOP_GRACE_S)
+        fits, submitted = self.ranks.from_first([time_left >= seconds, self.submission.exists])
+        if fits:
+            self.evaluate()
+        elif not submitted:
+            self.progress.note("unjudged", "no time to evaluate: the last state is submitted as it is")
+            with self.host.averaged():
+                self._submit(None)
+
+    def _submitted_score(self) -> HeldOutScore | None:
+        """What the submission of an earlier attempt scored."""
+        if self.ranks.rank or not self.submission.exists:
+            return None
+        return self.submission.score or self.best.score
+
+    def _agree_on_score(self, score: HeldOutScore | None) -> HeldOutScore | None:
+        """Rank 0 alone reads the file of scores."""
+        scorer = self.host.scorer
+        if scorer is None:
+            return None
+        own = scorer.rewarded
+        width = 0 if own is None else 1 + 2 * len(own.means)
+        numbers = [math.nan] * (2 + width)
+        if score is not None and score.metric == scorer.metric:
+            earlier = score.rewarded
+            parts = [] if earlier is None else [earlier.kl, *earlier.means, *earlier.base]
+            if len(parts) == width:
+                numbers = [score.value, score.step, *parts]
+        value, step, *parts = self.ranks.from_first(numbers)
+        if math.isnan(value):
+            return None
+        if own is None:
+            return self._score(value, int(step))
+        kl, means, base = parts[0], tuple(parts[1 : 1 + len(own.means)]), tuple(parts[1 + len(own.means) :])
+        rewarded = own.model_copy(update={"kl": kl, "means": means, "base": base})
+        return self._score(value, int(step), rewarded)
+
+    # — across attempts
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed training must know."""
+        return {
+            "step": self.step,
+            "peak": self.peak,
+            "pace": self.schedule.state(),
+            "plateau": self.plateau.state() if self.plateau else None,
+            "best": self.best.score.model_dump() if self.best.score else None,
+            "base": self.best.base.model_dump() if self.best.base else None,
+            "waited": self.best.waited,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore `state` before `begin`: the same schedule continues in the time that is left now."""
+        self.step = int(state["step"])
+        self.peak = float(state.get("peak", 1.0))
+        self.clock.resumed(self.step)
+        self.schedule.restore(state["pace"])
+        self.best.score = HeldOutScore.model_validate(state["best"]) if state.get("best") else None
+        if self.plateau and state.get("plateau"):
+            self.plateau.restore(state["plateau"])
+        self.best.base = HeldOutScore.model_validate(state["base"]) if state.get("base") else None
+        self.best.waited = int(state.get("waited", 0))

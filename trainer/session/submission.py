@@ -1,0 +1,219 @@
+"""The submission: complete at every instant from the first time it is written.
+
+A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it
+scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death, its
+score is the right one, so that a later attempt does not replace a better model with a worse one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.domain.tasks import TaskType
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import HeldOutScore
+from core.submission.check import BaseModelRef, examine
+from core.submission.digests import FileDigest, OnBytesRead
+from core.submission.faults import BadSubmission, FaultKind
+from core.submission.folder import list_folder, open_plain
+from core.submission.prepare import mend_in_place
+from core.submission.safetensors import SafetensorsHeader, read_header
+from core.submission.selection import CONFIG, SubmissionKind, select_files
+from core.submission.selection import kind_of as kind_by_names
+from core.submission.swap import put_in_place, recover_swap
+from core.system.files import write_atomically
+
+#: What describes a model besides its weights: a fine-tune keeps the base's own, unchanged.
+DESCRIPTION = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass
+class Submission:
+    place: Path
+    model_id: str
+    #: The base model's folder (or file).
+    base: Path
+    task_type: TaskType | None = None
+
+    def prepare(self) -> None:
+        """Once, by one process: clean up what an earlier attempt left unfinished."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        recover_swap(self.place)
+        shutil.rmtree(self._beside("new"), ignore_errors=True)
+
+    @property
+    def exists(self) -> bool:
+        return self.place.is_dir() and submission_kind(self.place, self.task_type) is not None
+
+    @property
+    def score(self) -> HeldOutScore | None:
+        """The score of the existing folder; None when it is unknown."""
+        known = self._ledger().get(_identity(self.place)) if self.place.is_dir() else None
+        return HeldOutScore.model_validate(known) if known else None
+
+    def put(self, write: Callable[[Path], None], score: HeldOutScore | None) -> None:
+        """`write` fills an empty folder with the weights. `BadSubmission` when the result is not a complete
+        model."""
+        new = self._beside("new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True, mode=0o755)
+        try:
+            write(new)
+            self._finish(new)
+            self._note(new, score)
+            put_in_place(new, self.place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+    def peak(self, plan: TrainingPlan) -> float:
+        """The factor on the planned rate that an earlier launch found for such a training; 0: none."""
+        try:
+            record = json.loads(self._beside("rate.json").read_text("utf-8"))
+            if record["of"] != _searched(plan):
+                return 0.0
+            # Out of memory may have cost some of the batch: noise grows with its root.
+            factor = float(record["factor"]) * math.sqrt(plan.batch.effective / float(record["batch"]))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return 0.0
+        return factor if math.isfinite(factor) and factor > 0 else 0.0
+
+    def remember_peak(self, plan: TrainingPlan, factor: float) -> None:
+        record = {"of": _searched(plan), "batch": plan.batch.effective, "factor": factor}
+        write_atomically(self._beside("rate.json"), json.dumps(record).encode(), mode=0o644)
+
+    def _beside(self, kind: str) -> Path:
+        return self.place.parent / f".{self.place.name}.{kind}"
+
+    def _finish(self, folder: Path) -> None:
+        """Turn the engine's output into a submission: the weights, what belongs to them, and nothing else."""
+        kind = kind_by_names(list_folder(folder).names(), self.task_type)
+        if kind is SubmissionKind.FULL:
+            describe(folder, self.base)
+        items = mend_in_place(folder, self._base(), self.task_type).items
+        if kind is SubmissionKind.ADAPTER:
+            # PEFT resizes the base's embeddings to a tokenizer that lies beside an adapter; there is no need.
+            items = {name: item for name, item in items.items() if name not in DESCRIPTION}
+        # An image model's only file is published under another name than it has here.
+        kept = {name for name, item in items.items() if isinstance(item, bytes)}
+        kept |= {str(item.relative_to(folder)) for item in items.values() if isinstance(item, Path)}
+        _remove_others(folder, kept)
+        faults = examine(items, kind, self._base(), digest=_header_alone).faults
+        # A model whose name the hub would reject gets none in its card: that is no reason to refuse the
+        # model.
+        serious = [fault for fault in faults if fault.kind is not FaultKind.BAD_CARD]
+        if serious:
+            raise BadSubmission(str(folder), serious)
+
+    def _base(self) -> BaseModelRef:
+        return BaseModelRef(self.model_id, self.base if self.base.is_dir() else None)
+
+    def _note(self, folder: Path, score: HeldOutScore | None) -> None:
+        kept = {_identity(folder): score.model_dump() if score else None}
+        if self.place.is_dir():
+            current = _identity(self.place)
+            kept[current] = self._ledger().get(current)
+        write_atomically(self._beside("scores.json"), json.dumps(kept).encode(), mode=0o644)
+
+    def _ledger(self) -> dict[str, Any]:
+        try:
+            scores = json.loads(self._beside("scores.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return scores if isinstance(scores, dict) else {}
+
+
+def _searched(plan: TrainingPlan) -> list[str]:
+    """What a found rate applies to. After a failure the planned rate is lower and the factor stays, so the
+    rate is lower as well."""
+    return [plan.task.task_type, plan.method, plan.optimizer.name, plan.model.model_id]
+
+
+def _identity(folder: Path) -> str:
+    """An identity that survives renaming; an inode number alone is reused as soon as it is free."""
+    stat = folder.stat()
+    return f"{stat.st_ino} {stat.st_mtime_ns}"
+
+
+def submission_kind(folder: Path, task_type: TaskType | None = None) -> SubmissionKind | None:
+    """The kind of a complete submission; None for anything else. Reads headers, not weights."""
+    try:
+        names = list_folder(folder).names()
+        kind = kind_by_names(names, task_type)
+        items = {name: folder / path for name, path in select_files(names, kind).files.items()}
+        faults = examine(items, kind, digest=_header_alone).faults
+    except BadSubmission:
+        return None
+    return kind if not faults else None
+
+
+def describe(folder: Path, base: Path) -> None:
+    """Validators compare a full model's config with the base's, field by field, and evaluate with the base's
+    tokenizer: so both are the base's own files, whatever the engine made of them."""
+    for name in DESCRIPTION:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+    path = folder / CONFIG
+    if not path.is_file():
+        return
+    config = json.loads(path.read_text("utf-8"))
+    dtype = _dtype_of(folder)
+    if dtype:
+        # A base that came quantised was trained as plain numbers, and these are what lies here.
+        config.pop("quantization_config", None)
+    for key in ("torch_dtype", "dtype"):
+        if dtype and key in config:
+            config[key] = dtype
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _dtype_of(folder: Path) -> str | None:
+    """The format that most of the weights are in."""
+    kinds: list[str] = []
+    for file in sorted(folder.glob("model*.safetensors")):
+        kinds += [tensor.dtype for tensor in _header(file).tensors.values()]
+    return _DTYPES.get(max(set(kinds), key=kinds.count)) if kinds else None
+
+
+def _header(file: Path) -> SafetensorsHeader:
+    with open(open_plain(file), "rb") as opened:
+        return read_header(opened)
+
+
+def _header_alone(file: Path, on_read: OnBytesRead | None) -> FileDigest:
+    """Whether a weight file is as long as its header says. Reading all of it would take as long as writing
+    it; whether its numbers are finite the evaluation has shown."""
+    size = file.stat().st_size
+    return FileDigest("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
+
+
+def _remove_others(folder: Path, kept: Set[str]) -> None:
+    """Delete reference adapters, training arguments, checkpoints: everything in here would be uploaded."""
+    for entry in list(folder.iterdir()):
+        if any(Path(name).parts[0] == entry.name for name in kept):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            os.unlink(entry)
