@@ -21,7 +21,8 @@ from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.models.names import family_from_name
 from core.planning.fit import reserve_of
 from core.planning.planner import PlanSummary, quick_plan
-from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve_profile
+from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.offers.backtest.replay import ReplayedOffer, idle_fleet, replay
 from miner.offers.backtest.synthetic import synthetic_offers

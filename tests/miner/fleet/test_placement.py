@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.domain.keys import GpuReservation, Placement, ReservationKind
-from core.profile import Lane
+from core.domain.selectors import Lane
 from miner.fleet.base import FleetSnapshot
 from miner.fleet.placement import OVERDUE_SECONDS
 from tests.doubles.each import each
