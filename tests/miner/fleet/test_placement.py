@@ -62,11 +62,6 @@ def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
     assert found.starts_at == 100 + OVERDUE_SECONDS
 
 
-def test_a_task_s_own_reservation_does_not_block_it() -> None:
-    mine = reservation([0], 0, HOUR)
-    assert _cards(_place(fleet(make_gpus(1), [mine]).without(mine.key), 1)) == [0]
-
-
 def test_unusable_gpus_are_not_placed() -> None:
     assert _cards(_place(fleet(make_gpus(4, unusable=[0, 2])), 2)) == [1, 3]
     assert _place(fleet(make_gpus(2, unusable=[0, 1])), 1) is None
