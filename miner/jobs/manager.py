@@ -19,8 +19,8 @@ from miner.jobs.events import LiveJob
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import StaleJob, retry_job, set_job_state
+from miner.store.database import StoreUnavailable
 from miner.store.jobs import JobRow, RecordedStart, StartRequest, get_job, record_start
-from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
