@@ -119,7 +119,7 @@ def sweep(
     steps: Annotated[int, typer.Option(min=2, help="Measured per setting, after three to warm up.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a few steps with each of several speed settings, and print which to keep."""
+    """Measure a few steps with each speed setting, and print which to keep."""
     from miner.cli.render import training
 
     python = _training_python()
@@ -141,7 +141,7 @@ def tokens(
         Path, typer.Option(exists=True, file_okay=False, help="The folder of the model it is for.")
     ],
 ) -> None:
-    """Turn text into a token file once, for any number of trainings; prints what it holds as JSON."""
+    """Turn text into a token file for any number of trainings; print its contents as JSON."""
     from miner.cli import native_runs
 
     where = [str(source.resolve()), str(folder.resolve()), "--tokenizer", str(tokenizer.resolve())]
@@ -277,7 +277,7 @@ def evaluate(
     ] = False,
     as_json: AsJsonObject = False,
 ) -> None:
-    """Score models on a task's rows as validators do: base, ours, others side by side, and who would win."""
+    """Score the base, ours and other models on a task's rows as validators do, and say which would win."""
     from miner.cli import native_runs
 
     arguments = ["--task", str(task.resolve()), "--base", str(base.resolve())]
