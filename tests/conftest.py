@@ -205,12 +205,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "state_getRuntimeVersion-Fault.WRONG_TYPE",
     ),
     "miner/chain/test_sdk.py::test_a_submission_whose_fate_is_unknown": ("Fault.SILENT",),
-    "miner/inputs/test_fetch.py::test_lasting_trouble": (
-        "dataset 429",
-        "dataset damaged",
-        "model damaged",
-    ),
-    "miner/inputs/test_fetch.py::test_passing_trouble": ("cut", "429"),
     "miner/publish/test_publisher.py::test_a_full_model_is_published": ("3",),
     "miner/publish/test_publisher_faults.py::test_a_hub_in_trouble": ("POST /api/repos/create-500",),
 }

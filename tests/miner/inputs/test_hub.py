@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.hub import HubClient as Client
 from miner.inputs.hub import ModelListing, git_blob_hash
+
+from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.model_files import HubFile
 from miner.inputs.part_files import DiskReserve, FetchRetries
 from tests.doubles.hub import Hub
