@@ -72,7 +72,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/inputs/test_dataset_fetch.py",
         "miner/inputs/test_download.py",
         "miner/inputs/test_fetch.py",
-        "miner/inputs/test_model_cache_locks.py",
+        "miner/inputs/test_model_cache.py::test_one_process_holds_a_lock",
         "miner/inputs/test_model_fetch",
         "miner/inputs/test_worker.py",
         "miner/jobs/test_launch.py::test_a_port_",
