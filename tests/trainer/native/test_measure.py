@@ -43,7 +43,11 @@ def test_steps_are_timed_after_the_first_ones(spec: LaunchSpec) -> None:
     assert found["loss"] == pytest.approx(6, abs=1)
 
 
-def test_a_trace_names_the_operations_that_take_the_time(spec: LaunchSpec, tmp_path: Path) -> None:
+def test_a_trace_names_the_operations_that_take_the_time(
+    spec: LaunchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which operations are the slowest varies: every one is shown here."""
+    monkeypatch.setattr(native_measure, "_SHOWN_KERNELS", 10_000)
     events = list(
         native_measure.trace(spec, native_measure.single_gpu_plan(plan_of(spec)), tmp_path / "trace", 2)
     )
@@ -51,7 +55,7 @@ def test_a_trace_names_the_operations_that_take_the_time(spec: LaunchSpec, tmp_p
     assert "aten::mm" in [kernel["name"] for kernel in kernels]
     shares = [kernel["share"] for kernel in kernels]
     assert shares == sorted(shares, reverse=True)
-    assert 0.5 < sum(shares) <= 1
+    assert sum(shares) == pytest.approx(1)
     assert Path(events[-1]["trace"]).stat().st_size > 1000
     assert "aten::mm" in Path(events[-1]["table"]).read_text()
 
