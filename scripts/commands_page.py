@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import typer.main
 
-from miner.cli.main import app
+from miner.__main__ import app
 
 
 def commands(group: typer.core.TyperGroup, prefix: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:

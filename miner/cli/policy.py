@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.cli import options
-from miner.cli.backtest import backtest, generate
 from miner.cli.options import (
     local_policy_and_profile_or_warn,
     policy_directories,
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from miner.offers.policies.load import LoadedPolicy
 
 app = typer.Typer(help="Acceptance policies: list, show, check, compare, backtest.", no_args_is_help=True)
-app.command()(backtest)
-app.command()(generate)
 
 Name = Annotated[
     str,

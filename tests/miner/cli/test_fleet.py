@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from core.domain.decisions import Decision
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
-from miner.cli.main import app
+from miner.__main__ import app
 from miner.daemon_client import NoDaemon
 from miner.store import database
 from miner.store.offers import ReservationRow, record_offer
