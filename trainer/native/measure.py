@@ -31,9 +31,9 @@ from trainer.handoff import LaunchSpec
 from trainer.native import train
 from trainer.native.batches import BatchLoader
 from trainer.native.distributed import join_process_group
+from trainer.native.external_launch import prepare_launch
 from trainer.native.model import available_attention
 from trainer.native.optimizer import Stepper, StepResult
-from trainer.native.ready import prepare_launch
 from trainer.session.progress_log import ProgressLog
 
 #: Steps before the clock starts: allocation, autotuning, compilation.

@@ -18,7 +18,7 @@ from tests.trainer.native.test_train_launched import task
 from trainer.handoff import LaunchSpec
 from trainer.native import measure
 from trainer.native import measure as native_measure
-from trainer.native.ready import prepare_launch
+from trainer.native.external_launch import prepare_launch
 
 PROFILE = """
 extends: cpu-demo

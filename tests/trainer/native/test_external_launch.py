@@ -15,7 +15,7 @@ from core.runs.progress import EvalEvent, StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.trainer.native.test_train_launched import WORDS, task
 from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
-from trainer.native.ready import finish_run, main, prepare_launch
+from trainer.native.external_launch import finish_run, main, prepare_launch
 
 PROFILE = """
 extends: cpu-demo

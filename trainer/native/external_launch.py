@@ -1,6 +1,6 @@
 """Rows, plan and launch spec of a run, without starting it: for launchers that are not ours.
 
-    export GOD_MINER_LAUNCH_SPEC=$(python -m trainer.native.ready RUN.json)
+    export GOD_MINER_LAUNCH_SPEC=$(python -m trainer.native.external_launch RUN.json)
     torchrun … -m trainer.native
 
 The runner (`trainer.text`) does the same and then launches, watches and retries by itself, on one machine.
