@@ -82,9 +82,9 @@ def backtest(
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay the offers that came against another policy, profile or fleet: what would have been accepted,
-    how
-    busy the GPUs, what it was worth. With --set: before and after."""
+    """Replay past offers against another policy, profile or fleet: accepted offers, GPU use, value.
+
+    With --set: before and after."""
     from core.domain.hardware import Hardware, parse_gpus
     from miner.offers.policies.load import parse_overrides
     from miner.settings import load_settings
@@ -237,8 +237,8 @@ def generate(
         Path | None, typer.Option(dir_okay=False, help="Write to this file instead of the terminal.")
     ] = None,
 ) -> None:
-    """Generate offers as JSON lines, to try a policy on: types, sizes, hours and rows as validators draw
-    them.
+    """Generate offers as JSON lines, drawn as validators draw them, to try a policy on.
+
     How often a miner is asked is not known: say it with --per-day."""
     from datetime import UTC, datetime
 

@@ -59,7 +59,7 @@ class _ChainView:
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show the metagraph and this miner's place in it. Falls back on the daemon's copy, with its age."""
+    """Show the metagraph (or the daemon's copy, with its age) and this miner's place in it."""
     view = _view_chain(_settings(as_json))
     rows = _hotkey_rows(view) | _graph_rows(view) | _own_rows(view)
     _print_rows(rows, as_json)
@@ -68,7 +68,7 @@ def status(as_json: AsJson = False) -> None:
 
 @app.command("register-check")
 def register_check(as_json: AsJson = False) -> None:
-    """Exit with 0 if this miner's hotkey is registered on the subnet, with 1 and the way to do it if not."""
+    """Exit with 0 if the hotkey is registered on the subnet; else with 1, and say how to register."""
     view = _view_chain(_settings(as_json))
     rows = _hotkey_rows(view) | {"netuid": view.netuid} | _own_rows(view)
     _print_rows(rows | ({"error": str(view.error)} if view.error else {}), as_json)
@@ -82,7 +82,7 @@ def publish_ip(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the chain where validators find this miner. Does nothing if it knows that already."""
+    """Publish this miner's address on chain, unless it is there already."""
     from miner.chain.metagraph import is_unreachable_for_fiber
 
     settings = _settings(as_json)

@@ -25,7 +25,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
 ) -> None:
-    """Look for what would keep this miner from working. Exit code 1 if anything would."""
+    """Check for what would keep this miner from working. Exit code 1 if anything would."""
     from miner.doctor import is_healthy
 
     findings = _findings()

@@ -37,7 +37,7 @@ def list_images(which: Which = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(which: Which = None, as_json: AsJson = False) -> None:
-    """Try each image as a training would use it. Exit code 1 if one that is needed cannot be used.
+    """Start each image as a training would. Exit code 1 if a needed one cannot be used.
 
     Needed are those named here; without a name, those that tasks accepted by the policy train in."""
     settings = _settings()
@@ -65,7 +65,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove earlier builds of our images that nothing uses: each takes as much disk as the present one.
+    """Remove earlier builds of our images that nothing uses.
 
     Kept is what a container was made from and what has a tag. The build that a data directory uses has one in
     god-miner-pinned; once such a directory is gone, remove its tag with `docker rmi`."""
@@ -97,7 +97,7 @@ def build(
     network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build images from dockerfiles/ and pin what was built: that runs until the next build."""
+    """Build images from dockerfiles/ and pin them until the next build."""
     from miner.engines.docker.client import DockerClient
     from miner.engines.docker.images import IMAGE_KINDS, TrainerImages, source_root
     from miner.engines.docker.images import build_image as build_one

@@ -23,7 +23,7 @@ Images = Annotated[str | None, typer.Option("--image", help="The image model's t
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """Print every model in the cache, its size, when it was used last and which jobs need it."""
+    """List cached models: size, last use, and which jobs need them."""
     cache = _cache(_settings())
     rows = [_snapshot_as_json(cache, one) for one in (*cache.snapshots(), *cache.unfinished())]
     rows.sort(key=lambda row: row["used_at"], reverse=True)
@@ -45,7 +45,7 @@ def fetch(
     image: Images = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model before a job needs it, or find out why it cannot be fetched."""
+    """Fetch a model before a job needs it, or say why it cannot be fetched."""
     from core.domain.tasks import ImageModelType
     from core.domain.units import show_params
     from miner.observe.redact import Redactor

@@ -29,7 +29,7 @@ def list_offers(
     most: Annotated[int, typer.Option("--most", min=1, help="The newest so many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List offers, oldest first, with the answers and what became of them."""
+    """List offers, oldest first, with answers and outcomes."""
     from miner.cli.options import parse_time
     from miner.offers.past_offers import stored_offers
     from miner.settings import load_settings
@@ -46,7 +46,7 @@ def list_offers(
 
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
-    """Show one offer as it came, the answer, and what became of it."""
+    """Show one offer as it came, the answer and the outcome."""
     one = _load_offer(which)
     if as_json:
         echo_json(_offer_as_json(one))

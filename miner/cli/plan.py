@@ -104,7 +104,7 @@ def plan(
     against: Against = None,
     directories: Dirs = None,
 ) -> None:
-    """Show what a task would become: GPUs, memory, timeline, concessions and the configuration.
+    """Show a task's plan: GPUs, memory, timeline, concessions and the configuration.
 
     Exit code 1 when the task cannot be promised.
     """

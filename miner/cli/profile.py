@@ -198,7 +198,7 @@ def explain(
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what today's engines make of the values: renamed, without effect, doubtful, done by us."""
+    """Explain what the engines make of the values: renamed, without effect, doubtful, done by us."""
     from core.profile.explain import explain_profile as remarks_of
 
     profile = _load_or_in_force(name, directories, as_json)

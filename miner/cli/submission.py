@@ -48,7 +48,7 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check what evaluators would hold against a submission. Exit code 1 if anything."""
+    """Check a submission as evaluators do. Exit code 1 if anything is wrong."""
     from core.submission.check import BaseModelRef
     from core.submission.prepare import check_submission
 
@@ -137,7 +137,7 @@ def publish(
     minutes: Annotated[float | None, typer.Option(min=0, help="Give up after this long.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a trained model and publish it as HF_USER, where HUB says; what was there is replaced."""
+    """Check a trained model and publish it to HUB as HF_USER, replacing what was there."""
     from miner.publish import HubPublisher, PublishTarget
     from miner.settings import load_settings
 

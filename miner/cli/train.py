@@ -121,7 +121,7 @@ def sweep(
     steps: Annotated[int, typer.Option(min=2, help="Measured per setting, after three to warm up.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a few steps with each of several speed settings, and print which to keep."""
+    """Measure a few steps with each speed setting, and print which to keep."""
     from miner.cli import native_runs
     from miner.cli.native_runs import PROFILE_FILE
     from miner.cli.render import training
@@ -153,7 +153,7 @@ def tokens(
         Path, typer.Option(exists=True, file_okay=False, help="The folder of the model it is for.")
     ],
 ) -> None:
-    """Turn text into a token file once, for any number of trainings; prints what it holds as JSON."""
+    """Turn text into a token file for any number of trainings; print its contents as JSON."""
     from miner.cli import native_runs
     from miner.engines.choose import training_interpreter
     from miner.settings import load_settings
@@ -298,7 +298,7 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
 ) -> None:
-    """Score models on a task's rows as validators do: base, ours, others side by side, and who would win."""
+    """Score the base, ours and other models on a task's rows as validators do, and say which would win."""
     import core
     from miner.engines.choose import training_interpreter
     from miner.settings import load_settings
