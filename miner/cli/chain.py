@@ -48,7 +48,7 @@ class _ChainView:
 
     @property
     def own(self) -> Node | None:
-        return self.graph.find(self.key) if self.graph else None
+        return self.graph.nodes_by_key.get(self.key) if self.graph else None
 
     @property
     def exit_code(self) -> int:
@@ -134,31 +134,20 @@ def _view_chain(settings: Settings) -> _ChainView:
 
 async def _read_chain(settings: Settings) -> tuple[Metagraph | None, GodMinerError | None]:
     """Read the metagraph; otherwise return the daemon's last copy, and why."""
-    from miner.chain import keeper
-    from miner.chain.keeper import build_source
+    from miner.chain.metagraph_refresh import METAGRAPH_FILE, build_source, load_metagraph
 
     source = build_source(settings, None)
     try:
         return await source.metagraph(), None
     except GodMinerError as error:
-        return keeper.load_metagraph(settings.data_dir / keeper.METAGRAPH_FILE, source), error
-    finally:
-        await source.close()
+        return load_metagraph(settings.data_dir / METAGRAPH_FILE, source), error
 
 
 def _publish(settings: Settings, ip: str, port: int) -> PublishResult:
     from miner.chain.identity import load_identity
-    from miner.chain.keeper import build_source
+    from miner.chain.metagraph_refresh import build_source
 
-    async def publish() -> PublishResult:
-        source = build_source(settings, identity)
-        try:
-            return await source.publish_axon(ip, port)
-        finally:
-            await source.close()
-
-    identity = load_identity(settings)
-    return asyncio.run(publish())
+    return asyncio.run(build_source(settings, load_identity(settings)).publish_axon(ip, port))
 
 
 def _publish_code(result: PublishResult) -> int:

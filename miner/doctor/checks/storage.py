@@ -103,8 +103,14 @@ RESTORE_FIX = "stop the daemon and restore a backup: docs/operations.md, Backups
 
 
 def check_store(context: CheckContext) -> Iterator[Finding]:
-    from miner.store.database import FILE_NAME, SCHEMA_VERSION, SchemaTooOld, StoreCorrupt, schema_version
-    from miner.store.writer import StoreUnavailable
+    from miner.store.database import (
+        FILE_NAME,
+        SCHEMA_VERSION,
+        SchemaTooOld,
+        StoreCorrupt,
+        StoreUnavailable,
+        schema_version,
+    )
 
     path = context.settings.data_dir / FILE_NAME
     if not path.exists():

@@ -111,13 +111,10 @@ def check_chain(context: CheckContext) -> Iterator[Finding]:
 
 
 async def _read_metagraph(settings: Settings) -> Metagraph:
-    from miner.chain.keeper import build_source
+    from miner.chain.metagraph_refresh import build_source
 
     source = build_source(settings, None)
-    try:
-        return await asyncio.wait_for(source.metagraph(), settings.chain_timeout_seconds * 2)
-    finally:
-        await source.close()
+    return await asyncio.wait_for(source.metagraph(), settings.chain_timeout_seconds * 2)
 
 
 def callers(metagraph: Metagraph, settings: Settings) -> Finding:
@@ -138,7 +135,7 @@ def callers(metagraph: Metagraph, settings: Settings) -> Finding:
 
 def registration(metagraph: Metagraph, settings: Settings, address: str) -> Iterator[Finding]:
     """Whether the subnet knows this hotkey, and under which address."""
-    node = metagraph.find(public_key(address) or b"")
+    node = metagraph.nodes_by_key.get(public_key(address) or b"")
     if node is None:
         yield _unregistered(settings, address)
         return

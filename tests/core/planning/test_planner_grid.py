@@ -20,7 +20,7 @@ from core.engines.validate import AssumedMachine, validate_with_engine
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.profile import load_profile, resolve_profile
+from core.profile.resolve import load_profile, resolve_profile
 
 MODELS = (
     "facebook/opt-125m",
