@@ -51,7 +51,7 @@ def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Fin
     python = tmp_path / "python"
     answer = json.dumps({"axolotl": axolotl, "native": ""})
     python.write_text(
-        f"#!/bin/sh\n[ \"$2\" = trainer.runner.ready ] && echo '{answer}' && exit\n"
+        f"#!/bin/sh\n[ \"$2\" = trainer.runner.check_engines ] && echo '{answer}' && exit\n"
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
