@@ -74,8 +74,8 @@ bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
-	$(BIN)/god-miner config env > .env.example
-	$(BIN)/god-miner config docs > docs/settings.md
+	$(BIN)/python -m miner config env > .env.example
+	$(BIN)/python -m miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md

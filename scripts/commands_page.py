@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import typer.main
 
-from miner.cli.main import app
+from miner.__main__ import app
 
 
 def commands(group: typer.core.TyperGroup, prefix: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:
     for name, command in group.commands.items():
-        path = f"{prefix} {name}"
+        path = f"{prefix} {name}".lstrip()
         if isinstance(command, typer.core.TyperGroup):
             yield from commands(command, path)
             if command.invoke_without_command:
@@ -25,11 +25,11 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Every command, as `god-miner --help` tells it. Options are in each one's own `--help`; those that",
-        "print facts take `--json`.",
+        "`god-miner` stands before each. Options are in each command's `--help`. Commands that print facts",
+        "take `--json`.",
         "",
     ]
-    for path, command in commands(root, "god-miner"):
+    for path, command in commands(root, ""):
         text = " ".join((command.help or command.short_help or "").split("\n\n")[0].split())
         lines.append(f"- `{path}`: {text}")
     return "\n".join(lines) + "\n"

@@ -89,7 +89,7 @@ def test_only_settings_and_files_that_exist_are_spoken_of() -> None:
 def test_the_commands_spoken_of_exist() -> None:
     import typer.main
 
-    from miner.cli.main import app as cli
+    from miner.__main__ import app as cli
 
     known = typer.main.get_command(cli)
     for words in set(

@@ -52,16 +52,16 @@ def cell(text: str) -> str:
 
 
 def _value_text(about: dict[str, Any], shared: dict[str, Any]) -> str:
-    """A schema in words: `one of a, b`, `number > 0`, `list of …`."""
+    """A schema in words: `a, b`, `number >0`, `integer 1–64`, `list of …`."""
     if "$ref" in about:
         return _value_text(shared[about["$ref"].rpartition("/")[2]], shared)
     if "anyOf" in about and "examples" not in about:
         if _one_or_many(about):
-            return f"{_value_text(about['anyOf'][1], shared)}; or a list of them"
+            return f"{_value_text(about['anyOf'][1], shared)} (or a list)"
         kinds = [_value_text(option, shared) for option in about["anyOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in about:
-        return "one of " + ", ".join(f"`{value}`" for value in about["enum"])
+        return ", ".join(f"`{value}`" for value in about["enum"])
     if examples := about.get("examples"):
         return "like " + ", ".join(f"`{cell(str(value))}`" for value in examples)
     if about.get("type") == "array":
@@ -70,7 +70,7 @@ def _value_text(about: dict[str, Any], shared: dict[str, Any]) -> str:
         return "mapping"
     if about.get("type") == "string" and "pattern" in about:
         return f"text like `{cell(about['pattern'])}`"
-    words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes or no"}
+    words = {"integer": "integer", "number": "number", "string": "text", "boolean": "yes/no"}
     return words.get(about.get("type", ""), "any value") + _bounds(about)
 
 
@@ -80,8 +80,10 @@ def _one_or_many(about: dict[str, Any]) -> bool:
 
 
 def _bounds(about: dict[str, Any]) -> str:
+    if "minimum" in about and "maximum" in about:
+        return f" {about['minimum']}–{about['maximum']}"
     signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    found = [f"{sign} {about[name]}" for name, sign in signs if name in about]
+    found = [f"{sign}{about[name]}" for name, sign in signs if name in about]
     return " " + ", ".join(found) if found else ""
 
 

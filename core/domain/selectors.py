@@ -19,17 +19,15 @@ from core.domain.units import parse_params, show_params
 class Lane(Record):
     """GPUs set aside for some tasks."""
 
-    gpus: list[int] = Field(min_length=1, description="Indices of the GPUs of this lane.")
-    size: Band | None = Field(default=None, description="Only models in this size band.")
+    gpus: list[int] = Field(min_length=1, description="Indices of its GPUs.")
+    size: Band | None = Field(default=None, description="Only models of this size.")
     task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Only these tasks.")
     image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
         default=None, description="Only these image model types."
     )
-    gpus_per_job: int | None = Field(
-        default=None, ge=1, description="GPUs that one job takes of the lane; unset: all of it."
-    )
+    gpus_per_job: int | None = Field(default=None, ge=1, description="GPUs per job. Unset: the whole lane.")
     overflow: bool = Field(
-        default=False, description="Take free GPUs of other lanes when those of this lane are taken too long."
+        default=False, description="Use free GPUs of other lanes when this lane is busy too long."
     )
 
 

@@ -183,9 +183,9 @@ def _torchrun_script(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRu
     env = _environment(plan, inputs, rendered, source, nodes=1)
     if plan.engine is not Engine.NATIVE:
         return f"{_HEAD}{env}exec {launch}\n"
-    variable = "GOD_MINER_LAUNCH_SPEC"
-    launch_spec = f'{variable}="$({python} -m trainer.native.ready "$RUN/run.json")"\nexport {variable}\n'
-    over = f'exec {python} -m trainer.native.ready "$RUN/run.json" --over\n'
+    variable, module = "GOD_MINER_LAUNCH_SPEC", f"{python} -m trainer.native.external_launch"
+    launch_spec = f'{variable}="$({module} "$RUN/run.json")"\nexport {variable}\n'
+    over = f'exec {module} "$RUN/run.json" --over\n'
     return f"{_HEAD}set -eu\n{_RUN.format(how='run.sh RUN')}{env}{launch_spec}{launch} || true\n{over}"
 
 
@@ -294,7 +294,7 @@ set -uo pipefail
 _SLURM_READY = """
 # Rows are made once, before all ranks; a job that was requeued goes on from its newest state.
 ready() {{
-    srun --nodes=1 --ntasks=1 --export=ALL {python} -m trainer.native.ready "$RUN/run.json" "$@"
+    srun --nodes=1 --ntasks=1 --export=ALL {python} -m trainer.native.external_launch "$RUN/run.json" "$@"
 }}
 GOD_MINER_LAUNCH_SPEC="$(ready)" || exit $?
 export GOD_MINER_LAUNCH_SPEC

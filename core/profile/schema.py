@@ -18,16 +18,12 @@ from core.profile.targets import ContainerTargets, ProfileLimits, Targets, Targe
 class SectionSelector(Record):
     """Which tasks a section is for: all conditions must hold, and without any it always applies."""
 
-    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(
-        default=None, description="Task types: instruct, chat, dpo, grpo, image."
-    )
+    task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Task types.")
     image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
-        default=None, description="Image model types: sdxl, flux, z-image, …"
+        default=None, description="Image model types."
     )
-    size: Band | None = Field(default=None, description="Model size: <7B, 7B-13B, >=70B.")
-    family: Annotated[list[Family], OneOrMany()] | None = Field(
-        default=None, description="Model families: llama, qwen, mistral, …"
-    )
+    size: Band | None = Field(default=None, description="Model size.")
+    family: Annotated[list[Family], OneOrMany()] | None = Field(default=None, description="Model families.")
 
 
 EngineConfig = dict[str, JsonValue]
@@ -73,23 +69,24 @@ class Profile(ConfigFileModel):
 
     description: str = Field(default="", description="One line for `profile list`.")
     extends: str | None = Field(
-        default=None, description="Name of a profile, or path of a file, that this one is laid over."
+        default=None, description="Name or path of the profile that this one changes."
     )
     hardware: str | None = Field(
         default=None,
-        description="What it is made for, like 4xH100: the default of `plan` and `profile check`.",
+        description="Made for, like 4xH100; default of `plan` and `profile check`.",
     )
     notes: list[str] = Field(
         default_factory=list,
-        description="Lines for `profile explain`: what of the source is not set here, and why.",
+        description="Lines for `profile explain`.",
     )
-    targets: Targets = Field(default=Targets(), description="What the operator wants, for every task.")
+    targets: Targets = Field(default=Targets(), description="What you want, for every task.")
     limits: ProfileLimits = Field(default=ProfileLimits(), description="What is never exceeded.")
     container: ContainerTargets = Field(default=ContainerTargets(), description="The container around a job.")
     env: Env = Field(default_factory=dict, description="Environment variables of the training.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
     sections: dict[str, ProfileSection] = Field(
-        default_factory=dict, description="Differences by task, size or family, by a name of your choice."
+        default_factory=dict,
+        description="Differences by task, size or family, each under a name of your choice.",
     )
 
 

@@ -30,15 +30,15 @@ from core.domain.units import Bytes, Params, Seconds
 class GpuStep(Record):
     """One line of `gpus_by_size`."""
 
-    above: Params = Field(description="Models with more parameters than this …")
-    gpus: int = Field(ge=1, le=64, description="… get this many GPUs.")
+    above: Params = Field(description="For models with more parameters than this.")
+    gpus: int = Field(ge=1, le=64, description="GPUs for them.")
 
 
 class LrStageTarget(Record):
     """One stage of `lr_stages`."""
 
-    share: float = Field(gt=0, le=1, description="Part of the training that this stage takes.")
-    factor: float = Field(gt=0, le=100, description="Factor on `learning_rate` during it.")
+    share: float = Field(gt=0, le=1, description="Part of the training.")
+    factor: float = Field(gt=0, le=100, description="Factor on `learning_rate`.")
 
 
 class Targets(Record):
@@ -47,16 +47,13 @@ class Targets(Record):
     # — what trains
     engine: Engine | None = Field(
         default=None,
-        description="What trains. Unset: axolotl for text, kohya for SDXL and "
-        "Flux, ai-toolkit for the others.",
+        description="Training engine. Unset: axolotl for text, kohya for SDXL and Flux, ai-toolkit for "
+        "other images.",
     )
-    method: Method | None = Field(
-        default=None, description="Full fine-tune, LoRA or QLoRA. Unset: by `full_below`."
-    )
+    method: Method | None = Field(default=None, description="Unset: by `full_below`.")
     full_below: Params | None = Field(
         default=None,
-        description="Models smaller than this are fine-tuned in full (when "
-        "`method` is unset), the others by LoRA.",
+        description="Without `method`: smaller models get a full fine-tune, others LoRA.",
     )
     # — the adapter
     lora_r: int = Field(default=64, ge=1, le=8192, description="LoRA rank (kohya: network_dim).")
@@ -68,16 +65,14 @@ class Targets(Record):
     lora_dropout: float = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
     lora_target_modules: list[str] | None = Field(
         default=None,
-        description="Layers that carry an adapter. Unset: every linear layer, but no routed experts.",
+        description="Layers with an adapter. Unset: all linear layers except routed experts.",
     )
-    rslora: bool = Field(default=False, description="Scale by alpha/√r instead of alpha/r.")
+    rslora: bool = Field(default=False, description="Scale by alpha/√r, not alpha/r.")
     dora: bool = Field(default=False, description="Weight-decomposed LoRA.")
-    loraplus_lr_ratio: float | None = Field(
-        default=None, gt=0, description="LoRA+: rate of B over rate of A."
-    )
-    adapter_fp32: bool = Field(default=True, description="Adapter weights in fp32 beside a bf16 base.")
+    loraplus_lr_ratio: float | None = Field(default=None, gt=0, description="LoRA+: rate of B / rate of A.")
+    adapter_fp32: bool = Field(default=True, description="fp32 adapter beside a bf16 base.")
     lora_kernels: bool | None = Field(
-        default=None, description="Axolotl's Triton kernels for LoRA. Unset: on GPUs, where they are allowed."
+        default=None, description="Axolotl's Triton kernels for LoRA. Unset: on GPUs, where allowed."
     )
     # — the batch
     micro_batch_size: int = Field(
@@ -90,28 +85,29 @@ class Targets(Record):
         default=None,
         ge=1,
         le=65536,
-        description="Sequences per optimizer step over all GPUs. Set: accumulation follows from it. "
+        description="Sequences per optimizer step over all GPUs; sets the accumulation. "
         "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
     )
     least_steps: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description="Text, not GRPO: where effective_batch_size leaves fewer steps than this it is halved, "
-        "to 8 at least, and the rate falls by its root. Unset: never.",
+        description="Text except GRPO: halve effective_batch_size (down to 8) until there are this many "
+        "steps; "
+        "each halving divides the rate by √2.",
     )
     # — how long
     num_epochs: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="Passes over the data. Unset: from the clock, up to the limit.",
+        description="Passes over the data. Unset: as many as fit, up to `max_epochs`.",
     )
     max_steps: int | None = Field(
         default=None,
         ge=1,
         le=10_000_000,
-        description="Optimizer steps at most. Unset: from the epochs and the clock.",
+        description="Most optimizer steps. Unset: by epochs and time.",
     )
     # — the learning rate
     learning_rate: float = Field(default=2e-4, gt=0, le=1, description="Peak learning rate.")
@@ -119,57 +115,51 @@ class Targets(Record):
         default=10.0,
         gt=0,
         le=100,
-        description="Factor on learning_rate where LoRA has to stand in for a full fine-tune.",
+        description="Factor on learning_rate if LoRA replaces a full fine-tune.",
     )
     text_encoder_lr: float | None = Field(
-        default=None, ge=0, le=10, description="Images: the text encoders' rate. Unset or 0: not trained."
+        default=None, ge=0, le=10, description="Images: rate of the text encoders. Unset or 0: not trained."
     )
     lr_gpu_scale: dict[int, float] = Field(
         default_factory=dict,
-        description="Factor on the learning rate by GPU count: `{2: 1.2, 4: "
-        "1.5}`; the nearest count below applies.",
+        description="Factor on learning_rate by GPU count, like `{2: 1.2, 4: 1.5}`; the nearest lower "
+        "count applies.",
     )
-    lr_scheduler: LrSchedule = Field(default=LrSchedule.COSINE, description="How the rate moves.")
+    lr_scheduler: LrSchedule = Field(default=LrSchedule.COSINE, description="Schedule.")
     lr_cycles: IntRange = Field(
         default=IntegerRange(low=1, high=1),
-        description="Restarts of cosine_with_restarts: a number, or a range to "
-        "choose from by training length.",
+        description="cosine_with_restarts: restarts, or a range to choose from by training length.",
     )
-    min_lr_ratio: float = Field(
-        default=0.0, ge=0, le=1, description="End of the decay as a share of the peak."
-    )
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="Final rate as a share of the peak.")
     cooldown_share: float = Field(
-        default=0.2, ge=0, le=1, description="warmup_stable_decay: the last part that decays."
+        default=0.2, ge=0, le=1, description="warmup_stable_decay: share that decays."
     )
-    warmup_steps: int | None = Field(
-        default=None, ge=0, description="Steps up to the peak. Wins over warmup_ratio."
-    )
-    warmup_ratio: float = Field(default=0.03, ge=0, le=1, description="Warmup as a share of all steps.")
+    warmup_steps: int | None = Field(default=None, ge=0, description="Overrides warmup_ratio.")
+    warmup_ratio: float = Field(default=0.03, ge=0, le=1, description="Warmup, as a share of all steps.")
     lr_stages: list[LrStageTarget] = Field(
-        default_factory=list, description="Stages of the learning rate; their shares add up to 1."
+        default_factory=list, description="Stages of the rate; shares add up to 1."
     )
     plateau_factor: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Factor on the rate when the evaluation stops falling. Unset: off.",
+        description="Factor on the rate when evaluations stop improving. Unset: off.",
     )
-    plateau_growth: float = Field(default=1.0, ge=1, le=2, description="Factor while it falls.")
+    plateau_growth: float = Field(default=1.0, ge=1, le=2, description="Factor while they improve.")
     plateau_patience: int = Field(
-        default=2, ge=1, description="Evaluations without progress before the factor."
+        default=2, ge=1, description="Evaluations without improvement before the factor."
     )
     lr_search_share: float = Field(
         default=0.0,
         ge=0,
         le=0.2,
-        description="Text with Axolotl: part of the training time in which other rates are tried out first, "
-        "judged on held-out rows. 0: none are.",
+        description="Axolotl: share of the training time for trying other rates first. 0: none.",
     )
     lr_search_most: float = Field(
         default=10.0,
         ge=1,
         le=100,
-        description="Rates are tried up to this many times learning_rate, and down to the same part of it.",
+        description="Tried rates: up to this factor above or below learning_rate.",
     )
     # — the optimizer
     optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
@@ -177,70 +167,70 @@ class Targets(Record):
     adam_beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW's second beta.")
     adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, le=10, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping by global norm; 0: none.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping; 0: none.")
     fp32_master: bool | None = Field(
-        default=None, description="Full fine-tune: fp32 master weights. Unset: where memory allows it."
+        default=None, description="Full fine-tune: fp32 master weights. Unset: if memory allows."
     )
     ema_decay: float | None = Field(
-        default=None, gt=0, lt=1, description="Exponential moving average of the weights. Unset: none."
+        default=None, gt=0, lt=1, description="Moving average of the weights. Unset: none."
     )
-    ema_every: int = Field(default=1, ge=1, description="Steps between updates of the average.")
+    ema_every: int = Field(default=1, ge=1, description="Steps between its updates.")
     # — sequences
     sequence_len: int | None = Field(
         default=None,
         ge=16,
         le=1_048_576,
-        description="Tokens per sequence. Unset: from the data's 99th percentile.",
+        description="Tokens per sequence. Unset: the data's 99th percentile.",
     )
     sample_packing: bool | None = Field(
-        default=None, description="Several rows in one sequence (SFT only). Unset: where it saves time."
+        default=None, description="SFT: several rows per sequence. Unset: if it saves time."
     )
     group_by_length: bool = Field(
-        default=False, description="Batches of like lengths; no effect when packed."
+        default=False, description="Batches of similar lengths; no effect with packing."
     )
     # — evaluation and checkpoints
     eval_steps: int | None = Field(
         default=None, ge=1, description="Steps between evaluations. Unset: about ten per run."
     )
     save_steps: int | None = Field(
-        default=None, ge=1, description="Steps between checkpoints. Unset: with each evaluation."
+        default=None, ge=1, description="Steps between checkpoints. Unset: at each evaluation."
     )
     save_every_epochs: int | None = Field(
         default=None,
         ge=1,
-        description="Images with kohya: epochs between files (its step files go unrecognised).",
+        description="kohya: epochs between checkpoints.",
     )
     save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
     val_set_size: float = Field(
         default=0.02,
         ge=0,
         lt=1,
-        description="Share of the rows held out for evaluation; at most val_rows_max.",
+        description="Share of rows held out for evaluation.",
     )
-    val_rows_max: int = Field(default=500, ge=0, description="Rows held out at most.")
+    val_rows_max: int = Field(default=500, ge=0, description="Most rows held out.")
     early_stopping_patience: int | None = Field(
-        default=None, ge=1, description="Evaluations without a better one before stopping. Unset: never."
+        default=None, ge=1, description="Stop after this many evaluations without improvement. Unset: never."
     )
-    load_best: bool = Field(default=True, description="Submit the best checkpoint instead of the last.")
-    eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What 'best' is measured in.")
+    load_best: bool = Field(default=True, description="Submit the best checkpoint, not the last.")
+    eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What decides which is best.")
     # — numbers and kernels
     bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
-    fp16: bool = Field(default=False, description="float16 arithmetic; only for GPUs without bfloat16.")
-    tf32: bool = Field(default=True, description="TensorFloat-32 for what is left in fp32.")
+    fp16: bool = Field(default=False, description="float16, for GPUs without bfloat16.")
+    tf32: bool = Field(default=True, description="TensorFloat-32 for remaining fp32.")
     fp8: bool = Field(
-        default=False, description="fp8 matrix products (Hopper and later; native trainer and full SFT)."
+        default=False, description="fp8 matrix products (Hopper and later; native trainer, full SFT)."
     )
     attention: Attention | None = Field(
         default=None,
-        description="Attention kernel. Unset: flash attention where the image has it, else sdpa.",
+        description="Unset: flash attention if the image has it, else sdpa.",
     )
     compile_mode: CompileMode | None = Field(default=None, description="torch.compile. Unset: not compiled.")
     gradient_checkpointing: bool | None = Field(
         default=None,
-        description="Recompute activations in the backward pass. Unset: only where memory demands it.",
+        description="Recompute activations. Unset: only if memory requires it.",
     )
     activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
-    fused_loss: bool = Field(default=True, description="Cross-entropy without the full logits in memory.")
+    fused_loss: bool = Field(default=True, description="Cross-entropy without full logits in memory.")
     liger: bool = Field(default=False, description="Liger kernels.")
     neftune_alpha: float | None = Field(default=None, ge=0, description="Noise on the embeddings (SFT).")
     # — the data loader
@@ -252,11 +242,11 @@ class Targets(Record):
     # — GPUs
     gpu_strategy: GpuStrategy = Field(default=GpuStrategy.AUTO, description="How many GPUs a job gets.")
     gpus_by_size: list[GpuStep] = Field(
-        default_factory=list, description="by_size: the largest step that the model exceeds; 1 GPU below all."
+        default_factory=list, description="by_size: the largest step that the model exceeds, else 1 GPU."
     )
     lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
     fsdp_above: Params | None = Field(
-        default=None, description="FSDP from this size on. Unset: where one GPU cannot hold the model."
+        default=None, description="FSDP from this size on. Unset: if one GPU cannot hold the model."
     )
     fsdp_reshard_after_forward: bool = Field(default=True, description="full_shard: free layers after use.")
     fsdp_forward_prefetch: bool = Field(default=True, description="Fetch the next layer early (FSDP1).")
@@ -266,14 +256,14 @@ class Targets(Record):
     )
     seed: int = Field(default=42, ge=0, le=2**31 - 1, description="Random seed.")
     main_process_port: int | None = Field(
-        default=None, ge=1024, le=65535, description="Fixed launch port. Unset: a free one per job."
+        default=None, ge=1024, le=65535, description="Launch port. Unset: any free one."
     )
     # — preference and reinforcement
     dpo_beta: float = Field(default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1.")
     dpo_precompute_reference: bool | None = Field(
-        default=None, description="DPO: reference log-probs once, beforehand. Unset: where it saves time."
+        default=None, description="DPO: compute reference log-probs beforehand. Unset: if it saves time."
     )
-    grpo_beta: float = Field(default=0.0, ge=0, description="GRPO: weight of the KL to the base model.")
+    grpo_beta: float = Field(default=0.0, ge=0, description="GRPO: weight of the KL to the base.")
     grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."
@@ -285,18 +275,14 @@ class Targets(Record):
     # — images
     resolution: int = Field(default=1024, ge=64, le=4096, description="Images: side of the square.")
     image_repeats: int | None = Field(
-        default=None, ge=1, description="Images: times per epoch. Unset: what the dataset was prepared with."
+        default=None, ge=1, description="Images: uses per epoch. Unset: as the dataset was prepared."
     )
-    vae_batch_size: int = Field(
-        default=4, ge=1, description="Images: batch of the latent cache, nothing else."
-    )
+    vae_batch_size: int = Field(default=4, ge=1, description="Images: batch for caching latents.")
     image_loss: ImageLoss = Field(
         default=ImageLoss.L2, description="Images: loss; validators score squared error."
     )
-    huber_c: float | None = Field(default=None, gt=0, description="Images: only with a huber loss.")
-    min_snr_gamma: float | None = Field(
-        default=None, gt=0, description="SDXL: min-SNR weighting; nothing on Flux."
-    )
+    huber_c: float | None = Field(default=None, gt=0, description="Images: for huber losses.")
+    min_snr_gamma: float | None = Field(default=None, gt=0, description="SDXL: min-SNR weighting.")
     noise_offset: float | None = Field(default=None, ge=0, description="Images: noise offset.")
     scale_weight_norms: float | None = Field(
         default=None, gt=0, description="Images: cap on LoRA weight norms."
@@ -305,20 +291,18 @@ class Targets(Record):
         default=0.0,
         ge=0,
         le=1,
-        description="Images: part of the captions left out; scoring weighs no-caption 3:1.",
+        description="Images: share of captions left out; scoring weighs no caption 3:1.",
     )
     guidance_scale: float | None = Field(default=None, ge=0, description="Flux: guidance during training.")
-    timestep_sampling: str | None = Field(
-        default=None, description="Flux and later: how timesteps are drawn."
-    )
+    timestep_sampling: str | None = Field(default=None, description="Flow models: how timesteps are drawn.")
     flow_shift: float | None = Field(default=None, gt=0, description="Flux: discrete_flow_shift.")
     quantize_base: bool | None = Field(
-        default=None, description="ai-toolkit: frozen weights in 8 bits. Unset: only where memory demands it."
+        default=None, description="ai-toolkit: 8-bit frozen weights. Unset: only if memory requires it."
     )
     conv_rank: int | None = Field(
-        default=None, ge=1, description="Images: rank on convolutions. Unset: none."
+        default=None, ge=1, description="Images: rank for convolutions. Unset: none."
     )
-    conv_alpha: float | None = Field(default=None, gt=0, description="Images: alpha on convolutions.")
+    conv_alpha: float | None = Field(default=None, gt=0, description="Images: alpha for convolutions.")
 
     @model_validator(mode="after")
     def stage_shares_add_up(self) -> Self:
@@ -331,55 +315,46 @@ class Targets(Record):
 class ProfileLimits(Record):
     """What is never exceeded."""
 
-    gpu_memory: Bytes | None = Field(
-        default=None, description="GPU memory that a job may use, per GPU. Unset: `gpu_memory_share` of it."
-    )
+    gpu_memory: Bytes | None = Field(default=None, description="Most memory per GPU.")
     gpu_memory_share: float = Field(
         default=0.9,
         gt=0,
         le=1,
-        description="The same as a share of the memory; the lower of the two counts.",
+        description="The same as a share; the lower of the two applies.",
     )
-    min_gpus: int = Field(default=1, ge=1, le=64, description="GPUs that a job gets at least.")
-    max_gpus: int = Field(default=64, ge=1, le=64, description="GPUs that a job gets at most.")
+    min_gpus: int = Field(default=1, ge=1, le=64, description="Fewest GPUs per job.")
+    max_gpus: int = Field(default=64, ge=1, le=64, description="Most GPUs per job.")
     max_jobs: int | None = Field(
-        default=None, ge=1, description="Jobs at a time on this host, over all lanes. Unset: one per GPU set."
+        default=None, ge=1, description="Most jobs at once, over all lanes. Unset: one per GPU set."
     )
-    reserve: Seconds = Field(
-        default=600.0, description="Kept free before the deadline, after the submission is published."
-    )
+    reserve: Seconds = Field(default=600.0, description="Time kept free between publishing and the deadline.")
     reserve_share: float = Field(
         default=0.05,
         ge=0,
         lt=1,
-        description="The same as a share of the hours; the larger of the two counts.",
+        description="The same as a share of the hours; the larger applies.",
     )
-    eval_share: float = Field(
-        default=0.1, gt=0, le=1, description="Part of the training time that evaluations may take."
-    )
-    min_epochs: float = Field(
-        default=0.25, ge=0, description="A training of fewer passes is not worth submitting and is refused."
-    )
-    max_epochs: float = Field(default=4.0, gt=0, description="Passes at most where `num_epochs` is unset.")
-    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps at most.")
-    max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank, after all factors.")
-    min_lora_r: int = Field(default=8, ge=1, description="The planner lowers the rank no further.")
+    eval_share: float = Field(default=0.1, gt=0, le=1, description="Most training time for evaluations.")
+    min_epochs: float = Field(default=0.25, ge=0, description="Refuse trainings of fewer passes.")
+    max_epochs: float = Field(default=4.0, gt=0, description="Most passes, if `num_epochs` is unset.")
+    max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps.")
+    max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank after scaling.")
+    min_lora_r: int = Field(default=8, ge=1, description="Lowest rank that the planner may choose.")
     max_sequence_len: int = Field(default=8192, ge=16, description="Longest sequence.")
-    min_sequence_len: int = Field(default=512, ge=16, description="The planner shortens no further.")
+    min_sequence_len: int = Field(default=512, ge=16, description="Shortest that the planner may choose.")
     max_micro_batch: int = Field(default=256, ge=1, description="Largest micro batch.")
     max_alpha_lr: float | None = Field(
         default=None,
         gt=0,
-        description="LoRA: lora_alpha × learning_rate at most, the product that "
-        "sets the speed. Unset: no guard.",
+        description="LoRA: most lora_alpha × learning_rate. Unset: no limit.",
     )
-    checkpoint_disk: Bytes | None = Field(default=None, description="Disk that kept checkpoints may fill.")
+    checkpoint_disk: Bytes | None = Field(default=None, description="Most disk for checkpoints.")
 
 
 class ContainerTargets(Record):
     """The container around a job."""
 
-    memory: Bytes | None = Field(default=None, description="Host memory. Unset: by GPU share of the host.")
+    memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
     shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
     cpus: str | None = Field(
         default=None,

@@ -42,7 +42,7 @@ DEFAULT_URL = "http://127.0.0.1:7999"
 
 @app.command()
 def wallet(folder: Folder = DEFAULT_FOLDER, json: AsJson = False) -> None:
-    """Make throwaway hotkeys for a miner and a validator, or show those that are there."""
+    """Make throwaway hotkeys for a miner and a validator, or show existing ones."""
     from miner.cli.render import dev
     from miner.dev import stack
 
@@ -63,7 +63,7 @@ def nodes(
     stake: Annotated[float, typer.Option(min=0, help="The validator's stake.")] = 10_000.0,
     json: AsJson = False,
 ) -> None:
-    """Write a nodes file that knows both throwaway hotkeys; print the settings for a miner to use it."""
+    """Write a nodes file with both throwaway hotkeys; print the settings to use it."""
     from miner.cli.render import dev
     from miner.dev import stack
 
@@ -134,7 +134,7 @@ def submission(
     forged: Forged = False,
     json: AsJson = False,
 ) -> None:
-    """Ask for the submission of a task: by its id, or of the example with this type and seed."""
+    """Ask for a task's submission, by its id or by the example's type and seed."""
     from miner.dev import validator
 
     target = validator.miner_target(url, folder, key, miner_hotkey, forged=forged)
@@ -176,7 +176,7 @@ def tour(
     ] = 0.0,
     json: AsJson = False,
 ) -> None:
-    """Start a miner on loopback, send it one of every request, show what came back. Nothing is trained."""
+    """Start a miner on loopback, send it one of every request, show the replies. Nothing is trained."""
     from miner.cli.render import dev
     from miner.dev.tour import run_tour, work_folder
 
@@ -196,7 +196,7 @@ def demo(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train and publish a small model for real, from the offer to what the validator is told."""
+    """Train and publish a small model, from the offer to the published repository."""
     from miner.cli.render import dev
     from miner.dev.demo import run_demo
     from miner.dev.tour import work_folder

@@ -263,7 +263,7 @@ def daemon_process(stack: DevStack, settings: Mapping[str, str] | None = None) -
     """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own."""
     return ChildProcess(
         # Not by the console script: PATH may find one of another installation.
-        [sys.executable, "-c", "from miner.cli.main import main; main()", "run"],
+        [sys.executable, "-m", "miner", "run"],
         stack.public_port,
         stack.folder,
         stack.log_file,

@@ -79,10 +79,14 @@ class Fleet:
                 self._notified.add((key, gpu))
                 self._notify_lost(key, gpu, why)
 
-    def snapshot(self, now: float) -> FleetSnapshot:
-        inventory = self.inventory
+    def snapshot(self, now: float, without: TaskKey | None = None) -> FleetSnapshot:
+        """The fleet as it is now; `without` what this task holds. The tuple of the reservations is the same
+        object for as long as nothing in it has changed."""
+        inventory, reservations = self.inventory, self.ledger.reservations
+        if any(reservation.key == without for reservation in reservations):
+            reservations = tuple(entry for entry in reservations if entry.key != without)
         return FleetSnapshot(
-            inventory.gpus, self.ledger.reservations, inventory.hardware, now, inventory.problem, self.ability
+            inventory.gpus, reservations, inventory.hardware, now, inventory.problem, self.ability
         )
 
     def on_lost(self, listener: GpuLostListener) -> None:

@@ -20,8 +20,8 @@ from miner.jobs.recovery import FinishedJobCleaner
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import StaleJob
+from miner.store.database import StoreUnavailable
 from miner.store.jobs import JobRow, RecordedStart, StartRequest
-from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

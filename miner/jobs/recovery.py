@@ -21,8 +21,8 @@ from miner.jobs.timeline import JobTimings
 from miner.store import attempts
 from miner.store import jobs as store_jobs
 from miner.store.attempts import AttemptRow
+from miner.store.database import StoreUnavailable
 from miner.store.jobs import JobRow
-from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

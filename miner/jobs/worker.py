@@ -29,7 +29,7 @@ from miner.jobs.training import AttemptSupervisor
 from miner.jobs.verdict import AttemptVerdict, NextAction, RetrySituation, next_action
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import AttemptRow, StaleJob
-from miner.store.writer import StoreUnavailable
+from miner.store.database import StoreUnavailable
 from miner.support.untrusted_files import touch_untrusted
 
 log = logging.getLogger(__name__)

@@ -70,7 +70,7 @@ class FilesSection(Section):
     title = "Files"
 
     data_dir: values.AbsolutePath = _setting(
-        Path(".god-miner"), "Where the daemon keeps its database and files. One daemon per directory."
+        Path(".god-miner"), "The daemon's database and files. One daemon per directory."
     )
 
 
@@ -80,21 +80,21 @@ class ChainSection(Section):
     netuid: int = _setting(56, "The subnet.", ge=0, le=65535)
     chain: ChainKind = _setting(
         ChainKind.FILE,
-        "Where hotkeys and stakes come from: `bittensor`, or `file` for NODES_FILE (no network).",
+        "Source of hotkeys and stakes: `bittensor`, or `file` for NODES_FILE (no network).",
     )
     subtensor_network: Literal["finney", "test", "archive", "devnet", "local"] = _setting(
-        "finney", "The chain's network by name."
+        "finney", "The chain's network."
     )
     subtensor_address: values.Websocket | None = _setting(
-        None, "A chain node of your own, ws:// or wss://; takes the place of SUBTENSOR_NETWORK."
+        None, "Your own chain node (ws:// or wss://), instead of SUBTENSOR_NETWORK."
     )
-    chain_timeout_seconds: values.Seconds = _setting(30, "The longest that one call to the chain may take.")
-    metagraph_refresh_seconds: values.Seconds = _setting(300, "How often hotkeys and stakes are read again.")
+    chain_timeout_seconds: values.Seconds = _setting(30, "Time limit of one call to the chain.")
+    metagraph_refresh_seconds: values.Seconds = _setting(300, "How often hotkeys and stakes are read.")
     metagraph_stale_seconds: values.Seconds = _setting(
-        3600, "From this age on, the last good copy of hotkeys and stakes counts as stale (an alert)."
+        3600, "Age at which hotkeys and stakes count as stale, with an alert."
     )
     nodes_file: values.AbsolutePath = _in_data_dir(
-        "nodes.json", "The nodes of the subnet as JSON, for CHAIN=file; read again when it changes."
+        "nodes.json", "The subnet's nodes as JSON, for CHAIN=file; reread when it changes."
     )
 
 
@@ -102,12 +102,10 @@ class WalletSection(Section):
     title = "Wallet"
 
     wallet_name: values.FileName = _setting("default", "The wallet's name.")
-    hotkey_name: values.FileName = _setting(
-        "default", "The hotkey in that wallet that this miner answers as."
-    )
-    wallet_path: values.AbsolutePath = _setting(Path("~/.bittensor/wallets"), "Where wallets are kept.")
+    hotkey_name: values.FileName = _setting("default", "The hotkey that this miner answers as.")
+    wallet_path: values.AbsolutePath = _setting(Path("~/.bittensor/wallets"), "Directory of the wallets.")
     wallet_password: values.Secret | None = _setting(
-        None, "Opens an encrypted hotkey. Not asked for interactively: a daemon has nobody to ask."
+        None, "Opens an encrypted hotkey; never asked for interactively."
     )
 
 
@@ -119,8 +117,8 @@ class CallersSection(Section):
     )
     require_validator_permit: bool = _setting(
         True,
-        "Refuse callers without a validator permit: stake alone is cheap, and whoever is let in "
-        "may start tasks and read TRAINING_REPO_*_TOKEN.",
+        "Refuse callers without a validator permit. Callers may start tasks and read TRAINING_REPO_*_TOKEN, "
+        "and stake alone is cheap.",
     )
     allow_hotkeys: values.Hotkeys = _setting((), "If set, only these hotkeys may call.")
     deny_hotkeys: values.Hotkeys = _setting((), "These hotkeys may never call.")
@@ -131,32 +129,29 @@ class PublicPortSection(Section):
 
     public_host: values.ListenHost = _setting(
         "0.0.0.0",  # noqa: S104 - validators come from the internet
-        "The address to listen on for validators.",
+        "Address to listen on for validators.",
     )
-    public_port: values.Port = _setting(7999, "The port to listen on for validators (0: any free one).")
-    public_ip: values.AxonIp | None = _setting(
-        None, "The IPv4 address published on chain, where validators find this miner."
-    )
+    public_port: values.Port = _setting(7999, "Port to listen on for validators (0: any free one).")
+    public_ip: values.AxonIp | None = _setting(None, "IPv4 address to publish on chain.")
     published_port: Annotated[int, Field(ge=1, le=65535)] | None = _setting(
         None,
-        "The port published on chain, where a port mapping makes it differ from PUBLIC_PORT.",
+        "Port to publish on chain, if a port mapping changes it.",
         shown_default="PUBLIC_PORT",
     )
-    allow_private_axon: bool = _setting(False, "Let a private PUBLIC_IP be published (a chain of your own).")
+    allow_private_axon: bool = _setting(False, "Allow a private PUBLIC_IP, for a chain of your own.")
 
 
 class OperatorPortSection(Section):
     title = "Operator port"
 
     operator_host: values.ListenHost = _setting(
-        "127.0.0.1", "The address to listen on for the operator: metrics and status."
+        "127.0.0.1", "Address to listen on for the operator: metrics and status."
     )
-    operator_port: values.Port = _setting(7998, "The port to listen on for the operator (0: any free one).")
+    operator_port: values.Port = _setting(7998, "Port to listen on for the operator (0: any free one).")
     operator_token: values.Token | None = _setting(
         None,
-        "Bearer token of the operator port. Unset: one is made at the first start, in the file "
-        "operator-token of DATA_DIR, where only the daemon's user can read it. Required when "
-        "OPERATOR_HOST is not loopback.",
+        "Bearer token of the operator port. Unset: made at the first start, in DATA_DIR/operator-token. "
+        "Required when OPERATOR_HOST is not loopback.",
     )
 
 
@@ -164,30 +159,26 @@ class LimitsSection(Section):
     title = "Limits"
 
     max_body_bytes: Annotated[ByteSize, Field(ge=1024, le=1024**3)] = _setting(
-        "4MiB", "The largest request body, as bytes or with a unit: 4MiB, 4MB."
+        "4MiB", "Largest request body, like 4MiB or 4MB."
     )
-    header_timeout_seconds: values.Seconds = _setting(5, "How long a caller may take to send its headers.")
-    body_timeout_seconds: values.Seconds = _setting(10, "How long a caller may take to send its body.")
-    max_connections: int = _setting(1024, "Open connections at most.", ge=1, le=1_000_000)
+    header_timeout_seconds: values.Seconds = _setting(5, "Time to send the headers.")
+    body_timeout_seconds: values.Seconds = _setting(10, "Time to send the body.")
+    max_connections: int = _setting(1024, "Most open connections.", ge=1, le=1_000_000)
     max_connections_per_address: int = _setting(
-        256, "Open connections from one address at most, so that none can take them all.", ge=1, le=1_000_000
+        256, "Most open connections from one address.", ge=1, le=1_000_000
     )
-    max_concurrent_requests: int = _setting(
-        256, "Requests worked on at once; more get 503.", ge=1, le=1_000_000
-    )
+    max_concurrent_requests: int = _setting(256, "Most requests at once; more get 503.", ge=1, le=1_000_000)
     failure_rate_per_address: float = _setting(
-        60, "Requests per minute that may fail authentication from one address, before 429.", gt=0, le=1e9
+        60, "Failed authentications per minute from one address, before 429.", gt=0, le=1e9
     )
-    failure_burst_per_address: int = _setting(120, "How many such failures may come at once.", ge=1, le=10**9)
+    failure_burst_per_address: int = _setting(120, "Such failures at once.", ge=1, le=10**9)
     request_rate_per_hotkey: float = _setting(
-        5000, "Authenticated requests per second from one hotkey, before 429.", gt=0, le=1e9
+        5000, "Requests per second from one hotkey, before 429.", gt=0, le=1e9
     )
-    request_burst_per_hotkey: int = _setting(
-        10_000, "How many authenticated requests may come at once.", ge=1, le=10**9
-    )
+    request_burst_per_hotkey: int = _setting(10_000, "Such requests at once.", ge=1, le=10**9)
     max_live_nonces: int = _setting(
         500_000,
-        "Nonces remembered at once, a quarter of them of one hotkey; beyond, requests get 503.",
+        "Most remembered nonces, a quarter of them for one hotkey; beyond that, requests get 503.",
         ge=1000,
         le=100_000_000,
     )
@@ -198,50 +189,48 @@ class OffersSection(Section):
 
     policy: str = _setting(
         AUTO,
-        "What decides about offers: the name of a policy, or the path of a file. `auto`: h100x8 "
-        "from 6 GPUs on, h100x4 below, everything-feasible without one.",
+        "Acceptance policy, by name or path. `auto`: h100x8 from 6 GPUs on, h100x4 below, "
+        "everything-feasible without a GPU.",
         min_length=1,
     )
     policy_dir: values.AbsolutePath = _in_data_dir(
         "policies",
-        "Where policies of your own are looked up by name, before the shipped ones; by commands "
-        "too, after `--dir`.",
+        "Directory of your own policies, searched before the shipped ones.",
     )
     profile: str = _setting(
         AUTO,
-        "How trainings are planned: the name of a tuning profile, or the path of a file. `auto`: "
-        "what the policy names, else h100x8 from 6 GPUs on, h100x4 below, cpu-demo without one.",
+        "Tuning profile, by name or path. `auto`: the one that the policy names, else h100x8 from 6 GPUs on, "
+        "h100x4 below, cpu-demo without a GPU.",
         min_length=1,
     )
     profile_dir: values.AbsolutePath = _in_data_dir(
         "profiles",
-        "Where profiles of your own are looked up by name, before the shipped ones; by commands "
-        "too, after `--dir`.",
+        "Directory of your own profiles, searched before the shipped ones.",
     )
     task_types: values.TaskTypes | None = _setting(
         None,
-        "Take only these task types, whatever the policy says; also written instruct, chat, dpo, "
-        "grpo, image.",
+        "Accept only these task types, whatever the policy says: instruct, chat, dpo, grpo, image.",
         min_length=1,
     )
     max_hours: float | None = _setting(
         None,
-        "Refuse offers of more hours than this, whatever the policy says.",
+        "Refuse longer offers, whatever the policy says.",
         gt=0,
         le=10_000,
         allow_inf_nan=False,
     )
     max_jobs: int | None = _setting(
-        None, "Jobs and held offers at once, whatever the policy says. 0 refuses all offers.", ge=0, le=10_000
+        None,
+        "Most jobs and held offers at once, whatever the policy says. 0 refuses all offers.",
+        ge=0,
+        le=10_000,
     )
     offer_hold_seconds: values.Seconds = _setting(
-        900, "How long an accepted offer holds its place while its start does not come."
+        900, "How long an accepted offer holds its GPUs without a start."
     )
-    refusal_seconds: values.Seconds = _setting(
-        600, "How long a repeated offer gets the same refusal; after that it is decided again."
-    )
+    refusal_seconds: values.Seconds = _setting(600, "How long a repeated offer gets the same refusal.")
     queue_patience_seconds: values.Seconds = _setting(
-        3600, "A job that waits longer than this for GPUs goes before those that are worth more."
+        3600, "A job that waits longer for GPUs goes before more valuable ones."
     )
 
 
@@ -250,15 +239,16 @@ class GpusSection(Section):
 
     gpus: values.Gpus = _setting(
         AUTO,
-        "The GPUs to train on: `nvml` (as the driver says), `4xH100` and the like (nobody "
-        "looks), `cpu` (a simulated GPU), or `auto`: as the driver says, a simulated GPU without a driver.",
+        "GPUs to train on: `nvml` (asks the driver), `4xH100` (taken as given), `cpu` (simulated), or "
+        "`auto`: "
+        "`nvml` with a driver, else `cpu`.",
     )
     fleet_file: values.AbsolutePath | None = _setting(
-        None, "A YAML file with what you know of this host's GPUs; followed while the daemon runs."
+        None, "YAML file that describes this host's GPUs; reread when it changes."
     )
-    gpu_refresh_seconds: values.Seconds = _setting(5, "How often the GPUs are scanned.")
+    gpu_refresh_seconds: values.Seconds = _setting(5, "How often GPUs are scanned.")
     gpu_return_seconds: values.Seconds = _setting(
-        300, "How long a GPU that failed or was in others' use must be fine before it is used again."
+        300, "How long a failed or occupied GPU must be fine before it is used again."
     )
 
 
@@ -267,7 +257,7 @@ class HistorySection(Section):
 
     history_days: int = _setting(
         90,
-        "How long offers without a job, their decisions and events are kept. Jobs are kept.",
+        "How long offers without a job, their decisions and events are kept.",
         ge=1,
         le=36_500,
     )
@@ -282,20 +272,20 @@ class HubSection(Section):
             if data["chain"] is ChainKind.BITTENSOR
             else f"local:{data['data_dir'] / 'hub'}"
         ),
-        description="Where submissions are published: `huggingface`, or `local:DIR`, a folder (no network).",
+        description="Where to publish: `huggingface`, or `local:DIR`, a directory (no network).",
         json_schema_extra={"shown_default": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
     )
     hf_user: values.HubUser | None = _setting(
         None,
-        "The user or organisation to publish as; HF_TOKEN must be allowed to write there.",
+        "User or organisation to publish as; HF_TOKEN must have write access.",
         shown_default="the user of HF_TOKEN",
     )
     hf_endpoint: values.SiteUrl = _setting(
         "https://huggingface.co",
-        "Where models come from and submissions go: the Hugging Face hub or what speaks like it.",
+        "The hub for models and submissions, or a compatible server.",
     )
     hf_token: values.Secret | None = _setting(
-        None, "The account's token: for gated models, higher limits, and to publish."
+        None, "Hub token, to publish, for gated models and higher limits."
     )
 
 
@@ -303,24 +293,23 @@ class InputsSection(Section):
     title = "Inputs"
 
     model_cache_dir: values.AbsolutePath = _in_data_dir(
-        "models", "Where base models are kept for all jobs; another disk is fine."
+        "models", "Cache of base models; another disk is fine."
     )
     model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = _setting(
-        "500GB", "What the models may take in all. The least recently used that no job needs goes first."
+        "500GB", "Size of that cache. The least recently used model that no job needs is removed first."
     )
     min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = _setting(
-        "20GB", "Fetching leaves this much of a disk free: a training needs room for its checkpoints."
+        "20GB", "Disk space that downloads leave free, for checkpoints."
     )
     dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = _setting(
-        "2GiB", "The largest dataset that is fetched. Validators send at most 2GiB."
+        "2GiB", "Largest dataset. Validators send at most 2GiB."
     )
     dataset_timeout_seconds: values.Seconds = _setting(
         1800, "The longest that one try to fetch a dataset may take; the next goes on from there."
     )
     allow_private_networks: values.Networks = _setting(
         (),
-        "Networks that a dataset's URL may lead to although they are not of the internet, such "
-        "as 10.0.0.0/8. Validators' URLs come from outside: leave it empty but in tests.",
+        "Private networks that dataset URLs may lead to, like 10.0.0.0/8. For tests only.",
     )
 
 
@@ -329,46 +318,40 @@ class TrainingEngineSection(Section):
 
     engine: EngineKind = _setting(
         EngineKind.AUTO,
-        "What runs training: `docker`, local processes (`process`), or `auto`: Docker where it "
-        "answers and has the image, else processes. With `none` offers are answered and nothing is trained: "
-        "for trying things out.",
+        "What runs training: `docker`, `process` (local processes), `auto` (Docker if it answers and has the "
+        "image, else processes), or `none`: answer offers, train nothing.",
     )
     docker_host: values.DockerHost = _setting(
         "unix:///var/run/docker.sock",
-        "The socket of the Docker Engine. It must be on this machine: it is given our folders.",
+        "Socket of the Docker Engine, on this machine.",
     )
-    trainer_text_image: values.ImageName = _setting(
-        "god-miner/text-trainer:latest", "The image for text tasks."
-    )
+    trainer_text_image: values.ImageName = _setting("god-miner/text-trainer:latest", "Image for text tasks.")
     trainer_image_image: values.ImageName = _setting(
-        "god-miner/image-trainer:latest", "The image for image tasks trained by kohya's scripts."
+        "god-miner/image-trainer:latest", "Image for image tasks with kohya."
     )
     trainer_toolkit_image: values.ImageName = _setting(
-        "god-miner/toolkit-trainer:latest", "The image for image tasks trained by ai-toolkit."
+        "god-miner/toolkit-trainer:latest", "Image for image tasks with ai-toolkit."
     )
     trainer_python: values.AbsolutePath | None = _setting(
         None,
-        "The python that local processes train with; else the one of `make training`, or the "
-        "daemon's own where that has torch.",
+        "Python for local processes. Unset: that of `make training`, else the daemon's own if it has torch.",
     )
     trainer_sandbox: SandboxKind = _setting(
         SandboxKind.AUTO,
-        "Local processes run in a sandbox where bubblewrap can make one. `off`: never, and tasks "
-        "with reward functions are refused.",
+        "Sandbox local processes where bubblewrap works. `off`: never, and GRPO tasks are refused.",
     )
     trainer_uid: int = _setting(
         10002,
-        "The user and group number that training runs as when the daemon is root; else it is the "
-        "daemon's own.",
+        "User and group id of trainings when the daemon is root.",
         ge=1,
         le=2**31 - 2,
     )
     trainer_ulimits: values.Ulimits = _setting(
         ("core=0", "memlock=-1", "stack=67108864"),
-        "Limits of the training's processes, as `ulimit` knows them, in bytes; -1: none.",
+        "Ulimits of trainings, in bytes; -1: none.",
     )
     trainer_processes: int = _setting(
-        16_384, "Processes and threads of one training at most.", ge=16, le=4_000_000
+        16_384, "Most processes and threads of one training.", ge=16, le=4_000_000
     )
 
 
@@ -376,33 +359,32 @@ class JobsSection(Section):
     title = "Jobs"
 
     max_attempts: int = _setting(
-        5, "Attempts at one job. Those that ran out of GPU memory or disk do not count.", ge=1, le=100
+        5, "Most attempts at a job, not counting those that ran out of GPU memory or disk.", ge=1, le=100
     )
     publish_margin_seconds: values.Seconds = _setting(
-        180, "How long before the deadline a submission is complete; a quarter of a job's time at most."
+        180, "A submission is complete this long before the deadline (at most a quarter of the job's time)."
     )
-    publish_early: bool = _setting(
-        True, "Publish the first model as soon as there is one, and better ones as they come."
-    )
+    publish_early: bool = _setting(True, "Publish the first model at once, and better ones as they come.")
     stop_grace_seconds: values.Seconds = _setting(
-        90, "How long a training may take to save and end after it was asked to; then it is killed."
+        90, "Time to save and end when asked to stop; then it is killed."
     )
     stall_factor: float = _setting(
-        20, "A training without a step for this many times its usual step counts as hung.", ge=2, le=10_000
+        20,
+        "A training counts as hung after this many times its usual step time without a step.",
+        ge=2,
+        le=10_000,
     )
-    stall_min_seconds: values.Seconds = _setting(600, "But not before this long without a step.")
+    stall_min_seconds: values.Seconds = _setting(600, "But not before this time without a step.")
     silence_limit_seconds: values.Seconds = _setting(
-        3600, "No progress for this long while loading, evaluating or saving counts as hung."
+        3600, "So does one without progress for this long while loading, evaluating or saving."
     )
-    job_poll_seconds: values.Seconds = _setting(1, "How often a training's progress is looked at.")
-    retry_pause_seconds: values.Seconds = _setting(
-        5, "The first pause before something that failed is tried again; it doubles, with jitter."
-    )
-    retry_pause_max_seconds: values.Seconds = _setting(120, "The longest such pause.")
+    job_poll_seconds: values.Seconds = _setting(1, "How often a training's progress is read.")
+    retry_pause_seconds: values.Seconds = _setting(5, "First pause before a retry; it doubles, with jitter.")
+    retry_pause_max_seconds: values.Seconds = _setting(120, "Longest pause.")
     keep_finished_hours: float = _setting(
         24,
-        "How long inputs, models and checkpoints of a finished job are kept; its plans, results "
-        "and logs (of long ones a megabyte) stay. When the disk is full they go at once.",
+        "How long inputs, models and checkpoints of a finished job are kept, unless the disk is full. "
+        "Plans, results and logs (a megabyte of each) stay.",
         ge=0,
         le=24 * 365,
         allow_inf_nan=False,
@@ -410,19 +392,19 @@ class JobsSection(Section):
 
 
 def _repo_url(kind: str) -> Any:
-    return _setting(None, f"The repository entered in {kind} tournaments: https://github.com/owner/name.")
+    return _setting(None, f"Repository for {kind} tournaments: https://github.com/owner/name.")
 
 
 def _repo_commit() -> Any:
-    return _setting(None, "Its commit, all 40 digits.")
+    return _setting(None, "Its commit, 40 digits.")
 
 
 def _repo_token() -> Any:
-    return _setting(None, "A GitHub token that can read it, if private. Sent to validators.")
+    return _setting(None, "GitHub token that can read it, if private. Sent to validators.")
 
 
-def _repo_datasets(kind: str) -> Any:
-    return _setting((), f"Datasets asked for in {kind} tournaments, two at most.")
+def _repo_datasets() -> Any:
+    return _setting((), "Datasets to ask for, at most two.")
 
 
 class TournamentSection(Section):
@@ -431,25 +413,23 @@ class TournamentSection(Section):
     training_repo_text_url: values.GithubUrl | None = _repo_url("text")
     training_repo_text_commit: values.Commit | None = _repo_commit()
     training_repo_text_token: values.Secret | None = _repo_token()
-    training_repo_text_datasets: values.Datasets = _repo_datasets("text")
+    training_repo_text_datasets: values.Datasets = _repo_datasets()
     training_repo_image_url: values.GithubUrl | None = _repo_url("image")
     training_repo_image_commit: values.Commit | None = _repo_commit()
     training_repo_image_token: values.Secret | None = _repo_token()
-    training_repo_image_datasets: values.Datasets = _repo_datasets("image")
+    training_repo_image_datasets: values.Datasets = _repo_datasets()
     training_repo_environment_url: values.GithubUrl | None = _repo_url("environment")
     training_repo_environment_commit: values.Commit | None = _repo_commit()
     training_repo_environment_token: values.Secret | None = _repo_token()
-    training_repo_environment_datasets: values.Datasets = _repo_datasets("environment")
+    training_repo_environment_datasets: values.Datasets = _repo_datasets()
 
 
 class RunningSection(Section):
     title = "Running"
 
-    log_level: LogLevel = _setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
+    log_level: LogLevel = _setting("INFO", "Least severe level that is logged.")
     log_format: LogFormat = _setting(
         LogFormat.AUTO,
-        "`console` for people, `json` for machines; `auto` is console on a terminal, else json.",
+        "`auto`: console on a terminal, else json.",
     )
-    shutdown_grace_seconds: values.Seconds = _setting(
-        20, "How long requests in flight may take to finish after SIGTERM."
-    )
+    shutdown_grace_seconds: values.Seconds = _setting(20, "Time for requests in flight after SIGTERM.")

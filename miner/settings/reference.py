@@ -68,14 +68,13 @@ def settings_page() -> str:
 
         <!-- Written by `god-miner config docs`; edit miner/settings/fields.py instead. -->
 
-        Every setting is a variable of the environment, or a line `NAME=value` in `.env` in the directory that
-        the daemon is started in. The environment wins over `.env`, which wins over the default. An empty
-        value counts as not set. Lists are separated by commas or blanks. In `.env`, `${NAME}` is replaced by
-        that variable's value, except in secrets, which are taken as they stand.
+        Set an environment variable, or write `NAME=value` into `.env` in the directory where you start the
+        daemon. The environment wins over `.env`. An empty value counts as not set. Separate list entries
+        with commas or spaces. In `.env`, `${NAME}` is replaced by that variable's value, except in secrets.
 
-        A wrong value stops the start with exit code 78, and all wrong values are reported at once.
-        `god-miner config show` prints what is in force and where it came from, secrets hidden;
-        `god-miner doctor` tries whether it works.
+        A wrong value stops the start with exit code 78; all wrong values are reported at once.
+        `god-miner config show` prints every value and its source, with secrets hidden; `god-miner doctor`
+        tests them.
         """
     parts = [textwrap.dedent(head)]
     for title, entries in _sections():
@@ -137,17 +136,15 @@ def _kind(name: str, prop: dict[str, Any], schema: dict[str, Any]) -> str:
         return _number(part)
     if part.get("format") == "path":
         return "path"
-    return {"boolean": "true or false", "array": "list"}.get(part.get("type", ""), "text")
+    return {"boolean": "true/false", "array": "list"}.get(part.get("type", ""), "text")
 
 
 def _number(part: dict[str, Any]) -> str:
-    low, above, high = part.get("minimum"), part.get("exclusiveMinimum"), part.get("maximum")
-    kind = "whole number" if part["type"] == "integer" else "number"
-    bounds = []
-    if low is not None:
-        bounds.append(f"from {low:,}")
-    if above is not None:
-        bounds.append(f"above {above:,}")
-    if high is not None:
-        bounds.append(f"to {high:,}")
-    return " ".join([kind, *bounds]).replace(".0", "")
+    low, above, high = (
+        f"{part[name]:,}".removesuffix(".0") if name in part else ""
+        for name in ("minimum", "exclusiveMinimum", "maximum")
+    )
+    if low and high:
+        return f"{part['type']} {low}–{high}"
+    bounds = ", ".join(sign + bound for sign, bound in (("≥", low), (">", above), ("≤", high)) if bound)
+    return f"{part['type']} {bounds}".rstrip()

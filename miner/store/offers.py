@@ -21,9 +21,8 @@ from core.domain.errors import GodMinerError
 from core.domain.job_states import EndReason, ReservationState
 from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
-from miner.store.database import add_event
+from miner.store.database import StoreUnavailable, add_event
 from miner.store.jobs import IS_OPEN, RecordedStart, StartRequest, record_start
-from miner.store.writer import StoreUnavailable
 
 T = TypeVar("T")
 

@@ -226,7 +226,7 @@ async def test_no_secret_gets_out_of_a_running_daemon(
     assert b"Traceback" in log
     assert b"DEBUG" in log
     assert b"SQLite format 3" in kept
-    assert b"miner.cli.main" in lines
+    assert b"-m\0miner\0run" in lines
     for where, text in (("log", log), ("data", kept), ("command lines", lines), ("replies", replies)):
         assert found(never, text) == set(), where
 

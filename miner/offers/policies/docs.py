@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.config import schema_docs
-from core.profile.schema import SectionSelector
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.schema import (
     ExperienceRule,
@@ -28,10 +27,8 @@ from miner.offers.policies.schema import (
 _INTRO = """\
 # Acceptance policies
 
-A policy says which offers are accepted: *rules* that none may break, a *score* that must be reached, chances
-of *success*, and what a task is worth. [acceptance.md](acceptance.md) explains how a decision is made and how
-to tune it; this page is generated from the schema, and `god-miner policy schema` prints the same as JSON
-Schema for your editor.
+A policy decides which offers are accepted. [acceptance.md](acceptance.md) explains the decision and how to
+tune it. `god-miner policy schema` prints this page's tables as JSON Schema for your editor.
 
 ```yaml
 extends: h100x4            # everything else as there
@@ -44,27 +41,33 @@ score:
   threshold: 0.5
 ```
 
-Put it into `POLICY_DIR` and set `POLICY` to its name, or to its path. `god-miner policy check FILE` shows
-every mistake with its line, `god-miner policy diff h100x4 FILE` what it changes, and
-`god-miner policy backtest --policy FILE` what it would have done with past offers.
+Put the file into `POLICY_DIR` and set `POLICY` to its name, or to its path.
 
-Sizes are written `13B`, bands of sizes `<7B`, `7B-13B` (the lower end belongs to it), `>=70B`, durations
-`90m`, `1.5h`, `14d`. A policy that extends another replaces it key by key; tables by size are replaced as a
-whole, and `null` takes back what the extended policy has set. A policy that `extends` its own name means
-the shipped one. An edit takes effect without a restart; a bad edit, or a file that goes away, keeps the last
-good policy and raises an alert. The settings `TASK_TYPES`, `MAX_HOURS` and `MAX_JOBS` win over whatever the
-policy says.
+```sh
+god-miner policy check FILE               # every mistake, with its line
+god-miner policy diff h100x4 FILE         # what it changes
+god-miner policy backtest --policy FILE   # what it would have done with past offers
+```
+
+Write sizes as `13B`, bands as `<7B`, `7B-13B` (includes 7B, not 13B) or `>=70B`, durations as `90m`, `1.5h`
+or `14d`. A policy replaces the one that it extends key by key, tables by size as a whole; `null` removes a
+value. A policy may extend the shipped one of its own name. Edits take effect without a restart. After a bad
+edit, or if the file disappears, the last good policy stays in use and an alert is raised. `TASK_TYPES`,
+`MAX_HOURS` and `MAX_JOBS` apply whatever the policy says.
 """
 
 _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Policy),
-    ("rules", "An offer that breaks one is refused, whatever its score.", PolicyRules),
-    ("rules.experience", "By a name of your choice.", ExperienceRule),
-    ("rules.experience: when", "All that is written must match.", SectionSelector),
+    ("rules", "An offer that breaks one is refused.", PolicyRules),
+    (
+        "rules.experience",
+        "`when` has the keys of [a profile's section](profiles.md#sections-when).",
+        ExperienceRule,
+    ),
     ("fitting", "How an accepted task gets its GPUs.", FitTerms),
-    ("score", "The sum of weight × factor; each factor lies between 0 and 1.", ScoreTerms),
-    ("score.weights", "What each factor adds at most.", ScoreWeights),
-    ("success", "The chances of publishing a valid model, and how own history changes them.", SuccessTerms),
+    ("score", "The sum of weight × factor, each factor from 0 to 1.", ScoreTerms),
+    ("score.weights", "Most that each factor adds.", ScoreWeights),
+    ("success", "The chance of publishing a valid model.", SuccessTerms),
     ("value", "What a task is worth.", ValueTerms),
 )
 

@@ -21,11 +21,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class ExperienceRule(Record):
     """Work that needs experience: own jobs that were published before."""
 
-    when: SectionSelector = Field(
-        default=SectionSelector(), description="Which offers; all, where nothing is written."
-    )
+    when: SectionSelector = Field(default=SectionSelector(), description="Which offers. Unset: all.")
     published: int = Field(
-        ge=1, description="How many own jobs of the same task type must have been published before."
+        ge=1, description="How many of your jobs of the same task type must have been published."
     )
 
 
@@ -37,48 +35,49 @@ class PolicyRules(Record):
     )
     families: Annotated[list[Family], OneOrMany()] | None = Field(
         default=None,
-        description="Only these families of text models; `unknown` is one of them. Unset: all.",
+        description="Only these text model families. Unset: all.",
     )
     models_denied: list[str] = Field(
         default_factory=list,
-        description="Never these models: names with * and ?, like `*/test-*`; case does not matter.",
+        description="Refuse these models: case-insensitive patterns like `*/test-*`.",
     )
     size: Band | None = Field(default=None, description="Only text models of this size. Unset: any.")
     hours: dict[TaskKindName, Hours] = Field(
         default_factory=dict,
-        description='Hours at most, by task type or image model: `8`, or `"<20"`. '
-        "The most exact entry counts; `sd` is Stable Diffusion 1 and 2, by the model's name.",
+        description='Most hours by task type or image model: `8`, or `"<20"`. The most specific entry '
+        "applies; "
+        "`sd` is Stable Diffusion 1 and 2.",
     )
-    max_hours: Hours | None = Field(default=None, description="Hours at most, whatever the kind of task.")
-    min_hours: float = Field(default=0.25, ge=0, description="Offers of fewer hours are refused.")
+    max_hours: Hours | None = Field(default=None, description="Most hours for any task.")
+    min_hours: float = Field(default=0.25, ge=0, description="Fewest hours.")
     max_jobs: int | None = Field(
-        default=None, ge=0, description="Jobs and held offers at once. Unset: as many as there are GPUs for."
+        default=None, ge=0, description="Most jobs and held offers at once. Unset: as many as the GPUs allow."
     )
     blackout: Annotated[list[Blackout], OneOrMany()] = Field(
         default_factory=list,
-        description="Hours (UTC) in which no job may run: `22:00-06:00`, `Sat,Sun 08:00-12:00`.",
+        description="Hours (UTC) in which no job may run.",
     )
     min_success: Share = Field(
         default=0.0,
-        description="The least chance of publishing a valid model, from priors and history.",
+        description="Least chance of publishing a valid model.",
     )
     min_value: float | None = Field(
         default=None,
-        description="The least expected value of an hour of one GPU, in the validators' points. Unset: any.",
+        description="Least expected points per GPU-hour. Unset: any.",
     )
     min_value_full: float | None = Field(
         default=None,
-        description="The same for a task that takes the last GPU; in between it rises with the share of GPUs "
-        "that are held. Unset: `min_value` throughout.",
+        description="The same for a task that takes the last GPU; the minimum rises with the share of held "
+        "GPUs. "
+        "Unset: `min_value`.",
     )
     min_value_full_size: Band | None = Field(
         default=None,
-        description="`min_value_full` applies only to text models of this size, like `<65B`; `min_value` to "
-        "others. Unset: all.",
+        description="Text models to which `min_value_full` applies. Unset: all tasks.",
     )
     experience: dict[str, ExperienceRule] = Field(
         default_factory=dict,
-        description="What must have been published before; each entry has a name of your choice.",
+        description="What must have been published before, each under a name of your choice.",
     )
 
 
@@ -87,18 +86,18 @@ class FitTerms(Record):
 
     max_wait: Seconds = Field(
         default=1800.0,
-        description="The longest that a task may wait for its GPUs; its deadline stays the same.",
+        description="Longest wait for GPUs; the deadline stays the same.",
     )
     fewer_gpus: bool = Field(
         default=True,
-        description="Where the profile's number of GPUs is not free, plan for fewer. Lanes keep theirs.",
+        description="Plan for fewer GPUs if the profile's number is not free. Lanes keep theirs.",
     )
     spare: Share = Field(
-        default=0.1, description="How much longer than planned GPUs are held, as a share of the plan."
+        default=0.1, description="Extra time for which GPUs are held, as a share of the plan."
     )
     start_delay: Seconds = Field(
         default=300.0,
-        description="How much longer in addition, since the start comes some time after the offer.",
+        description="Extra time on top, for the time from offer to start.",
     )
 
 
@@ -106,17 +105,15 @@ class ScoreWeights(Record):
     """What each factor adds to the score at most."""
 
     task: float = Field(default=0.35, ge=0, description="`score.task` of the task type.")
-    family: float = Field(default=0.25, ge=0, description="The success rate of the model's family.")
-    success: float = Field(default=0.20, ge=0, description="The success rate of the task type.")
+    family: float = Field(default=0.25, ge=0, description="Success rate of the model's family.")
+    success: float = Field(default=0.20, ge=0, description="Success rate of the task type.")
     time: float = Field(
-        default=0.10, ge=0, description="Short tasks: 1 at no hours, 0 at the most that `rules.hours` allows."
+        default=0.10, ge=0, description="1 at no hours, 0 at the most that `rules.hours` allows."
     )
     size: float = Field(default=0.05, ge=0, description="`score.size` of the model's size.")
-    hardware: float = Field(
-        default=0.05, ge=0, description="The share of the training that the profile asks for that fits here."
-    )
+    hardware: float = Field(default=0.05, ge=0, description="Share of the profile's training that fits here.")
     value: float = Field(
-        default=0.0, ge=0, description="Expected value of a GPU's hour, 1 from `score.good_value` on."
+        default=0.0, ge=0, description="Expected points per GPU-hour, 1 from `score.good_value` on."
     )
 
 
@@ -124,35 +121,33 @@ class ScoreTerms(Record):
     """The score: the sum of weight × factor; each factor lies between 0 and 1."""
 
     threshold: float | None = Field(
-        default=None, description="An offer's score must be above this. Unset: the score decides nothing."
+        default=None, description="Refuse offers that do not score above this. Unset: none."
     )
-    weights: ScoreWeights = Field(default=ScoreWeights(), description="What each factor adds at most.")
+    weights: ScoreWeights = Field(default=ScoreWeights(), description="Most that each factor adds.")
     task: dict[TaskKindName, Share] = Field(
         default_factory=dict,
-        description="By task type or image model, the most exact entry first; 0 for what is not listed.",
+        description="By task type or image model; the most specific entry applies. Not listed: 0.",
     )
     size: dict[Band, Share] = Field(
-        default_factory=dict, description="By size of the model, the first band that fits; 0 for any other."
+        default_factory=dict, description="By model size; the first matching band applies. Not listed: 0."
     )
     good_value: float = Field(
-        default=2.0, gt=0, description="Value of a GPU's hour that counts as 1 in the factor `value`."
+        default=2.0, gt=0, description="Points per GPU-hour that make the factor `value` 1."
     )
 
 
 class SuccessTerms(Record):
     """Chances of publishing a valid model in time: priors, and how own history moves them."""
 
-    prior_weight: float = Field(default=10.0, gt=0, description="How many jobs of today a prior counts as.")
-    half_life: Seconds = Field(
-        default=14 * 86_400.0, gt=0, description="The age at which a job counts half: 14d."
-    )
-    prior: Share = Field(default=0.9, description="The prior where nothing more exact is written.")
+    prior_weight: float = Field(default=10.0, gt=0, description="How many recent jobs a prior counts as.")
+    half_life: Seconds = Field(default=14 * 86_400.0, gt=0, description="Age at which a job counts half.")
+    prior: Share = Field(default=0.9, description="Prior where nothing more specific is given.")
     task: dict[TaskKindName, Share] = Field(
         default_factory=dict, description="Priors by task type or image model."
     )
     family: dict[Family, Share] = Field(default_factory=dict, description="Priors by model family.")
     size: dict[Band, Share] = Field(
-        default_factory=dict, description="Priors by size of the model; history is kept by these bands."
+        default_factory=dict, description="Priors by model size; history uses the same bands."
     )
 
 
@@ -167,17 +162,18 @@ class ValueTerms(Record):
     penalty: float = Field(default=1.0, ge=0, description="Points lost without a valid submission.")
     win_chance: dict[TaskKindName, Share] = Field(
         default_factory=dict,
-        description="The chance that a published model is the best, by task type or image model.",
+        description="Chance that a published model is the best, by task type or image model.",
     )
-    win_prior: Share = Field(default=0.1, description="The same where it is not listed.")
+    win_prior: Share = Field(default=0.1, description="The same if not listed.")
     punished: dict[TaskKindName, Share] = Field(
         default_factory=dict,
-        description="The chance that a published model is among the worst, which lose points: images only.",
+        description="Images: chance that a published model is among the worst, which lose points.",
     )
     training_exponent: dict[TaskKindName, Annotated[float, Field(ge=0, le=2)]] = Field(
         default_factory=dict,
-        description="A training cut to a share s of what the profile asks for wins s to this power as often; "
-        "0.3 where it is not listed.",
+        description="A training cut to a share s of the profile's wins sˣ as often; x by task type or "
+        "image model, "
+        "0.3 if not listed.",
     )
 
 
@@ -185,20 +181,18 @@ class Policy(ConfigFileModel):
     """One policy file."""
 
     description: str = Field(default="", description="One line for `policy list`.")
-    extends: str | None = Field(
-        default=None, description="Name of a policy, or path of a file, that this one extends."
-    )
+    extends: str | None = Field(default=None, description="Name or path of the policy that this one changes.")
     hardware: str | None = Field(
         default=None,
-        description="The hardware it is made for, like 4xH100: the default of `policy check` and `backtest`.",
+        description="Made for, like 4xH100; default of `policy check` and `backtest`.",
     )
     profile: str | None = Field(
         default=None,
-        description="The tuning profile that it goes with; the daemon uses it where PROFILE is `auto`.",
+        description="Tuning profile that goes with it, used if PROFILE is `auto`.",
     )
-    notes: list[str] = Field(default_factory=list, description="What of its source is not set here, and why.")
+    notes: list[str] = Field(default_factory=list, description="Remarks.")
     rules: PolicyRules = Field(default=PolicyRules(), description="Hard rules.")
-    fitting: FitTerms = Field(default=FitTerms(), description="How tasks are fitted onto the GPUs.")
+    fitting: FitTerms = Field(default=FitTerms(), description="How tasks get GPUs.")
     score: ScoreTerms = Field(default=ScoreTerms(), description="The score and its threshold.")
     success: SuccessTerms = Field(default=SuccessTerms(), description="Chances of success.")
     value: ValueTerms = Field(default=ValueTerms(), description="What a task is worth.")

@@ -29,8 +29,8 @@ def test_a_reference_table_has_values_and_defaults() -> None:
     assert "| `inner` | mapping | – | A part. |" in lines
     assert any(line.startswith("| `cycles` |") and "| `2-3` |" in line for line in lines)
     assert "| `sizes` | mapping | – | By size. |" in lines
-    assert "| `yes` | yes or no | yes | Or no. |" in lines
-    assert "| `a` | whole number ≥ 1, ≤ 5 | `1` | One \\| two. |" in reference_table("inner", "", Inner)
+    assert "| `yes` | yes/no | yes | Or no. |" in lines
+    assert "| `a` | integer 1–5 | `1` | One \\| two. |" in reference_table("inner", "", Inner)
 
 
 def test_the_editor_schema_has_no_defaults_that_a_file_cannot_contain() -> None:

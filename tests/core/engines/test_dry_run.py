@@ -7,9 +7,8 @@ from pathlib import Path
 from core.domain.tasks import ImageModelType, TaskType
 from core.engines.dry_run import check_profile_plan, example_inputs
 from core.engines.render import render
-from core.profile import load_profile
 from core.profile.explain import ProfileFindingLevel, check_profile
-from core.profile.resolve import profile_files
+from core.profile.resolve import load_profile, profile_files
 from tests.core.engines.cases import TEXT_TASKS, image_plan, text_plan
 from tests.doubles.each import each
 

@@ -87,7 +87,7 @@ def test_the_script_waits_for_a_step_that_is_asked_to_save_and_goes_back_into_th
     srun = f"""#!/bin/bash
 case "$*" in
 *--over) echo '{{"end": "stopped"}}' > {tmp_path}/run/result.json; exit 0 ;;
-*trainer.native.ready*) echo sheet; exit 0 ;;
+*trainer.native.external_launch*) echo sheet; exit 0 ;;
 esac
 kill -USR1 $PPID
 while [ ! -e {tmp_path}/run/stop ]; do sleep 0.05; done

@@ -19,7 +19,7 @@ from core.engines.render import render
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.profile import load_profile, resolve_profile
+from core.profile.resolve import load_profile, resolve_profile
 from tests.core.engines.axolotl.engine import complaints
 
 MODELS = (

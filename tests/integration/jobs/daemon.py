@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from miner.cli.main import main
+from miner.__main__ import main
 from miner.jobs import launch
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from core.domain.errors import ConfigError
 from core.domain.job_states import JobState
-from miner.cli.main import app
+from miner.__main__ import app
 from miner.offers.backtest.synthetic import synthetic_offers
 from miner.offers.past_offers import NoSuchOffer, offer_to_line
 from miner.store.database import NoStore

@@ -5,7 +5,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from core.domain.errors import ConfigError
-from miner.cli.main import app
+from miner.__main__ import app
 from miner.offers.backtest.synthetic import synthetic_offers
 from miner.offers.past_offers import read_offer_lines
 from tests.miner.offers.builders import NOON

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from miner.__main__ import app
 from miner.cli.events import follow_events
-from miner.cli.main import app
 from miner.store import database
 from miner.store.database import add_event
 from miner.store.events import EventRow, list_events

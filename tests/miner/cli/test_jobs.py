@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
-from miner.cli.main import app
+from miner.__main__ import app
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from core.domain.job_states import JobState
-from miner.cli.main import app
+from miner.__main__ import app
 from miner.offers.past_offers import NoSuchOffer
 from miner.store.database import NoStore
 from tests.miner.offers.builders import HOUR, NOON, decided, fleet, hold, offer, policy

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from miner.cli.main import app
+from miner.__main__ import app
 from tests.miner.offers.builders import NOON, offer
 from tests.miner.offers.filled import job, store
 

@@ -12,14 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from core.domain.errors import ConfigError, GodMinerError, Problem
-from miner.cli import main
+from miner import __main__ as main
+from miner.cli import output
 from miner.cli.output import echo, echo_json
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from tests.miner.cli.pages import JOB
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r"
-COMMANDS = Path(main.__file__).parent
+COMMANDS = Path(output.__file__).parent
 
 
 def shown(*renderables: object, width: int = 80) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from miner.cli.main import app
+from miner.__main__ import app
 from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, validators_hash, write
 from tests.doubles.hub import Hub

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from miner.cli.main import app
+from miner.__main__ import app
 from tests.miner.cli.test_native_runs import rows
 
 #: A python that answers what it is asked about itself, and else what its script says.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from miner.cli.main import app
+from miner.__main__ import app
 from tests.core.engines.conftest import training_python
 
 __all__ = ["training_python"]
@@ -82,7 +82,7 @@ def test_models_are_scored_in_the_real_training_environment(tmp_path: Path, trai
     arguments = [*files(tmp_path), "--model", str(tmp_path / "other"), "--json"]
     settings = {"TRAINER_PYTHON": training_python, "DATA_DIR": str(tmp_path / "data")}
     ended = subprocess.run(
-        [sys.executable, "-c", "from miner.cli.main import main; main()", *arguments],
+        [sys.executable, "-m", "miner", *arguments],
         env={**environment, **settings, "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

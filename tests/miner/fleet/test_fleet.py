@@ -191,3 +191,11 @@ async def test_an_equal_scan_changes_nothing_but_cleans_used_gpus() -> None:
     task = await waiting(on, B, 1)
     on.update(empty())
     assert (await task).ids == ("g0",)
+
+
+async def test_a_snapshot_without_a_task_that_holds_nothing_has_the_same_reservations() -> None:
+    """Cached refusals are compared by identity."""
+    on = fleet_of(2)
+    await acquire(on, A, 1)
+    assert on.snapshot(0.0, without=B).reservations is on.snapshot(0.0).reservations
+    assert on.snapshot(0.0, without=A).reservations == ()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
-from core.profile import Lane
+from core.domain.selectors import Lane
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import OVERDUE_SECONDS
 from miner.fleet.schedule import MAX_PLANNED_CLAIMS, ClaimStage, GpuClaim, QueueRules

@@ -13,6 +13,7 @@ from core.domain.keys import Placement, ReservationKind, TaskKey
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
 from miner.store import offers
+from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.offers import (
     OpenReservation,
@@ -26,7 +27,6 @@ from miner.store.offers import (
     texts_of,
 )
 from miner.store.store import Store
-from miner.store.writer import StoreUnavailable
 from tests.miner.offers.builders import decided, fleet, policy
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
 from tests.miner.store.rows import KEY, column, reservation, rows, start_request

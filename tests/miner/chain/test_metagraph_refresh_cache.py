@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from miner.chain import keeper
+from miner.chain import metagraph_refresh
 from miner.chain.metagraph import Metagraph
 from tests.miner.chain.fake_source import FakeSource
 from tests.miner.chain.test_metagraph import graph, key, node
@@ -28,17 +28,17 @@ def full() -> Metagraph:
 
 def test_what_was_saved_comes_back_whole(path: Path) -> None:
     saved = full()
-    keeper.save_metagraph(path, saved)
+    metagraph_refresh.save_metagraph(path, saved)
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["metagraph.json"]
-    loaded = keeper.load_metagraph(path, FakeSource())
+    loaded = metagraph_refresh.load_metagraph(path, FakeSource())
     assert loaded == saved
     assert loaded is not None
-    assert loaded.find(key(3)) == saved.nodes[1]
+    assert loaded.nodes_by_key.get(key(3)) == saved.nodes[1]
 
 
 def test_no_cache_is_no_metagraph_and_no_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert keeper.load_metagraph(path, FakeSource()) is None
+    assert metagraph_refresh.load_metagraph(path, FakeSource()) is None
     assert not caplog.records
 
 
@@ -51,7 +51,7 @@ def test_a_corrupt_cache_is_ignored_with_a_log_line(
 ) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    assert keeper.load_metagraph(path, FakeSource()) is None
+    assert metagraph_refresh.load_metagraph(path, FakeSource()) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"ignoring the metagraph cache {path}" in record.getMessage()
@@ -60,11 +60,11 @@ def test_a_corrupt_cache_is_ignored_with_a_log_line(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 2000), flip=st.integers(0, 255))
 def test_no_damage_to_the_file_raises(path: Path, cut: int, flip: int) -> None:
-    keeper.save_metagraph(path, full())
+    metagraph_refresh.save_metagraph(path, full())
     content = bytearray(path.read_bytes())
     content[cut % len(content)] ^= flip
     path.write_bytes(content[: len(content) - cut // 3])
-    loaded = keeper.load_metagraph(path, FakeSource())
+    loaded = metagraph_refresh.load_metagraph(path, FakeSource())
     assert loaded is None or len(loaded.nodes) == 2
 
 
@@ -82,6 +82,6 @@ def test_no_damage_to_the_file_raises(path: Path, cut: int, flip: int) -> None:
 def test_only_the_metagraph_of_the_right_subnet_and_chain_is_served(
     path: Path, source: FakeSource, served: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper.save_metagraph(path, full())
-    assert (keeper.load_metagraph(path, source) is not None) is served
+    metagraph_refresh.save_metagraph(path, full())
+    assert (metagraph_refresh.load_metagraph(path, source) is not None) is served
     assert bool(caplog.records) is not served

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.domain.decisions import Decision
-from core.domain.keys import TaskKey
 from core.domain.wire import MinerTaskOffer
 from miner.fleet.base import EngineAbility
-from miner.offers import decide as offers_decide
-from miner.offers.decide import CACHE_SECONDS, DecisionCache, decide, decide_parsed
+from miner.offers import policy_runtime
+from miner.offers.decide import decide, decide_parsed
 from miner.offers.history import SuccessHistory
 from miner.offers.parsed_offer import parse_offer
+from miner.offers.policy_runtime import CACHE_SECONDS, DecisionCache
 from tests.miner.offers.builders import NOON, fleet, hold, offer, outcome, policy, profile
 from tests.miner.offers.test_decide_properties import OFFERS, POLICIES
 
@@ -37,7 +37,7 @@ class CountingCache:
             self.decided += 1
             return decide_parsed(*values)
 
-        monkeypatch.setattr(offers_decide, "decide_parsed", counted)
+        monkeypatch.setattr(policy_runtime, "decide_parsed", counted)
 
     def decide(self, **changes: Any) -> Decision:
         """By default about an offer that is refused: it leaves no time to train."""
@@ -59,13 +59,6 @@ def test_equal_offers_are_refused_once_whatever_they_are_called(cache: CountingC
         model = f"someone{number}/Llama-3-8B-tuned"
         assert cache.decide(task_id=f"b{number}", model=model, ds_size=number) is first
     assert cache.decided == 1
-
-
-def test_a_task_that_holds_nothing_is_decided_on_the_same_fleet(cache: CountingCache) -> None:
-    """The cache compares by identity."""
-    busy = cache.state["fleet"]
-    assert busy.without(TaskKey("validator", "b")) is busy
-    assert busy.without(TaskKey("validator", "a")).reservations == ()
 
 
 def test_an_acceptance_is_never_reused(cache: CountingCache) -> None:
@@ -144,7 +137,7 @@ def test_trouble_with_inventory_or_engine_counts_at_once(
 def test_no_more_than_so_many_refusals_are_cached(
     cache: CountingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers_decide, "MAX_CACHED_REFUSALS", 2)
+    monkeypatch.setattr(policy_runtime, "MAX_CACHED_REFUSALS", 2)
     for hours in (0.01, 0.02, 0.03, 0.03, 0.02, 0.01):
         cache.decide(hours_to_complete=hours)
     assert cache.decided == 4

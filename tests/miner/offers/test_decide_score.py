@@ -7,7 +7,7 @@ import pytest
 
 from core.domain.decisions import ExpectedValue
 from core.domain.tasks import TaskType
-from miner.offers.scoring import work_score
+from miner.offers.decide import work_score
 from tests.doubles.each import each
 from tests.miner.offers.builders import decided, offer, picture_offer, policy
 

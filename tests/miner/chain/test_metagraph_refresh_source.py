@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from miner.chain.keeper import build_source
+from miner.chain.metagraph_refresh import build_source
 from miner.chain.nodes_file import NodesFileSource
 from miner.chain.sdk import GENESIS_HASHES, SdkSource, node_without_credentials
 from miner.settings import load_settings
@@ -53,7 +53,7 @@ def test_a_nodes_name_shows_no_token(node: str, shown: str) -> None:
 
 def test_the_daemons_side_of_it_never_imports_the_sdk() -> None:
     code = (
-        "import sys, miner.chain.keeper, miner.cli.chain;"
+        "import sys, miner.chain.metagraph_refresh, miner.cli.chain;"
         "print({name.split('.')[0] for name in sys.modules} & {'bittensor', 'websockets', 'eth_account'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -125,7 +125,7 @@ class ChainStatus:
         return asdict(self)
 
 
-class MetagraphKeeper:
+class MetagraphRefresher:
     def __init__(
         self,
         source: ChainSource,
@@ -161,14 +161,13 @@ class MetagraphKeeper:
             self.current = load_metagraph(self._cache_path, self.source)
         if self.current is not None:
             log.info("serving the cached metagraph of %s, %.0f s old", self.current.source, self.age() or 0)
-        self._task = asyncio.create_task(self._run(), name="metagraph-keeper")
+        self._task = asyncio.create_task(self._run(), name="metagraph-refresher")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        await self.source.close()
 
     def age(self) -> float | None:
         """Seconds since the metagraph was read, 0 if the clock was set back since then."""

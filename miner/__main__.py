@@ -1,4 +1,4 @@
-"""`god-miner`: the one command, made of all others; the console script."""
+"""`god-miner`, and `python -m miner`: the one command, made of the modules of `miner.cli`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typer._click.exceptions import ClickException
 from core.domain.errors import ConfigError, GodMinerError
 from miner import __version__
 from miner.cli import (
+    backtest,
     chain,
     config,
     dev,
@@ -22,16 +23,14 @@ from miner.cli import (
     jobs,
     models,
     offers,
+    plan,
     policy,
     profile,
+    run,
     submission,
     train,
 )
 from miner.cli.output import echo, echo_error, echo_json
-from miner.cli.plan import plan
-from miner.cli.run import run
-from miner.cli.submission import publish
-from miner.cli.train import evaluate
 
 app = typer.Typer(
     name="god-miner",
@@ -40,10 +39,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(run)
-app.command()(plan)
-app.command()(publish)
-app.command(name="eval")(evaluate)
+app.command()(run.run)
+app.command()(plan.plan)
+app.command()(submission.publish)
+app.command(name="eval")(train.evaluate)
 app.add_typer(config.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(chain.app, name="chain")
@@ -53,7 +52,9 @@ app.add_typer(profile.app, name="profile")
 app.add_typer(train.app, name="train")
 app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")
-app.command(name="events")(events.events)
+policy.app.command()(backtest.backtest)
+policy.app.command()(backtest.generate)
+app.command()(events.events)
 app.add_typer(offers.app, name="offers")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
@@ -77,7 +78,7 @@ def main() -> None:
     """The console script: an error on purpose is one line, not a traceback, and JSON where that was asked."""
     as_json = "--json" in sys.argv[1:]
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="god-miner", standalone_mode=False)
     except GodMinerError as error:
         echo_error(error, as_json=as_json)
         code = os.EX_CONFIG if isinstance(error, ConfigError) else 1
@@ -91,3 +92,7 @@ def main() -> None:
         echo("Aborted!", err=True)
         code = 1
     raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

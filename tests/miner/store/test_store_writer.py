@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from core.domain.errors import GodMinerError
-from miner.store.database import connect
-from miner.store.writer import StoreUnavailable, StoreWriter
+from miner.store.database import StoreUnavailable, connect
+from miner.store.store import StoreWriter
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_a_full_disk_fails_the_batch_and_heals(path: Path) -> None:
 
 
 async def test_too_much_waiting_is_turned_away(writer: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miner.store.writer.MAX_PENDING", 3)
+    monkeypatch.setattr("miner.store.store.MAX_PENDING", 3)
     taken = [writer.submit(count) for _ in range(3)]
     with pytest.raises(StoreUnavailable, match="3 writes are waiting"):
         writer.submit(count)
