@@ -41,7 +41,7 @@ def show(as_json: AsJsonObject = False) -> None:
 
 def _without_daemon(settings: Settings) -> dict[str, Any]:
     from miner.fleet.build import scan_once
-    from miner.fleet.page import page_without_daemon
+    from miner.fleet.fleet_view import view_without_daemon
     from miner.store import database
     from miner.store.offers import open_reservations
     from miner.store.store import Store
@@ -50,7 +50,7 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     path = settings.data_dir / database.FILE_NAME
     is_current = database.schema_version(path) == database.SCHEMA_VERSION
     taken = Store(path).read_now(open_reservations) if is_current else []
-    return page_without_daemon(seen.inventory, source, taken, time.time())
+    return view_without_daemon(seen.inventory, source, taken, time.time())
 
 
 def _print(page: dict[str, Any]) -> None:

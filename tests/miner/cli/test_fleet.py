@@ -183,6 +183,6 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     job = page["claims"][1]
     fleet = running.daemon.fleet
     key = TaskKey(job["validator"], job["task_id"])
-    grant = await fleet.acquire(key, [1], until=9e9, priority=0.0)
+    grant = await fleet.acquire(key, [1], until=9e9)
     page = (await running.operator.get("/fleet")).json()
     assert {card["id"]: card["task_id"] for card in page["gpus"]}[grant.ids[0]] == key.task_id
