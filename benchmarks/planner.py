@@ -17,7 +17,7 @@ from core.domain.wire import MinerTaskOffer
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import PlanSummary, plan_task, quick_plan
-from core.profile import LoadedProfile, load_profile, resolve_profile
+from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from miner.dev.samples import unknown_task
 from miner.offers.parsed_offer import parse_offer
 

@@ -21,16 +21,16 @@ from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.models.names import family_from_name
 from core.planning.fit import reserve_of
 from core.planning.planner import PlanSummary, quick_plan
-from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve_profile
+from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.offers.backtest.replay import ReplayedOffer, idle_fleet, replay
 from miner.offers.backtest.synthetic import synthetic_offers
-from miner.offers.decide import decide
+from miner.offers.decide import decide, expected_value
 from miner.offers.history import JobOutcome, SuccessChances, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer, parse_offer
 from miner.offers.past_offers import HistoricalOffer
 from miner.offers.policies.load import load_policy
-from miner.offers.scoring import expected_value
 
 SEEDS = (1, 2, 3, 4, 5)
 DAYS = 7.0

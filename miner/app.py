@@ -17,7 +17,7 @@ from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
-from miner.chain.keeper import METAGRAPH_FILE, MetagraphKeeper, build_source
+from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
 from miner.chain.nonces import NonceLedger
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
@@ -32,7 +32,6 @@ from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager, JobsNotReady
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -41,9 +40,9 @@ from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.settings import EngineKind, Settings
 from miner.store import database
+from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.store import Store
-from miner.store.writer import StoreUnavailable
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
@@ -70,7 +69,7 @@ class Daemon:
     clock: SteadyClock
     store: Store
     metrics: Metrics
-    keeper: MetagraphKeeper
+    metagraphs: MetagraphRefresher
     nonces: NonceLedger
     fleet: Fleet
     inventory: GpuInventory
@@ -115,7 +114,7 @@ class Daemon:
         await self._expire_overdue()
         if self.settings.engine is not EngineKind.NONE:
             self.fleet.ability = ENGINE_NOT_FOUND_YET
-        await self.keeper.start()
+        await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self._in_background(self._start_jobs())
@@ -128,14 +127,14 @@ class Daemon:
         await asyncio.gather(*self._background_tasks, return_exceptions=True)
         if self.jobs is not None:
             await self.jobs.close()
-        await self.keeper.stop()
+        await self.metagraphs.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
 
     async def status(self) -> dict[str, Any]:
-        chain = self.keeper.status()
-        own = self.keeper.current.find(self.authenticator.miner_key) if self.keeper.current else None
+        chain, graph = self.metagraphs.status(), self.metagraphs.current
+        own = graph.nodes_by_key.get(self.authenticator.miner_key) if graph else None
         fleet = self.fleet.inventory
         return {
             "version": __version__,
@@ -167,11 +166,6 @@ class Daemon:
             "store": await self.store.summary(),
             "live_nonces": len(self.nonces),
         }
-
-    @property
-    def job_records(self) -> JobRecords:
-        """The records of jobs, for reading."""
-        return JobRecords(self.store, clock=self.clock)
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
@@ -235,14 +229,14 @@ class Daemon:
             log.error("a job could not be started", exc_info=error)
 
     async def _clean_disk(self) -> None:
-        if self.jobs is not None and self.jobs.cleaner is not None:
-            await self.jobs.cleaner.remove_expired(self.clock())
+        if self.jobs is not None:
+            await self.jobs.services.cleaner.remove_expired()
 
     async def _wait_for_first_metagraph(self) -> None:
         """Wait a moment for the first metagraph, so that a validator that calls right now gets no 503."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_METAGRAPH_SECONDS):
-                while self.keeper.current is None:  # noqa: ASYNC110 - half a second at most, once
+                while self.metagraphs.current is None:  # noqa: ASYNC110 - half a second at most, once
                     await asyncio.sleep(0.01)
 
     async def _check_store_files(self) -> None:
@@ -278,7 +272,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
     store = Store(database.prepare_store(settings.data_dir))
     alerts = Alerts(metrics, store)
     clock = SteadyClock(on_jump=lambda text: alerts(AlertKind.CLOCK_JUMPED, text))
-    keeper = MetagraphKeeper(
+    metagraphs = MetagraphRefresher(
         build_source(settings, None),
         cache_path=settings.data_dir / METAGRAPH_FILE,
         refresh_seconds=settings.metagraph_refresh_seconds,
@@ -304,13 +298,13 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         clock=clock,
         store=store,
         metrics=metrics,
-        keeper=keeper,
+        metagraphs=metagraphs,
         nonces=nonces,
         fleet=fleet,
         inventory=build_inventory(settings, fleet, alerts, clock),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
-        authenticator=_authenticator(settings, hotkey, nonces, keeper),
+        authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
         alerts=alerts,
     )
     _add_gauges(daemon)
@@ -380,7 +374,7 @@ def _fastapi(title: str) -> FastAPI:
 
 
 def _authenticator(
-    settings: Settings, hotkey: str, nonces: NonceLedger, keeper: MetagraphKeeper
+    settings: Settings, hotkey: str, nonces: NonceLedger, metagraphs: MetagraphRefresher
 ) -> Authenticator:
     own_key = public_key(hotkey)
     if own_key is None:
@@ -390,7 +384,7 @@ def _authenticator(
         miner_key=own_key,
         policy=CallerPolicy.from_settings(settings),
         nonces=nonces,
-        metagraph=lambda: keeper.current,
+        metagraphs=metagraphs,
         failures=_failure_limit(settings),
         requests=RateLimit(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
     )
@@ -416,4 +410,4 @@ def _add_gauges(daemon: Daemon) -> None:
     )
     gauge("live_nonces", "Nonces that could still be replayed", lambda: float(len(daemon.nonces)))
     gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.store.writer.pending))
-    gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.keeper.age() or 0.0)
+    gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.metagraphs.age() or 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from core.domain.errors import GodMinerError
 from core.domain.records import Confidence, Record
@@ -111,7 +111,7 @@ class Hardware(Record):
 
     @field_validator("cpu_cores", mode="before")
     @classmethod
-    def never_zero_cores(cls, value: object, info: ValidationInfo) -> object:
+    def never_zero_cores(cls, value: object) -> object:
         """`os.cpu_count()` may return None in odd containers; there is always one core."""
         return 1 if value in (None, 0) else value
 

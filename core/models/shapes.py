@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from core.models.facts import ModelFacts, MoeFacts
@@ -27,51 +26,25 @@ class LinearShape(NamedTuple):
         return self.d_in * self.d_out * self.copies
 
 
-@lru_cache(maxsize=512)
-def _shapes(
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: tuple[int, int, int],
-    gated: bool,
-    ranks: tuple[int | None, int | None],
-    moe: tuple[int, int, int, int] | None,
-) -> tuple[LinearShape, ...]:
-    attention = (
-        _latent_attention(layers, hidden, heads, ranks) if ranks[1] else _attention(layers, hidden, heads)
-    )
-    dense = layers if moe is None else min(moe[3], layers)
-    shapes = [*attention, *_mlp("", hidden, intermediate, dense, gated)]
-    if moe is not None:
-        experts, width, shared, _ = moe
-        shapes += _mlp("shared_", hidden, width * shared, layers - dense, gated)
-        shapes += _mlp(EXPERT_PREFIX, hidden, width, (layers - dense) * experts, gated, routed=True)
-        shapes.append(LinearShape("router", hidden, experts, layers - dense, routed=True))
-    return tuple(shape for shape in shapes if shape.copies and shape.d_in and shape.d_out)
+def _attention(model: ModelFacts) -> Iterator[LinearShape]:
+    layers, hidden, width = model.layers, model.hidden, model.head_dim
+    yield LinearShape("q_proj", hidden, model.heads * width, layers)
+    yield LinearShape("k_proj", hidden, model.kv_heads * width, layers)
+    yield LinearShape("v_proj", hidden, model.kv_heads * width, layers)
+    yield LinearShape("o_proj", model.heads * width, hidden, layers)
 
 
-def _attention(layers: int, hidden: int, heads: tuple[int, int, int]) -> Iterator[LinearShape]:
-    queries, keys, width = heads
-    yield LinearShape("q_proj", hidden, queries * width, layers)
-    yield LinearShape("k_proj", hidden, keys * width, layers)
-    yield LinearShape("v_proj", hidden, keys * width, layers)
-    yield LinearShape("o_proj", queries * width, hidden, layers)
-
-
-def _latent_attention(
-    layers: int, hidden: int, heads: tuple[int, int, int], ranks: tuple[int | None, int | None]
-) -> Iterator[LinearShape]:
+def _latent_attention(model: ModelFacts, kv_rank: int) -> Iterator[LinearShape]:
     """DeepSeek's: keys and values pass through a low rank; 64 rotary dimensions beside `head_dim`."""
-    queries, _, width = heads
-    q_rank, kv_rank = ranks[0], ranks[1] or 1
-    if q_rank:
+    layers, hidden, heads, width = model.layers, model.hidden, model.heads, model.head_dim
+    if q_rank := model.q_lora_rank:
         yield LinearShape("q_a_proj", hidden, q_rank, layers)
-        yield LinearShape("q_b_proj", q_rank, queries * (width + 64), layers)
+        yield LinearShape("q_b_proj", q_rank, heads * (width + 64), layers)
     else:
-        yield LinearShape("q_proj", hidden, queries * (width + 64), layers)
+        yield LinearShape("q_proj", hidden, heads * (width + 64), layers)
     yield LinearShape("kv_a_proj_with_mqa", hidden, kv_rank + 64, layers)
-    yield LinearShape("kv_b_proj", kv_rank, queries * 2 * width, layers)
-    yield LinearShape("o_proj", queries * width, hidden, layers)
+    yield LinearShape("kv_b_proj", kv_rank, heads * 2 * width, layers)
+    yield LinearShape("o_proj", heads * width, hidden, layers)
 
 
 def _mlp(
@@ -106,21 +79,17 @@ def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
         return ()
     if model.architecture in STATE_SPACE:
         return tuple(_state_space(model))
-    return _shapes(
-        model.layers,
-        model.hidden,
-        model.intermediate,
-        (model.heads, model.kv_heads, model.head_dim),
-        model.gated_mlp,
-        (model.q_lora_rank, model.kv_lora_rank),
-        _moe_key(model.moe),
-    )
-
-
-def _moe_key(moe: MoeFacts | None) -> tuple[int, int, int, int] | None:
-    if moe is None:
-        return None
-    return moe.experts, moe.expert_intermediate, moe.shared_experts, moe.dense_layers
+    layers, hidden, gated, moe = model.layers, model.hidden, model.gated_mlp, model.moe
+    dense = layers if moe is None else min(moe.dense_layers, layers)
+    kv_rank = model.kv_lora_rank
+    attention = _latent_attention(model, kv_rank) if kv_rank else _attention(model)
+    shapes = [*attention, *_mlp("", hidden, model.intermediate, dense, gated)]
+    if moe is not None:
+        width, sparse = moe.expert_intermediate, layers - dense
+        shapes += _mlp("shared_", hidden, width * moe.shared_experts, sparse, gated)
+        shapes += _mlp(EXPERT_PREFIX, hidden, width, sparse * moe.experts, gated, routed=True)
+        shapes.append(LinearShape("router", hidden, moe.experts, sparse, routed=True))
+    return tuple(shape for shape in shapes if shape.copies and shape.d_in and shape.d_out)
 
 
 class ParamCount(NamedTuple):
@@ -180,18 +149,4 @@ def shape_params(model: ModelFacts) -> ParamCount:
         gated=model.gated_mlp,
         ranks=(model.q_lora_rank, model.kv_lora_rank),
         moe=model.moe,
-    )
-
-
-def adapter_params_per_rank(
-    model: ModelFacts, modules: Sequence[str] = (), text_encoder: bool = False
-) -> int:
-    """LoRA parameters per unit of rank: d_in + d_out of every layer that carries one."""
-    if model.image is not None:
-        extra = model.image.text_adapter_params_per_rank if text_encoder else 0
-        return model.image.adapter_params_per_rank + extra
-    return sum(
-        (shape.d_in + shape.d_out) * shape.copies
-        for shape in linear_shapes(model)
-        if not shape.routed and (not modules or shape.name in modules)
     )

@@ -217,8 +217,6 @@ def evaluation_logits(s: RunCandidate) -> float:
 @memory_part("kv cache", lambda s: f"{s.per_gpu} completions of up to {s.length:,} tokens")
 def kv_cache(s: RunCandidate) -> float:
     """GRPO generates every completion of one optimizer step at once, each GPU its share."""
-    if not s.task.generates or s.vllm_share:
-        return 0.0
     return s.per_gpu * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
 
 
@@ -233,8 +231,7 @@ def generation_work(s: RunCandidate) -> float:
 @memory_part("latents", lambda s: f"VAE encoding {s.image.vae_batch if s.image else 0} images at once")
 def latent_work(s: RunCandidate) -> float:
     """The VAE encodes the images once, before the training, `vae_batch` at a time."""
-    if s.image is None:
-        return 0.0
+    assert s.image is not None
     facts, image = s.image.facts, s.image
     per_image = VAE_IMAGE_BYTES * (image.resolution / 1024) ** 2
     if facts.image_type is not ImageModelType.SDXL:

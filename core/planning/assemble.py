@@ -54,21 +54,14 @@ CONTAINER_SHARE = 0.95
 
 
 def loader_plan(needs: Requirements, hardware: Hardware, world: int) -> LoaderPlan:
-    targets, workers = needs.targets, loader_workers(needs, hardware, world)
-    if needs.engine is Engine.NATIVE:  # one thread of its own
-        return LoaderPlan(
-            workers=0,
-            pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
-            prefetch_factor=targets.dataloader_prefetch_factor,
-            persistent_workers=False,
-            drop_last=False,
-        )
+    targets, native = needs.targets, needs.engine is Engine.NATIVE
+    workers = 0 if native else loader_workers(needs, hardware, world)  # native: one thread of its own
     return LoaderPlan(
         workers=workers,
         pin_memory=targets.dataloader_pin_memory and not hardware.gpus.is_cpu,
-        prefetch_factor=targets.dataloader_prefetch_factor if workers else None,
+        prefetch_factor=targets.dataloader_prefetch_factor if workers or native else None,
         persistent_workers=targets.dataloader_persistent_workers and workers > 0,
-        drop_last=targets.dataloader_drop_last,
+        drop_last=targets.dataloader_drop_last and not native,
     )
 
 
@@ -153,7 +146,7 @@ def assemble_plan(
         adapter=_adapter(needs, candidate),
         parallelism=candidate.parallelism,
         fsdp=_fsdp(needs, candidate),
-        batch=_batch(candidate),
+        batch=batch_plan(candidate),
         sequence=_sequence(needs, timed),
         optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
         steps=_steps(needs, timed),
@@ -171,7 +164,7 @@ def assemble_plan(
         seed=targets.seed,
         engine_config=_raw(needs),
         memory=memory_of(candidate, budget),
-        time=time_breakdown(timed),
+        time=_time(timed),
         verdict=PlanVerdict(feasible=result.code is None, code=result.code, reason=result.reason),
         concessions=tuple(conceded_targets),
         notes=tuple(_notes(needs, timed)) if explained else (),
@@ -209,7 +202,7 @@ def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
     )
 
 
-def _batch(candidate: RunCandidate) -> BatchPlan:
+def batch_plan(candidate: RunCandidate) -> BatchPlan:
     return BatchPlan(
         micro=candidate.micro,
         accumulation=candidate.accumulation,
@@ -252,7 +245,7 @@ def _steps(needs: Requirements, timed: TimedCandidate) -> StepsPlan:
 
 
 def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
-    targets, kind, supervised = needs.targets, needs.kind, _supervised(needs)
+    targets, kind, supervised = needs.targets, needs.kind, needs.task.task_type.is_supervised
     on_gpu = kind.compute_capability > (0, 0)
     half = targets.bf16 and not kind.has_bf16
     kernels = targets.lora_kernels if targets.lora_kernels is not None else on_gpu
@@ -271,10 +264,6 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
         lora_kernels=kernels and supervised and candidate.method is not Method.FULL,
         neftune_alpha=targets.neftune_alpha,
     )
-
-
-def _supervised(needs: Requirements) -> bool:
-    return needs.task.task_type.is_supervised
 
 
 def _dpo(needs: Requirements, candidate: RunCandidate) -> DpoPlan | None:
@@ -323,16 +312,11 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
 
 
 def _raw(needs: Requirements) -> dict[str, object]:
-    configs = needs.profile.engine_config
-    return {
-        Engine.AXOLOTL: configs.axolotl,
-        Engine.KOHYA: configs.kohya,
-        Engine.AI_TOOLKIT: configs.ai_toolkit,
-        Engine.NATIVE: configs.native,
-    }[needs.engine]  # type: ignore[return-value]
+    keys: dict[str, object] = getattr(needs.profile.engine_config, needs.engine.name.lower())
+    return keys
 
 
-def time_breakdown(timed: TimedCandidate, measured: bool = False) -> TimeBreakdown:
+def _time(timed: TimedCandidate) -> TimeBreakdown:
     """From now to the deadline."""
     candidate = timed.candidate
     peak = timed.step.flops / (timed.rate.step_s * candidate.kind.bf16_flops) if timed.rate.step_s else 0.0
@@ -343,7 +327,6 @@ def time_breakdown(timed: TimedCandidate, measured: bool = False) -> TimeBreakdo
         step_s=timed.rate.step_s,
         throughput=candidate.effective * timed.seq.trained / timed.rate.step_s if timed.rate.step_s else 0.0,
         utilisation=min(max(peak, 0.0), 1.0),
-        measured=measured,
     )
 
 

@@ -104,10 +104,6 @@ class TimeBreakdown(Record):
         """What is left before the reserve begins; negative when the plan is late."""
         return self.deadline_s - self.reserve_s - self.total_s
 
-    @property
-    def in_time(self) -> bool:
-        return self.slack_s >= 0
-
     def __getitem__(self, name: str) -> float:
         return sum(phase.seconds for phase in self.phases if phase.name == name)
 

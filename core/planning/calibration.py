@@ -39,7 +39,7 @@ class MeasuredRun(Record):
 
 def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
     """Give the run as many steps as its real speed allows: fewer, or more up to those asked for."""
-    tail, rate = _tail(plan, measured), _rates(plan, measured)
+    tail, rate = _tail(plan, measured), _measured_times(plan, measured)
     left = plan.time.deadline_s - plan.time.reserve_s - measured.elapsed_s - tail.seconds
     wanted = max(plan.steps.wanted or plan.steps.total, measured.steps_done)
     cadence = _cadence(plan, rate)
@@ -73,15 +73,23 @@ def _tail(plan: TrainingPlan, measured: MeasuredRun) -> TimelinePhase:
     return TimelinePhase(name=last.name, seconds=measured.publish_s, why="as measured")
 
 
-def _rates(plan: TrainingPlan, measured: MeasuredRun) -> RepeatTimes:
-    """The measured times; what has not happened yet is the plan's, evaluations slowed down like the steps."""
-    slower = measured.step_s / plan.time.step_s if plan.time.step_s else 1.0
-    eval_s, save_s = measured.eval_s, measured.save_s
-    if eval_s is None:
-        eval_s = plan.time["evaluate"] / (repeat_count(plan.steps.total, plan.steps.eval_every) + 1) * slower
-    if save_s is None:
-        save_s = plan.time["save"] / max(repeat_count(plan.steps.total, plan.steps.save_every), 1)
-    return RepeatTimes(step_s=measured.step_s, eval_s=eval_s, save_s=save_s)
+def times_at(plan: TrainingPlan, step_s: float) -> RepeatTimes:
+    """The plan's times at another speed: evaluations slow down like the steps, saves do not."""
+    time, steps = plan.time, plan.steps
+    slower = step_s / time.step_s if time.step_s else 1.0
+    evaluations = repeat_count(steps.total, steps.eval_every) + 1  # the first comes before any step
+    saves = max(repeat_count(steps.total, steps.save_every), 1)
+    return RepeatTimes(step_s, time["evaluate"] / evaluations * slower, time["save"] / saves)
+
+
+def _measured_times(plan: TrainingPlan, measured: MeasuredRun) -> RepeatTimes:
+    """The plan's for what has not happened yet."""
+    planned = times_at(plan, measured.step_s)
+    return RepeatTimes(
+        step_s=measured.step_s,
+        eval_s=planned.eval_s if measured.eval_s is None else measured.eval_s,
+        save_s=planned.save_s if measured.save_s is None else measured.save_s,
+    )
 
 
 def _cadence(plan: TrainingPlan, rate: RepeatTimes) -> Cadence:
@@ -161,20 +169,16 @@ def shape_key(plan: TrainingPlan) -> str:
     return "/".join(parts)
 
 
-def bounds_from(plan: TrainingPlan, prior_step_s: float | None = None) -> LearnedBounds:
-    """Learn from the plan that finally ran. `prior_step_s` is the first plan's estimate of a step."""
-    slowness = 1.0
-    if plan.time.measured and prior_step_s and plan.time.step_s:
-        slowness = plan.time.step_s / prior_step_s
+def bounds_from(plan: TrainingPlan) -> LearnedBounds:
+    """Learn how small the plan that finally ran had to be."""
     if not plan.oom_steps:
-        return LearnedBounds(slowness=slowness)
+        return LearnedBounds()
     text = "; ".join(plan.oom_steps)
     return LearnedBounds(
         micro=plan.batch.micro,
         checkpointing=plan.precision.gradient_checkpointing,
         length=plan.sequence.length if "sequence_len" in text else None,
         gpus=plan.batch.world_size if "gpus" in text else None,
-        slowness=slowness,
     )
 
 

@@ -190,7 +190,10 @@ class RunCandidate:
     def __post_init__(self) -> None:
         full = self.method is Method.FULL
         sharded = self.parallelism is Parallelism.FSDP and self.world > 1
-        adapter = 0 if full else self.rank * self._adapter_params_per_rank()
+        per_rank = self.shape.adapted.params_per_rank
+        if self.image is not None and self.image.text_adapter:
+            per_rank += self.image.facts.text_adapter_params_per_rank
+        adapter = 0 if full else self.rank * per_rank
         width = self.width if full or not self.adapter_fp32 else 4
         self.__dict__.update(
             full=full,
@@ -201,12 +204,6 @@ class RunCandidate:
             trained_width=width,
             memory_cache=MemoryCache(),
         )
-
-    def _adapter_params_per_rank(self) -> int:
-        extra = 0
-        if self.image is not None and self.image.text_adapter:
-            extra = self.image.facts.text_adapter_params_per_rank
-        return self.shape.adapted.params_per_rank + extra
 
     @property
     def keeps_average(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy
@@ -51,7 +50,6 @@ def _allowed(least: int, most: int) -> tuple[int, ...]:
     return tuple(count for count in GPU_COUNTS if least <= count <= most) or (most,)
 
 
-@lru_cache
 def _around(least: int, most: int, wanted: int) -> tuple[int, ...]:
     allowed = _allowed(least, most)
     first = max((count for count in allowed if count <= wanted), default=allowed[0])

@@ -18,14 +18,16 @@ from pydantic import Field, JsonValue
 from core.domain.choices import Parallelism, Refusal
 from core.domain.records import Record
 from core.domain.units import show_seconds
-from core.planning.budget import Concession, PlanVerdict, TimelinePhase
+from core.planning.assemble import batch_plan
+from core.planning.budget import PlanVerdict, TimelinePhase, conceded
+from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
 from core.planning.gpu_count import GPU_COUNTS
 from core.planning.ladder import RESOLUTIONS, with_gathered_layers, with_length, with_micro
 from core.planning.memory import memory_of, peak_bytes
-from core.planning.plan import BatchPlan, FsdpPlan, SequencePlan, TrainingPlan
+from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
 from core.planning.requirements import SHARDABLE, largest_divisor
-from core.planning.schedule import Cadence, RepeatTimes, most_steps, repeat_count
+from core.planning.schedule import Cadence, most_steps, repeat_count
 from core.planning.sequences import (
     SequenceOptions,
     Sequences,
@@ -78,7 +80,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
     seq = _sequences(plan, new)
     step_s = plan.time.step_s * _slowdown(plan, old, new, seq)
     why = f"out of memory in {failure.moment}"
-    concession = Concession(field=step.field, wanted=step.wanted, got=step.got, reason=why)
+    concession = conceded(step.field, step.wanted, step.got, why)
     sharded = new.parallelism is Parallelism.FSDP
     return plan.model_copy(
         update={
@@ -87,12 +89,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
             "parallelism": new.parallelism,
             "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
             "optimizer": plan.optimizer.model_copy(update={"name": new.optimizer}),
-            "batch": BatchPlan(
-                micro=new.micro,
-                accumulation=new.accumulation,
-                world_size=new.world,
-                eval_micro=new.eval_micro,
-            ),
+            "batch": batch_plan(new),
             "sequence": _sequence(plan, seq),
             "precision": plan.precision.model_copy(update={"gradient_checkpointing": new.checkpointing}),
             "image": plan.image and new.image and _image(plan, new),
@@ -155,19 +152,19 @@ def _timed(
     tail = time.phases[-1]
     spent = failure.elapsed_s + sum(phase.seconds for phase in opening) + tail.seconds
     slower = step_s / time.step_s if time.step_s else 1.0
-    eval_s = time["evaluate"] / (repeat_count(steps.total, steps.eval_every) + 1) * slower
-    rate = RepeatTimes(step_s, eval_s, time["save"] / max(repeat_count(steps.total, steps.save_every), 1))
+    rate = times_at(plan, step_s)
     per_epoch = max(-(-seq.per_epoch // new.effective), 1)
     epochs = (steps.wanted or steps.total) / max(steps.per_epoch, 1)
     wanted = max(round(epochs * per_epoch), 1)
-    cadence = Cadence(steps.eval_every, steps.save_every, 1, 1, eval_s)
+    cadence = Cadence(steps.eval_every, steps.save_every, 1, 1, rate.eval_s)
     total = most_steps(wanted, rate, cadence, time.deadline_s - time.reserve_s - spent)
     phases = [
         TimelinePhase(name="so far", seconds=failure.elapsed_s, why="attempts that ran out of memory"),
         *opening,
         TimelinePhase(name="train", seconds=total * step_s, why=f"{total:,} steps of {step_s:.3g} s"),
         TimelinePhase(
-            name="evaluate", seconds=(repeat_count(total, steps.eval_every) + 1) * eval_s if total else 0.0
+            name="evaluate",
+            seconds=(repeat_count(total, steps.eval_every) + 1) * rate.eval_s if total else 0.0,
         ),
         TimelinePhase(name="save", seconds=repeat_count(total, steps.save_every) * rate.save_s),
         tail,

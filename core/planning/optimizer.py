@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from core.domain.choices import LrSchedule, Method
-from core.planning.budget import Concession
+from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate
 from core.planning.fit import TimedCandidate
 from core.planning.plan import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
@@ -55,11 +55,7 @@ def guarded_rate(needs: Requirements, timed: TimedCandidate) -> tuple[float, str
         return rate, why, None
     lowered = float(f"{most / alpha:.6g}")
     reason = f"alpha {alpha:g} × {rate:g} is {alpha * rate:.3g}, above limits.max_alpha_lr {most:g}"
-    return (
-        lowered,
-        "limits.max_alpha_lr",
-        Concession(field="learning_rate", wanted=rate, got=lowered, reason=reason),
-    )
+    return lowered, "limits.max_alpha_lr", conceded("learning_rate", rate, lowered, reason)
 
 
 def warmup(needs: Requirements, total: int) -> tuple[int, Concession | None]:
@@ -70,7 +66,7 @@ def warmup(needs: Requirements, total: int) -> tuple[int, Concession | None]:
     if targets.warmup_steps <= most or total < 1:
         return targets.warmup_steps, None
     reason = f"a quarter of the {total:,} steps"
-    return most, Concession(field="warmup_steps", wanted=targets.warmup_steps, got=most, reason=reason)
+    return most, conceded("warmup_steps", targets.warmup_steps, most, reason)
 
 
 def cycles(needs: Requirements, timed: TimedCandidate) -> int:

@@ -72,7 +72,7 @@ def opening_phases(
         rate = conditions.hardware.download_rate
         phases.append(PhaseEstimate("download", 5.0 + size / rate, lambda: _at_rate(size, rate)))
     phases.append(_starting(s))
-    phases.append(_preparing(seq, data, conditions))
+    phases.append(_preparing(data, conditions))
     phases.append(_loading(s, model, conditions))
     mode = s.compile_mode
     if mode is not None and s.kind.device is Device.CUDA:
@@ -92,7 +92,7 @@ def _starting(s: RunCandidate) -> PhaseEstimate:
     return PhaseEstimate("start", seconds, lambda: f"imports, {s.world} process{'es' if s.world > 1 else ''}")
 
 
-def _preparing(seq: Sequences, data: DatasetFacts, conditions: JobConditions) -> PhaseEstimate:
+def _preparing(data: DatasetFacts, conditions: JobConditions) -> PhaseEstimate:
     if not data.task_type.is_text:
         return PhaseEstimate("prepare", 5 + ENCODE_S * data.rows, lambda: f"{data.rows} images to latents")
     workers = min(conditions.hardware.cpu_cores, MOST_WORKERS)

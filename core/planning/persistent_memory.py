@@ -158,7 +158,7 @@ def _per_param(s: RunCandidate) -> float:
 @memory_part("average", lambda s: f"moving average of {show_params(s.trained_params)}{_per_shard(s)}")
 def average(s: RunCandidate) -> float:
     """The moving average lies beside the weights, in their own format."""
-    return s.trained_params * s.trained_width / s.shards if s.keeps_average else 0.0
+    return s.trained_params * s.trained_width / s.shards
 
 
 @memory_part("gradients", lambda s: f"{s.trained_width} B × {show_params(s.trained_params)}{_per_shard(s)}")
@@ -239,7 +239,7 @@ def gathering(s: RunCandidate) -> float:
 
 @memory_part("dequantised", "the matrix at work, in bf16")
 def dequantised(s: RunCandidate) -> float:
-    return 2 * s.shape.hidden * s.shape.mlp if s.method is Method.QLORA else 0.0
+    return 2 * s.shape.hidden * s.shape.mlp
 
 
 @memory_part("vllm", lambda s: f"{s.vllm_share:.0%} of the GPU for generation, weights and cache")
@@ -263,8 +263,6 @@ def _nccl(links: float) -> str:
 @memory_part("compile", lambda s: f"torch.compile {s.compile_mode.value}" if s.compile_mode else "")
 def compiled(s: RunCandidate) -> float:
     """What inductor's autotuning and CUDA graphs keep allocated."""
-    if s.compile_mode is None:
-        return 0.0
     return 0.3e9 if s.compile_mode is CompileMode.DEFAULT else 1.5e9
 
 

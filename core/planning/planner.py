@@ -18,7 +18,7 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import show_params
 from core.models.facts import ModelFacts
 from core.planning.assemble import assemble_plan
-from core.planning.budget import Concession
+from core.planning.budget import conceded
 from core.planning.calibration import LearnedBounds, with_bounds
 from core.planning.fit import SearchResult, best_fit, refused_as_required
 from core.planning.overheads import JobConditions
@@ -95,7 +95,7 @@ def with_enough_steps(
     if batch == asked:
         return needs, result
     reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
-    concession = Concession(field="effective_batch_size", wanted=asked, got=batch, reason=reason)
+    concession = conceded("effective_batch_size", asked, batch, reason)
     return needs._replace(concessions=(*needs.concessions, concession)), result
 
 

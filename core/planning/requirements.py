@@ -20,7 +20,6 @@ from core.planning.schedule import held_out
 from core.planning.sequences import (
     Sequences,
     image_sequences,
-    longest_length,
     natural_length,
     sequence_options,
     text_sequences,
@@ -107,7 +106,7 @@ def requirements_for(
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
     rank = _rank(targets, limits, given)
-    method = _method(model, targets, engine, given)
+    method = _method(model, targets, given)
     attention = _attention(model, targets, kind, given)
     fp8 = _fp8(targets, kind, given)
     if targets.sample_packing and model.attention is not Attention.FLASH_2:
@@ -163,7 +162,7 @@ def _width(targets: Targets, kind: GpuKind, given: list[Concession]) -> int:
 def _length(
     data: DatasetFacts, model: ModelFacts, targets: Targets, limits: ProfileLimits, given: list[Concession]
 ) -> int:
-    most = longest_length(data, model, limits)
+    most = max(min(model.max_position, limits.max_sequence_len), 1)
     if targets.sequence_len is None or model.is_image or data.task_type.generates:
         return natural_length(data, targets, most)
     if targets.sequence_len > most:
@@ -181,7 +180,7 @@ def _rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> i
     return min(targets.lora_r, limits.max_lora_r)
 
 
-def _method(model: ModelFacts, targets: Targets, engine: Engine, given: list[Concession]) -> Method:
+def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Method:
     if model.is_image:
         if targets.method not in (None, Method.LORA):
             given.append(

@@ -9,7 +9,7 @@ from core.data.facts import DatasetFacts, LengthStats
 from core.models.facts import ModelFacts
 from core.planning.candidate import image_tokens
 from core.planning.speed import PassWork
-from core.profile.targets import ProfileLimits, Targets
+from core.profile.targets import Targets
 
 #: The filled part of a packed sequence; first-fit-decreasing over thousands of rows leaves little empty.
 PACKED_FULL = 0.96
@@ -66,11 +66,6 @@ class Sequences(NamedTuple):
 
     def work(self, micro: int) -> PassWork:
         return PassWork(tokens=micro * self.padded, row_tokens=self.row_tokens)
-
-
-def longest_length(data: DatasetFacts, model: ModelFacts, limits: ProfileLimits) -> int:
-    """The model's window or the profile's limit, whichever is shorter."""
-    return max(min(model.max_position, limits.max_sequence_len), 1)
 
 
 def natural_length(data: DatasetFacts, targets: Targets, most: int) -> int:

@@ -50,10 +50,13 @@ class EffectAnnotation(NamedTuple):
     text: str
 
 
+Condition = Callable[[Targets, EngineCase], bool]
+
+
 class EffectRule(NamedTuple):
     path: str
     effect: EngineEffect
-    applies: Callable[[Targets, EngineCase], bool]
+    applies: Condition
     text: str
 
 
@@ -68,321 +71,281 @@ def alpha_times_lr(targets: Targets) -> float:
 
 _ONE_THREAD = "the native trainer prepares batches in one thread of its own"
 
+
+def _rule_of(effect: EngineEffect) -> Callable[[str, Condition, str], EffectRule]:
+    return lambda path, applies, text: EffectRule(path, effect, applies, text)
+
+
+_renamed, _ours = _rule_of(EngineEffect.RENAMED), _rule_of(EngineEffect.OURS)
+_ignored, _doubtful = _rule_of(EngineEffect.IGNORED), _rule_of(EngineEffect.DOUBTFUL)
+_harmful = _rule_of(EngineEffect.HARMFUL)
+
+
+def _always(_targets: Targets, _case: EngineCase) -> bool:
+    return True
+
+
+def _on_images(_targets: Targets, case: EngineCase) -> bool:
+    return not case.is_text
+
+
+def _with_axolotl(_targets: Targets, case: EngineCase) -> bool:
+    return case.engine is Engine.AXOLOTL
+
+
 EFFECT_RULES: tuple[EffectRule, ...] = (
-    EffectRule(
+    _renamed(
         "limits.gpu_memory",
-        EngineEffect.RENAMED,
-        lambda t, c: c.engine is Engine.AXOLOTL,
+        _with_axolotl,
         "kept as the planner's budget; Axolotl drops max_memory_MB, and its max_memory places layers "
         "wrongly when several GPUs train",
     ),
-    EffectRule(
+    _renamed(
         "targets.attention",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.AXOLOTL and t.attention is not None,
         "written as attn_implementation, and replaced by sdpa where the image lacks the kernel",
     ),
-    EffectRule(
+    _ignored(
         "targets.attention",
-        EngineEffect.IGNORED,
         lambda t, c: c.is_kohya_flux and t.attention is not None,
         "kohya's Flux always uses torch's sdpa",
     ),
-    EffectRule(
+    _renamed(
         "targets.attention",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.NATIVE and t.attention in (Attention.FLASH_2, Attention.FLASH_3),
         "where the package is missing, the native trainer uses the flash kernel behind torch's sdpa",
     ),
-    EffectRule(
+    _renamed(
         "targets.fsdp_reshard_after_forward",
-        EngineEffect.RENAMED,
-        lambda t, c: c.engine is Engine.AXOLOTL,
+        _with_axolotl,
         'the string fsdp: "full_shard auto_wrap" is refused today; written as fsdp_version 2 with '
         "reshard_after_forward and TRANSFORMER_BASED_WRAP",
     ),
-    EffectRule(
+    _ignored(
         "targets.fsdp_forward_prefetch",
-        EngineEffect.IGNORED,
-        lambda t, c: c.engine is Engine.AXOLOTL,
+        _with_axolotl,
         "FSDP1's flag; Axolotl drops it, FSDP2 prefetches by itself",
     ),
-    EffectRule(
+    _ignored(
         "targets.fsdp_limit_all_gathers",
-        EngineEffect.IGNORED,
-        lambda t, c: c.engine is Engine.AXOLOTL,
+        _with_axolotl,
         "FSDP1's flag; Axolotl drops it, FSDP2 bounds its gathers by itself",
     ),
-    EffectRule(
+    _ignored(
         "targets.fsdp_backward_prefetch",
-        EngineEffect.IGNORED,
-        lambda t, c: c.engine is Engine.AXOLOTL,
+        _with_axolotl,
         "FSDP1's flag; Axolotl drops it, FSDP2 prefetches backward by itself",
     ),
-    EffectRule(
+    _doubtful(
         "targets.fsdp_above",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.fsdp_above is not None and t.fsdp_above < 14_000_000_000,
         "where one GPU holds the model, LoRA's gradients are small and plain data parallelism is faster; "
         "unset it and FSDP comes in only where memory needs it",
     ),
-    EffectRule(
-        "targets.fsdp_above",
-        EngineEffect.IGNORED,
-        lambda t, c: not c.is_text,
-        "image engines know data parallelism only",
-    ),
-    EffectRule(
+    _ignored("targets.fsdp_above", _on_images, "image engines know data parallelism only"),
+    _harmful(
         "targets.lora_alpha",
-        EngineEffect.HARMFUL,
         lambda t, c: c.is_text and is_lora(t) and alpha_times_lr(t) > 0.05,
         "lora_alpha × learning_rate is above 0.05; published optima lie between 0.003 and 0.03. Rank is not "
         "the problem: alpha 32 at the same rate is inside",
     ),
-    EffectRule(
+    _harmful(
         "targets.learning_rate",
-        EngineEffect.HARMFUL,
         lambda t, c: c.is_rl and t.learning_rate > 1e-4,
         "published LoRA rates for DPO and GRPO are 1e-6 to 1e-5",
     ),
-    EffectRule(
+    _doubtful(
         "targets.lora_r",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.lora_r >= 512,
         "rank 16 to 64 holds what datasets of this size can teach; 512 costs 10 to 24 GB and a fifth more "
         "compute",
     ),
-    EffectRule(
+    _doubtful(
         "targets.lora_r",
-        EngineEffect.DOUBTFUL,
         lambda t, c: not c.is_text and t.lora_r >= 512,
         "a file of 3.4 GiB (SDXL) or 4.6 GiB (Flux) for 9 to 45 pictures, slow to upload and to evaluate",
     ),
-    EffectRule(
+    _ignored(
         "targets.lora_dropout",
-        EngineEffect.IGNORED,
         lambda t, c: c.task_type.has_pairs and t.lora_dropout > 0,
         "TRL switches dropout off for DPO",
     ),
-    EffectRule(
+    _doubtful(
         "targets.lr_cycles",
-        EngineEffect.DOUBTFUL,
         lambda t, c: t.lr_scheduler is LrSchedule.COSINE_WITH_RESTARTS and t.lr_cycles.high > 1,
         "each restart reheats a nearly finished model, and a stop between two lands on half the peak rate "
         "on average; cycles are planned to end with the training",
     ),
-    EffectRule(
+    _doubtful(
         "targets.num_epochs",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and (t.num_epochs or 0) > 4,
         "held-out loss rises after a few passes over small data; the best checkpoint is submitted, not the "
         "last",
     ),
-    EffectRule(
+    _renamed(
         "targets.num_epochs",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.KOHYA and t.num_epochs is not None,
         'kohya ignores the key "epoch"; epochs and max_steps are both planned as max_train_steps, whichever '
         "ends first",
     ),
-    EffectRule(
+    _doubtful(
         "targets.max_steps",
-        EngineEffect.DOUBTFUL,
         lambda t, c: (t.max_steps or 0) >= 9600,
         "a step count means nothing without its tokens: the training ends at whichever of steps, epochs and "
         "clock comes first",
     ),
-    EffectRule(
+    _doubtful(
         "targets.micro_batch_size",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.micro_batch_size >= 32,
         "above 8,000 tokens per forward pass nothing gets faster; accumulation gives the same batch in less "
         "memory",
     ),
-    EffectRule(
+    _doubtful(
         "targets.micro_batch_size",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.engine is Engine.KOHYA and t.micro_batch_size >= 8,
         "9 to 45 pictures fill few batches of this size, and the remainder weighs as much as a full one",
     ),
-    EffectRule(
+    _doubtful(
         "targets.max_grad_norm",
-        EngineEffect.DOUBTFUL,
         lambda t, c: 0 < t.max_grad_norm < 1 and t.optimizer is not Optimizer.MUON,
         "a constant factor cancels out under Adam: it evens out spikes and does not tame a high learning "
         "rate",
     ),
-    EffectRule(
+    _renamed(
         "targets.early_stopping_patience",
-        EngineEffect.RENAMED,
         lambda t, c: c.is_text and t.early_stopping_patience is not None,
         "counted in evaluations, by our callback: Axolotl's own works for SFT only",
     ),
-    EffectRule(
+    _ignored(
         "targets.early_stopping_patience",
-        EngineEffect.IGNORED,
         lambda t, c: not c.is_text and t.early_stopping_patience is not None,
         "image engines do not evaluate",
     ),
-    EffectRule(
-        "targets.eval_steps",
-        EngineEffect.IGNORED,
-        lambda t, c: not c.is_text,
-        "image engines do not evaluate",
-    ),
-    EffectRule(
+    _ignored("targets.eval_steps", _on_images, "image engines do not evaluate"),
+    _renamed(
         "targets.save_steps",
-        EngineEffect.RENAMED,
         lambda t, c: c.is_text and t.save_steps is not None and t.eval_steps is not None,
         "saves fall on evaluations, as the best checkpoint needs both; our callback writes every new best "
         "besides",
     ),
-    EffectRule(
+    _renamed(
         "targets.save_steps",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.KOHYA and t.save_steps is not None,
         "files by step are not recognised as submissions; written as save_every_n_epochs",
     ),
-    EffectRule(
+    _doubtful(
         "targets.dataloader_num_workers",
-        EngineEffect.DOUBTFUL,
         lambda t, c: t.dataloader_num_workers >= 32 and c.engine is not Engine.NATIVE,
         "per GPU, so four GPUs start four times as many processes of half a gigabyte; limited to the "
         "host's cores",
     ),
-    EffectRule(
+    _ignored(
         "targets.dataloader_num_workers",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.NATIVE and t.dataloader_num_workers > 0,
         _ONE_THREAD,
     ),
-    EffectRule(
+    _ignored(
         "targets.dataloader_persistent_workers",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.NATIVE and t.dataloader_persistent_workers,
         _ONE_THREAD,
     ),
-    EffectRule(
+    _ignored(
         "targets.dataloader_drop_last",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.NATIVE and t.dataloader_drop_last,
         "the native trainer does not read it",
     ),
-    EffectRule(
+    _ours(
         "targets.dataloader_persistent_workers",
-        EngineEffect.OURS,
         lambda t, c: c.engine is Engine.AXOLOTL and t.dataloader_persistent_workers,
         "Axolotl drops the key; our plugin sets it",
     ),
-    EffectRule(
+    _ours(
         "targets.dataloader_drop_last",
-        EngineEffect.OURS,
         lambda t, c: c.engine is Engine.AXOLOTL and c.is_rl and t.dataloader_drop_last,
         "Axolotl ignores it for DPO and GRPO; our plugin sets it",
     ),
-    EffectRule(
+    _ignored(
         "targets.group_by_length",
-        EngineEffect.IGNORED,
         lambda t, c: c.is_text and t.group_by_length and (c.is_rl or t.sample_packing is not False),
         "nothing to group where rows are packed, and Axolotl ignores it for DPO and GRPO",
     ),
-    EffectRule(
+    _ignored(
         "targets.group_by_length",
-        EngineEffect.IGNORED,
         lambda t, c: not c.is_text and t.group_by_length,
         "pictures are bucketed by size instead",
     ),
-    EffectRule(
+    _ours(
         "targets.ema_decay",
-        EngineEffect.OURS,
         lambda t, c: c.is_text and t.ema_decay is not None,
         "no text engine has it; our callback averages, and evaluates and submits the average",
     ),
-    EffectRule(
+    _ignored(
         "targets.ema_decay",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.KOHYA and t.ema_decay is not None,
         "kohya's LoRA training has no EMA and drops any such key",
     ),
-    EffectRule(
+    _renamed(
         "targets.ema_decay",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.AI_TOOLKIT and t.ema_decay is not None,
         "written as ema_config; updated every step whatever ema_every says",
     ),
-    EffectRule(
+    _ours(
         "targets.plateau_factor",
-        EngineEffect.OURS,
         lambda t, c: c.is_text and t.plateau_factor is not None,
         "our callback applies it at evaluations, on top of the schedule",
     ),
-    EffectRule(
+    _ours(
         "targets.lr_stages",
-        EngineEffect.OURS,
         lambda t, c: c.is_text and bool(t.lr_stages),
         "no engine has stages; our callback switches the rate at the planned steps",
     ),
-    EffectRule(
+    _harmful(
         "targets.learning_rate",
-        EngineEffect.HARMFUL,
         lambda t, c: not 1e-7 <= t.learning_rate <= 0.01 and t.optimizer is not Optimizer.PRODIGY,
         "no training learns at such a rate: full fine-tunes take 1e-6 to 1e-4, adapters 1e-5 to 1e-3; is "
         "the exponent as meant?",
     ),
-    EffectRule(
+    _doubtful(
         "targets.compile_mode",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.compile_mode is not None,
         "5 to 15 minutes before the first step for 15 to 25% afterwards: left out where the run is too "
         "short to win them back",
     ),
-    EffectRule(
+    _doubtful(
         "targets.fp8",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.fp8,
         "1.1 to 1.3 times bf16 at 1B to 8B, not 2; slower than bf16 without compilation or with gradient "
         "checkpointing, and only for supervised training",
     ),
-    EffectRule(
+    _ignored(
         "targets.fp8",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.NATIVE and t.fp8 and is_lora(t),
         "off for an adapter: the frozen weights of a LoRA run gain nothing from fp8 products",
     ),
-    EffectRule(
+    _renamed(
         "targets.optimizer",
-        EngineEffect.RENAMED,
         lambda t, c: c.is_text and t.optimizer in (Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT),
         "under FSDP2 it is refused; adamw_torch_8bit takes its place there",
     ),
-    EffectRule(
-        "targets.fp16",
-        EngineEffect.IGNORED,
-        lambda t, c: t.fp16 and t.bf16,
-        "bf16 wins when both are set",
-    ),
-    EffectRule(
+    _ignored("targets.fp16", lambda t, c: t.fp16 and t.bf16, "bf16 wins when both are set"),
+    _harmful(
         "targets.vae_batch_size",
-        EngineEffect.HARMFUL,
         lambda t, c: c.engine is Engine.KOHYA and t.vae_batch_size > 16,
         "32 pictures of 1024² need some 83 GB in the fp32 VAE of SDXL, for a cache that takes seconds; "
         "limited to what fits and to the number of pictures",
     ),
-    EffectRule(
+    _ignored(
         "targets.min_snr_gamma",
-        EngineEffect.IGNORED,
         lambda t, c: c.is_kohya_flux and t.min_snr_gamma is not None,
         "no effect at all on Flux: results are identical bit by bit",
     ),
-    EffectRule(
+    _doubtful(
         "targets.min_snr_gamma",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.image_type is ImageModelType.SDXL and (t.min_snr_gamma or 0) >= 10,
         "nearly off: at 24 it touches 42 of 1000 timesteps, the paper's 5 touches 147",
     ),
-    EffectRule(
+    _ignored(
         "targets.huber_c",
-        EngineEffect.IGNORED,
         lambda t, c: (
             c.engine is Engine.KOHYA
             and t.huber_c is not None
@@ -390,61 +353,38 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         ),
         "used with a huber loss only (image_loss); validators score squared error",
     ),
-    EffectRule(
+    _renamed(
         "targets.image_loss",
-        EngineEffect.RENAMED,
         lambda t, c: c.is_kohya_flux and t.image_loss in (ImageLoss.HUBER, ImageLoss.SMOOTH_L1),
         'kohya\'s default huber schedule "snr" crashes on Flux; "exponential" is written',
     ),
-    EffectRule(
+    _ignored(
         "targets.text_encoder_lr",
-        EngineEffect.IGNORED,
         lambda t, c: c.is_kohya_flux and bool(t.text_encoder_lr),
         "the validators load the model part of a Flux LoRA only; training the encoders makes it lean on "
         "what is thrown away",
     ),
-    EffectRule(
+    _renamed(
         "targets.warmup_steps",
-        EngineEffect.RENAMED,
         lambda t, c: c.engine is Engine.KOHYA and bool(t.warmup_steps),
         "multiplied by the GPUs: kohya's scheduler runs that many times per step; left out where the "
         "schedule is constant, which refuses it",
     ),
-    EffectRule(
+    _ignored(
         "targets.lr_scheduler",
-        EngineEffect.IGNORED,
         lambda t, c: c.engine is Engine.AI_TOOLKIT and t.lr_scheduler is not LrSchedule.CONSTANT,
         "written, but ai-toolkit's templates train at a constant rate",
     ),
-    EffectRule(
+    _doubtful(
         "targets.gradient_checkpointing",
-        EngineEffect.DOUBTFUL,
         lambda t, c: c.is_text and t.gradient_checkpointing is False and t.micro_batch_size >= 16,
         "an 8B model without it holds some 8,000 tokens per pass on 80 GB; the micro batch shrinks before "
         "this is given up",
     ),
-    EffectRule(
-        "container.cpus",
-        EngineEffect.RENAMED,
-        lambda t, c: True,
-        "cut to the cores that the host has: docker refuses to start otherwise",
+    _renamed(
+        "container.cpus", _always, "cut to the cores that the host has: docker refuses to start otherwise"
     ),
-    EffectRule(
-        "env.NCCL_NTHREADS",
-        EngineEffect.IGNORED,
-        lambda t, c: True,
-        "NCCL takes 64, 128, 256 or 512 and warns at anything else",
-    ),
-    EffectRule(
-        "env.NCCL_NET_GDR_LEVEL",
-        EngineEffect.IGNORED,
-        lambda t, c: True,
-        "between hosts only; inside one, NVLink carries the traffic",
-    ),
-    EffectRule(
-        "env.CUDA_LAUNCH_BLOCKING",
-        EngineEffect.IGNORED,
-        lambda t, c: True,
-        "0 is CUDA's default",
-    ),
+    _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
+    _ignored("env.NCCL_NET_GDR_LEVEL", _always, "between hosts only; inside one, NVLink carries the traffic"),
+    _ignored("env.CUDA_LAUNCH_BLOCKING", _always, "0 is CUDA's default"),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from core.domain.errors import GodMinerError
 from miner.chain import fiber
@@ -139,12 +139,18 @@ class Caller(NamedTuple):
     ticket: NonceTicket
 
 
+class CurrentMetagraph(Protocol):
+    """Whoever keeps the metagraph current."""
+
+    current: Metagraph | None
+
+
 @dataclass
 class Authenticator:
     miner_key: bytes
     policy: CallerPolicy
     nonces: NonceLedger
-    metagraph: Callable[[], Metagraph | None]
+    metagraphs: CurrentMetagraph
     #: Refused requests that one network address may send.
     failures: RateLimit = DEFAULT_FAILURE_LIMIT
     #: Verified requests that one validator may send.
@@ -191,10 +197,10 @@ class Authenticator:
         key = public_key(values[fiber.VALIDATOR_HOTKEY])
         if key is None:
             raise CallerRefused("Hotkey not found in metagraph: the validator-hotkey is not an ss58 address")
-        metagraph = self.metagraph()
+        metagraph = self.metagraphs.current
         if metagraph is None:
             raise MetagraphUnknown("the metagraph has not been read yet; try again in a minute")
-        node = metagraph.find(key)
+        node = metagraph.nodes_by_key.get(key)
         self.policy.check(key, node)
         assert node is not None
         if public_key(values[fiber.MINER_HOTKEY]) != self.miner_key:

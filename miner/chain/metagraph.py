@@ -56,6 +56,7 @@ class Metagraph:
     source: str
     nodes: tuple[Node, ...]
     genesis: str | None = None
+    #: By public key of 32 bytes and not by address: one key has an address per network.
     nodes_by_key: Mapping[bytes, Node] = field(init=False, repr=False, compare=False)
     _incentives: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
@@ -71,16 +72,12 @@ class Metagraph:
         object.__setattr__(self, "nodes_by_key", MappingProxyType(keyed))
         object.__setattr__(self, "_incentives", tuple(sorted(node.incentive for node in self.nodes)))
 
-    def find(self, key: bytes) -> Node | None:
-        """The node behind a 32-byte public key. Not by address: one key has an address per network."""
-        return self.nodes_by_key.get(key)
-
     def rank(self, key: bytes) -> int | None:
         """Place in the order of incentive, 1 is best, equals share a place; None for an unknown key.
 
         The chain's own `rank` is no longer computed and reads 0.0 for everyone.
         """
-        node = self.find(key)
+        node = self.nodes_by_key.get(key)
         if node is None:
             return None
         return 1 + len(self._incentives) - bisect_right(self._incentives, node.incentive)
@@ -136,8 +133,6 @@ class ChainSource(Protocol):
     async def metagraph(self) -> Metagraph: ...
 
     async def publish_axon(self, ip: str, port: int) -> PublishResult: ...
-
-    async def close(self) -> None: ...
 
 
 def host_and_port(ip: str, port: int) -> str:
@@ -293,7 +288,7 @@ def is_unreachable_for_fiber(ip: str) -> bool:
 
 def result_without_submitting(graph: Metagraph, key: bytes, ip: str, port: int) -> PublishResult | None:
     """The result when nothing has to be submitted: the address is there already, or never can be."""
-    node = graph.find(key)
+    node = graph.nodes_by_key.get(key)
     if node is None:
         return not_registered(graph.netuid)
     if shows_address(node, ip, port):

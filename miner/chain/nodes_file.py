@@ -48,7 +48,7 @@ class _NodesDocument(BaseModel):
 
 
 class NodesFileSource:
-    """Reads a nodes file. An invalid file raises each time; the keeper then goes on with what it has."""
+    """Reads a nodes file. An invalid file raises each time; the refresher then goes on with what it has."""
 
     def __init__(
         self,
@@ -85,9 +85,6 @@ class NodesFileSource:
             return result
         await asyncio.to_thread(self._write_address, key, ip, port)
         return PublishResult(PublishOutcome.PUBLISHED, f"{host_and_port(ip, port)} is written to {self.path}")
-
-    async def close(self) -> None:
-        """Nothing is held open."""
 
     def _read_if_changed(self) -> Metagraph:
         signature = self._signature()

@@ -119,9 +119,6 @@ class SdkSource:
         result = result_without_submitting(await self.metagraph(), self._identity.public_key, ip, port)
         return result or await self._submit(self._identity, ip, port)
 
-    async def close(self) -> None:
-        """Nothing is held open: the worker of a cancelled request is killed at once."""
-
     def _checked(self, graph: dict[str, Any]) -> Metagraph:
         """The worker's answer as a metagraph. A node can send nonsense that is well-formed."""
         try:
@@ -168,7 +165,7 @@ class SdkSource:
             except ChainUnavailable as error:
                 doubt = str(error)
                 continue
-            if shows_address(graph.find(identity.public_key), ip, port):
+            if shows_address(graph.nodes_by_key.get(identity.public_key), ip, port):
                 place = host_and_port(ip, port)
                 text = f"{place} is published: cut off while submitting, but the chain shows it"
                 return PublishResult(PublishOutcome.PUBLISHED, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from core.domain.choices import Engine
@@ -51,12 +51,6 @@ class FleetSnapshot:
     @cached_property
     def usable(self) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.gpus if gpu.unusable_reason is None)
-
-    def without(self, key: TaskKey) -> FleetSnapshot:
-        reservations = tuple(reservation for reservation in self.reservations if reservation.key != key)
-        if len(reservations) == len(self.reservations):
-            return self
-        return replace(self, reservations=reservations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,10 +79,14 @@ class Fleet:
                 self._notified.add((key, gpu))
                 self._notify_lost(key, gpu, why)
 
-    def snapshot(self, now: float) -> FleetSnapshot:
-        inventory = self.inventory
+    def snapshot(self, now: float, without: TaskKey | None = None) -> FleetSnapshot:
+        """The fleet as it is now; `without` what this task holds. The tuple of the reservations is the same
+        object for as long as nothing in it has changed."""
+        inventory, reservations = self.inventory, self.ledger.reservations
+        if any(reservation.key == without for reservation in reservations):
+            reservations = tuple(entry for entry in reservations if entry.key != without)
         return FleetSnapshot(
-            inventory.gpus, self.ledger.reservations, inventory.hardware, now, inventory.problem, self.ability
+            inventory.gpus, reservations, inventory.hardware, now, inventory.problem, self.ability
         )
 
     def on_lost(self, listener: GpuLostListener) -> None:
@@ -131,7 +135,6 @@ class Fleet:
         counts: Sequence[int],
         *,
         until: float,
-        priority: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
     ) -> GpuGrant:
@@ -139,16 +142,14 @@ class Fleet:
         `counts` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
         stays reserved until `release`. A job whose run has ended may call this again without `release`, for
         more, fewer or other GPUs. `until`: it is over by then at the latest; a reservation's window stays as
-        long as was planned. `priority`: of a task without a reservation or a start; otherwise theirs counts.
+        long as was planned.
         `exclusive`: only GPUs that nobody else uses even a little."""
         earlier = self._waiting.pop(key, None)
         if earlier is not None:
             earlier.cancel()
         future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
-        self.ledger.request(
-            key, counts, now=self._clock(), until=until, priority=priority, exclusive=exclusive, lane=lane
-        )
+        self.ledger.request(key, counts, now=self._clock(), until=until, exclusive=exclusive, lane=lane)
         self.schedule()
         try:
             return await future

@@ -235,7 +235,7 @@ def _gap(taken: Iterable[TakenWindow], start: float, end: float) -> float | None
 
 class PlacementSearch:
     """Search one snapshot at one moment. What a task itself has reserved blocks it: use
-    `snapshot.without(key)`."""
+    `snapshot(now, without=key)`."""
 
     def __init__(self, snapshot: FleetSnapshot, now: float) -> None:
         self._usable, self._now = snapshot.usable, now

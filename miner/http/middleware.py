@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from miner.http.errors import ServerBusy, ServerStopping, error_reply
-from miner.http.signed import SignedRoute
+from miner.http.subnet import SignedRoute
 from miner.observe.metrics import Metrics
 
 access_log = logging.getLogger("miner.access")

@@ -2,32 +2,33 @@
 
 Never raises for an offer that could be read: whatever is odd about it becomes a reason. All rules are
 checked, not only up to the first that fails, so that a stored decision can be argued with as a whole.
-Refusals are cached: with nothing changed, one holds for all equal offers of the next minute, and is
-stored once. An acceptance is never reused.
 """
 
 from __future__ import annotations
 
 import math
-from operator import is_
 
-from core.domain.decisions import Decision
+from core.domain.decisions import Decision, ExpectedValue, PlanBrief, ScoreFactor
 from core.domain.tasks import ImageModelType
+from core.domain.units import show_params
 from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import LoadedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.offers.fit import FitResult, fit_offer
-from miner.offers.history import SuccessHistory
+from miner.offers.history import SuccessChances, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer, parse_offer
 from miner.offers.policies.load import LoadedPolicy
+from miner.offers.policies.schema import (
+    TRAINING_EXPONENT,
+    Policy,
+    ScoreTerms,
+    ValueTerms,
+    by_kind,
+    hours_limit_for,
+)
 from miner.offers.rules import RuleInputs, check_rules
-from miner.offers.scoring import expected_value, score_factors
 
 HASH_DIGITS = 16
-#: Ten kilobytes each; names are no part of the key, so only new shapes make it grow.
-MAX_CACHED_REFUSALS = 512
-#: A refusal is as good as new for so long: a validator asks again for the same task after 15 minutes.
-CACHE_SECONDS = 60.0
 
 
 def decide(
@@ -96,62 +97,75 @@ def _gpu_hours(offer: ParsedOffer, fit: FitResult) -> float:
     return max(offer.hours, 0.0)
 
 
-class CachedDecision:
-    """A decision, and its row in the store once that is on disk: equal refusals share the row."""
-
-    __slots__ = ("decision", "decision_id")
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.decision_id: int | None = None
+# What the task is worth, and the factors of the score
 
 
-class DecisionCache:
-    """Refusals by offer, for as long as nothing that they depend on has changed.
+def work_score(hours: float, billions: int) -> float:
+    """Return the validators' weight of a task."""
+    return max(1.0, 2 * math.sqrt(max(hours, 0.0) * billions))
 
-    The only cache on the way of an offer: a refusal that is found here needs neither a plan nor a row of its
-    own, which is most of the cost of an offer.
-    """
 
-    def __init__(self) -> None:
-        self._state: tuple[object, ...] = ()
-        self._version = -1
-        #: Since when refusals of this state are cached.
-        self._since = -math.inf
-        self._refusals: dict[ParsedOffer, CachedDecision] = {}
+def expected_value(
+    offer: ParsedOffer, terms: ValueTerms, chances: SuccessChances, plan: PlanBrief | None, gpu_hours: float
+) -> ExpectedValue:
+    """Without a plan: what the task would be worth to a miner that can do all of it."""
+    work, success = work_score(offer.hours, offer.billions), chances.success
+    win = by_kind(terms.win_chance, offer.kinds, terms.win_prior)
+    win *= (plan.share if plan else 1.0) ** by_kind(terms.training_exponent, offer.kinds, TRAINING_EXPONENT)
+    punished = by_kind(terms.punished, offer.kinds, 0.0)
+    lost = 1 - success + success * punished
+    points = work * (terms.win_points * success * win - terms.penalty * lost)
+    return ExpectedValue(work, success, win, punished, points, gpu_hours)
 
-    def get_or_decide(
-        self,
-        offer: ParsedOffer,
-        now: float,
-        fleet: FleetSnapshot,
-        history: SuccessHistory,
-        policy: LoadedPolicy,
-        profile: LoadedProfile,
-    ) -> CachedDecision:
-        # By identity: what these are made of never changes in place. The history does, and counts.
-        state = (
-            fleet.reservations,
-            fleet.gpus,
-            fleet.hardware,
-            fleet.problem,
-            fleet.ability,
-            policy,
-            profile,
-            history,
-        )
-        if not (
-            0.0 <= now - self._since < CACHE_SECONDS
-            and self._version == history.version
-            and all(map(is_, state, self._state))
-        ):
-            self._state, self._version, self._since = state, history.version, now
-            self._refusals.clear()
-        cached = self._refusals.get(offer)
-        if cached is None:
-            cached = CachedDecision(decide_parsed(offer, now, fleet, history, policy, profile))
-            if not cached.decision.accepted:
-                if len(self._refusals) >= MAX_CACHED_REFUSALS:
-                    del self._refusals[next(iter(self._refusals))]
-                self._refusals[offer] = cached
-        return cached
+
+def score_factors(
+    offer: ParsedOffer, policy: Policy, chances: SuccessChances, plan: PlanBrief | None, value: ExpectedValue
+) -> dict[str, ScoreFactor]:
+    """Return every factor, those without weight too, so that they can be argued with."""
+    terms, weights = policy.score, policy.score.weights
+    rows = {
+        "task": _task(offer, terms),
+        "family": (chances.family.value, f"{offer.model.family.value}: {chances.family}"),
+        "success": (chances.task.value, f"{offer.kinds[0]}: {chances.task}"),
+        "time": _time(offer, policy),
+        "size": _size(offer, terms),
+        "hardware": _hardware(plan),
+        "value": _value(terms, value),
+    }
+    factors = {}
+    for name, (part, text) in rows.items():
+        weight = getattr(weights, name)
+        factors[name] = ScoreFactor(part, part * weight, text, weight)
+    return factors
+
+
+def _task(offer: ParsedOffer, terms: ScoreTerms) -> tuple[float, str]:
+    return by_kind(terms.task, offer.kinds, 0.0), f"score.task of {offer.kinds[0]}"
+
+
+def _time(offer: ParsedOffer, policy: Policy) -> tuple[float, str]:
+    key_and_limit = hours_limit_for(policy.rules, offer.kinds)
+    if key_and_limit is None:
+        return 1.0, f"{offer.hours:g} h, no limit"
+    _, limit = key_and_limit
+    return min(max(1 - offer.hours / limit.hours, 0.0), 1.0), f"{offer.hours:g} of {limit} h"
+
+
+def _size(offer: ParsedOffer, terms: ScoreTerms) -> tuple[float, str]:
+    size = offer.params
+    band = next((band for band in terms.size if size in band), None)
+    if band is None:
+        return 0.0, f"{show_params(size)} is in no band of score.size"
+    return terms.size[band], f"{show_params(size)} is in {band}"
+
+
+def _hardware(plan: PlanBrief | None) -> tuple[float, str]:
+    if plan is None:
+        return 0.0, "there is no plan"
+    return plan.share, f"{plan.share:.0%} of the profile's training fits"
+
+
+def _value(terms: ScoreTerms, value: ExpectedValue) -> tuple[float, str]:
+    points = value.per_gpu_hour
+    text = f"{points:.2f} points per GPU-hour, {terms.good_value:g} are good"
+    return min(max(points / terms.good_value, 0.0), 1.0), text

@@ -20,9 +20,8 @@ from core.models.facts import Family
 from core.models.identify import image_model_facts
 from core.models.image_families import image_type_from_name
 from core.models.names import family_from_name
-from miner.offers.parsed_offer import estimate_size
+from miner.offers.parsed_offer import estimate_size, task_kinds
 from miner.offers.policies.schema import SuccessTerms, by_kind
-from miner.offers.policies.yaml_types import task_kinds
 from miner.store.store import Store
 
 #: Totals that are kept at once: for the policy in force, and for one or two that are compared with it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,12 +15,13 @@ from core.models.facts import ModelFacts
 from core.models.identify import NameFacts, facts_from_name_facts, facts_in_name, image_model_facts
 from core.models.image_families import image_type_from_name
 from core.models.names import params_from_name, usable_count
-from miner.offers.policies.yaml_types import task_kinds
+from miner.offers.policies.yaml_types import SD
 
 #: Name and count that differ by more than this factor mean two different models.
 _MAX_MISMATCH = 2.0
 #: The validators' work score knows nothing smaller or larger, and believes a name up to eight.
 _LEAST_BILLIONS, _MOST_BILLIONS, _MOST_NAMED = 1, 40, 8
+_SD_NAME = re.compile(r"stable-?diffusion-?v?-?[12](?!\d)|(?<![a-z])sd-?v?-?[12](?![0-9x])")
 
 
 class SizeEstimate(NamedTuple):
@@ -97,6 +99,16 @@ def parse_offer(
         rows=offer.ds_size if image else None,
         denied=next((pattern for pattern in denied if fnmatchcase(name.lower(), pattern.lower())), None),
     )
+
+
+def task_kinds(task_type: TaskType, image_type: ImageModelType | None, model_id: str) -> tuple[str, ...]:
+    """Return what a task is called in a policy, the most exact name first."""
+    words = [task_type.word]
+    if image_type is not None:
+        words.insert(0, image_type.value)
+        if image_type is ImageModelType.SDXL and _SD_NAME.search(model_id.lower().replace("_", "-")):
+            words.insert(0, SD)
+    return tuple(words)
 
 
 def estimate_size(model_id: str, params_count: int | None) -> SizeEstimate:

@@ -1,16 +1,22 @@
 """Decide with the policy, the profile and the history that are in force now, and follow the operator's
 edits.
+
+Refusals are cached: with nothing changed, one holds for all equal offers of the next minute, and is stored
+once. An acceptance is never reused.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from core.config.files import ConfigKind, ConfigLayer, config_dir
 from core.config.live import FileStamps, LastGoodLayers, LiveConfig, file_stamps
+from core.domain.decisions import Decision
 from core.domain.errors import ConfigError
 from core.domain.hardware import Hardware
 from core.domain.tasks import ImageModelType
@@ -18,9 +24,9 @@ from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.offers.decide import CachedDecision, DecisionCache
+from miner.offers.decide import decide_parsed
 from miner.offers.history import JobOutcome, SuccessHistory
-from miner.offers.parsed_offer import parse_offer
+from miner.offers.parsed_offer import ParsedOffer, parse_offer
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
 from miner.offers.policies.selection import (
     ChosenName,
@@ -34,6 +40,11 @@ from miner.offers.policies.selection import (
 from miner.settings import Settings
 
 log = logging.getLogger(__name__)
+
+#: Ten kilobytes each; names are no part of the key, so only new shapes make it grow.
+MAX_CACHED_REFUSALS = 512
+#: A refusal is as good as new for so long: a validator asks again for the same task after 15 minutes.
+CACHE_SECONDS = 60.0
 
 C = TypeVar("C", bound=LoadedPolicy | LoadedProfile)
 
@@ -107,6 +118,67 @@ class _ConfigInForce(Generic[C]):
 
     def _report(self, text: str) -> None:
         self._alert(AlertKind(f"{self.noun}_problem"), text)
+
+
+class CachedDecision:
+    """A decision, and its row in the store once that is on disk: equal refusals share the row."""
+
+    __slots__ = ("decision", "decision_id")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.decision_id: int | None = None
+
+
+class DecisionCache:
+    """Refusals by offer, for as long as nothing that they depend on has changed.
+
+    The only cache on the way of an offer: a refusal that is found here needs neither a plan nor a row of its
+    own, which is most of the cost of an offer.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[object, ...] = ()
+        self._version = -1
+        #: Since when refusals of this state are cached.
+        self._since = -math.inf
+        self._refusals: dict[ParsedOffer, CachedDecision] = {}
+
+    def get_or_decide(
+        self,
+        offer: ParsedOffer,
+        now: float,
+        fleet: FleetSnapshot,
+        history: SuccessHistory,
+        policy: LoadedPolicy,
+        profile: LoadedProfile,
+    ) -> CachedDecision:
+        # By identity: what these are made of never changes in place. The history does, and counts.
+        state = (
+            fleet.reservations,
+            fleet.gpus,
+            fleet.hardware,
+            fleet.problem,
+            fleet.ability,
+            policy,
+            profile,
+            history,
+        )
+        if not (
+            0.0 <= now - self._since < CACHE_SECONDS
+            and self._version == history.version
+            and all(map(is_, state, self._state))
+        ):
+            self._state, self._version, self._since = state, history.version, now
+            self._refusals.clear()
+        cached = self._refusals.get(offer)
+        if cached is None:
+            cached = CachedDecision(decide_parsed(offer, now, fleet, history, policy, profile))
+            if not cached.decision.accepted:
+                if len(self._refusals) >= MAX_CACHED_REFUSALS:
+                    del self._refusals[next(iter(self._refusals))]
+                self._refusals[offer] = cached
+        return cached
 
 
 class PolicyRuntime:

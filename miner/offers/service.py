@@ -28,8 +28,7 @@ from core.domain.wire import (
 from miner.chain.auth import Caller
 from miner.fleet.fleet import Fleet
 from miner.observe.metrics import Metrics
-from miner.offers.decide import CachedDecision
-from miner.offers.policy_runtime import PolicyRuntime
+from miner.offers.policy_runtime import CachedDecision, PolicyRuntime
 from miner.offers.rules import NO_CAPACITY
 from miner.store.jobs import RecordedStart, StartRequest, fail_late_jobs, get_submission
 from miner.store.offers import (
@@ -202,7 +201,7 @@ class OfferService:
         reservations, was_reserved = self.reservations, key in self.reservations
         decided = None
         if not reservations.renew(key, now):  # an accepted offer that is held needs no other decision
-            decided = self._policies.decide(offer, now, self._fleet.snapshot(now).without(key))
+            decided = self._policies.decide(offer, now, self._fleet.snapshot(now, without=key))
             accepted = decided.decision.accepted and not was_reserved  # a job keeps what it has
             if accepted and not reservations.reserve(key, decided.decision, now):
                 decided = CachedDecision(_overbooked(decided.decision))
@@ -316,7 +315,7 @@ class OfferService:
             task_id=start.task_id,
             task_type=start.task_type,
         )
-        fleet = self._fleet.snapshot(now).without(key)
+        fleet = self._fleet.snapshot(now, without=key)
         decision = self._policies.decide(offer, now, fleet, image_type).decision
         if decision.plan is None and decision.refusal is None:
             # All GPUs are held for longer than an offer may wait. A start waits until its deadline.

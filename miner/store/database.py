@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.errors import GodMinerError
-from miner.store.writer import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,12 @@ LOCK_WAIT_SECONDS = 10.0
 #: The number of the newest file in `migrations/`. A test holds the two together; the files are only read when
 #: a file is new or older.
 SCHEMA_VERSION = 1
+
+
+class StoreUnavailable(GodMinerError):
+    """The store cannot be written: disk full, locked, or too much waiting. Nothing was promised."""
+
+    code = "store_unavailable"
 
 
 class NoStore(GodMinerError):

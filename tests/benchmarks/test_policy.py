@@ -6,7 +6,7 @@ from benchmarks import policy
 from core.domain.decisions import Decision
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.keys import Placement
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 from miner.offers.backtest.replay import ReplayedOffer
 from miner.offers.backtest.synthetic import synthetic_offers
 from miner.offers.past_offers import HistoricalOffer

@@ -20,7 +20,7 @@ from core.domain.tasks import (
     RewardFunction,
     TaskType,
 )
-from core.profile import load_profile, resolve_profile
+from core.profile.resolve import load_profile, resolve_profile
 from tests.core.builders import llama_8b
 
 ROW = {"instruct": "a", "input": "b", "output": "c", "prompt": "a", "chosen": "b", "rejected": "c"}

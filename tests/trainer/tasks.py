@@ -24,7 +24,7 @@ from core.domain.tasks import (
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 from core.runs.remedies import forced_feasible
 from core.runs.run_files import RunSpec
 from tests.core.engines.cases import text_plan

@@ -27,7 +27,7 @@ from core.planning.oom import OutOfMemory
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
-from core.profile import load_profile, resolve_profile
+from core.profile.resolve import load_profile, resolve_profile
 from core.runs.remedies import (
     GOOD_ENDS,
     REASON_OF_RUN_END,

@@ -18,13 +18,12 @@ from core.domain.hardware import GpuLink, Hardware
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.profile.resolve import LoadedProfile
 from miner.fleet.base import FleetSnapshot, Gpu
-from miner.offers.decide import decide
+from miner.offers.decide import decide, expected_value
 from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.parsed_offer import parse_offer
 from miner.offers.past_offers import HistoricalOffer, OfferOutcome
 from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy, ValueTerms
-from miner.offers.scoring import expected_value
 
 #: How long an offer whose start never came holds its place: the default of OFFER_HOLD_SECONDS.
 LAPSES_AFTER = 900.0

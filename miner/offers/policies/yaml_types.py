@@ -9,11 +9,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from core.domain.records import Record
-from core.domain.tasks import TASK_WORDS, ImageModelType, TaskType, task_type_named
+from core.domain.tasks import TASK_WORDS, ImageModelType, task_type_named
 
 #: Stable Diffusion 1 and 2, which validators call sdxl too: only the model's name tells them apart.
 SD = "sd"
-_SD_NAME = re.compile(r"stable-?diffusion-?v?-?[12](?!\d)|(?<![a-z])sd-?v?-?[12](?![0-9x])")
 
 #: Every kind of work that hours can be given for: task types, and image models more exactly.
 TASK_KINDS: tuple[str, ...] = (*TASK_WORDS, SD, *(kind.value for kind in ImageModelType))
@@ -37,16 +36,6 @@ def _kind(value: Any) -> Any:
 TaskKindName = Annotated[
     str, BeforeValidator(_kind), WithJsonSchema({"type": "string", "enum": list(TASK_KINDS)})
 ]
-
-
-def task_kinds(task_type: TaskType, image_type: ImageModelType | None, model_id: str) -> tuple[str, ...]:
-    """Return what a task is called in a policy, the most exact name first."""
-    words = [task_type.word]
-    if image_type is not None:
-        words.insert(0, image_type.value)
-        if image_type is ImageModelType.SDXL and _SD_NAME.search(model_id.lower().replace("_", "-")):
-            words.insert(0, SD)
-    return tuple(words)
 
 
 class HoursLimit(Record):

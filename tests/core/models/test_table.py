@@ -5,8 +5,9 @@ import pytest
 from core.domain.tasks import ImageModelType
 from core.models.identify import facts_from_row
 from core.models.image_families import IMAGE_FAMILIES
-from core.models.shapes import adapter_params_per_rank, linear_shapes, shape_params
+from core.models.shapes import linear_shapes, shape_params
 from core.models.table import MODEL_ROWS, ModelRow
+from core.planning.candidate import shape_of
 from tests.doubles.each import each
 
 #: OPT 350M projects its embeddings from 512 to 1024, alone of all.
@@ -26,9 +27,9 @@ def test_adapters_of_llama_are_the_size_that_was_counted_on_the_real_model() -> 
     by_size = {row.params: row for row in MODEL_ROWS if row.family == "llama"}
     small = facts_from_row(by_size[8_030_000_000], "m", by_size[8_030_000_000].family, 8_030_000_000)
     large = facts_from_row(by_size[70_554_000_000], "m", by_size[70_554_000_000].family, 70_554_000_000)
-    assert adapter_params_per_rank(small) == 2_621_440
-    assert adapter_params_per_rank(large) == pytest.approx(12.94e6, rel=0.001)
-    assert adapter_params_per_rank(small, ("q_proj", "v_proj")) == 32 * (8192 + 4096 + 1024)
+    assert shape_of(small).adapted.params_per_rank == 2_621_440
+    assert shape_of(large).adapted.params_per_rank == pytest.approx(12.94e6, rel=0.001)
+    assert shape_of(small, ("q_proj", "v_proj")).adapted.params_per_rank == 32 * (8192 + 4096 + 1024)
 
 
 def test_routed_experts_carry_no_adapter_but_shared_ones_do() -> None:
@@ -36,7 +37,7 @@ def test_routed_experts_carry_no_adapter_but_shared_ones_do() -> None:
     facts = facts_from_row(row, "m", row.family, row.params)
     routed = [shape for shape in linear_shapes(facts) if shape.routed]
     assert sum(shape.params for shape in routed) > 0.8 * row.params
-    assert adapter_params_per_rank(facts) * 64 < 0.02 * row.params
+    assert shape_of(facts).adapted.params_per_rank * 64 < 0.02 * row.params
     assert any(shape.name == "shared_up_proj" and not shape.routed for shape in linear_shapes(facts))
     assert facts.params_active == pytest.approx(2.66e9, rel=0.05)
 

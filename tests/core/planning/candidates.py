@@ -13,15 +13,9 @@ from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.candidate import LossKind, RunCandidate, shape_of
 from core.planning.memory import moments
-from core.profile import (
-    ContainerTargets,
-    EngineConfigs,
-    ProfileLimits,
-    ResolvedProfile,
-    Targets,
-    load_profile,
-)
-from core.profile.resolve import PROFILE_KIND, LoadedProfile
+from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile
+from core.profile.schema import EngineConfigs, ResolvedProfile
+from core.profile.targets import ContainerTargets, ProfileLimits, Targets
 
 GIB = 2**30
 #: What published figures ("memory active") and fake tensors leave out.

@@ -58,7 +58,7 @@ def test_the_new_end_is_right_when_the_measured_speed_goes_on() -> None:
         real = new.time["so far"] + (new.steps.total - 50) * PLAN.time.step_s * factor
         rest = new.time["evaluate"] + new.time["save"] + new.time.phases[-1].seconds
         assert new.time.total_s == pytest.approx(real + rest, rel=1e-6)
-        assert new.time.in_time
+        assert new.time.slack_s >= 0
         assert new.time.measured
 
 
@@ -90,7 +90,7 @@ def test_a_recalibrated_plan_is_sound(factor: float, done: int, elapsed: float) 
     new = recalibrate(PLAN, MeasuredRun(steps_done=done, elapsed_s=elapsed, step_s=step))
     assert new.steps.total >= done
     assert new.steps.save_every % new.steps.eval_every == 0
-    assert new.steps.total == done or new.time.in_time
+    assert new.steps.total == done or new.time.slack_s >= 0
     assert TrainingPlan.from_json(new.to_json()) == new
 
 
@@ -115,11 +115,7 @@ def test_the_next_plan_starts_where_the_ladder_ended() -> None:
 
 
 def test_a_measured_speed_replaces_the_prior() -> None:
-    first = _plan()
-    slow = MeasuredRun(steps_done=50, elapsed_s=900, step_s=first.time.step_s * 2)
-    learned = bounds_from(recalibrate(first, slow), first.time.step_s)
-    assert learned.slowness == 2
-    assert _plan(learned=learned).time.step_s == 2 * first.time.step_s
+    assert _plan(learned=LearnedBounds(slowness=2)).time.step_s == 2 * _plan().time.step_s
 
 
 def test_nothing_learned_changes_nothing() -> None:

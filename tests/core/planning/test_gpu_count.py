@@ -9,12 +9,13 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.choices import GpuStrategy
 from core.domain.hardware import GPU_KINDS
+from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.gpu_count import GpuCountChoice, choose_counts, count_by_size, lane_for, tournament_count
 from core.planning.plan import TaskSpec
 from core.planning.requirements import Requirements, requirements_for
-from core.profile import Lane, load_profile, resolve_profile
+from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import GpuStep
 from tests.core.planning.candidates import resolved
 from tests.doubles.each import each

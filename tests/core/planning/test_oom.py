@@ -11,7 +11,7 @@ from core.models.identify import facts_from_name
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 from tests.core.planning.candidates import host, on_all_gpus, resolved
 from tests.doubles.each import each
 
@@ -140,7 +140,7 @@ def test_lost_time_shortens_what_is_left() -> None:
     early = next_after_oom(first, OutOfMemory(elapsed_s=100))
     late = next_after_oom(first, OutOfMemory(elapsed_s=7200))
     assert late.steps.total < early.steps.total
-    assert late.time.in_time
+    assert late.time.slack_s >= 0
     assert late.time["download"] == 0
     assert late.time["so far"] == 7200
 

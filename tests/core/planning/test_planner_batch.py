@@ -13,7 +13,7 @@ from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 
 FEW, MANY = 1_200, 60_000
 
@@ -75,7 +75,7 @@ def test_the_search_takes_its_share_of_the_training_time(tmp_path: Path) -> None
     assert plan.lr_search.share == 0.2
     assert plan.steps.total == pytest.approx(0.8 * without.steps.total, rel=0.03)
     assert plan.time["search"] > 0
-    assert plan.time.in_time
+    assert plan.time.slack_s >= 0
 
 
 @pytest.mark.parametrize("targets", ["engine: native", "eval_metric: loss", "val_set_size: 0"])

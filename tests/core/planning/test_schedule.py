@@ -22,7 +22,7 @@ from core.planning.schedule import (
     wanted_steps,
 )
 from core.planning.sequences import Sequences, sequence_options, text_sequences
-from core.profile import ProfileLimits, Targets
+from core.profile.targets import ProfileLimits, Targets
 from tests.core.planning.candidates import a_candidate
 from tests.doubles.each import each
 

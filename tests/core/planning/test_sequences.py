@@ -10,14 +10,13 @@ from core.models.identify import facts_from_name
 from core.planning.sequences import (
     SequenceOptions,
     image_sequences,
-    longest_length,
     natural_length,
     sequence_options,
     shorter_lengths,
     text_sequences,
 )
-from core.profile import ProfileLimits, Targets
-from tests.core.builders import instruct_data, llama_8b
+from core.profile.targets import Targets
+from tests.core.builders import instruct_data
 
 PLAIN = SequenceOptions(packing=False, grouped=False, generations=8, completion=256)
 
@@ -32,13 +31,6 @@ def test_the_natural_length_is_the_99th_percentile_rounded_up() -> None:
 def test_rows_of_similar_length_are_not_cut() -> None:
     data = instruct_data()  # 70 to 669 tokens, evenly
     assert natural_length(data, Targets(), 8192) >= data.total.max
-
-
-def test_no_length_exceeds_the_models_window_or_the_limit() -> None:
-    data = assumed_facts(TaskType.CHAT, 1000)
-    assert longest_length(data, llama_8b(max_position=1024), ProfileLimits()) == 1024
-    assert longest_length(data, llama_8b(), ProfileLimits(max_sequence_len=2048)) == 2048
-    assert natural_length(data, Targets(), 1024) == 1024
 
 
 def test_grpo_takes_prompt_and_completion_as_validators_cut_them() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType, TaskType
-from core.profile import ResolvedProfile, load_profile
 from core.profile.effects import EFFECT_RULES, EngineEffect
 from core.profile.explain import (
     ProfileFinding,
@@ -21,7 +20,8 @@ from core.profile.explain import (
     representative_subjects,
     text_subject,
 )
-from core.profile.resolve import engine_for
+from core.profile.resolve import engine_for, load_profile
+from core.profile.schema import ResolvedProfile
 from core.profile.targets import Targets
 from tests.core.profile.test_resolve import from_text, resolved
 from tests.doubles.each import each

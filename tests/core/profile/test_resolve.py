@@ -8,7 +8,8 @@ from core.domain.errors import ConfigError
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
-from core.profile import LoadedProfile, ResolvedProfile, load_profile, resolve_profile
+from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from tests.core.profile.test_resolve_load import write
 
 

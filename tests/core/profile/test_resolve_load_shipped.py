@@ -22,8 +22,9 @@ from core.domain.choices import (
 from core.domain.hardware import parse_gpus
 from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
-from core.profile import ResolvedProfile, load_profile, resolve_profile
 from core.profile.explain import ProfileFindingLevel, check_profile, representative_subjects
+from core.profile.resolve import load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from tests.core.profile.test_resolve import model, picture
 from tests.doubles.each import each
 

@@ -23,7 +23,6 @@ class FakeSource:
         self.genesis = genesis
         self.poll_seconds = poll_seconds
         self.asked = 0
-        self.closed = False
 
     async def metagraph(self) -> Metagraph:
         self.asked += 1
@@ -34,6 +33,3 @@ class FakeSource:
 
     async def publish_axon(self, ip: str, port: int) -> PublishResult:
         raise NotImplementedError
-
-    async def close(self) -> None:
-        self.closed = True

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from hypothesis import strategies as st
 from miner.chain import auth, fiber
 from miner.chain.auth import Authenticator, AuthError, CallerPolicy
 from miner.chain.metagraph import Metagraph, Node
-from miner.chain.nonces import NonceLedger
+from miner.chain.nonces import NonceLedger, NonceUsed
 from miner.store import database
-from miner.store.nonces import NonceUsed
 from miner.store.store import Store
 from miner.support.rate_limits import RateLimit
 from tests.doubles.each import each
@@ -52,7 +52,7 @@ def authenticator(
         miner_key=MINER.public_key,
         policy=policy or CallerPolicy(),
         nonces=nonces,
-        metagraph=lambda: metagraph,
+        metagraphs=SimpleNamespace(current=metagraph),
         now_ns=lambda: CLOCK_NS,
         **more,
     )
@@ -159,11 +159,11 @@ async def test_a_request_for_another_miner_is_refused(store: Store) -> None:
 
 async def test_without_a_metagraph_nobody_is_judged(store: Store) -> None:
     checker = authenticator(store, failures=RateLimit(per_second=0.001, burst=3))
-    known, checker.metagraph = checker.metagraph, lambda: None
+    known, checker.metagraphs = checker.metagraphs, SimpleNamespace(current=None)
     for _ in range(10):
         with pytest.raises(auth.MetagraphUnknown):
             checker.admit(signed(), HOME)
-    checker.metagraph = known
+    checker.metagraphs = known
     checker.admit(signed(), HOME)  # that was our failure, and counted as nobody else's
 
 

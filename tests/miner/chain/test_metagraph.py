@@ -36,8 +36,8 @@ def key(uid: int) -> bytes:
 
 def test_a_node_is_found_by_its_key() -> None:
     found = graph(node(0), node(1))
-    assert found.find(key(1)) is found.nodes[1]
-    assert found.find(key(2)) is None
+    assert found.nodes_by_key.get(key(1)) is found.nodes[1]
+    assert found.nodes_by_key.get(key(2)) is None
     with pytest.raises(TypeError):  # nobody can change who is on it
         found.nodes_by_key[key(2)] = node(2)  # type: ignore[index]
 
@@ -64,7 +64,7 @@ def test_the_same_nodes_read_again_only_have_a_new_time() -> None:
     first = graph(node(0))
     again = first.with_fetched_at(7.0)
     assert (again.fetched_at, first.fetched_at) == (7.0, 0.0)
-    assert again.find(key(0)) is first.nodes[0]
+    assert again.nodes_by_key.get(key(0)) is first.nodes[0]
 
 
 @each(

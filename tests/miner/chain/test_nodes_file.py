@@ -46,7 +46,7 @@ def test_every_field_of_a_node_is_read(path: Path) -> None:
     )
     write(path, {"netuid": 56, "block": 9, "nodes": [full]})
     graph = read_nodes(path, 56, at=5.0)
-    node = graph.find(bytes(ALICE.public_key))
+    node = graph.nodes_by_key.get(bytes(ALICE.public_key))
     assert node is not None
     assert (graph.netuid, graph.block, graph.fetched_at, graph.source) == (56, 9, 5.0, f"file:{path}")
     assert (node.uid, node.coldkey, node.stake, node.validator_permit) == (7, BOB.ss58_address, 1500.5, True)

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from miner.chain.nonces import NonceLedger, NoncesFull
+from miner.chain.nonces import NonceLedger, NoncesFull, NonceUsed, live_nonces
 from miner.store import database
-from miner.store.nonces import NonceUsed, live_nonces
+from miner.store.database import StoreUnavailable
 from miner.store.store import Store
-from miner.store.writer import StoreUnavailable
 
 KEY = b"k" * 32
 SECOND = 1_000_000_000
@@ -100,7 +99,7 @@ async def test_a_clock_that_jumps_by_years_is_swept_at_once(store: Store) -> Non
 async def test_what_expired_is_dropped_in_slices_until_none_is_left(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miner.store.nonces.MAX_DROPPED_NONCES", 3)
+    monkeypatch.setattr("miner.chain.nonces.MAX_DROPPED_NONCES", 3)
     nonces = ledger(store)
     for name in "abcdefg":
         await nonces.use(KEY, name, NOW * SECOND).wait_until_saved()
@@ -113,7 +112,7 @@ async def test_what_expired_is_dropped_in_slices_until_none_is_left(
 async def test_a_store_that_is_not_to_be_written_is_not_asked_a_second_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miner.store.writer.LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("miner.store.store.LOCK_SECONDS", 0.01)
     ticket = ledger(store).use(KEY, "a", NOW * SECOND)
     with closing(database.connect(store.path)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -58,7 +58,7 @@ async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: Chai
     assert (member.ip, member.port, member.stake) == ("198.51.100.20", 7020, 0.5)
     assert (member.last_update, member.emission) == (20, 5.0)
     assert member.incentive == pytest.approx(236 / 256, abs=1e-4)
-    assert graph.find(miner().public_key) == member
+    assert graph.nodes_by_key.get(miner().public_key) == member
     # The chain sends no ranks: they come from the incentive.
     assert [graph.rank(miner(uid).public_key) for uid in (16, 0)] == [1, 241]
 
@@ -94,7 +94,7 @@ async def test_publishes_the_axon_and_the_chain_shows_it(subtensor: Subtensor, n
     assert result.outcome is PublishOutcome.PUBLISHED
     assert result.block_hash == subtensor.block_hash(101)
     graph = await source(node).metagraph()
-    own = graph.find(me.public_key)
+    own = graph.nodes_by_key.get(me.public_key)
     assert own is not None
     assert own.address == f"{PUBLIC_IP}:7999"
     # What the reference miner's fiber posts, too: validators look at these fields.

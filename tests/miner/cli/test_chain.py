@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from miner.chain import keeper
 from miner.chain.identity import Identity, create_temporary_hotkey
+from miner.chain.metagraph_refresh import METAGRAPH_FILE, save_metagraph
 from miner.chain.nodes_file import read_nodes
 from miner.chain.sdk import SdkSource
 from miner.cli.chain import NEEDS_ACTION, UNDECIDED, app
@@ -80,7 +80,7 @@ def test_status_for_people_says_the_same_in_words(cli: Cli, hotkey: str) -> None
 
 def test_status_falls_back_on_the_daemons_copy_and_says_so(cli: Cli, hotkey: str) -> None:
     nodes = cli.folder / "nodes.json"
-    keeper.save_metagraph(cli.folder / "data" / keeper.METAGRAPH_FILE, read_nodes(nodes, NETUID, at=1000.0))
+    save_metagraph(cli.folder / "data" / METAGRAPH_FILE, read_nodes(nodes, NETUID, at=1000.0))
     nodes.write_text("oops")
 
     code, shown = cli.json("status")
@@ -187,14 +187,6 @@ def test_publishing_without_a_hotkey_names_the_settings(cli: Cli) -> None:
     assert shown["error"]["code"] == "hotkey_missing"
 
 
-def test_wrong_settings_are_told_and_not_a_traceback(cli: Cli) -> None:
-    code, shown = cli.json("status", NETUID="many")
-
-    assert code == os.EX_CONFIG
-    assert shown["error"]["code"] == "bad_config"
-    assert "NETUID" in shown["error"]["message"]
-
-
 @pytest.fixture
 def on_chain(subtensor: Subtensor, node: ChainDouble, hotkey: str) -> dict[str, str]:
     """The settings for a chain on which the hotkey is uid 20."""
@@ -233,7 +225,7 @@ def test_a_submission_of_unknown_fate_has_an_exit_code_of_its_own(
     def impatient(settings: Settings, identity: Identity | None) -> SdkSource:
         return SdkSource(NETUID, address=node.url, identity=identity, submit_timeout=1.0, read_back=(0.0,))
 
-    monkeypatch.setattr("miner.chain.keeper.build_source", impatient)
+    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", impatient)
     node.faults[WATCH] = Fault.DROP
 
     code, shown = cli.json("publish-ip", *PUBLIC, "--yes", **on_chain)

@@ -23,10 +23,8 @@ def test_no_two_folders_share_a_key(tmp_path: Path) -> None:
 def test_the_nodes_file_is_one_that_the_daemon_reads(tmp_path: Path) -> None:
     keys = stack.throwaway_keys(tmp_path)
     stack.write_nodes(keys, 77.0)
-    graph = read_nodes(keys.nodes_file, 56, at=0.0)
-    validator, miner = graph.find(keys.validator.public_key), graph.find(keys.miner.public_key)
-    assert validator is not None
-    assert miner is not None
+    nodes = read_nodes(keys.nodes_file, 56, at=0.0).nodes_by_key
+    validator, miner = nodes[keys.validator.public_key], nodes[keys.miner.public_key]
     assert (validator.stake, validator.validator_permit) == (77.0, True)
     assert (miner.stake, miner.validator_permit) == (0.0, False)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.domain.keys import GpuReservation, Placement, ReservationKind
-from core.profile import Lane
+from core.domain.selectors import Lane
 from miner.fleet.base import FleetSnapshot
 from miner.fleet.placement import OVERDUE_SECONDS
 from tests.doubles.each import each
@@ -60,11 +60,6 @@ def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
     found = _place(still, 1, wait=1)
     assert found is not None
     assert found.starts_at == 100 + OVERDUE_SECONDS
-
-
-def test_a_task_s_own_reservation_does_not_block_it() -> None:
-    mine = reservation([0], 0, HOUR)
-    assert _cards(_place(fleet(make_gpus(1), [mine]).without(mine.key), 1)) == [0]
 
 
 def test_unusable_gpus_are_not_placed() -> None:

@@ -19,11 +19,10 @@ from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 from miner.chain import fiber
 from miner.chain.auth import BadCredentials, CallerRefused, HeaderInvalid, MetagraphUnknown
 from miner.chain.metagraph import NodesFileError
-from miner.chain.nonces import NoncesFull
+from miner.chain.nonces import NoncesFull, NonceUsed
 from miner.http import errors
 from miner.jobs.manager import JobsNotReady, JobStateConflict
-from miner.store.nonces import NonceUsed
-from miner.store.writer import StoreUnavailable
+from miner.store.database import StoreUnavailable
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import (
     MINER,

@@ -15,7 +15,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.runs.run_files import RunEnd
 from miner.engines.base import EndCause, RunPhase
-from miner.store.writer import StoreUnavailable
+from miner.store.database import StoreUnavailable
 from tests.miner.jobs.harness import CAP_S, EndedBy, JobsHarness, Trainer, open_harness
 
 JOBS, ACTS = 3, 25
@@ -128,7 +128,7 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
         await settled(harness)
         for row in rows:
             saved = chaos.saved.get(row.task_id)
-            row = await harness.services.records.load(row.id)
+            row = await harness.row(row.id)
             if saved:
                 assert row.state is JobState.DONE, (row, saved)
                 assert row.submission is not None

@@ -11,7 +11,7 @@ import pytest
 from core.domain.job_states import END_MEANINGS, RetryRule
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
-from miner.store.writer import StoreUnavailable
+from miner.store.database import StoreUnavailable
 
 
 class Recorder:

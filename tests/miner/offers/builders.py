@@ -11,7 +11,7 @@ from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
 from core.models.facts import Family
-from core.profile import LoadedProfile, load_profile
+from core.profile.resolve import LoadedProfile, load_profile
 from miner.fleet.base import FleetSnapshot
 from miner.offers.backtest.replay import idle_fleet
 from miner.offers.decide import decide

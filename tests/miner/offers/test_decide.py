@@ -12,7 +12,7 @@ from core.domain.choices import Engine, Refusal
 from core.domain.decisions import Decision
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 from miner.fleet.base import EngineAbility
 from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory

@@ -105,7 +105,7 @@ async def test_gpus_that_a_run_still_uses_are_not_given_away_at_its_deadline(tmp
     async with open_daemon(tmp_path, GPUS="1xH100") as running:
         await running.start(task(seed=1))
         fleet = running.daemon.fleet
-        await fleet.acquire(key(1), [1], until=time.time() + HOUR, priority=0.0)
+        await fleet.acquire(key(1), [1], until=time.time() + HOUR)
         await running.daemon.offer_service.expire(time.time() + 24 * HOUR)
         assert running.daemon.offer_service.reservations.jobs == set()
         before = holds(running)[key(1)]
@@ -283,7 +283,7 @@ async def test_every_start_is_reported_and_a_second_one_changes_no_reservation(
 async def test_what_cannot_be_stored_is_not_reserved(
     running: DaemonInProcess, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr("miner.store.writer.MAX_PENDING", 0)
+    monkeypatch.setattr("miner.store.store.MAX_PENDING", 0)
     reply = await getattr(running, call)(task(TaskType.DPO))
     assert (reply.status_code, reply.json()["error"]) == (503, "store_unavailable")
     assert running.rows("SELECT * FROM nonces") == []
@@ -297,7 +297,7 @@ async def test_a_start_that_cannot_be_stored_leaves_the_offer_held(
     await accepts(running, 1)
     before = holds(running)[key(1)]
     with monkeypatch.context() as full:
-        full.setattr("miner.store.writer.MAX_PENDING", 0)
+        full.setattr("miner.store.store.MAX_PENDING", 0)
         assert (await running.start(task(seed=1))).status_code == 503
     assert await jobs_and_holds(running) == (set(), {key(1)})
     after = holds(running)[key(1)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from miner.store import database
+from miner.store.database import StoreUnavailable
 from miner.store.offers import open_reservations
 from miner.store.store import Store
-from miner.store.writer import StoreUnavailable
 
 LATER = (
     "ALTER TABLE events ADD COLUMN later TEXT NOT NULL DEFAULT 'x';",

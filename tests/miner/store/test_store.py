@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from miner.chain.nonces import NonceUsed, drop_nonces, insert_nonce, live_nonces
 from miner.store.jobs import record_start
-from miner.store.nonces import NonceUsed, drop_nonces, insert_nonce, live_nonces
 from miner.store.store import Store
 from tests.miner.store.rows import column, start_request
 from tests.miner.store.test_offers import NO, YES, record

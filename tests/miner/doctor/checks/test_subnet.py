@@ -39,17 +39,17 @@ def settings(tmp_path: Path, **more: Any) -> Settings:
 
 def check_chain(
     monkeypatch: pytest.MonkeyPatch, answer: Metagraph | Exception, given: Settings
-) -> tuple[dict[str, Finding], FakeSource]:
+) -> dict[str, Finding]:
     source = FakeSource([answer])
-    monkeypatch.setattr("miner.chain.keeper.build_source", lambda _settings, _identity: source)
-    return {finding.what: finding for finding in subnet.check_chain(CheckContext(given))}, source
+    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", lambda _settings, _identity: source)
+    return {finding.what: finding for finding in subnet.check_chain(CheckContext(given))}
 
 
 def test_a_registered_hotkey_with_the_right_address_is_good(
     tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = graph(node(3, own, ip="8.8.4.4", port=7999), node(4, BOB, stake=5000, validator_permit=True))
-    found, source = check_chain(monkeypatch, nodes, settings(tmp_path))
+    found = check_chain(monkeypatch, nodes, settings(tmp_path))
     assert {name: finding.status for name, finding in found.items()} == {
         "chain": FindingStatus.OK,
         "callers": FindingStatus.OK,
@@ -58,13 +58,12 @@ def test_a_registered_hotkey_with_the_right_address_is_good(
     }
     assert "uid 3" in found["registration"].detail
     assert "2 nodes on subnet 56 at block 4000000" in found["chain"].detail
-    assert source.closed
 
 
 def test_an_unregistered_hotkey_comes_with_the_command_that_registers_it(
     tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = check_chain(monkeypatch, graph(node(4, BOB)), settings(tmp_path))
+    found = check_chain(monkeypatch, graph(node(4, BOB)), settings(tmp_path))
     assert found["registration"].status is FindingStatus.FAIL
     assert own in found["registration"].detail
     assert "btcli subnets register --netuid 56 -w default -H default" in found["registration"].fix
@@ -91,7 +90,7 @@ def test_the_published_address_is_compared_with_the_settings(
     own: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, _ = check_chain(monkeypatch, graph(node(3, own, **published)), settings(tmp_path, **given))
+    found = check_chain(monkeypatch, graph(node(3, own, **published)), settings(tmp_path, **given))
     assert found["published address"].status is status
     assert way_out in found["published address"].fix
 
@@ -116,14 +115,13 @@ def test_how_many_callers_are_let_in_is_counted(given: dict[str, Any], count: in
 
 
 @each("error", [ChainUnavailable("node closed"), TimeoutError(), ConnectionRefusedError("no")])
-def test_a_chain_that_cannot_be_read_is_one_finding_and_the_source_is_closed(
+def test_a_chain_that_cannot_be_read_is_one_finding(
     error: Exception, tmp_path: Path, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, source = check_chain(monkeypatch, error, settings(tmp_path))
+    found = check_chain(monkeypatch, error, settings(tmp_path))
     assert list(found) == ["chain"]
     assert found["chain"].status is FindingStatus.FAIL
     assert "SUBTENSOR_ADDRESS" in found["chain"].fix
-    assert source.closed
 
 
 def test_a_chain_that_does_not_answer_is_not_waited_for(
@@ -136,7 +134,7 @@ def test_a_chain_that_does_not_answer_is_not_waited_for(
         raise AssertionError("unreachable")
 
     monkeypatch.setattr(source, "metagraph", silent)
-    monkeypatch.setattr("miner.chain.keeper.build_source", lambda _settings, _identity: source)
+    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", lambda _settings, _identity: source)
     (finding,) = subnet.check_chain(CheckContext(settings(tmp_path, chain_timeout_seconds=0.01)))
     assert finding.status is FindingStatus.FAIL
 
@@ -144,7 +142,7 @@ def test_a_chain_that_does_not_answer_is_not_waited_for(
 def test_without_a_hotkey_the_rest_of_the_chain_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = check_chain(
+    found = check_chain(
         monkeypatch, graph(node(4, BOB, stake=5000, validator_permit=True)), settings(tmp_path)
     )
     assert found["callers"].status is FindingStatus.OK

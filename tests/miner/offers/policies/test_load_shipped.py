@@ -7,7 +7,7 @@ from pathlib import Path
 from core.config.files import config_dir
 from core.domain.tasks import TaskType
 from core.models.facts import Family
-from core.profile import load_profile
+from core.profile.resolve import load_profile
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory

@@ -1,0 +1,86 @@
+"""Describe the fleet as JSON, for the operator's page and command: GPUs, who has them, and who waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.domain.keys import GpuReservation, TaskKey
+from core.domain.units import show_bytes
+from miner.fleet.base import Gpu
+from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.inventory import GpuInventory
+from miner.fleet.schedule import ClaimStage, GpuClaim
+from miner.store.offers import OpenReservation
+
+
+def fleet_view(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, Any]:
+    """The fleet of the running daemon."""
+    state = fleet.inventory
+    queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
+    claims = sorted(
+        fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
+    )
+    return {
+        "at": now,
+        "source": inventory.source_name,
+        "looked_at": inventory.scanned_at,
+        "trouble": state.problem,
+        "gpus": [_gpu_entry(gpu, state, fleet.ledger.running_on(gpu.id)) for gpu in state.gpus],
+        "claims": [
+            _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))
+            for claim in claims
+        ],
+    }
+
+
+def view_without_daemon(
+    inventory: InventoryState, source: str, reservations: list[OpenReservation], now: float
+) -> dict[str, Any]:
+    """The GPUs as they are, and the reservations in the store."""
+    return {
+        "at": now,
+        "source": source,
+        "looked_at": now,
+        "trouble": inventory.problem,
+        "gpus": [_gpu_entry(gpu, inventory, None) for gpu in inventory.gpus],
+        "claims": [_claim_entry(row.hold, ClaimStage.PROMISED, row.firm, None) for row, _ in reservations],
+    }
+
+
+_STAGE_ORDER = {ClaimStage.RUNNING: 0, ClaimStage.PROMISED: 1, ClaimStage.WAITING: 2}
+
+
+def _gpu_entry(gpu: Gpu, inventory: InventoryState, key: TaskKey | None) -> dict[str, Any]:
+    return {
+        "id": gpu.id,
+        "index": gpu.index,
+        "kind": gpu.kind.name,
+        "memory": show_bytes(gpu.kind.memory_bytes),
+        "linked": sorted(other.index for other in inventory.gpus if other.id in gpu.linked),
+        "out": gpu.unusable_reason,
+        "unclean": gpu.id in inventory.unclean,
+        "shared": gpu.id in inventory.shared,
+        "task_id": key and key.task_id,
+        "validator": key and key.validator,
+    }
+
+
+def _as_planned(claim: GpuClaim) -> GpuReservation:
+    return GpuReservation(claim.key, claim.kind, claim.gpus, claim.starts_at, claim.until, claim.priority)
+
+
+def _claim_entry(
+    hold: GpuReservation, stage: ClaimStage, accepted: bool, place: int | None
+) -> dict[str, Any]:
+    return {
+        "validator": hold.key.validator,
+        "task_id": hold.key.task_id,
+        "stage": stage.value,
+        "kind": hold.kind.value,
+        "gpus": list(hold.gpus),
+        "starts_at": hold.starts_at,
+        "ends_at": hold.ends_at,
+        "priority": hold.priority,
+        "accepted": accepted,
+        "queue": place,
+    }
