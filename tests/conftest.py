@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 TIERS: dict[str, tuple[str, ...]] = {
     "process": (
         "benchmarks/test_tools.py",
-        "core/engines/axolotl/test_engine_check.py",
+        "core/engines/axolotl/test_rules_with_axolotl.py",
         "core/engines/test_launch_launchers.py",
         "core/submission/test_folder.py",
         "core/submission/test_swap.py::test_a_trainer_killed_before",
