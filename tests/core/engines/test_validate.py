@@ -14,10 +14,17 @@ from core.engines.render import render
 from core.engines.schema import engine_table
 from core.engines.validate import validate
 from tests.core.engines.cases import image_inputs, image_plan, inputs, text_plan
-from tests.core.engines.test_schema import json_values
 from tests.doubles.each import each
 
 CHECKED = (Engine.AXOLOTL, Engine.KOHYA, Engine.AI_TOOLKIT)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(list("ab")), inner)
+    ),
+    max_leaves=8,
+)
 
 
 def keys_of(engine: Engine) -> list[str]:
