@@ -203,16 +203,15 @@ def test_an_address_that_ran_out_is_told(store: FileStore, target: Path) -> None
     assert "signature" not in str(found)
 
 
-@pytest.mark.parametrize("given", ["2", "Fri, 01 Jan 2100 00:00:00 GMT", "nonsense", "-1", "99999999999999"])
-def test_what_a_server_asks_for_is_passed_on(store: FileStore, target: Path, given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "seconds", "requests"), [("2", 2.0, 4), ("nonsense", None, 4), ("99999999999999", 999999.0, 1)]
+)
+def test_what_a_server_asks_for_is_passed_on(
+    store: FileStore, target: Path, given: str, seconds: float | None, requests: int
+) -> None:
     store.fail(status=429, headers={"Retry-After": given}, times=None)
-    found = failure(store.add("a", DATA), target)
-    expected = {"2": 2.0, "nonsense": None, "-1": None, "99999999999999": 999999.0}
-    if given in expected:
-        assert found.retry_after == expected[given]
-    else:
-        assert (found.retry_after or 0) > 1e8
-    assert len(store.requests) == (1 if given[0] in "9F" else 4)
+    assert failure(store.add("a", DATA), target).retry_after == seconds
+    assert len(store.requests) == requests
 
 
 def test_what_is_too_large_is_refused_by_its_length_or_while_it_comes(store: FileStore, target: Path) -> None:
