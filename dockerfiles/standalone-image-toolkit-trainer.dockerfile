@@ -35,7 +35,7 @@ ENV PATH=/opt/god-miner/venv/bin:$PATH \
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
-    && python -c "import trainer.image, trainer.runner.ready" \
+    && python -c "import trainer.image, trainer.runner.check_engines" \
     && test -f /app/ai-toolkit/run.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import torch"
 

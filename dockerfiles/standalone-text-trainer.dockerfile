@@ -38,7 +38,7 @@ ENV PYTHONPATH=/app/god-miner \
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
-    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.ready, trainer.text"
+    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text"
 
 WORKDIR /app
 STOPSIGNAL SIGTERM

@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 from pydantic import Field
 
 from core.domain.records import Record, SanitizedText
+from core.planning.plan import TrainingPlan
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from core.system.files import write_atomically
 
@@ -70,6 +71,10 @@ class LaunchSpec(Record):
     def read(cls) -> Self:
         """The spec of this process's launch; `KeyError` outside of one."""
         return cls.model_validate_json(Path(os.environ[LAUNCH_SPEC_VARIABLE]).read_bytes())
+
+    @property
+    def plan(self) -> TrainingPlan:
+        return TrainingPlan.from_json(Path(self.plan_path).read_bytes())
 
     def write(self) -> Path:
         path = Path(self.launch_dir) / "sheet.json"

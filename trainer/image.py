@@ -10,19 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from core.runs.run_files import RunSpec
 from trainer.runner.command_line import image_run
 from trainer.runner.image_runner import ImageRunner
-from trainer.runner.main import retries_here, run_to_end
-from trainer.runner.processes import StopRequest
+from trainer.runner.main import run_to_end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_to_end(image_run, _runner, sys.argv[1:] if arguments is None else arguments)
-
-
-def _runner(run: RunSpec, stop: StopRequest) -> ImageRunner:
-    return ImageRunner(run, stop, retries=retries_here(run))
+    return run_to_end(image_run, ImageRunner, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

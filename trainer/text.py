@@ -10,19 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from core.runs.run_files import RunSpec
 from trainer.runner.command_line import text_run
-from trainer.runner.main import retries_here, run_to_end
-from trainer.runner.processes import StopRequest
+from trainer.runner.main import run_to_end
 from trainer.runner.text_runner import TextRunner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_to_end(text_run, _runner, sys.argv[1:] if arguments is None else arguments)
-
-
-def _runner(run: RunSpec, stop: StopRequest) -> TextRunner:
-    return TextRunner(run, stop, retries=retries_here(run))
+    return run_to_end(text_run, TextRunner, sys.argv[1:] if arguments is None else arguments)
 
 
 if __name__ == "__main__":

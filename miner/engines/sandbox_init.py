@@ -23,7 +23,7 @@ REWARDS_SOCKET = "/tmp/.god-miner-rewards"  # noqa: S108 - see above
 #: CLONE_NEWNS, NEWIPC, NEWPID, NEWNET
 REWARD_NAMESPACES = 0x00020000 | 0x08000000 | 0x20000000 | 0x40000000
 #: CAP_KILL, SETGID, SETUID
-KEEPER_CAPABILITIES = {5, 6, 7}
+SUPERVISOR_CAPABILITIES = {5, 6, 7}
 #: As shells have it.
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 
@@ -61,8 +61,8 @@ def main() -> None:
 
 
 def _serve_rewards(libc: ctypes.CDLL, options: argparse.Namespace) -> None:
-    """Give every trainer process that connects a keeper (`trainer.rewards.keeper`), which has just the rights
-    of root that it needs to become the rewards' user. All keepers run in namespaces of their own, without a
+    """Give every trainer process that connects a supervisor (`trainer.rewards.worker`), which has just the
+    rights of root that it needs to become the rewards' user. All run in namespaces of their own, without a
     network and without access to the trainer's processes. The trainer cannot choose what is started."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(REWARDS_SOCKET)
@@ -81,16 +81,16 @@ def _serve_rewards(libc: ctypes.CDLL, options: argparse.Namespace) -> None:
         if os.fork() == 0:
             _require(libc.mount(b"proc", b"/proc", b"proc", 0b1110, None), "/proc of reward code")
             _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-            for capability in set(range(LAST_CAPABILITY + 1)) - KEEPER_CAPABILITIES:
+            for capability in set(range(LAST_CAPABILITY + 1)) - SUPERVISOR_CAPABILITIES:
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             while True:
-                _start_keeper(listener, options)
+                _start_supervisor(listener, options)
     finally:
         os._exit(0)
 
 
-def _start_keeper(listener: socket.socket, options: argparse.Namespace) -> None:
+def _start_supervisor(listener: socket.socket, options: argparse.Namespace) -> None:
     connection, _ = listener.accept()
     with connection:
         peer = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -101,7 +101,7 @@ def _start_keeper(listener: socket.socket, options: argparse.Namespace) -> None:
         os.closerange(3, 1 << 16)
         environment = {**os.environ, "GOD_MINER_REWARD_UID": str(options.rewards_uid)}
         start = f"import sys; sys.path.insert(0, {options.rewards!r}); "
-        start += "from trainer.rewards.keeper import main; main()"
+        start += "from trainer.rewards.worker import main; main()"
         os.execve(sys.executable, [sys.executable, "-I", "-c", start], environment)  # noqa: S606 - as above
 
 

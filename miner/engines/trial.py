@@ -114,9 +114,9 @@ async def _wait_for_end(engine: ExecutionEngine, ref: str, folder: Path) -> RunS
 async def missing_in_image(
     engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
 ) -> MissingByEngine:
-    """What the training engines of this image lack, found out by `trainer.runner.ready` in it.
+    """What the training engines of this image lack, found out by `trainer.runner.check_engines` in it.
     `TrialFailed`."""
-    argv = ("python", "-m", "trainer.runner.ready", image)
+    argv = ("python", "-m", "trainer.runner.check_engines", image)
     output = await run_trial(engine, parent, argv, image=image, gpus=gpus, key=key)
     try:
         # Libraries may write something after it, as they are unloaded.

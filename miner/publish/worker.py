@@ -26,7 +26,6 @@ from miner.publish.messages import (
     PublishNote,
     PublishOrder,
     PublishProgress,
-    PublishStage,
     PublishTask,
     PublishTrouble,
 )
@@ -175,7 +174,6 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
         if write.is_due(what, done, total):
             write(PublishProgress(what=what, done=done, total=total))
 
-    write(PublishStage(stage="check"))
     packed = pack_submission(
         Path(order.folder),
         BaseModelRef(order.model, Path(order.base) if order.base else None),
@@ -186,7 +184,6 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
     )
     for note in packed.notes:
         on_note(note)
-    write(PublishStage(stage="upload"))
     if order.local is not None:
         from miner.publish.local_hub import LocalHub
 

@@ -55,7 +55,7 @@ def tar() -> bytes:
         _text(archive, "etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")
         _text(archive, f"{STACK}/trainer/__init__.py", "")
         _text(archive, f"{STACK}/trainer/runner/__init__.py", "")
-        _text(archive, f"{STACK}/trainer/runner/ready.py", READY)
+        _text(archive, f"{STACK}/trainer/runner/check_engines.py", READY)
         _text(archive, "etc/group", "root:x:0:\nnogroup:x:65534:\n")
     return out.getvalue()
 

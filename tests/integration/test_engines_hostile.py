@@ -240,7 +240,7 @@ async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp
         )
 
 
-async def test_it_can_kill_its_keeper_and_gains_nothing(bench: EngineBench) -> None:
+async def test_it_can_kill_its_supervisor_and_gains_nothing(bench: EngineBench) -> None:
     text = """
 import os, signal, time
 open('up', 'w').write('1')

@@ -84,7 +84,7 @@ def tried(file: Path, folder: Path, *, own_user: bool, abi: int, monkeypatch: py
         os.mkdir(folder, 0o700)
         os.chdir(folder)
         held = isolation.isolate_process(
-            str(folder), own_user=own_user, forbidden_file=str(file), keeper=victim
+            str(folder), own_user=own_user, forbidden_file=str(file), supervisor=victim
         )
         went = []
         for name, attack in attacks(file, victim).items():

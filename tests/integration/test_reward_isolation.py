@@ -24,7 +24,7 @@ def asked(talk, question=None):
     said = b""
     while not said.endswith(b"\\n"):
         piece = talk.recv(65536)
-        assert piece, "the keeper is gone"
+        assert piece, "the supervisor is gone"
         said += piece
     return json.loads(said)
 
@@ -71,7 +71,7 @@ async def test_reward_code_is_another_user_that_sees_no_process_of_the_trainer(t
         assert "of its own" in hello["isolation"]
         assert "problem" not in first, first
         assert first["rewards"][0] >= 2_000_000_000
-        # Process 1, the keeper and the worker; the first call's child is gone when the second is made.
+        # Process 1, the supervisor and the worker; the first call's child is gone when the second is made.
         assert second["rewards"] == first["rewards"] == [first["rewards"][0], 3.0]
         assert run.file("result.json") == "ours"
         other, _ = await bench.play(TRAINER, hostile=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from core.runs.progress import StepEvent
 from core.runs.run_files import RunEnd
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
@@ -152,23 +150,14 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
             return
         loss, norm = _number(logs.get("loss")), _number(logs.get("grad_norm"))
         self.session.logged(loss, norm)
-        reading = self.meter.read()
-        clock = self.session.clock
-        self.session.progress.write(
-            StepEvent(
-                t=time.time(),
-                step=state.global_step,
-                total=clock.total,
-                epoch=_finite(_number(state.epoch)),
-                loss=_finite(loss),
-                lr=_finite(_number(logs.get("learning_rate"))),
-                grad_norm=_finite(norm),
-                tokens_s=reading.tokens_s,
-                mfu=reading.mfu,
-                memory_bytes=int(torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else None,
-                wait=reading.wait,
-                ends_at=time.time() + (clock.total - clock.done) * clock.step_s + clock.finish_s,
-            )
+        self.session.log_step(
+            state.global_step,
+            self.meter.read(),
+            int(torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else None,
+            epoch=_number(state.epoch),
+            loss=loss,
+            lr=_number(logs.get("learning_rate")),
+            grad_norm=norm,
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -198,11 +187,6 @@ def _number(value: Any) -> float | None:
     if hasattr(value, "item"):
         value = value.item()
     return float(value) if isinstance(value, int | float) else None
-
-
-def _finite(value: float | None) -> float | None:
-    """Events hold no NaN: JSON has none. A missing number on a chart shows it as well."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 class HfProber:

@@ -8,7 +8,6 @@ for preference and reward training silently ignores is put back.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,12 @@ from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
-from trainer.session.clock import RunClock
 from trainer.session.ema import MovingAverage
 from trainer.session.failures import record_uncaught
 from trainer.session.progress_log import ProgressLog, SpeedMeter
 from trainer.session.ranks import communicator
-from trainer.session.session import Scorer, Session
-from trainer.session.submission import Submission
-from trainer.session.watchdog import StopFile, dump_stacks_on_request, exit_with_runner
+from trainer.session.session import Scorer, Session, session_of
+from trainer.session.watchdog import dump_stacks_on_request, exit_with_runner
 
 
 class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
@@ -40,7 +37,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         super().__init__()
         self.rank = int(os.environ.get("RANK", "0"))
         self.spec = LaunchSpec.read()
-        self.plan = TrainingPlan.from_json(Path(self.spec.plan_path).read_bytes())
+        self.plan = self.spec.plan
         self.progress = ProgressLog(Path(self.spec.run.progress_path) if self.rank == 0 else None)
         self.session: Session | None = None
 
@@ -122,19 +119,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return [SessionCallback(self.spec, self.session, host, meter)]
 
     def _session(self, trainer: Any, host: HfHost) -> Session:
-        run = self.spec.run
-        stop = StopFile(Path(run.stop_path))
-        session = Session(
-            plan=self.plan,
-            clock=RunClock(self.plan, end_by=run.end_by, now=time.time),
-            submission=Submission(
-                Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type
-            ),
-            progress=self.progress,
-            ranks=communicator(trainer.args.device),
-            host=host,
-            stop_requested=lambda: stop.requested,
-        )
+        session = session_of(self.spec, self.plan, self.progress, communicator(trainer.args.device), host)
         if self.spec.resume_from and (state := resume_state(Path(self.spec.resume_from))):
             session.restore(state)
             _restore_average(host.average, Path(self.spec.resume_from), state)

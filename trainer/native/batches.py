@@ -52,15 +52,6 @@ def pack_rows(lengths: Sequence[int] | NDArray[np.int64], capacity: int) -> list
     return windows
 
 
-def fill_rate(
-    lengths: Sequence[int] | NDArray[np.int64], windows: Sequence[Sequence[int]], capacity: int
-) -> float:
-    """The share of the windows that holds tokens."""
-    sizes = np.asarray(lengths, dtype=np.int64)
-    used = sum(int(sizes[index]) for window in windows for index in window)
-    return used / (len(windows) * capacity) if windows else 0.0
-
-
 #: Rows packed, or sorted by length, together: enough to fill windows well, few enough to stay mixed.
 _WINDOW_ROWS = 20_000
 _SORTED_BATCHES = 32
@@ -221,7 +212,6 @@ class TokenBatch:
 class BatchLayout:
     """How sequences become tensors."""
 
-    pad: int = 0
     #: None: as long as the longest of the batch.
     length: int | None = None
     #: Several documents share a sequence.
@@ -255,7 +245,7 @@ def collate(
     longest = max(sum(int(rows.lengths[row]) for row in sequence) for sequence in micro)
     width = layout.length or -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     shape = (len(micro), width)
-    ids = np.full(shape, layout.pad, dtype=np.int64)
+    ids = np.zeros(shape, dtype=np.int64)
     targets = np.full(shape, IGNORED, dtype=np.int64)
     labelled = np.zeros(shape, dtype=np.bool_)
     positions = np.zeros(shape, dtype=np.int64)

@@ -162,10 +162,6 @@ def no_sync(net: nn.Module, last: bool) -> Any:
     return nullcontext()
 
 
-def unwrap_ddp(net: nn.Module) -> nn.Module:
-    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
-
-
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded; every rank must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -31,9 +31,9 @@ from trainer.handoff import LaunchSpec
 from trainer.native import train
 from trainer.native.batches import BatchLoader
 from trainer.native.distributed import join_process_group
+from trainer.native.external_launch import prepare_launch
 from trainer.native.model import available_attention
 from trainer.native.optimizer import Stepper, StepResult
-from trainer.native.ready import plan_of, prepare_launch
 from trainer.session.progress_log import ProgressLog
 
 #: Steps before the clock starts: allocation, autotuning, compilation.
@@ -252,8 +252,8 @@ def trace(spec: LaunchSpec, plan: TrainingPlan, folder: Path, count: int) -> Ite
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available() and not plan.gpus.is_cpu
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    plan_of_time = schedule(wait=WARM_STEPS - 1, warmup=1, active=count, repeat=1)
-    with profile(activities=activities, schedule=plan_of_time, record_shapes=True) as profiler:
+    window = schedule(wait=WARM_STEPS - 1, warmup=1, active=count, repeat=1)
+    with profile(activities=activities, schedule=window, record_shapes=True) as profiler:
         for number, _ in enumerate(timed_steps(spec, plan), start=1):
             profiler.step()
             if number == WARM_STEPS + count:
@@ -281,7 +281,7 @@ def trace(spec: LaunchSpec, plan: TrainingPlan, folder: Path, count: int) -> Ite
 def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["one"]:
         spec = LaunchSpec.model_validate_json(Path(arguments[1]).read_bytes())
-        _print_json(measure_speed(spec, plan_of(spec), int(arguments[2])))
+        _print_json(measure_speed(spec, spec.plan, int(arguments[2])))
         return 0
     parser = argparse.ArgumentParser(prog="trainer.native.measure")
     kinds = parser.add_subparsers(dest="kind", required=True)
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str]) -> int:
             kind.add_argument("--levers", default=",".join(AXES))
     options = parser.parse_args(list(arguments))
     spec = prepare_launch(RunSpec.from_json(options.run.read_bytes()))
-    plan = single_gpu_plan(plan_of(spec))
+    plan = single_gpu_plan(spec.plan)
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
     if options.kind == "trace":
         events = trace(spec, plan, options.folder, options.steps)

@@ -31,12 +31,12 @@ def shape_of(params: int, vocabulary: int, length: int) -> dict[str, Any]:
     return best
 
 
-def make_model(folder: Path, params: int, vocabulary: int, length: int, seed: int = 42) -> None:
+def make_model(folder: Path, params: int, vocabulary: int, length: int) -> None:
     """Write such a model, as transformers loads it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(42)
     LlamaForCausalLM(LlamaConfig(**shape_of(params, vocabulary, length))).save_pretrained(folder)
 
 

@@ -12,7 +12,6 @@ collective: left out on one rank, the others wait for ever.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ import torch
 from core.domain.choices import Attention
 from core.engines.native import settings_of
 from core.planning.plan import TrainingPlan
-from core.runs.progress import CheckpointEvent, StepEvent
+from core.runs.progress import CheckpointEvent
 from core.runs.run_files import RunEnd
 from trainer.handoff import LaunchSpec, TrainingFailure, TrainingOutcome, write_record
 from trainer.inputs.model_loading import block_imports
@@ -43,17 +42,14 @@ from trainer.native.model import (
     load_model,
     without_adapters,
 )
-from trainer.native.optimizer import Stepper, StepResult
-from trainer.session.clock import RunClock
+from trainer.native.optimizer import Stepper
 from trainer.session.ema import MovingAverage
 from trainer.session.failures import exit_with_failure, record_uncaught
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
-from trainer.session.session import STOP_GRACE_S, Scorer, Session
-from trainer.session.submission import Submission
+from trainer.session.session import STOP_GRACE_S, Scorer, Session, session_of
 from trainer.session.watchdog import (
     HangWatchdog,
-    StopFile,
     dump_stacks_on_request,
     exit_with_runner,
     stop_on_term,
@@ -68,7 +64,7 @@ _COMPILING_S = 1100.0
 def main() -> None:
     block_imports("sklearn")  # transformers' generation would take a second and more to import it
     spec, rank = LaunchSpec.read(), int(os.environ.get("RANK", "0"))
-    plan = TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
+    plan = spec.plan
     progress = ProgressLog(Path(spec.run.progress_path) if rank == 0 else None)
     if rank == 0 and settings_of(plan).tensorboard:
         progress = with_tensorboard(progress, Path(spec.run.work_dir) / "tensorboard")
@@ -108,8 +104,6 @@ def train(
     on_session: Callable[[Session], None],
 ) -> TrainingOutcome:
     """`on_session` is called as soon as there is one: what fails before is a failure to load."""
-    run = spec.run
-
     # Data and model
     setup = set_up(spec, plan, progress, ranks)  # all ranks
     plan, net = setup.plan, setup.net
@@ -117,16 +111,7 @@ def train(
     # Session
     scorer = HeldOutLoss(net, setup.held_out, ranks, plan.batch.eval_micro) if setup.held_out else None
     host = NativeHost(net, ranks, scorer)
-    stop = StopFile(Path(run.stop_path))
-    session = Session(
-        plan=plan,
-        clock=RunClock(plan, end_by=run.end_by, now=time.time),
-        submission=Submission(Path(run.submission_dir), run.model_id, Path(run.model_path)),
-        progress=progress,
-        ranks=ranks,
-        host=host,
-        stop_requested=lambda: stop.requested,
-    )
+    session = session_of(spec, plan, progress, ranks, host)
     on_session(session)
 
     # Optimizer
@@ -136,7 +121,7 @@ def train(
         session,
         host,
         stepper=Stepper(net, plan, ranks),  # all ranks
-        saver=Saver(Path(run.work_dir) / "output", ranks, plan.steps.keep_checkpoints),
+        saver=Saver(Path(spec.run.work_dir) / "output", ranks, plan.steps.keep_checkpoints),
         position=TrainingPosition(0, setup.shape),
     )
     host.average = moving_average(net, plan)
@@ -210,7 +195,16 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
             meter.waited, loader.waited_s = meter.waited + loader.waited_s, 0.0
             session.logged(step.loss, step.norm)
             if trainer.position.step % setup.plan.steps.log_every == 0:
-                log_step(trainer, step, meter)
+                memory = torch.cuda.max_memory_reserved(ranks.device) if ranks.device.type == "cuda" else None
+                session.log_step(
+                    trainer.position.step,
+                    meter.read(),
+                    memory,
+                    epoch=trainer.position.step / setup.order.steps_per_epoch,
+                    loss=step.loss,
+                    lr=step.rate,
+                    grad_norm=step.norm,
+                )
 
             # Evaluate, submit, save, or stop, as the session orders. None of it counts as a step's time.
             stepped = time.monotonic()
@@ -360,28 +354,6 @@ def resume(trainer: Trainer, folder: Path) -> Path | None:
         session.restore(trainer.position.session)
         return candidate
     return None
-
-
-def log_step(trainer: Trainer, step: StepResult, meter: SpeedMeter) -> None:
-    reading, clock, done = meter.read(), trainer.session.clock, trainer.position.step
-    device = trainer.ranks.device
-    trainer.session.progress.write(
-        StepEvent(
-            t=time.time(),
-            step=done,
-            total=clock.total,
-            epoch=done / trainer.setup.order.steps_per_epoch,
-            # Events hold no NaN; a missing number says it as well.
-            loss=step.loss if math.isfinite(step.loss) else None,
-            lr=step.rate,
-            grad_norm=step.norm if math.isfinite(step.norm) else None,
-            tokens_s=reading.tokens_s,
-            mfu=reading.mfu,
-            memory_bytes=int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else None,
-            wait=reading.wait,
-            ends_at=time.time() + (clock.total - clock.done) * clock.step_s + clock.finish_s,
-        )
-    )
 
 
 def save(trainer: Trainer) -> None:

@@ -170,9 +170,9 @@ def _can_work(uid: int, modules: list[str], scratch: str) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def isolate_process(folder: str, *, own_user: bool, forbidden_file: str, keeper: int) -> Isolation:
+def isolate_process(folder: str, *, own_user: bool, forbidden_file: str, supervisor: int) -> Isolation:
     """Let this process and its children change only what lies in `folder`, from here on. Tried at the end:
-    `forbidden_file`, which they must not be able to touch, and `keeper`, a process out of their reach."""
+    `forbidden_file`, which they must not be able to touch, and `supervisor`, a process out of their reach."""
     ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     abi = _landlock(folder)
     means = [f"user {os.getuid()}, of its own" if own_user else f"user {os.getuid()}, the trainer's own"]
@@ -190,7 +190,7 @@ def isolate_process(folder: str, *, own_user: bool, forbidden_file: str, keeper:
         means.append("seccomp" if own_user or abi else "seccomp, which lets it write nothing at all")
     except OSError as error:
         means.append(f"no seccomp ({error.strerror})")
-    return Isolation(", ".join(means), tuple(_exposed(forbidden_file, keeper)))
+    return Isolation(", ".join(means), tuple(_exposed(forbidden_file, supervisor)))
 
 
 def _abi() -> int:
@@ -223,7 +223,7 @@ def _landlock(folder: str) -> int:
         os.close(rules)
 
 
-def _exposed(forbidden_file: str, keeper: int) -> Iterator[str]:
+def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
     """Try every way out; return those that work."""
     if _goes(lambda: os.close(os.open(forbidden_file, os.O_WRONLY))):
         yield "its files (writing)"
@@ -231,9 +231,9 @@ def _exposed(forbidden_file: str, keeper: int) -> Iterator[str]:
         yield "its files (modes)"
     if _goes(lambda: os.rename(forbidden_file, forbidden_file + ".moved")):
         yield "its files (renaming)"
-    if _goes(lambda: os.kill(keeper, 0)):
+    if _goes(lambda: os.kill(supervisor, 0)):
         yield "its processes (signals)"
-    if _goes(lambda: os.close(os.open(f"/proc/{keeper}/mem", os.O_RDONLY))):
+    if _goes(lambda: os.close(os.open(f"/proc/{supervisor}/mem", os.O_RDONLY))):
         yield "its memory (reading)"
     if _goes(lambda: socket.socket().close()):
         yield "the network"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from core.runs.progress import NoteEvent, encode_event
-from trainer.rewards.keeper import MAX_REPLY_BYTES, PASSED_VARIABLES
+from trainer.rewards.worker import MAX_REPLY_BYTES, PASSED_VARIABLES
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.05
 PATIENCE = 3
 #: Reasons that are reported at most: a message may differ at every call.
 MAX_REPORTED = 50
-#: The keeper has so long to end before it is killed.
+#: The supervisor has so long to end before it is killed.
 END_S = 15.0
-#: The keeper's program; it runs isolated from other modules.
-_KEEPER = "import sys; sys.path.insert(0, {root!r}); from trainer.rewards.keeper import main; main()"
+#: The supervisor's program; it runs isolated from other modules.
+_SUPERVISOR = "import sys; sys.path.insert(0, {root!r}); from trainer.rewards.worker import main; main()"
 ROOT = Path(__file__).resolve().parents[2]
-#: The socket of an engine that starts the keeper as root, outside of the trainer's own processes.
+#: The socket of an engine that starts the supervisor as root, outside of the trainer's own processes.
 SOCKET_VARIABLE = "GOD_MINER_REWARDS"
 
 
@@ -50,10 +50,10 @@ LATE = "it did not come back in time"
 
 
 class RewardProcess:
-    """One child process behind its keeper; started when first needed."""
+    """One child process behind its supervisor; started when first needed."""
 
     def __init__(self) -> None:
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         #: The process that started it. Its forks have the same socket, which is not theirs to end.
         self._owner = 0
@@ -78,7 +78,7 @@ class RewardProcess:
         return reply
 
     def _start(self, until: float) -> socket.socket:
-        """Through the engine's socket where there is one: it starts the keeper as another user."""
+        """Through the engine's socket where there is one: it starts the supervisor as another user."""
         self._owner = os.getpid()
         path = os.environ.get(SOCKET_VARIABLE)
         if path:
@@ -89,12 +89,12 @@ class RewardProcess:
             except (OSError, ValueError, NoRewardReply) as error:
                 log.warning("reward code is not started as another user: %s", error)
                 self.end()
-        self._socket, keeper_socket = socket.socketpair()
-        with keeper_socket:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-c", _KEEPER.format(root=str(ROOT))],
+        self._socket, supervisor_socket = socket.socketpair()
+        with supervisor_socket:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-c", _SUPERVISOR.format(root=str(ROOT))],
                 env=_environment(),
-                stdin=keeper_socket.fileno(),
+                stdin=supervisor_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -109,18 +109,18 @@ class RewardProcess:
     def end(self) -> int | None:
         """The exit code, 128 and the signal's number for a signal; None where nobody knows it."""
         connection, self._socket = self._socket, None
-        keeper, self._keeper = self._keeper, None
+        supervisor, self._supervisor = self._supervisor, None
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # a fork, as of a data loader, would keep it open
             connection.close()
-        if keeper is None:
+        if supervisor is None:
             return None
         try:
-            return keeper.wait(END_S)
+            return supervisor.wait(END_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            return keeper.wait()
+            supervisor.kill()
+            return supervisor.wait()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

@@ -109,7 +109,7 @@ class ImageRunner:
             )
         if plan.image is None or plan.image.repeats == first.facts.image_repeats:
             return first, plan
-        return prepare_images(self.run, folder, repeats=plan.image.repeats, seed=plan.seed), plan
+        return prepare_images(self.run, folder, repeats=plan.image.repeats), plan
 
     def _train(
         self, plan: TrainingPlan, pictures: PreparedImages, model: Path, may_refit: bool
@@ -201,7 +201,7 @@ class ImageRunner:
 
     def _finish(self, attempt: LaunchResult, monitor: ImageMonitor | None) -> RunResult:
         steps = monitor.step.step if monitor is not None and monitor.step else 0
-        return write_result(self.run, attempt.end, attempt.detail, steps=steps, moment=attempt.moment)
+        return write_result(self.run, attempt, steps=steps)
 
 
 def _check_flux_layout(model: Path) -> None:

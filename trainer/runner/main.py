@@ -19,11 +19,12 @@ from typing import Protocol
 from core.domain.errors import GodMinerError
 from core.domain.evaluation import Era
 from core.runs.progress import EndEvent, StepEvent, parse_events
-from core.runs.run_files import HeldOutScore, RunEnd, RunResult, RunSpec, TrainerExitCode
+from core.runs.run_files import RunResult, RunSpec, TrainerExitCode
 from core.system.wrapper import adopt_orphans
-from trainer.handoff import write_record
+from trainer.handoff import TrainingOutcome, write_record
 from trainer.runner.command_line import UsageError
 from trainer.runner.processes import StopRequest, kill_descendants
+from trainer.runner.supervise import LaunchResult
 from trainer.session.failures import end_of
 from trainer.session.progress_log import ProgressLog
 from trainer.session.submission import Submission
@@ -31,31 +32,25 @@ from trainer.session.submission import Submission
 log = logging.getLogger(__name__)
 
 
-def write_result(
-    run: RunSpec,
-    end: RunEnd,
-    detail: str,
-    *,
-    best: HeldOutScore | None = None,
-    base: HeldOutScore | None = None,
-    steps: int = 0,
-    moment: str | None = None,
-) -> RunResult:
-    """Write the result file and the end event. Whether there is a submission is looked up, not remembered.
-    Nothing in here fails: the exit code is what a validator goes by."""
+def write_result(run: RunSpec, launch: LaunchResult, *, steps: int = 0) -> RunResult:
+    """Write the result file and the end event; `steps` of a launch without an outcome.
+
+    Whether there is a submission is looked up, not remembered. Nothing in here fails: the exit code is what a
+    validator goes by."""
     speed, memory = _measured(Path(run.progress_path))
     submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type)
+    outcome = launch.outcome or TrainingOutcome(end=launch.end, steps=steps)
     result = RunResult(
-        end=end,
+        end=launch.end,
         submission=submission.exists,
-        detail=detail[:4000],
-        best=submission.score or best,
-        base=base,
-        steps=steps,
+        detail=launch.detail[:4000],
+        best=submission.score or outcome.best,
+        base=outcome.base,
+        steps=outcome.steps,
         seconds=max(time.time() - run.began_at, 0.0),
         tokens_s=speed,
         memory_bytes=memory,
-        moment=moment,
+        moment=launch.moment,
     )
     path = Path(run.result_path)
     try:
@@ -65,7 +60,7 @@ def write_result(
         # A full disk takes the file with the reason, which the log has too; the submission is still whole.
         log.error("%s: the result is not written: %s", path, error)
     ProgressLog(Path(run.progress_path)).write(
-        EndEvent(t=time.time(), end=end, submission=result.submission, text=detail[:2000])
+        EndEvent(t=time.time(), end=result.end, submission=result.submission, text=result.detail[:2000])
     )
     return result
 
@@ -90,9 +85,10 @@ class Runner(Protocol):
 
 def run_to_end(
     parse: Callable[[Sequence[str]], RunSpec],
-    runner: Callable[[RunSpec, StopRequest], Runner],
+    runner: Callable[[RunSpec, StopRequest, bool], Runner],
     arguments: Sequence[str],
 ) -> int:
+    """`runner` is also told whether it may retry a failed training itself."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         run = parse(arguments)
@@ -104,7 +100,7 @@ def run_to_end(
     adopt_orphans()
     try:
         _make_folders(run)
-        result = runner(run, stop).execute()
+        result = runner(run, stop, retries_here(run)).execute()
     except Exception as error:  # noqa: BLE001 - whatever it is, the result file has the traceback
         result = _failed(run, error)
     finally:
@@ -135,4 +131,4 @@ def _make_folders(run: RunSpec) -> None:
 def _failed(run: RunSpec, error: Exception) -> RunResult:
     log.error("the run ends with an error", exc_info=error)
     text = str(error) if isinstance(error, GodMinerError) else "".join(traceback.format_exception(error))
-    return write_result(run, end_of(error), text)
+    return write_result(run, LaunchResult(end_of(error), text))

@@ -3,7 +3,7 @@
 Launchers put workers into sessions of their own, so signals to a group do not reach them. This process
 becomes the parent of every orphan below it (`core.system.wrapper`); killing the tree leaves nothing behind.
 
-Standard library only: the keeper of reward code imports this.
+Standard library only: the supervisor of reward code imports this.
 """
 
 from __future__ import annotations

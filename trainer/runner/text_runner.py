@@ -104,13 +104,13 @@ class TextRunner:
             if prepared is None:
                 ready = self._prepare(plan)
                 if isinstance(ready, LaunchResult):
-                    return self._finish(ready)
+                    return write_result(self.run, ready)
                 prepared, plan = ready
             assert plan is not None
             attempt = self._train(plan, prepared, resume)
             remedy = self._remedy(plan, attempt, remedies)
             if remedy is None:
-                return self._finish(attempt)
+                return write_result(self.run, attempt)
             remedies.append(remedy)
             self.progress.note("remedy", str(remedy))
             if remedy.plan.sequence != plan.sequence or remedy.plan.steps.eval_rows != plan.steps.eval_rows:
@@ -258,18 +258,6 @@ class TextRunner:
             detail=attempt.detail,
         )
         return remedy_for(plan, failed, earlier)
-
-    def _finish(self, attempt: LaunchResult) -> RunResult:
-        outcome = attempt.outcome
-        return write_result(
-            self.run,
-            attempt.end,
-            attempt.detail,
-            best=outcome.best if outcome else None,
-            base=outcome.base if outcome else None,
-            steps=outcome.steps if outcome else 0,
-            moment=attempt.moment,
-        )
 
 
 def _for_engine(plan: TrainingPlan) -> TrainingPlan:

@@ -193,9 +193,9 @@ MAX_TOKENS = 16_384
 LOGIT_BYTES = 4 << 30
 
 
-def batch_tokens(vocabulary: int, bytes_each: int = 4) -> int:
+def batch_tokens(vocabulary: int) -> int:
     """How many tokens a pass may have before its logits outgrow their share of the memory."""
-    return max(min(MAX_TOKENS, LOGIT_BYTES // (vocabulary * 2 * bytes_each)), 1)
+    return max(min(MAX_TOKENS, LOGIT_BYTES // (8 * vocabulary)), 1)
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.domain.evaluation import UNTRAINED_DPO, RewardScore, evaluation_rules
-from core.runs.run_files import HeldOutScore, RunSpec
+from core.runs.run_files import RunSpec
 from trainer.handoff import PreparedRows
 from trainer.inputs.tables import read_table
 from trainer.inputs.tokens import LabelledRow, PairRow, PromptRow, Row, Tokenizer, model_window
@@ -55,11 +55,6 @@ class HeldOutSums:
     def merged(self, sums: Sequence[float]) -> HeldOutSums:
         """The score of all ranks, from the elementwise sum of their `sums`."""
         return replace(self, sums=tuple(sums))
-
-    def as_score(self, step: int) -> HeldOutScore:
-        return HeldOutScore(
-            value=self.value, metric=self.metric, lower_is_better=self.lower_is_better, step=step
-        )
 
 
 class HeldOut:

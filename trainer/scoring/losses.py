@@ -128,9 +128,7 @@ def pair_log_probs(
     return result
 
 
-def pair_losses(
-    policy: Mapping[int, LogProbs], reference: Mapping[int, LogProbs], beta: float = DPO_BETA
-) -> dict[int, float]:
+def pair_losses(policy: Mapping[int, LogProbs], reference: Mapping[int, LogProbs]) -> dict[int, float]:
     places = list(policy)
     margins = torch.tensor(
         [
@@ -140,5 +138,5 @@ def pair_losses(
         ],
         dtype=torch.float64,
     )
-    losses = -torch.nn.functional.logsigmoid(beta * margins)
+    losses = -torch.nn.functional.logsigmoid(DPO_BETA * margins)
     return dict(zip(places, losses.tolist(), strict=True))

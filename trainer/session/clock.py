@@ -96,9 +96,9 @@ class RunClock:
             self._steps.append(seconds)
             self._measured += 1
 
-    def evaluated(self, seconds: float, step: int | None = None) -> None:
+    def evaluated(self, seconds: float) -> None:
         self._evaluations.append(seconds)
-        self._evaluated = self.done if step is None else step
+        self._evaluated = self.done
 
     def submitted(self, seconds: float) -> None:
         self._submissions.append(seconds)

@@ -7,6 +7,7 @@ rank 0 decides, the others follow. Which model is best is decided by the scorer,
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ from core.domain.evaluation import RewardScore
 from core.domain.units import show_seconds
 from core.planning.plan import LrSearchPlan, TrainingPlan
 from core.planning.schedule import EVALUATIONS
-from core.runs.progress import CheckpointEvent, EvalEvent, SubmissionEvent
+from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from trainer.handoff import TrainingOutcome
+from trainer.handoff import LaunchSpec, TrainingOutcome
 from trainer.session.clock import EVAL_SHARE, BestScore, RunClock, StepOrders
 from trainer.session.failures import NotANumber
 from trainer.session.learning_rate import (
@@ -31,9 +32,10 @@ from trainer.session.learning_rate import (
     ScheduleProgress,
     rate_factor,
 )
-from trainer.session.progress_log import ProgressLog
+from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
 from trainer.session.submission import Submission
+from trainer.session.watchdog import StopFile
 
 #: Ranks agree at most this often: a broadcast makes the GPU wait for its own queue.
 AGREE_S = 0.5
@@ -77,6 +79,22 @@ class TrainingHost(Protocol):
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has its averaged weights, where there are any."""
+
+
+def session_of(
+    spec: LaunchSpec, plan: TrainingPlan, progress: ProgressLog, ranks: Communicator, host: TrainingHost
+) -> Session:
+    """The session of a launch, in real time."""
+    run, stop = spec.run, StopFile(Path(spec.run.stop_path))
+    return Session(
+        plan=plan,
+        clock=RunClock(plan, end_by=run.end_by, now=time.time),
+        submission=Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type),
+        progress=progress,
+        ranks=ranks,
+        host=host,
+        stop_requested=lambda: stop.requested,
+    )
 
 
 class StopReason(NamedTuple):
@@ -338,6 +356,17 @@ class Session:
         """The numbers of a log: several in a row that are not finite end the run."""
         bad = any(value is not None and not math.isfinite(value) for value in (loss, grad_norm))
         self._nan = self._nan + 1 if bad else 0
+
+    def log_step(self, step: int, reading: SpeedReading, memory: int | None, **numbers: float | None) -> None:
+        """`numbers`: epoch, loss, lr and grad_norm. Events hold no NaN: JSON has none, and a missing number
+        says it as well."""
+        clock = self.clock
+        finite: dict[str, Any] = {
+            name: value for name, value in numbers.items() if value is not None and math.isfinite(value)
+        }
+        ends_at = clock.now() + (clock.total - clock.done) * clock.step_s + clock.finish_s
+        event = StepEvent(t=clock.now(), step=step, total=clock.total, memory_bytes=memory, ends_at=ends_at)
+        self.progress.write(event.model_copy(update={**finite, **reading._asdict()}))
 
     def checkpointed(self, folder: Path, seconds: float) -> None:
         self.clock.saved(seconds)

@@ -187,14 +187,6 @@ def test_publishing_without_a_hotkey_names_the_settings(cli: Cli) -> None:
     assert shown["error"]["code"] == "hotkey_missing"
 
 
-def test_wrong_settings_are_told_and_not_a_traceback(cli: Cli) -> None:
-    code, shown = cli.json("status", NETUID="many")
-
-    assert code == os.EX_CONFIG
-    assert shown["error"]["code"] == "bad_config"
-    assert "NETUID" in shown["error"]["message"]
-
-
 @pytest.fixture
 def on_chain(subtensor: Subtensor, node: ChainDouble, hotkey: str) -> dict[str, str]:
     """The settings for a chain on which the hotkey is uid 20."""

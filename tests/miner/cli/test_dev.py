@@ -29,7 +29,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default folder is relative, so each test has its own."""
+    """The default folder is relative, so each test has its own. A busy machine may answer late."""
+    monkeypatch.setattr("miner.dev.validator.OFFER_LIMIT_S", 120.0)
+    monkeypatch.setattr("miner.dev.validator.OTHER_LIMIT_S", 120.0)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -117,7 +117,7 @@ def test_an_image_that_cannot_train_is_told(checkout: Path) -> None:
     (checkout / "trainer" / "runner" / "ready.py").unlink()
     assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
     (checked,) = told("check", "text")
-    assert "trainer.runner.ready" in checked["problem"]
+    assert "trainer.runner.check_engines" in checked["problem"]
     assert said("check", "text").exit_code == 1
 
 

@@ -12,6 +12,7 @@ from bittensor_core import Keypair
 from core.domain.tasks import TaskType
 from miner.chain.fiber import NONCE, SIGNATURE, is_signed, signable_post_message, signature_bytes
 from miner.dev import tour as touring
+from miner.dev import validator
 from miner.dev.samples import sample_task
 from miner.dev.tour import (
     TourExpectation,
@@ -187,16 +188,16 @@ def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_the_tour_holds_against_the_real_daemon(tmp_path: Path) -> None:
-    seen: list[TourStep] = []
-    result = run_tour(tmp_path, on_step=seen.append)
-    assert [step.title for step in result.steps if not step.held] == []
-    assert result.held
-    assert seen == result.steps
-    assert (tmp_path / "data").is_dir()
-
-
-@pytest.mark.integration
-def test_the_tour_can_be_taken_again_in_the_same_folder(tmp_path: Path) -> None:
-    assert run_tour(tmp_path).held
-    assert run_tour(tmp_path).held
+def test_the_tour_holds_against_the_real_daemon_also_a_second_time_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine may answer late.
+    monkeypatch.setattr(validator, "OFFER_LIMIT_S", 120.0)
+    monkeypatch.setattr(validator, "OTHER_LIMIT_S", 120.0)
+    for _ in range(2):
+        seen: list[TourStep] = []
+        result = run_tour(tmp_path, on_step=seen.append)
+        assert [step.title for step in result.steps if not step.held] == []
+        assert result.held
+        assert seen == result.steps
+        assert (tmp_path / "data").is_dir()

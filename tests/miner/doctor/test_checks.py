@@ -14,7 +14,7 @@ import pytest
 
 from miner.chain.identity import create_temporary_hotkey
 from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import machine, network, storage, subnet
+from miner.doctor.checks import machine, subnet
 from miner.settings import load_settings
 from miner.store import database
 from tests.doubles.each import each
@@ -84,9 +84,9 @@ def test_too_few_open_files_come_with_the_limit_to_raise(
 
 
 def test_a_data_directory_is_tried_for_real(check: Check, tmp_path: Path) -> None:
-    assert "will be created" in check(storage.check_data_dir)["data directory"].detail
+    assert "will be created" in check(machine.check_data_dir)["data directory"].detail
     (tmp_path / "data").mkdir()
-    assert "can be written" in check(storage.check_data_dir)["data directory"].detail
+    assert "can be written" in check(machine.check_data_dir)["data directory"].detail
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -94,19 +94,19 @@ def test_a_data_directory_that_cannot_be_written_fails(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert check(storage.check_data_dir, data_dir=tmp_path / "file")["data directory"].status is FAIL
+    assert check(machine.check_data_dir, data_dir=tmp_path / "file")["data directory"].status is FAIL
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    finding = check(storage.check_data_dir)["data directory"]
+    finding = check(machine.check_data_dir)["data directory"]
     assert (finding.status, "Read-only" in finding.detail) == (FAIL, True)
 
 
 @each(("gib", "status"), [(0.5, FAIL), (20, WARN), (500, OK)])
 def test_free_disk_space_is_checked(gib: float, status: FindingStatus) -> None:
-    assert storage.disk_space(int(gib * storage.GIB), Path("/x")).status is status
+    assert machine.disk_space(int(gib * machine.GIB), Path("/x")).status is status
 
 
 @each(
@@ -120,7 +120,7 @@ def test_free_disk_space_is_checked(gib: float, status: FindingStatus) -> None:
     ],
 )
 def test_disks_of_other_machines_and_memory_are_warned_of(kind: str, status: FindingStatus) -> None:
-    assert storage.disk_kind(kind, Path("/x")).status is status
+    assert machine.disk_kind(kind, Path("/x")).status is status
 
 
 MOUNTS = """\
@@ -145,18 +145,18 @@ MOUNTS = """\
     ],
 )
 def test_the_file_system_of_a_path_is_that_of_the_deepest_and_last_mount(path: str, kind: str) -> None:
-    assert storage.file_system(Path(path), MOUNTS) == kind
+    assert machine.file_system(Path(path), MOUNTS) == kind
 
 
 def test_a_database_is_read(check: Check, tmp_path: Path) -> None:
-    assert check(storage.check_store)["database"].status is SKIP
+    assert check(machine.check_store)["database"].status is SKIP
     path = database.prepare_store(tmp_path / "data")
-    assert check(storage.check_store)["database"].status is OK
+    assert check(machine.check_store)["database"].status is OK
     in_use = database.connect(path)
-    assert check(storage.check_store)["database"].status is OK
+    assert check(machine.check_store)["database"].status is OK
     in_use.execute("PRAGMA user_version = 9999")
     in_use.close()
-    assert "newer version" in check(storage.check_store)["database"].detail
+    assert "newer version" in check(machine.check_store)["database"].detail
 
 
 @pytest.mark.parametrize("keep", [0, 4096 + 100])
@@ -164,7 +164,7 @@ def test_a_damaged_database_says_how_to_restore_it(check: Check, tmp_path: Path,
     path = database.prepare_store(tmp_path / "data")
     whole = path.read_bytes()
     path.write_bytes(whole[:keep] + b"\xa5" * (len(whole) - keep))
-    finding = check(storage.check_store)["database"]
+    finding = check(machine.check_store)["database"]
     assert (finding.status, "restore a backup" in finding.fix) == (FAIL, True)
 
 
@@ -274,7 +274,8 @@ def test_the_nodes_behind_the_network_names_are_those_of_the_sdk() -> None:
 
 
 def test_free_ports_are_good_and_port_zero_is_skipped(check: Check) -> None:
-    findings = check(network.check_ports, public_port=_free_port(), operator_port=0)
+    # An address of this test's own: another program may take a port of 127.0.0.1 that was free a moment ago.
+    findings = check(subnet.check_ports, public_host="127.83.7.1", public_port=_free_port(), operator_port=0)
     assert (findings["public port"].status, findings["operator port"].status) == (OK, SKIP)
     assert "daemon" not in findings
 
@@ -282,11 +283,11 @@ def test_free_ports_are_good_and_port_zero_is_skipped(check: Check) -> None:
 def test_a_port_that_cannot_be_listened_on_says_what_to_do(check: Check) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        finding = check(network.check_ports, public_port=port)["public port"]
+        finding = check(subnet.check_ports, public_port=port)["public port"]
     assert finding.status is FAIL
     assert f"ss -ltnp 'sport = :{port}'" in finding.fix
     assert "PUBLIC_PORT" in finding.fix
-    finding = check(network.check_ports, public_host="192.0.2.1", public_port=_free_port())["public port"]
+    finding = check(subnet.check_ports, public_host="192.0.2.1", public_port=_free_port())["public port"]
     assert (finding.status, "PUBLIC_HOST" in finding.fix) == (FAIL, True)
 
 
@@ -298,7 +299,7 @@ def check_daemon(check: Check, tmp_path: Path) -> Callable[[int, int], Findings]
         (tmp_path / "data").mkdir()
         content = {"pid": pid, "public_port": port, "operator_port": 1}
         (tmp_path / "data" / "daemon.json").write_text(json.dumps(content))
-        return check(network.check_ports, public_port=port, operator_port=0)
+        return check(subnet.check_ports, public_port=port, operator_port=0)
 
     return run
 

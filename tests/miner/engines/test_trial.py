@@ -47,7 +47,7 @@ class Answering:
         self.ending.set()
 
     async def submit(self, spec: EngineSpec) -> str:
-        assert spec.argv[:3] == ("python", "-m", "trainer.runner.ready")
+        assert spec.argv[:3] == ("python", "-m", "trainer.runner.check_engines")
         assert spec.hostile
         assert not spec.gpus
         self.tried.append(spec.image)

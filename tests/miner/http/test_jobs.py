@@ -47,7 +47,7 @@ async def port(tmp_path: Path) -> AsyncIterator[Port]:
         app.state.daemon = SimpleNamespace(
             running_jobs=harness.jobs,
             live=harness.jobs.live,
-            job_records=harness.services.records,
+            store=harness.store,
             settings=SimpleNamespace(data_dir=harness.services.data_dir),
         )
         transport = httpx.ASGITransport(app)

@@ -229,13 +229,6 @@ def test_warnings_and_threads_that_die_are_logged() -> None:
     assert TOKEN not in out.getvalue()
 
 
-def test_a_secret_learned_later_is_hidden_too() -> None:
-    out = logged("json")
-    logs.hide_secret("learned-later")
-    logging.warning("x learned-later y")
-    assert "x *** y" in out.getvalue()
-
-
 PROGRAM = """
 import base64, json, logging, sys, warnings
 from urllib.parse import quote, quote_plus
@@ -291,7 +284,7 @@ def test_no_secret_given_to_a_real_program_is_in_anything_it_prints(log_format: 
     program = tmp_path / "leaky.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(program)], env=given, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(program)], env=given, capture_output=True, text=True, timeout=300, check=False
     )
     said = done.stdout + done.stderr
     assert done.returncode == 1

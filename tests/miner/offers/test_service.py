@@ -105,7 +105,7 @@ async def test_gpus_that_a_run_still_uses_are_not_given_away_at_its_deadline(tmp
     async with open_daemon(tmp_path, GPUS="1xH100") as running:
         await running.start(task(seed=1))
         fleet = running.daemon.fleet
-        await fleet.acquire(key(1), [1], until=time.time() + HOUR, priority=0.0)
+        await fleet.acquire(key(1), [1], until=time.time() + HOUR)
         await running.daemon.offer_service.expire(time.time() + 24 * HOUR)
         assert running.daemon.offer_service.reservations.jobs == set()
         before = holds(running)[key(1)]

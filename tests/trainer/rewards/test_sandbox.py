@@ -81,8 +81,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "CALL", 15.0)
 
 
-def test_a_keeper_ends_although_a_fork_of_the_trainer_has_its_socket() -> None:
-    """A data loader's workers are forks; a keeper that had to be killed would leave a reward's processes."""
+def test_a_supervisor_ends_although_a_fork_of_the_trainer_has_its_socket() -> None:
+    """A data loader's workers are forks; a supervisor that is killed would leave a reward's processes."""
     worker = sandbox.RewardProcess()
     assert "rewards" in worker.request(
         {

@@ -22,8 +22,9 @@ from trainer import handoff
 from trainer.errors import BadModel
 from trainer.runner import main as main_module
 from trainer.runner.command_line import UsageError
-from trainer.runner.main import retries_here, run_to_end, write_result
+from trainer.runner.main import run_to_end, write_result
 from trainer.runner.processes import StopRequest
+from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import Submission
 
 
@@ -66,11 +67,11 @@ class FakeRunner:
 
     def execute(self) -> RunResult:
         self.act(self.run)
-        return write_result(self.run, RunEnd.FINISHED, "all done")
+        return write_result(self.run, LaunchResult(RunEnd.FINISHED, "all done"))
 
 
 def exit_of(run: RunSpec, act: Any) -> int:
-    return run_to_end(lambda _: run, lambda run, stop: FakeRunner(run, act), [])
+    return run_to_end(lambda _: run, lambda run, *_: FakeRunner(run, act), [])
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -136,7 +137,7 @@ def test_a_command_line_without_a_task_is_a_usage_error() -> None:
     def parse(_: Any) -> RunSpec:
         raise UsageError("no task")
 
-    assert run_to_end(parse, lambda run, stop: FakeRunner(run, None), []) == TrainerExitCode.USAGE
+    assert run_to_end(parse, lambda run, *_: FakeRunner(run, None), []) == TrainerExitCode.USAGE
 
 
 def test_a_tournaments_second_attempt_knows_nothing_of_the_first_but_its_submission(tmp_path: Path) -> None:
@@ -172,13 +173,13 @@ def test_a_daemons_attempt_keeps_its_folder_and_its_stop_file(tmp_path: Path) ->
     Path(run.stop_path).touch()
     stops: list[StopRequest] = []
 
-    def runner(run: RunSpec, stop: StopRequest) -> FakeRunner:
+    def runner(run: RunSpec, stop: StopRequest, retries: bool) -> FakeRunner:
         stops.append(stop)
+        assert not retries
         return FakeRunner(run, lambda _: None)
 
     run_to_end(lambda _: run, runner, [])
     assert stops[0].asked
-    assert not retries_here(run)
 
 
 def test_a_result_says_how_fast_and_how_full_the_training_was(tmp_path: Path) -> None:
@@ -190,8 +191,8 @@ def test_a_result_says_how_fast_and_how_full_the_training_was(tmp_path: Path) ->
     events = [StageEvent(t=0, stage="train"), *steps]
     Path(run.progress_path).parent.mkdir(parents=True, exist_ok=True)
     Path(run.progress_path).write_bytes(b"".join(map(encode_event, events)) + b'{"torn')
-    write_result(run, RunEnd.FINISHED, "", steps=4)
+    write_result(run, LaunchResult(RunEnd.FINISHED, ""), steps=4)
     result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
     assert (result.tokens_s, result.memory_bytes) == (100.0, 9)
     Path(run.progress_path).unlink()
-    assert write_result(run, RunEnd.CRASHED, "").tokens_s is None
+    assert write_result(run, LaunchResult(RunEnd.CRASHED, "")).tokens_s is None

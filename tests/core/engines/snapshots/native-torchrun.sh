@@ -23,7 +23,7 @@ export WANDB_MODE=offline
 export HF_HOME="$RUN/work/hf"
 export TORCHINDUCTOR_CACHE_DIR="$RUN/work/inductor"
 export TRITON_CACHE_DIR="$RUN/work/triton"
-GOD_MINER_LAUNCH_SPEC="$(python -m trainer.native.ready "$RUN/run.json")"
+GOD_MINER_LAUNCH_SPEC="$(python -m trainer.native.external_launch "$RUN/run.json")"
 export GOD_MINER_LAUNCH_SPEC
 torchrun --standalone --nproc-per-node 8 -m trainer.native || true
-exec python -m trainer.native.ready "$RUN/run.json" --over
+exec python -m trainer.native.external_launch "$RUN/run.json" --over

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from miner.jobs.events import LiveJob
 
 
 def picture(**more: Any) -> dict[str, Any]:
-    return LiveJob(1, "t1", "training", **{"deadline_at": time.time() + 3600, **more}).as_dict()
+    return asdict(LiveJob(1, "t1", "training", **{"deadline_at": time.time() + 3600, **more}))
 
 
 def test_on_a_terminal_the_picture_is_whole() -> None:

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from core.domain.choices import Engine
-from trainer.runner import ready
+from trainer.runner import check_engines
 
 
 def test_packages_that_are_not_there_are_named_by_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "LOADED", ("json",))
-    monkeypatch.setattr(ready, "NATIVE", ("json",))
-    monkeypatch.setattr(ready, "AXOLOTL", ("json", "no_such_axolotl"))
-    assert ready.missing_packages("text") == {Engine.AXOLOTL: "no no_such_axolotl", Engine.NATIVE: ""}
-    monkeypatch.setattr(ready, "LOADED", ("no_such_torch",))
-    assert "no_such_torch" in ready.missing_packages("text")[Engine.NATIVE]
+    monkeypatch.setattr(check_engines, "LOADED", ("json",))
+    monkeypatch.setattr(check_engines, "NATIVE", ("json",))
+    monkeypatch.setattr(check_engines, "AXOLOTL", ("json", "no_such_axolotl"))
+    assert check_engines.missing_packages("text") == {Engine.AXOLOTL: "no no_such_axolotl", Engine.NATIVE: ""}
+    monkeypatch.setattr(check_engines, "LOADED", ("no_such_torch",))
+    assert "no_such_torch" in check_engines.missing_packages("text")[Engine.NATIVE]
 
 
 def test_image_engines_need_their_scripts_and_a_python_with_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GOD_MINER_AI_TOOLKIT", str(tmp_path))
-    assert ready.main("toolkit") == 1
+    assert check_engines.main("toolkit") == 1
     assert "no " in json.loads(capsys.readouterr().out)["ai-toolkit"]
     (tmp_path / "run.py").touch()
     python = tmp_path / "python"
@@ -33,7 +33,7 @@ def test_image_engines_need_their_scripts_and_a_python_with_torch(
         python.write_text(f"#!/bin/sh\necho 'no torch here' >&2; exit {code}\n")
         python.chmod(0o755)
         monkeypatch.setenv("GOD_MINER_ENGINE_PYTHON", str(python))
-        assert expected in ready.missing_packages("toolkit")[Engine.AI_TOOLKIT]
-    assert ready.main("toolkit") == 0
+        assert expected in check_engines.missing_packages("toolkit")[Engine.AI_TOOLKIT]
+    assert check_engines.main("toolkit") == 0
     monkeypatch.setenv("GOD_MINER_ENGINE_PYTHON", sys.executable + "-is-not-there")
-    assert "is-not-there" in ready.missing_packages("toolkit")[Engine.AI_TOOLKIT]
+    assert "is-not-there" in check_engines.missing_packages("toolkit")[Engine.AI_TOOLKIT]

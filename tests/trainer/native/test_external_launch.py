@@ -15,7 +15,7 @@ from core.runs.progress import EvalEvent, StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.trainer.native.test_train_launched import WORDS, task
 from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
-from trainer.native.ready import finish_run, main, plan_of, prepare_launch
+from trainer.native.external_launch import finish_run, main, prepare_launch
 
 PROFILE = """
 extends: cpu-demo
@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: RunSpec) -> None:
     spec = prepare_launch(run)
-    assert plan_of(spec).sequence.packing
+    assert spec.plan.sequence.packing
     assert spec.prepared.eval_rows > 0
     done = subprocess.run(
         [sys.executable, "-m", "trainer.native"],

@@ -1,6 +1,6 @@
-"""The two processes around reward code: the keeper, and the worker that runs it.
+"""The worker that runs reward code, and the supervisor above it.
 
-The keeper starts the worker as another user where it may, and isolated; passes on requests and replies
+The supervisor starts the worker as another user where it may, and isolated; passes on requests and replies
 without reading them; and kills everything that a reward has started as soon as its call is over. The worker
 answers each line with one: {"rewards": [...]}, {"problem": "..."}, or both.
 """
@@ -39,8 +39,8 @@ RewardRequest = dict[str, Any]
 
 
 def limit_resources(*, own_user: bool) -> None:
-    """What a reward may use; and when its keeper is killed, this process goes with it. The limit on processes
-    counts all those of a user, so it is set only where that user has no others."""
+    """Limit what a reward may use, and end this process with its supervisor. The limit on processes counts
+    all those of a user, so it is set only where that user has no others."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
     for kind, most in (
@@ -200,11 +200,11 @@ def main() -> None:
 
 
 def _run_worker(conversation: socket.socket, uid: int | None, folder: str, forbidden_file: str) -> None:
-    """Never returns: the fork of the keeper must not go on as the keeper."""
+    """Never returns: the fork of the supervisor must not go on as the supervisor."""
     code = 1
     try:
         os.setsid()
-        keeper = os.getppid()
+        supervisor = os.getppid()
         os.dup2(conversation.detach(), 3)
         os.closerange(4, 1 << 16)
         if uid is not None:
@@ -218,7 +218,7 @@ def _run_worker(conversation: socket.socket, uid: int | None, folder: str, forbi
         sys.path[:] = [place for place in sys.path if place and place != _root()]
         limit_resources(own_user=uid is not None)
         held = isolation.isolate_process(
-            folder, own_user=uid is not None, forbidden_file=forbidden_file, keeper=keeper
+            folder, own_user=uid is not None, forbidden_file=forbidden_file, supervisor=supervisor
         )
         for name in [name for name in sys.modules if name.partition(".")[0] in ("core", "trainer")]:
             del sys.modules[name]

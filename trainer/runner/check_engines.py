@@ -1,4 +1,4 @@
-"""Say what this environment can train with: python -m trainer.runner.ready text|image|toolkit
+"""Say what this environment can train with: python -m trainer.runner.check_engines text|image|toolkit
 
 Prints one JSON object: each training engine of that image, and what it lacks ("" for nothing). The daemon
 runs it as a training before it accepts work; the Dockerfiles import it as their last check.

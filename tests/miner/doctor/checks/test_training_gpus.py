@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.doctor.checks.planning import check_gpus, gpu_findings
+from miner.doctor.checks.training import check_gpus, gpu_findings
 from miner.doctor.examine import CheckContext, FindingStatus
 from miner.fleet.fleet import InventoryState
 from miner.settings import load_settings

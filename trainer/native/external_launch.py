@@ -1,6 +1,6 @@
 """Rows, plan and launch spec of a run, without starting it: for launchers that are not ours.
 
-    export GOD_MINER_LAUNCH_SPEC=$(python -m trainer.native.ready RUN.json)
+    export GOD_MINER_LAUNCH_SPEC=$(python -m trainer.native.external_launch RUN.json)
     torchrun … -m trainer.native
 
 The runner (`trainer.text`) does the same and then launches, watches and retries by itself, on one machine.
@@ -12,14 +12,13 @@ import logging
 import sys
 from pathlib import Path
 
-from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.errors import TrainingError
 from trainer.handoff import LaunchSpec, PrepareSpec, TrainingFailure, TrainingOutcome, read_record
 from trainer.native.checkpoints import newest_checkpoint
 from trainer.runner.main import write_result
 from trainer.runner.prepare import prepare
-from trainer.runner.supervise import ProcessEnd, launch_result
+from trainer.runner.supervise import LaunchResult, ProcessEnd, launch_result
 
 
 def prepare_launch(run: RunSpec) -> LaunchSpec:
@@ -51,10 +50,6 @@ def prepare_launch(run: RunSpec) -> LaunchSpec:
     )
 
 
-def plan_of(spec: LaunchSpec) -> TrainingPlan:
-    return TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
-
-
 def finish_run(run: RunSpec) -> int:
     """After the launcher's end: the run's own result file and exit code."""
     launch = Path(run.work_dir) / "launch"
@@ -62,13 +57,7 @@ def finish_run(run: RunSpec) -> int:
     result = launch_result(
         ProcessEnd(1, None, ()), read_record(TrainingOutcome, launch / "outcome.json"), failures, marked=True
     )
-    best, base, steps = None, None, 0
-    if result.outcome is not None:
-        best, base, steps = result.outcome.best, result.outcome.base, result.outcome.steps
-    written = write_result(
-        run, result.end, result.detail, best=best, base=base, steps=steps, moment=result.moment
-    )
-    return int(written.exit_code)
+    return int(write_result(run, result).exit_code)
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +71,7 @@ def main(arguments: list[str]) -> int:
         spec = prepare_launch(run)
     except TrainingError as error:
         sys.stderr.write(f"{error}\n")
-        return int(write_result(run, error.end, str(error)).exit_code)
+        return int(write_result(run, LaunchResult(error.end, str(error))).exit_code)
     sys.stdout.write(f"{spec.write()}\n")
     return 0
 
