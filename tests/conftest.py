@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 TIERS: dict[str, tuple[str, ...]] = {
     "process": (
         "benchmarks/test_tools.py",
-        "core/engines/axolotl/test_engine_check.py",
+        "core/engines/axolotl/test_rules_with_axolotl.py",
         "core/engines/test_launch_launchers.py",
         "core/submission/test_folder.py",
         "core/submission/test_swap.py::test_a_trainer_killed_before",
@@ -54,10 +54,9 @@ TIERS: dict[str, tuple[str, ...]] = {
         "benchmarks/test_load.py",
         "miner/dev/test_demo_inputs_site.py",
         "miner/dev/test_stack.py",
-        "miner/dev/test_tour.py::test_the_tour_can_be_taken_again",
         "miner/dev/test_tour.py::test_the_tour_holds",
-        "miner/doctor/checks/test_planning_gpus.py",
-        "miner/doctor/checks/test_network_hub.py",
+        "miner/doctor/checks/test_training_gpus.py",
+        "miner/doctor/checks/test_subnet_hub.py",
         "miner/doctor/test_checks.py",
         "core/system/test_wrapper.py",
         "miner/engines/docker/test_client.py::test_a_socket_that",
@@ -108,7 +107,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_engines_docker.py",
         "integration/test_images.py",
         "miner/cli/test_images.py",
-        "miner/doctor/checks/test_engine.py",
+        "miner/doctor/checks/test_training_engine.py",
     ),
     "training": (
         "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",

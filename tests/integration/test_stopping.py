@@ -16,6 +16,7 @@ from miner.dev.stack import LOOPBACK, ChildProcess, DevStack
 from miner.observe.metrics import Metrics
 from miner.server import DaemonExitCode, _uvicorn_server
 from miner.settings import load_settings
+from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, say_all, store
 
@@ -57,7 +58,7 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
     port = validator.stack.public_port
     offers = [validator.offer(validator.task()) for _ in range(20)]
     connections = [await begun(port, one) for one in offers]
-    assert await raw.ask(port, raw.request("GET", "/healthz", {})) is not None  # all before it was read
+    assert await raw.ask(port, request("/healthz")) is not None  # all before it was read
 
     os.kill(child.pid, number)
     await gone(port)
@@ -68,7 +69,7 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
         one.answer = await connection.answer()
         assert one.answer is not None
         assert (one.answer.status, one.answer.json["accepted"]) == (200, True)
-        assert not one.answer.keeps_alive
+        assert one.answer.closes
         connection.transport.abort()
 
     assert await exit_code(child) == DaemonExitCode.OK
@@ -82,7 +83,7 @@ async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, ru
     child = running(SHUTDOWN_GRACE_SECONDS="240", HEADER_TIMEOUT_SECONDS="240")
     idle = [await raw.connect(validator.stack.public_port) for _ in range(5)]
     spoken = await raw.connect(validator.stack.public_port)
-    spoken.send(raw.request("GET", "/healthz", {}))
+    spoken.send(request("/healthz"))
     assert await spoken.answer() is not None
     os.kill(child.pid, signal.SIGTERM)
     assert await exit_code(child) == DaemonExitCode.OK  # long before the grace is over
@@ -98,7 +99,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     kept = validator.offer(validator.task())
     kept.answer = (await say_all(validator.stack.public_port, [kept.request]))[0]
     hanging = await begun(validator.stack.public_port, validator.offer(validator.task()))
-    assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+    assert await raw.ask(validator.stack.public_port, request("/healthz")) is not None
     os.kill(child.pid, signal.SIGTERM)
     await gone(validator.stack.public_port)
     os.kill(child.pid, second)
@@ -118,7 +119,7 @@ async def test_what_does_not_end_within_the_grace_gets_no_promise(
     child = running(SHUTDOWN_GRACE_SECONDS="1", BODY_TIMEOUT_SECONDS="60")
     one = validator.offer(validator.task(), padding=padding)
     hanging = await begun(validator.stack.public_port, one)
-    assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+    assert await raw.ask(validator.stack.public_port, request("/healthz")) is not None
     os.kill(child.pid, signal.SIGTERM)
     answer = await hanging.answer()
     assert answer is None or (answer.status, answer.json["error"]) == (503, "stopping")
