@@ -18,9 +18,7 @@ def keys(dataset: DatasetType, **changes: Any) -> dict[str, Any]:
 
 
 def rewarded(*weights: float) -> GrpoDataset:
-    functions = [
-        RewardFunction(reward_func="def r(): ...", reward_weight=weight) for weight in weights
-    ]
+    functions = [RewardFunction(reward_func="def r(): ...", reward_weight=weight) for weight in weights]
     return GrpoDataset(field_prompt="prompt", reward_functions=functions)
 
 
