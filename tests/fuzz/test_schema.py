@@ -17,7 +17,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from miner.http import subnet
 from miner.store.database import FILE_NAME
-from tests.miner.http.daemon_process import TABLES, DaemonProcess
+from tests.miner.http.daemon_process import DaemonProcess
+from tests.miner.http.stored import TABLES
 
 pytestmark = pytest.mark.integration
 
