@@ -46,7 +46,7 @@ god-miner profile explain FILE        # what the engines make of each value
 ```
 
 **Units are required**: sizes `75GB` (10⁹) or `75GiB` (2³⁰), durations `90m`, `1.5h`, `1h30m`, model sizes
-`13B`, bands `<7B`, `7B-13B` (includes 7B, not 13B), `>=70B`. `null` removes what an extended profile has
+`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`. `null` removes what an extended profile has
 set.
 
 **Order, later wins**: defaults; the general parts of each file, oldest ancestor first; every section whose
@@ -73,9 +73,9 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("limits", "", ProfileLimits),
     ("container", "Not within sections.", ContainerTargets),
     ("sections: when", _SECTIONS, SectionSelector),
-    ("targets.gpus_by_size", "A list of these.", GpuStep),
+    ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),
-    ("targets.lr_stages", "A list of these.", LrStageTarget),
+    ("targets.lr_stages", "", LrStageTarget),
 )
 
 _ENGINE_CONFIG = """\
