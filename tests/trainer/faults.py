@@ -118,40 +118,58 @@ def cut_off(seconds: str) -> None:
     plain = Session.begin
 
     def begin(self: Session) -> None:
-        _ends_by(self, time.time() + float(seconds))
+        _ends_by(self, self.clock.now() + float(seconds))
         plain(self)
 
     Session.begin = begin  # type: ignore[method-assign]
 
 
-def goes_on_after_the_first_submission() -> None:
-    """Not before some more evaluations would have had room, however slow the machine is."""
+def steps_take(seconds: str) -> None:
+    """By the session's clock, which stands still otherwise: how fast this machine is makes no difference."""
+    from trainer.session import session
     from trainer.session.session import Session
 
-    plain, extended = Session._write, []
+    session.AGREE_S = 0.0
+    begin, stepped, began = Session.begin, Session.stepped, time.time()
+
+    def with_own_clock(self: Session) -> None:
+        self.clock.now = lambda: began + self.step * float(seconds)
+        begin(self)
+
+    Session.begin = with_own_clock  # type: ignore[method-assign]
+    Session.stepped = lambda self, _: stepped(self, float(seconds))  # type: ignore[method-assign]
+
+
+def _after_a_submission(act: Any) -> None:
+    """`act(session)` after each."""
+    from trainer.session.session import Session
+
+    plain = Session._write
 
     def write(self: Session, *rest: Any) -> None:
         plain(self, *rest)
-        if not extended:
-            extended.append(True)
-            _ends_by(self, max(self.clock.end_by, time.time() + 3 + 3 * self.clock.eval_s))
+        act(self)
 
     Session._write = write  # type: ignore[method-assign]
 
 
-def has_room_for(steps: str) -> None:
-    """Once a few steps have been timed, so many more fit."""
-    from trainer.session.session import Session
+def goes_on_after_the_first_submission() -> None:
+    """Not before some more evaluations would have had room, however slow the machine is."""
+    extended = []
 
-    plain = Session.stepped
+    def extend(session: Any) -> None:
+        if not extended:
+            extended.append(True)
+            _ends_by(session, max(session.clock.end_by, time.time() + 3 + 3 * session.clock.eval_s))
 
-    def stepped(self: Session, seconds: float) -> Any:
-        if self.step == 6:
-            room = int(steps) * self.clock.step_s + self.clock.finish_s
-            _ends_by(self, max(self.clock.end_by, time.time() + room))
-        return plain(self, seconds)
+    _after_a_submission(extend)
 
-    Session.stepped = stepped  # type: ignore[method-assign]
+
+def asked_to_stop_after_the_first_submission() -> None:
+    from trainer.handoff import LaunchSpec
+
+    # Rows are prepared in a process of their own, which has no launch yet.
+    _after_a_submission(lambda session: Path(LaunchSpec.read().run.stop_path).touch())
 
 
 def searches_in_few_steps(most: str) -> None:

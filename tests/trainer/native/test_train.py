@@ -16,7 +16,7 @@ from trainer.inputs.tokens import LabelledRow
 from trainer.native import checkpoints, evaluation
 from trainer.native.batches import BatchLayout, TokenRows
 from trainer.native.train import Trainer, resume, run_loop
-from trainer.scoring.losses import row_losses
+from trainer.scoring.held_out import row_losses
 from trainer.session import session
 from trainer.session.failures import NotANumber
 

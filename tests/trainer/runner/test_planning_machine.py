@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,5 +124,6 @@ def test_an_older_kernels_quota_is_read_too(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "visible_gpus", lambda: GpuSet(kind=CPU, count=1))
-    seen = planning.detect_machine(tmp_path)
-    assert seen.disk_free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    free = {tmp_path: 7 * GB, Path("/"): GB}
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    assert planning.detect_machine(tmp_path).disk_free_bytes == 7 * GB

@@ -22,7 +22,6 @@ from core.runs.progress import (
     NoteEvent,
     ProgressEvent,
     StepEvent,
-    SubmissionEvent,
     parse_events,
 )
 from core.runs.run_files import RunEnd, RunResult, RunSpec
@@ -196,22 +195,21 @@ def test_cut_off_at_a_random_moment_a_whole_submission_was_there_from_the_first_
     assert result.end is RunEnd.CLOCK, result.detail
     assert result.submission
     assert in_time(run)
-    assert (watch.torn, watch.looks > 10) == (0, True)
+    assert (watch.torn, watch.looks > 0) == (0, True)
     submitted_model(run)
 
 
 def test_a_machine_slower_than_planned_ends_decayed_and_in_time(
     forks: ForkServer, endless: Path, tmp_path: Path
 ) -> None:
+    """By a clock that only steps advance: 40 fit, where thousands were planned."""
     run = planned(task(tmp_path, TaskType.INSTRUCT, 600), endless)
-    result = execute(run, forks, patch="slower_steps cut_off:8 has_room_for:20")
+    result = execute(run, forks, patch="cut_off:8 steps_take:0.2")
     assert result.end is RunEnd.CLOCK
-    assert in_time(run)
+    assert 30 < result.steps < 40
     found = rates(run)
-    assert 3 < len(found) < 45
     assert max(found) == pytest.approx(1e-3, rel=0.01)
-    # As planned there were thousands of steps, and hardly any decay in the first of them.
-    assert found[-1] < 0.35 * max(found)
+    assert found[-1] < 0.05 * max(found)
 
 
 def test_killed_at_random_instants_it_leaves_a_whole_submission(
@@ -247,19 +245,7 @@ def test_killed_at_random_instants_it_leaves_a_whole_submission(
 def stopped(run: RunSpec, forks: ForkServer) -> tuple[Path, int]:
     """Asked to stop after its first submission: the checkpoint that it leaves, and its steps."""
 
-    over = threading.Event()
-
-    def stop_when_training() -> None:
-        while not any(isinstance(event, SubmissionEvent) for event in seen()) and not over.is_set():
-            time.sleep(0.02)
-        Path(run.stop_path).touch()
-
-    def seen() -> list[ProgressEvent]:
-        return events(run) if Path(run.progress_path).exists() else []
-
-    threading.Thread(target=stop_when_training, daemon=True).start()
-    result = execute(run, forks, patch="slower_steps")
-    over.set()
+    result = execute(run, forks, patch="slower_steps asked_to_stop_after_the_first_submission")
     assert (result.end, result.exit_code) == (RunEnd.STOPPED, 0), result.detail
     checkpoint = [event for event in events(run) if isinstance(event, CheckpointEvent)][-1]
     assert checkpoint.step == result.steps
@@ -294,7 +280,7 @@ def test_asked_to_stop_it_saves_ends_and_can_be_resumed_with_the_same_schedule(
     # Linear from the peak at step 2 to nothing at step 40.
     assert steps[0].lr == pytest.approx(1e-3 * (40 - done) / 38, rel=0.1)
     assert again.best is not None
-    assert again.best.value < min(before)
+    assert again.best.value <= min(before)
 
 
 def test_out_of_memory_climbs_down_the_ladder_and_finishes(

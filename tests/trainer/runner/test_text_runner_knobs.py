@@ -36,7 +36,7 @@ def test_with_the_kl_term_the_model_stays_nearer_to_the_base_and_is_scored_by_it
         changes = {"era": Era.TOURNAMENTS, "kl_coefficient": coefficient}
         run = task(tmp_path / f"{coefficient}", TaskType.INSTRUCT, **changes)
         run = planned(run, profile, method=method)
-        result = execute(run, forks)
+        result = execute(run, forks, patch="judged_every:10")
         assert result.end is RunEnd.FINISHED, result.detail
         assert result.best is not None
         base, ours = rescored(run)
@@ -105,7 +105,7 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(forks: ForkServer, 
         "early_stopping_patience": 2,
     }
     run = planned(task(tmp_path, TaskType.INSTRUCT), shaped(tmp_path, **said))
-    result = execute(run, forks, patch="worse_every_time slower_steps")
+    result = execute(run, forks, patch="worse_every_time judged_every:2")
     assert result.end is RunEnd.EARLY, result.detail
     assert "no better score in 2 evaluations" in result.detail
     assert result.steps < 50

@@ -94,7 +94,7 @@ def test_a_rank_that_fails_records_why_and_ends_at_once(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == code

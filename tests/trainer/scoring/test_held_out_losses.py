@@ -13,8 +13,8 @@ from transformers import Trainer, TrainingArguments
 
 from tests.trainer import tiny
 from trainer.inputs.tokens import IGNORED, LabelledRow
-from trainer.scoring import losses
-from trainer.scoring.losses import row_losses
+from trainer.scoring import held_out
+from trainer.scoring.held_out import row_losses
 
 
 def labelled(count: int, seed: int = 0, longest: int = 60) -> list[LabelledRow]:
@@ -72,7 +72,7 @@ def test_more_ranks_than_rows_leave_some_with_nothing_to_report() -> None:
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows, real, sizes = tiny.model(), labelled(13), losses.predict, []
+    model, rows, real, sizes = tiny.model(), labelled(13), held_out.predict, []
 
     def small(*arguments: Any) -> Any:
         sizes.append(len(arguments[1]))
@@ -81,7 +81,7 @@ def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: py
         return real(*arguments)
 
     whole = row_losses(model, rows, 4).rows
-    monkeypatch.setattr(losses, "predict", small)
+    monkeypatch.setattr(held_out, "predict", small)
     assert row_losses(model, rows, 4).rows == pytest.approx(whole, rel=1e-4)
     assert sizes[0] == 13
 
@@ -90,7 +90,7 @@ def test_a_row_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.Monke
     def never(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(losses, "predict", never)
+    monkeypatch.setattr(held_out, "predict", never)
     with pytest.raises(torch.OutOfMemoryError):
         row_losses(tiny.model(), labelled(2), 4)
 

@@ -19,7 +19,7 @@ from trainer.axolotl.trainers import PairTrainer
 from trainer.inputs.dpo_grpo import cut_pair, pair_rows
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.inputs.tokens import PairRow
-from trainer.scoring.losses import pair_log_probs, pair_losses
+from trainer.scoring.held_out import pair_log_probs, pair_losses
 
 DATASET = DpoDataset(field_prompt="prompt", field_chosen="chosen", field_rejected="rejected")
 
