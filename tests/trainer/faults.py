@@ -67,12 +67,12 @@ def worse_every_time() -> None:
     """The held-out score after the first evaluation."""
     from trainer.axolotl.scorers import HeldOutScorer
 
-    told: list[float] = []
+    scores: list[float] = []
 
     def score(self: HeldOutScorer) -> float:
-        told.append(5.0 + len(told))
+        scores.append(5.0 + len(scores))
         self.rewarded = None
-        return told[-1]
+        return scores[-1]
 
     HeldOutScorer.score = score  # type: ignore[method-assign]
 
@@ -82,12 +82,12 @@ def better_every_time() -> None:
     from trainer.axolotl.scorers import HeldOutScorer
     from trainer.session.clock import RunClock
 
-    told: list[float] = []
+    scores: list[float] = []
 
     def score(self: HeldOutScorer) -> float:
-        told.append(1.0 / (len(told) + 2))
+        scores.append(1.0 / (len(scores) + 2))
         self.rewarded = None
-        return told[-1] if self.lower_is_better else -told[-1]
+        return scores[-1] if self.lower_is_better else -scores[-1]
 
     HeldOutScorer.score = score  # type: ignore[method-assign]
     RunClock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
@@ -194,10 +194,12 @@ def dumps_arguments() -> None:
 
     def train(self: Any, *rest: Any, **named: Any) -> Any:
         place = Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("arguments.json")
-        found = {key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)}
-        found["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
-        found["trainer"] = type(self).__name__
-        place.write_text(json.dumps(found), encoding="utf-8")
+        arguments = {
+            key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)
+        }
+        arguments["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
+        arguments["trainer"] = type(self).__name__
+        place.write_text(json.dumps(arguments), encoding="utf-8")
         return plain(self, *rest, **named)
 
     Trainer.train = train

@@ -175,10 +175,10 @@ def logits(seed: int, rows: int = 3, length: int = 9, words: int = 17) -> torch.
 
 
 def labels(rows: int = 3, length: int = 9) -> torch.Tensor:
-    found = torch.arange(rows * length).reshape(rows, length) % 17
-    found[:, :3] = -100
-    found[1, 6:] = -100
-    return found
+    marked = torch.arange(rows * length).reshape(rows, length) % 17
+    marked[:, :3] = -100
+    marked[1, 6:] = -100
+    return marked
 
 
 def test_it_is_the_mean_over_the_labels_own_positions_of_what_the_library_computes() -> None:

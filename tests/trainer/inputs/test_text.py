@@ -299,17 +299,17 @@ ENDLESS = "def f(completions):\n    import time\n    time.sleep(3600)  # endless
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Functions that never come back, as often as they were called, with little time for each. Others have
     what a busy machine needs."""
-    found: list[str] = []
+    waited: list[str] = []
     request = sandbox.RewardProcess.request
 
     def soon(self: sandbox.RewardProcess, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if question.get("source") != ENDLESS:
             return request(self, question, seconds)
-        found.append(ENDLESS)
+        waited.append(ENDLESS)
         return request(self, question, 0.3)
 
     monkeypatch.setattr(sandbox.RewardProcess, "request", soon)
-    return found
+    return waited
 
 
 def test_an_endless_reward_ends_the_run(tmp_path: Path, waited_for: list[str]) -> None:
@@ -377,9 +377,9 @@ def test_a_models_window_is_found_by_whatever_name_its_family_has_for_it(tmp_pat
 def test_a_pad_token_that_the_model_has_no_row_for_is_not_padded_with(tmp_path: Path) -> None:
     """It is masked, and looked up all the same: the first batch of unequal rows would end the run."""
     model = tiny.save(tmp_path / "model")
-    made = tiny.tokenizer(pad=False)
-    made.add_special_tokens({"pad_token": "<added later>"})
-    made.save_pretrained(model)
+    unpadded = tiny.tokenizer(pad=False)
+    unpadded.add_special_tokens({"pad_token": "<added later>"})
+    unpadded.save_pretrained(model)
     tokenizer = load_tokenizer(str(model))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
     assert pad_token_for_engine(tokenizer) == tiny.TURN

@@ -44,15 +44,15 @@ def one(folder: Path, case: str) -> None:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        made = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
-        group.require_same("rows", *made.setup.train.tokens.fingerprint())
+        trainer = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
+        group.require_same("rows", *trainer.setup.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
             group.require_same("rows", *rows.fingerprint())
         if trouble == "resume":
             state = checkpoints.newest_checkpoint(folder / name / "states")
             assert state is not None
-            assert resume(made, state) == state
+            assert resume(trainer, state) == state
         # Watched from here on: how long a busy machine takes to begin is nobody's hang.
         stands_still = trouble == "hang" and group.rank == 1
         with HangWatchdog(SOON_S if stands_still else LONG_S, hung) as watch:
@@ -61,7 +61,7 @@ def one(folder: Path, case: str) -> None:
                 os._exit(7)
             if stands_still:
                 time.sleep(600)
-            run_loop(made)
+            run_loop(trainer)
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:

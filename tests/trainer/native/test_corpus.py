@@ -33,12 +33,12 @@ def lines(path: Path, count: int, column: str = "text") -> Path:
 
 def test_documents_end_with_the_end_token_and_are_built_once(tmp_path: Path, model: Path) -> None:
     (tokenizer, size), source = corpus.load_corpus(str(model)), lines(tmp_path / "rows.jsonl", 30)
-    made = corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
-    assert len(made) == 30
-    assert {int(made[row].ids[-1]) for row in range(30)} == {tokenizer.eos_token_id}
+    tokens = corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
+    assert len(tokens) == 30
+    assert {int(tokens[row].ids[-1]) for row in range(30)} == {tokenizer.eos_token_id}
     wanted = tokenizer("near plum 7 far", add_special_tokens=False)["input_ids"]
-    assert made[7].ids[:-1].tolist() == wanted
-    assert made[7].trained.all()
+    assert tokens[7].ids[:-1].tolist() == wanted
+    assert tokens[7].trained.all()
     before = (tmp_path / "tokens/meta.json").stat().st_mtime_ns
     corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
     assert (tmp_path / "tokens/meta.json").stat().st_mtime_ns == before
@@ -57,8 +57,8 @@ def test_a_long_text_is_read_in_pieces_and_nothing_is_lost(
     assert "".join(piece for piece, _ in pieces) == text
     assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
     tokenizer, size = corpus.load_corpus(str(model))
-    made = corpus.build_corpus(tmp_path / "book.txt", tmp_path / "tokens", tokenizer, size)
-    ids = np.concatenate([made[row].ids for row in range(len(made))]).tolist()
+    tokens = corpus.build_corpus(tmp_path / "book.txt", tmp_path / "tokens", tokenizer, size)
+    ids = np.concatenate([tokens[row].ids for row in range(len(tokens))]).tolist()
     assert ids == [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 

@@ -125,5 +125,5 @@ def test_a_plan_for_gpus_without_gpus_fails_with_a_way_out() -> None:
 
 
 def test_the_decoders_layers_are_found_under_adapters(tmp_path: Path) -> None:
-    made = tiny.training(tmp_path, tiny.plan())
-    assert len(distributed.layers_of(made.setup.net)) == 2
+    trainer = tiny.training(tmp_path, tiny.plan())
+    assert len(distributed.layers_of(trainer.setup.net)) == 2

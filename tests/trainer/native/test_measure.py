@@ -38,9 +38,9 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> LaunchSpec:
 
 
 def test_steps_are_timed_after_the_first_ones(spec: LaunchSpec) -> None:
-    found = native_measure.measure_speed(spec, native_measure.single_gpu_plan(spec.plan), 3)
-    assert found["tokens_s"] > 0
-    assert found["loss"] == pytest.approx(6, abs=1)
+    measured = native_measure.measure_speed(spec, native_measure.single_gpu_plan(spec.plan), 3)
+    assert measured["tokens_s"] > 0
+    assert measured["loss"] == pytest.approx(6, abs=1)
 
 
 def test_a_trace_names_the_operations_that_take_the_time(

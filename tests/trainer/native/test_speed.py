@@ -62,9 +62,9 @@ def test_cuda_graphs_are_for_fixed_shapes_only(packing: bool, checkpointing: boo
 @pytest.mark.parametrize(("most", "wanted"), [(4, (4, 8)), (8, (8, 4)), (100, (32, 1)), (1, (4, 8))])
 def test_the_batch_grows_as_far_as_it_fits_and_the_step_stays(most: int, wanted: tuple[int, int]) -> None:
     plan = tiny.plan(batch=BatchPlan(micro=4, accumulation=8, world_size=1))
-    found = native_speed.larger_micro(plan, lambda micro: micro <= most).batch
-    assert (found.micro, found.accumulation) == wanted
-    assert found.effective == plan.batch.effective
+    batch = native_speed.larger_micro(plan, lambda micro: micro <= most).batch
+    assert (batch.micro, batch.accumulation) == wanted
+    assert batch.effective == plan.batch.effective
 
 
 def test_a_batch_is_not_grown_beyond_what_gets_faster() -> None:

@@ -57,8 +57,8 @@ def rewards(folder: Path, *sources: str, **options: Any) -> Iterator[Rewards]:
 
 def notes(folder: Path) -> list[str]:
     file = folder / "progress.jsonl"
-    found = [line.event for line in parse_events(file.read_bytes())] if file.exists() else []
-    return [event.text for event in found if isinstance(event, NoteEvent)]
+    events = [line.event for line in parse_events(file.read_bytes())] if file.exists() else []
+    return [event.text for event in events if isinstance(event, NoteEvent)]
 
 
 #: Answers in the place of the worker that it runs in, on every descriptor that it finds.
@@ -328,14 +328,14 @@ def test_a_reward_that_only_forks_is_ended_with_all_its_children(
     monkeypatch.setenv("LC_ALL", "god-miner-fork-test")  # passed on: how its processes are told from others
 
     def left() -> int:
-        found = 0
+        count = 0
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
-                    found += b"LC_ALL=god-miner-fork-test" in (entry / "environ").read_bytes()
+                    count += b"LC_ALL=god-miner-fork-test" in (entry / "environ").read_bytes()
                 except OSError:
                     continue
-        return found
+        return count
 
     with rewards(tmp_path, BOMB) as opened:
         assert opened.call(0, ["a"]) == [0.0]

@@ -35,9 +35,9 @@ def run(tmp_path: Path) -> RunSpec:
 def watch(run: RunSpec, tmp_path: Path) -> ImageMonitor:
     (tmp_path / "output").mkdir()
     plan = TrainingPlan.from_json(Path(run.plan_path or "").read_bytes())
-    found = ImageMonitor(run, plan, tmp_path / "output", run.end_by, ProgressLog(Path(run.progress_path)))
-    found.submission.prepare()
-    return found
+    monitor = ImageMonitor(run, plan, tmp_path / "output", run.end_by, ProgressLog(Path(run.progress_path)))
+    monitor.submission.prepare()
+    return monitor
 
 
 def left(watch: ImageMonitor, name: str) -> None:
@@ -158,17 +158,17 @@ def test_other_bars_and_lines_say_nothing(line: str) -> None:
 
 
 def test_a_loss_of_nan_is_seen() -> None:
-    found = parse_step("steps:   3%|▎| 48/1600 [01:02<33:20,  1.29s/it, avr_loss=nan]", 1600)
-    assert found is not None
-    assert found.loss is not None
-    assert math.isnan(found.loss)
-    assert is_broken(found)
+    step = parse_step("steps:   3%|▎| 48/1600 [01:02<33:20,  1.29s/it, avr_loss=nan]", 1600)
+    assert step is not None
+    assert step.loss is not None
+    assert math.isnan(step.loss)
+    assert is_broken(step)
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))
 def test_whatever_an_engine_prints_is_a_step_or_nothing(line: str, total: int) -> None:
-    found = parse_step(line, total)
-    assert found is None or found.total == total
+    step = parse_step(line, total)
+    assert step is None or step.total == total
 
 
 @pytest.mark.parametrize(

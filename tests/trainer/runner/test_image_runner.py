@@ -57,7 +57,7 @@ def planned(
 ) -> RunSpec:
     """A plan for a card that nobody here has: the stand-ins only count."""
     assert run.image_type is not None
-    made = image_plan(
+    plan = image_plan(
         run.image_type,
         model=image_model_facts("org/pictures", run.image_type),
         batch=BatchPlan(micro=micro, accumulation=1, world_size=1),
@@ -66,7 +66,7 @@ def planned(
         image=ImagePlan(save_every_epochs=5),
     )
     path = Path(run.work_dir).parent / "plan.json"
-    path.write_text(made.to_json(), encoding="utf-8")
+    path.write_text(plan.to_json(), encoding="utf-8")
     return run.model_copy(update={"plan_path": str(path)})
 
 

@@ -63,8 +63,8 @@ def llama(tmp_path: Path) -> ModelFacts:
 
 
 def facts(rows: int = 2000) -> Any:
-    found = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
-    return facts_from_rows(TaskType.INSTRUCT, found, rows)
+    records = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
+    return facts_from_rows(TaskType.INSTRUCT, records, rows)
 
 
 def test_it_is_made_for_the_gpus_that_are_visible(on: Any, llama: ModelFacts, tmp_path: Path) -> None:

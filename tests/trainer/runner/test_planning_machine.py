@@ -60,24 +60,24 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def put(*cards: tuple[str, int, tuple[int, int]]) -> Driver:
-        made = Driver(*cards)
-        monkeypatch.setitem(sys.modules, "pynvml", made)
-        return made
+        library = Driver(*cards)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        return library
 
     return put
 
 
 def test_four_gpus_of_one_kind(driver: Any) -> None:
-    made = driver(H100, H100, H100, H100)
-    found = planning.visible_gpus()
-    assert (found.kind.name, found.count) == ("H100-SXM", 4)
-    assert made.closed
+    library = driver(H100, H100, H100, H100)
+    gpus = planning.visible_gpus()
+    assert (gpus.kind.name, gpus.count) == ("H100-SXM", 4)
+    assert library.closed
 
 
 def test_of_several_kinds_those_with_the_most_memory_are_used(driver: Any) -> None:
     driver(T4, H100, T4)
-    found = planning.visible_gpus()
-    assert (found.kind.name, found.count) == ("H100-SXM", 1)
+    gpus = planning.visible_gpus()
+    assert (gpus.kind.name, gpus.count) == ("H100-SXM", 1)
 
 
 def test_gpus_that_cuda_may_not_use_are_not_counted(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:

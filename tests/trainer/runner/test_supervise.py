@@ -51,11 +51,11 @@ class FakeTime:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    made = FakeTime()
-    monkeypatch.setattr(module.time, "sleep", made.sleep)
+    fake = FakeTime()
+    monkeypatch.setattr(module.time, "sleep", fake.sleep)
     monkeypatch.setattr(module, "dump_stacks", lambda: None)
     monkeypatch.setattr(module, "reap", lambda pid: None)
-    return made
+    return fake
 
 
 def watched(

@@ -89,14 +89,14 @@ def test_what_is_submitted_loads_anywhere_and_is_better_than_the_base_on_held_ou
 
 def test_the_same_run_is_the_same_training(forks: ForkServer, tmp_path: Path) -> None:
     """To the last digit: the adapter begins with weights of the plan's seed too."""
-    found = []
+    losses = []
     for attempt in ("first", "second"):
         profile = write_profile(tmp_path / f"{attempt}.yaml", targets={"max_steps": 3})
         run = planned(task(tmp_path / attempt, TaskType.INSTRUCT), profile)
         assert execute(run, forks, patch="unseeded").end is RunEnd.FINISHED
-        found.append([event.loss for event in events(run) if isinstance(event, StepEvent)])
-    assert len(found[0]) == 3
-    assert found[0] == found[1]
+        losses.append([event.loss for event in events(run) if isinstance(event, StepEvent)])
+    assert len(losses[0]) == 3
+    assert losses[0] == losses[1]
 
 
 #: Every token counts, so hardly any two completions are worth the same: each step has something to learn.
@@ -207,9 +207,9 @@ def test_a_machine_slower_than_planned_ends_decayed_and_in_time(
     result = execute(run, forks, patch="cut_off:8 steps_take:0.2")
     assert result.end is RunEnd.CLOCK
     assert 30 < result.steps < 40
-    found = rates(run)
-    assert max(found) == pytest.approx(1e-3, rel=0.01)
-    assert found[-1] < 0.05 * max(found)
+    factors = rates(run)
+    assert max(factors) == pytest.approx(1e-3, rel=0.01)
+    assert factors[-1] < 0.05 * max(factors)
 
 
 def test_killed_at_random_instants_it_leaves_a_whole_submission(
@@ -344,11 +344,11 @@ def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
     said = {"neftune_alpha": 3.0, "dataloader_drop_last": True, "max_steps": 2}
     run = planned(task(tmp_path, task_type), write_profile(tmp_path / "p.yaml", targets=said))
     assert execute(run, forks, patch="dumps_arguments").end is RunEnd.FINISHED
-    found = json.loads(Path(launch_spec(run).launch_dir, "arguments.json").read_text("utf-8"))
-    assert found["neftune_noise_alpha"] == 3.0
-    assert found["dataloader_drop_last"] is True
-    assert found["ddp_find_unused_parameters"] is False
-    assert "SessionCallback" in found["callbacks"]
+    arguments = json.loads(Path(launch_spec(run).launch_dir, "arguments.json").read_text("utf-8"))
+    assert arguments["neftune_noise_alpha"] == 3.0
+    assert arguments["dataloader_drop_last"] is True
+    assert arguments["ddp_find_unused_parameters"] is False
+    assert "SessionCallback" in arguments["callbacks"]
 
 
 @pytest.mark.parametrize(

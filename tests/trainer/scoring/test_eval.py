@@ -127,8 +127,8 @@ def test_environments_are_not_scored_on_rows(tmp_path: Path) -> None:
 def test_a_run_file_is_a_task_too(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(spec(tmp_path, TaskType.CHAT, era=Era.TOURNAMENTS, kl_coefficient=0.5).to_json())
-    found = EvalTask.read(file)
-    assert (found.era, found.kl_coefficient, found.data) == (
+    read = EvalTask.read(file)
+    assert (read.era, read.kl_coefficient, read.data) == (
         Era.TOURNAMENTS,
         0.5,
         str(tmp_path / "rows.json"),

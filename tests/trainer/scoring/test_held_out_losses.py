@@ -40,10 +40,10 @@ def one_by_one(model: Any, row: LabelledRow) -> float:
 @pytest.mark.parametrize("max_tokens", [1, 64, 100_000])
 def test_batched_losses_are_those_of_every_row_by_itself(kind: str, max_tokens: int) -> None:
     model, rows = tiny.model(kind), labelled(40)
-    found = row_losses(model, rows, 4, max_tokens=max_tokens).rows
-    assert sorted(found) == list(range(40))
+    losses = row_losses(model, rows, 4, max_tokens=max_tokens).rows
+    assert sorted(losses) == list(range(40))
     for place, row in enumerate(rows):
-        assert found[place] == pytest.approx(one_by_one(model, row), rel=1e-4)
+        assert losses[place] == pytest.approx(one_by_one(model, row), rel=1e-4)
 
 
 def test_the_score_is_what_the_evaluations_own_trainer_reports(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_row_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.Monke
 
 def test_the_kl_is_the_mean_over_the_labels_own_positions_and_leaves_the_losses_alone() -> None:
     model, base, rows = tiny.model(seed=1), tiny.model(seed=2), labelled(9)
-    found = row_losses(model, rows, 4, reference=base, kl=True)
-    assert found.rows == pytest.approx(row_losses(model, rows, 4).rows, rel=1e-4)
+    losses = row_losses(model, rows, 4, reference=base, kl=True)
+    assert losses.rows == pytest.approx(row_losses(model, rows, 4).rows, rel=1e-4)
     total, tokens = 0.0, 0
     for row in rows:
         ids = torch.tensor([list(row.ids)])
@@ -108,8 +108,8 @@ def test_the_kl_is_the_mean_over_the_labels_own_positions_and_leaves_the_losses_
         places = [at for at, label in enumerate(row.labels) if label != IGNORED]
         apart = (mine.exp() * (mine - theirs)).sum(-1)[places]
         total, tokens = total + float(apart.sum()), tokens + len(places)
-    assert found.kl_tokens == tokens
-    assert found.kl_total / found.kl_tokens == pytest.approx(total / tokens, rel=1e-4)
+    assert losses.kl_tokens == tokens
+    assert losses.kl_total / losses.kl_tokens == pytest.approx(total / tokens, rel=1e-4)
 
 
 def test_scoring_leaves_a_model_in_training_mode_as_it_was() -> None:
