@@ -101,8 +101,7 @@ async def _restarts(field: Field, rounds: int) -> list[float]:
 
 async def _fill(field: Field) -> None:
     """Jobs that are over, each with an attempt."""
-    records = field.jobs.services.records
-    first = await records.read(lambda db: store_jobs.newest_jobs(db, 1))
+    first = await field.store.read(store_jobs.newest_jobs, 1)
     assert first
     with database.connect(field.store.path) as db:
         columns = (

@@ -32,7 +32,6 @@ from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager, JobsNotReady
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -168,11 +167,6 @@ class Daemon:
             "live_nonces": len(self.nonces),
         }
 
-    @property
-    def job_records(self) -> JobRecords:
-        """The records of jobs, for reading."""
-        return JobRecords(self.store, clock=self.clock)
-
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
 
@@ -235,8 +229,8 @@ class Daemon:
             log.error("a job could not be started", exc_info=error)
 
     async def _clean_disk(self) -> None:
-        if self.jobs is not None and self.jobs.cleaner is not None:
-            await self.jobs.cleaner.remove_expired(self.clock())
+        if self.jobs is not None:
+            await self.jobs.services.cleaner.remove_expired()
 
     async def _wait_for_first_metagraph(self) -> None:
         """Wait a moment for the first metagraph, so that a validator that calls right now gets no 503."""

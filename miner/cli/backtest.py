@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.domain.errors import ConfigError, Problem
 from miner.cli import options
-from miner.cli.options import local_hardware
+from miner.cli.options import DEFAULT_GPUS, load_settings, local_hardware, parse_time
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from miner.offers.past_offers import StoredOffer
     from miner.offers.policies.load import LoadedPolicy
     from miner.settings import Settings
-
-
-DEFAULT_FLEET = "4xH100"
 
 
 Policies = Annotated[
@@ -87,13 +85,12 @@ def backtest(
     With --set: before and after."""
     from core.domain.hardware import Hardware, parse_gpus
     from miner.offers.policies.load import parse_overrides
-    from miner.settings import load_settings
 
     settings = load_settings()
     here = None if policies else local_hardware(settings)
     loaded = _policies(policies, settings, directories or (), here)
     gpus = parse_gpus(fleet) if fleet else here and here.gpus
-    gpus = gpus or parse_gpus(loaded[0].hardware or DEFAULT_FLEET)
+    gpus = gpus or parse_gpus(loaded[0].hardware or DEFAULT_GPUS)
     chosen, why = _profile_for(profile, settings, loaded, Hardware(gpus=gpus))
     if not as_json:
         typer.echo(f"on {gpus}, planned by profile {chosen.name}: {why}")
@@ -114,7 +111,6 @@ def _profile_for(
     name: str | None, settings: Settings, policies: Sequence[LoadedPolicy], hardware: Hardware
 ) -> tuple[LoadedProfile, str]:
     """Return one profile for all policies, and why. Raise `ConfigError` if it is made for other hardware."""
-    from core.domain.errors import ConfigError, Problem
     from core.domain.hardware import parse_gpus
     from core.profile.resolve import load_profile
     from miner.offers.policies.selection import ChosenName, active_profile_name
@@ -154,7 +150,6 @@ def _backtest_and_offers(
     since: str | None,
     jsonl: Path | None,
 ) -> tuple[Backtest, list[StoredOffer]]:
-    from miner.cli.options import parse_time
     from miner.offers.backtest.replay import Backtest
     from miner.offers.past_offers import read_offer_lines
 
@@ -242,7 +237,6 @@ def generate(
     How often a miner is asked is not known: say it with --per-day."""
     from datetime import UTC, datetime
 
-    from core.domain.errors import ConfigError, Problem
     from miner.offers.backtest.synthetic import synthetic_offers
     from miner.offers.past_offers import offer_to_line
 

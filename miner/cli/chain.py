@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from core.domain.errors import ConfigError, GodMinerError, Problem
+from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo, echo_error, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="What the subnet knows of this miner.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
 
 #: The chain answered, and something is left to do.
 NEEDS_ACTION = 1
@@ -58,18 +57,18 @@ class _ChainView:
 
 
 @app.command()
-def status(as_json: AsJson = False) -> None:
+def status(as_json: AsJsonObject = False) -> None:
     """Show the metagraph (or the daemon's copy, with its age) and this miner's place in it."""
-    view = _view_chain(_settings(as_json))
+    view = _view_chain(load_settings())
     rows = _hotkey_rows(view) | _graph_rows(view) | _own_rows(view)
     _print_rows(rows, as_json)
     raise typer.Exit(view.exit_code)
 
 
 @app.command("register-check")
-def register_check(as_json: AsJson = False) -> None:
+def register_check(as_json: AsJsonObject = False) -> None:
     """Exit with 0 if the hotkey is registered on the subnet; else with 1, and say how to register."""
-    view = _view_chain(_settings(as_json))
+    view = _view_chain(load_settings())
     rows = _hotkey_rows(view) | {"netuid": view.netuid} | _own_rows(view)
     _print_rows(rows | ({"error": str(view.error)} if view.error else {}), as_json)
     raise typer.Exit(view.exit_code)
@@ -80,12 +79,12 @@ def publish_ip(
     ip: Annotated[str | None, typer.Option(help="The public IPv4 address; PUBLIC_IP if left out.")] = None,
     port: Annotated[int | None, typer.Option(help="The public port; PUBLIC_PORT if left out.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonObject = False,
 ) -> None:
     """Publish this miner's address on chain, unless it is there already."""
     from miner.chain.metagraph import is_unreachable_for_fiber
 
-    settings = _settings(as_json)
+    settings = load_settings()
     try:
         address, port = _wanted_address(settings, ip, port)
         if is_unreachable_for_fiber(address):
@@ -108,15 +107,6 @@ def exit_code(error: GodMinerError) -> int:
     if isinstance(error, ChainUnavailable):
         return os.EX_UNAVAILABLE
     return os.EX_CONFIG if isinstance(error, ConfigError | IdentityError) else NEEDS_ACTION
-
-
-def _settings(as_json: bool) -> Settings:
-    from miner.settings import load_settings
-
-    try:
-        return load_settings()
-    except ConfigError as error:
-        _fail(error, as_json)
 
 
 def _view_chain(settings: Settings) -> _ChainView:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from core.domain.errors import ConfigError
-from miner.cli.output import echo, echo_error, echo_json, terminal
+from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Which settings are in force, and which there are.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
-
 
 @app.command()
-def show(as_json: AsJson = False) -> None:
+def show(as_json: AsJsonObject = False) -> None:
     """Print every setting in force, where it came from and what it means. Secrets are hidden."""
-    from miner.settings import load_settings
-
-    try:
-        settings = load_settings()
-    except ConfigError as error:
-        echo_error(error, as_json=as_json)
-        raise typer.Exit(os.EX_CONFIG) from None
+    settings = load_settings()
     if as_json:
         echo_json(_settings_as_json(settings))
     else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from core.domain.errors import ConfigError
+from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo_json, terminal
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 @app.callback()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> None:
     """Check for what would keep this miner from working. Exit code 1 if anything would."""
     from miner.doctor import is_healthy
@@ -40,10 +41,8 @@ def doctor(
 
 def _findings() -> list[Finding]:
     """Run all checks; only those of the settings if they are wrong, because all others need them."""
-    from miner.doctor import CheckContext, Finding, FindingStatus, examine
-    from miner.doctor.checks import ALL_CHECKS
+    from miner.doctor import ALL_CHECKS, CheckContext, Finding, FindingStatus, examine
     from miner.observe.redact import Redactor
-    from miner.settings import load_settings
 
     try:
         settings = load_settings()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.cli.options import Since, load_settings, parse_time
 from miner.cli.output import echo_json, terminal
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def events(
         str | None, typer.Option(help="Only of one job: its number, or its task's id or beginning.")
     ] = None,
     alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
-    since: Annotated[
-        str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
-    ] = None,
+    since: Since = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="The newest so many.")] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until interrupted.")] = False,
     as_json: Annotated[
@@ -36,8 +35,6 @@ def events(
     ] = False,
 ) -> None:
     """Show what happened, oldest first: jobs, attempts, lapsed offers, alerts. Times are UTC."""
-    from miner.cli.options import parse_time
-    from miner.settings import load_settings
     from miner.store import events as store_events
     from miner.store import jobs as store_jobs
     from miner.store.database import open_store

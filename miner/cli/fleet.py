@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from core.domain.errors import ConfigError, GodMinerError
-from miner.cli.output import echo_error, echo_json, show_time, terminal
+from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.output import echo_json, show_time, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Show the GPUs of this host and who has them.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
 
 
 @app.callback()
@@ -25,19 +22,15 @@ def fleet() -> None:
 
 
 @app.command()
-def show(as_json: AsJson = False) -> None:
+def show(as_json: AsJsonObject = False) -> None:
     """Show GPUs, health, holders, windows and queue. Without a daemon: GPUs and reservations."""
     from miner.daemon_client import NoDaemon, get_page
-    from miner.settings import load_settings
 
+    settings = load_settings()
     try:
-        settings = load_settings()
-        try:
-            page = {"daemon": True, **get_page(settings, "/fleet")}
-        except NoDaemon as missing:
-            page = {"daemon": False, "why": str(missing), **_without_daemon(settings)}
-    except GodMinerError as error:
-        _fail(error, as_json)
+        page = {"daemon": True, **get_page(settings, "/fleet")}
+    except NoDaemon as missing:
+        page = {"daemon": False, "why": str(missing), **_without_daemon(settings)}
     if as_json:
         echo_json(page)
     else:
@@ -48,7 +41,7 @@ def show(as_json: AsJson = False) -> None:
 
 def _without_daemon(settings: Settings) -> dict[str, Any]:
     from miner.fleet.build import scan_once
-    from miner.fleet.page import page_without_daemon
+    from miner.fleet.fleet_view import view_without_daemon
     from miner.store import database
     from miner.store.offers import open_reservations
     from miner.store.store import Store
@@ -57,12 +50,7 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     path = settings.data_dir / database.FILE_NAME
     is_current = database.schema_version(path) == database.SCHEMA_VERSION
     taken = Store(path).read_now(open_reservations) if is_current else []
-    return page_without_daemon(seen.inventory, source, taken, time.time())
-
-
-def _fail(error: GodMinerError, as_json: bool) -> None:
-    echo_error(error, as_json=as_json)
-    raise typer.Exit(os.EX_CONFIG if isinstance(error, ConfigError) else 1)
+    return view_without_daemon(seen.inventory, source, taken, time.time())
 
 
 def _print(page: dict[str, Any]) -> None:

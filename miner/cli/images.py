@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from core.domain.errors import GodMinerError
+from miner.cli.options import load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Which = Annotated[
 @app.command("list")
 def list_images(which: Which = None, as_json: AsJson = False) -> None:
     """List the images, and whether they are what was built here."""
-    looks = _inspect_images(_settings(), which)
+    looks = _inspect_images(load_settings(), which)
     if as_json:
         echo_json([look.as_dict() for look in looks])
     else:
@@ -40,7 +41,7 @@ def check(which: Which = None, as_json: AsJson = False) -> None:
     """Start each image as a training would. Exit code 1 if a needed one cannot be used.
 
     Needed are those named here; without a name, those that tasks accepted by the policy train in."""
-    settings = _settings()
+    settings = load_settings()
     looks = _inspect_images(settings, which)
     needed = set(which) if which else _needed_images(settings)
     found = []
@@ -72,7 +73,7 @@ def prune(
     from miner.engines.docker.client import DockerClient
     from miner.engines.docker.images import TrainerImages, earlier_builds, remove_build
 
-    settings = _settings()
+    settings = load_settings()
     removed = []
     with closing(DockerClient(settings.docker_host)) as client:
         for build in earlier_builds(client, TrainerImages(settings)):
@@ -102,7 +103,7 @@ def build(
     from miner.engines.docker.images import IMAGE_KINDS, TrainerImages, source_root
     from miner.engines.docker.images import build_image as build_one
 
-    settings = _settings()
+    settings = load_settings()
     root = context.resolve() if context else source_root()
     images = TrainerImages(settings)
     pins = {}
@@ -123,12 +124,6 @@ def build(
                 echo(f"{short}: {pin.name} is {pin.id}")
     if as_json:
         echo_json(pins)
-
-
-def _settings() -> Settings:
-    from miner.settings import load_settings
-
-    return load_settings()
 
 
 def _inspect_images(settings: Settings, which: list[str] | None) -> list[ImageStatus]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from miner.cli import options
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ Which = Annotated[
         autocompletion=options.complete_jobs,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Number = Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt. Default: the newest.")]
+_T = TypeVar("_T")
 #: Pause between two reads of a growing log.
 _POLL_SECONDS = 0.3
 
@@ -43,7 +45,7 @@ def list_jobs(
     from miner.jobs import views
     from miner.store import jobs as store_jobs
 
-    settings = _settings()
+    settings = load_settings()
     try:
         query = f"?limit={limit}" + ("&open=true" if open_only else "")
         found = get_page(settings, f"/jobs{query}")["jobs"]
@@ -66,7 +68,7 @@ def show(which: Which, as_json: AsJson = False) -> None:
     """Show a job: attempts, steps, why it ended, and what the validator sees."""
     from miner.cli.render.jobs import job_pages
 
-    found = _job(_settings(), which)
+    found = _job(load_settings(), which)
     if as_json:
         echo_json(found)
         return
@@ -86,7 +88,7 @@ def logs(
     """Print what a job's training writes."""
     from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
 
-    settings = _settings()
+    settings = load_settings()
     row = select_attempt(_attempts(settings, which), attempt)
     piece = last_log_lines(row, lines)
     while True:
@@ -126,7 +128,7 @@ def replay(which: Which, attempt: Number = None, as_json: AsJson = False) -> Non
     from miner.jobs.launch import AttemptReplay, JobAttempt
     from miner.jobs.views import select_attempt
 
-    settings = _settings()
+    settings = load_settings()
     row = select_attempt(_attempts(settings, which), attempt)
     found = AttemptReplay.from_attempt(JobAttempt.load(row), settings)
     if as_json:
@@ -139,7 +141,7 @@ def _ask_daemon_to(which: str, what: str) -> dict[str, Any]:
     """Let the daemon do it: it owns the store and the trainings."""
     from miner.daemon_client import post_command
 
-    settings = _settings()
+    settings = load_settings()
     return post_command(settings, f"/jobs/{_id_of(settings, which)}/{what}")
 
 
@@ -157,46 +159,36 @@ def _job(settings: Settings, which: str) -> dict[str, Any]:
 
     job_id = _id_of(settings, which)
     try:
-        found = get_page(settings, f"/jobs/{job_id}")
+        return get_page(settings, f"/jobs/{job_id}")
     except NoDaemon:
-        found = _query_store(
+        return _query_store(
             settings, lambda db: views.job_details(db, store_jobs.get_job(db, job_id), settings.data_dir)
         )
-    return found
 
 
 def _id_of(settings: Settings, which: str) -> int:
     from miner.store import jobs as store_jobs
 
-    found: int = _query_store(settings, lambda db: store_jobs.find_job(db, which).id)
-    return found
+    return _query_store(settings, lambda db: store_jobs.find_job(db, which).id)
 
 
 def _is_over(settings: Settings, which: str) -> bool:
     from miner.store import jobs as store_jobs
 
-    return bool(_query_store(settings, lambda db: store_jobs.find_job(db, which).state.is_over))
+    return _query_store(settings, lambda db: store_jobs.find_job(db, which).state.is_over)
 
 
 def _attempts(settings: Settings, which: str) -> list[AttemptRow]:
     from miner.store import attempts as store_attempts
     from miner.store import jobs as store_jobs
 
-    def query(db: sqlite3.Connection) -> list[AttemptRow]:
-        return store_attempts.attempts_of(db, store_jobs.find_job(db, which).id)
-
-    found: list[AttemptRow] = _query_store(settings, query)
-    return found
+    return _query_store(
+        settings, lambda db: store_attempts.attempts_of(db, store_jobs.find_job(db, which).id)
+    )
 
 
-def _query_store(settings: Settings, query: Any) -> Any:
+def _query_store(settings: Settings, query: Callable[[sqlite3.Connection], _T]) -> _T:
     from miner.store.database import open_store
 
     with open_store(settings.data_dir) as connection:
         return query(connection)
-
-
-def _settings() -> Settings:
-    from miner.settings import load_settings
-
-    return load_settings()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.domain.units import parse_bytes, show_bytes, show_params, show_seconds
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -17,14 +19,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="The base models in the cache: list, fetch, remove.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Images = Annotated[str | None, typer.Option("--image", help="The image model's type: sdxl, flux …")]
 
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """List cached models: size, last use, and which jobs need them."""
-    cache = _cache(_settings())
+    cache = _cache(load_settings())
     rows = [_snapshot_as_json(cache, one) for one in (*cache.snapshots(), *cache.unfinished())]
     rows.sort(key=lambda row: row["used_at"], reverse=True)
     total = sum(row["bytes"] for row in rows)
@@ -47,10 +48,9 @@ def fetch(
 ) -> None:
     """Fetch a model before a job needs it, or say why it cannot be fetched."""
     from core.domain.tasks import ImageModelType
-    from core.domain.units import show_params
     from miner.observe.redact import Redactor
 
-    settings = _settings()
+    settings = load_settings()
     try:
         kind = ImageModelType(image) if image else None
     except ValueError:
@@ -75,9 +75,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove models that no job needs."""
-    from core.domain.units import parse_bytes
-
-    cache = _cache(_settings())
+    cache = _cache(load_settings())
     try:
         left = parse_bytes(to) if to else 0
     except ValueError as error:
@@ -110,12 +108,6 @@ async def _fetch(settings: Settings, model: str, kind: Any, redact: Any, quiet: 
     return done.path, done.facts
 
 
-def _settings() -> Settings:
-    from miner.settings import load_settings
-
-    return load_settings()
-
-
 def _cache(settings: Settings) -> ModelCache:
     from miner.inputs.model_cache import ModelCache
 
@@ -129,12 +121,8 @@ def _snapshot_as_json(cache: ModelCache, one: CachedModel) -> dict[str, Any]:
 
 
 def _size(count: float) -> str:
-    from core.domain.units import show_bytes
-
     return show_bytes(count)
 
 
 def _ago(at: float) -> str:
-    from core.domain.units import show_seconds
-
     return f"{show_seconds(max(time.time() - at, 0))} ago"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.cli.options import AsJson, Since, load_settings, parse_time
 from miner.cli.output import echo, echo_json, show_time, terminal
 
 if TYPE_CHECKING:
@@ -15,14 +16,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Offers that came, what was answered, and why.", no_args_is_help=True)
 
 Which = Annotated[str, typer.Argument(help="An offer's number in the list, or its task's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @app.command("list")
 def list_offers(
-    since: Annotated[
-        str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
-    ] = None,
+    since: Since = None,
     accepted: Annotated[
         bool | None, typer.Option("--accepted/--refused", help="Only those; unset: both.")
     ] = None,
@@ -30,9 +28,7 @@ def list_offers(
     as_json: AsJson = False,
 ) -> None:
     """List offers, oldest first, with answers and outcomes."""
-    from miner.cli.options import parse_time
     from miner.offers.past_offers import stored_offers
-    from miner.settings import load_settings
     from miner.store.database import open_store
 
     start = 0.0 if since is None else parse_time(since, time.time())
@@ -78,7 +74,6 @@ def explain(which: Which, as_json: AsJson = False) -> None:
 
 def _load_offer(which: str) -> StoredOffer:
     from miner.offers.past_offers import find_stored_offer
-    from miner.settings import load_settings
     from miner.store.database import open_store
 
     with open_store(load_settings().data_dir) as connection:

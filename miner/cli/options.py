@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,21 +22,34 @@ from core.domain.units import parse_seconds
 
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
+    from core.profile.explain import ProfileFinding
     from miner.offers.policies.selection import ActiveConfig
     from miner.settings import Settings
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJsonObject = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
+Since = Annotated[
+    str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
+]
+
+#: Planned for if neither options, settings, this host, the policy nor the profile name GPUs.
+DEFAULT_GPUS = "4xH100"
+
+
+def load_settings() -> Settings:
+    from miner import settings
+
+    return settings.load_settings()
+
+
 def profile_directories(directories: Sequence[Path] | None) -> list[Path]:
     """Return the directories to search: `--dir`, then PROFILE_DIR."""
-    from miner.settings import load_settings
-
     return [*(directories or ()), load_settings().profile_dir]
 
 
 def policy_directories(directories: Sequence[Path] | None) -> list[Path]:
     """Return the directories to search: `--dir`, then POLICY_DIR."""
-    from miner.settings import load_settings
-
     return [*(directories or ()), load_settings().policy_dir]
 
 
@@ -55,7 +68,6 @@ def local_policy_and_profile() -> ActiveConfig:
     """Return the policy and profile that a daemon with these settings would use here."""
     from miner.fleet.build import scan_once
     from miner.offers.policies.selection import active_config
-    from miner.settings import load_settings
 
     settings = load_settings()
     return active_config(settings, scan_once(settings)[0].inventory.installed)
@@ -63,8 +75,6 @@ def local_policy_and_profile() -> ActiveConfig:
 
 def local_policy_and_profile_or_warn() -> ActiveConfig | None:
     """Like `local_policy_and_profile`, with the reason for a failure on stderr."""
-    from core.domain.errors import ConfigError
-
     try:
         return local_policy_and_profile()
     except ConfigError as error:
@@ -84,6 +94,16 @@ def warn_if_not_in_force(word: str, name: str) -> None:
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     if stem != used.name:
         typer.echo(inactive_text(word, stem, used.name, ChosenName(used.name, why)), err=True)
+
+
+def problem_findings(error: ConfigError) -> list[ProfileFinding]:
+    """Return what is wrong with a file that cannot be loaded, as `check` reports it."""
+    from core.profile.explain import ProfileFinding, ProfileFindingLevel
+
+    return [
+        ProfileFinding(ProfileFindingLevel.ERROR, problem.where, f"{problem.value} {problem.rule}".strip())
+        for problem in error.problems
+    ]
 
 
 #: How many jobs completion offers, the newest first.
@@ -114,7 +134,6 @@ def complete_task_types(incomplete: str) -> list[str]:
 
 def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
     """Complete job numbers, with a description of each."""
-    from miner.settings import load_settings
     from miner.store import jobs as store_jobs
     from miner.store.database import open_store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ def show_time(at: float, *, seconds: bool = True, year: bool = False) -> str:
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from core.profile.explain import ProfileFinding
 
 #: Fields that hold a timestamp, besides all whose names end in `_at`.
 _TIME_FIELDS = frozenset({"at", "t", "end_by", "until"})
@@ -42,6 +44,12 @@ def echo_error(error: GodMinerError, *, as_json: bool) -> None:
         echo_json({"error": error.as_dict()}, line=True)
     else:
         echo(error, err=True)
+
+
+def findings_line(findings: Sequence[ProfileFinding]) -> str:
+    """Summarize the findings about a policy or a profile."""
+    errors = sum(finding.level.value == "error" for finding in findings)
+    return f"{errors} errors, {len(findings) - errors} warnings" if findings else "fine"
 
 
 def terminal(*, stderr: bool = False) -> Console:

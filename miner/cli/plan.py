@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from core.domain.errors import ConfigError, Problem
+from core.domain.units import parse_bytes, parse_params, show_bytes
 from miner.cli import options
-from miner.cli.options import local_hardware, profile_directories
+from miner.cli.options import (
+    DEFAULT_GPUS,
+    load_settings,
+    local_hardware,
+    profile_directories,
+    read_json_object,
+    sample_rows,
+)
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -19,9 +28,6 @@ if TYPE_CHECKING:
     from core.planning.plan import TrainingPlan
     from core.profile.resolve import LoadedProfile
     from miner.settings import Settings
-
-#: Planned for if neither the settings, this host nor the profile name GPUs.
-DEFAULT_GPUS = "4xH100"
 
 
 class PlanTarget(NamedTuple):
@@ -143,7 +149,6 @@ def _make_plan(
     loaded: LoadedProfile,
     params: str | None,
 ) -> TrainingPlan:
-    from core.domain.units import parse_params
     from core.planning.plan import TaskSpec
     from core.planning.planner import plan_task as make
     from core.planning.planner import usable_hours
@@ -154,7 +159,6 @@ def _make_plan(
 
 
 def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType, ImageModelType | None]:
-    from core.domain.errors import ConfigError, Problem
     from core.domain.tasks import TASK_WORDS, ImageModelType, task_type_named
     from core.models.image_families import image_type_from_name
 
@@ -173,10 +177,7 @@ def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType
 
 
 def _model_facts(name: str, params: str | None, image: ImageModelType | None) -> ModelFacts:
-    from core.domain.errors import ConfigError, Problem
-    from core.domain.units import parse_params
     from core.models.identify import facts_from_config, facts_from_name
-    from miner.cli.options import read_json_object
 
     try:
         stated = parse_params(params) if params else None
@@ -193,7 +194,6 @@ def _dataset_facts(
 ) -> DatasetFacts:
     from core.data.facts import assumed_facts, facts_from_rows
     from core.planning.planner import usable_hours
-    from miner.cli.options import sample_rows
 
     if dataset is None or not kind.is_text:
         return assumed_facts(kind, rows, usable_hours(hours), image)
@@ -211,10 +211,8 @@ def _plan_target(
     """Return the host from options, FLEET_FILE or this machine, and the profile that a daemon would use
     on it.
     """
-    from core.domain.errors import ConfigError
     from core.domain.hardware import Hardware, parse_gpus
     from miner.offers.policies.selection import ChosenName, active_config, inactive_text
-    from miner.settings import load_settings
 
     settings = load_settings()
     here = None if gpus else local_hardware(settings)
@@ -249,8 +247,6 @@ def _target_on_host(
     loaded: LoadedProfile,
     why: str,
 ) -> PlanTarget:
-    from core.domain.errors import ConfigError, Problem
-    from core.domain.units import parse_bytes, show_bytes
     from miner.fleet.fleet_file import follow_fleet_file
 
     update: dict[str, Any] = {}
@@ -299,7 +295,6 @@ def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) 
 
 
 def _read_plan(path: Path) -> TrainingPlan:
-    from core.domain.errors import ConfigError, Problem
     from core.planning.plan import TrainingPlan
 
     try:
@@ -316,7 +311,6 @@ def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: i
     """Write the plan; also the engine's files if the plan can be promised."""
     from core.engines.launch import Launcher, parse_launcher
     from miner.cli.render.plan import write_plan
-    from miner.settings import load_settings
 
     kind, python = parse_launcher(launcher), "python"
     if kind is not Launcher.ACCELERATE:

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.domain.errors import ConfigError
 from miner.cli import options
 from miner.cli.options import (
+    DEFAULT_GPUS,
+    AsJson,
     local_policy_and_profile_or_warn,
     policy_directories,
+    problem_findings,
     profile_directories,
     warn_if_not_in_force,
 )
-from miner.cli.output import terminal
+from miner.cli.output import echo_json, findings_line, terminal
 
 if TYPE_CHECKING:
     from core.profile.explain import ProfileFinding
@@ -39,13 +43,11 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a value, like hours.instruct=12; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @app.command("list")
 def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
     """List every policy that can be named, and which one is in force."""
-    from core.domain.errors import ConfigError
     from miner.offers.policies.load import load_policy, policy_files
 
     rows, places = [], policy_directories(directories)
@@ -60,7 +62,7 @@ def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
     found = local_policy_and_profile_or_warn()
     if as_json:
         used = found and str(found.policy.file)
-        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
+        echo_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
     _print_table(keys[:4], [row[:4] for row in rows])
     if found is not None:
@@ -76,7 +78,7 @@ def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJ
     written = policy.written().values()
     notes = [note for layer in policy.layers for note in layer.content.notes]
     if as_json:
-        _print_json(
+        echo_json(
             {
                 "policy": policy.name,
                 "digest": policy.digest,
@@ -115,7 +117,7 @@ def check(
     }
     wrong = any(finding.level.value == "error" for findings, _ in found.values() for finding in findings)
     if as_json:
-        _print_json(
+        echo_json(
             {
                 name: {
                     "findings": [one._asdict() for one in findings],
@@ -126,7 +128,7 @@ def check(
         )
     else:
         for name, (findings, tallies) in found.items():
-            typer.echo(f"{name}: {_findings_line(findings)}")
+            typer.echo(f"{name}: {findings_line(findings)}")
             for finding in findings:
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
             if tallies:
@@ -157,7 +159,7 @@ def diff(left: Name, right: Name, directories: Dirs = None, as_json: AsJson = Fa
         if (one and one.value) != (other and other.value):
             rows.append((path, one, other))
     if as_json:
-        _print_json(
+        echo_json(
             [
                 {"key": path, "left": one and one._asdict(), "right": other and other._asdict()}
                 for path, one, other in rows
@@ -188,37 +190,20 @@ def _load_policy(
 def _checked(
     name: str, profile: str | None, fleet: str | None, directories: list[Path] | None
 ) -> tuple[list[ProfileFinding], list[AcceptanceCount]]:
-    from core.domain.errors import ConfigError
     from core.domain.hardware import Hardware, parse_gpus
-    from core.profile.explain import ProfileFinding, ProfileFindingLevel
     from core.profile.resolve import load_profile
     from miner.offers.backtest.policy_check import acceptance_counts, policy_findings
     from miner.offers.policies.selection import default_profile_name
 
     try:
         policy = _load_policy(name, directories)
-        hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or DEFAULT_FLEET))
+        hardware = Hardware(gpus=parse_gpus(fleet or policy.hardware or DEFAULT_GPUS))
         loaded = load_profile(
             profile or default_profile_name(policy, hardware).name, profile_directories(None)
         )
     except ConfigError as error:
-        wrong = [
-            ProfileFinding(
-                ProfileFindingLevel.ERROR, problem.where, f"{problem.value} {problem.rule}".strip()
-            )
-            for problem in error.problems
-        ]
-        return wrong, []
+        return problem_findings(error), []
     return policy_findings(policy), acceptance_counts(policy, loaded, hardware)
-
-
-#: Used if the policy does not say.
-DEFAULT_FLEET = "4xH100"
-
-
-def _findings_line(findings: list[ProfileFinding]) -> str:
-    errors = sum(finding.level.value == "error" for finding in findings)
-    return f"{errors} errors, {len(findings) - errors} warnings" if findings else "fine"
 
 
 def _tally_line(one: AcceptanceCount) -> str:
@@ -234,7 +219,3 @@ def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None
     from miner.cli.render.terminal import plain_table
 
     terminal().print(plain_table(*keys, rows=rows))
-
-
-def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))

@@ -6,22 +6,23 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.domain.errors import ConfigError, Problem
 from miner.cli import options
 from miner.cli.options import (
+    AsJson,
     local_policy_and_profile,
     local_policy_and_profile_or_warn,
+    problem_findings,
     profile_directories,
     warn_if_not_in_force,
 )
-from miner.cli.output import terminal
+from miner.cli.output import echo_json, findings_line, terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from core.profile.explain import ProfileFinding, ProfileRemark, ProfileSetting, Subject
     from core.profile.resolve import LoadedProfile
 
@@ -56,7 +57,6 @@ Model = Annotated[
         "--model", help="A model's name, for its size and family; for images its type (sdxl, flux …)."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 
@@ -64,7 +64,6 @@ DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 @app.command("list")
 def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
     """List every profile that can be named, and which one is in force."""
-    from core.domain.errors import ConfigError
     from core.profile.resolve import load_profile, profile_files
 
     rows, places = [], profile_directories(directories)
@@ -78,9 +77,9 @@ def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
     found = local_policy_and_profile_or_warn()
     if as_json:
         used = found and str(found.profile.file)
-        _print_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
+        echo_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
-    _print_table(_table(keys[:3], [row[:3] for row in rows]))
+    _print_table(keys[:3], [row[:3] for row in rows])
     if found is not None:
         typer.echo(f"in force: {found.profile.name}, because {found.why_profile}")
 
@@ -102,7 +101,7 @@ def show(
     resolved = resolve_profile(profile, about.task_type, about.model)
     found = profile_settings(resolved, defaults)
     if as_json:
-        _print_json(
+        echo_json(
             {
                 "profile": resolved.name,
                 "digest": resolved.digest,
@@ -114,7 +113,7 @@ def show(
         return
     typer.echo(f"{profile.name} for {about.label}; sections: {', '.join(resolved.sections) or 'none'}")
     rows = [(setting.path, _show_value(setting), setting.origin) for setting in found]
-    _print_table(_table(("key", "value", "from"), rows))
+    _print_table(("key", "value", "from"), rows)
 
 
 @app.command()
@@ -136,10 +135,10 @@ def check(
     seconds = time.perf_counter() - start
     wrong = any(finding.level is ProfileFindingLevel.ERROR for each in found.values() for finding in each)
     if as_json:
-        _print_json({name: [finding._asdict() for finding in each] for name, each in found.items()})
+        echo_json({name: [finding._asdict() for finding in each] for name, each in found.items()})
     else:
         for name, each in found.items():
-            typer.echo(f"{name}: {_findings_line(each)}")
+            typer.echo(f"{name}: {findings_line(each)}")
             for finding in each:
                 typer.echo(f"  {finding.level.value}: {finding.where}: {finding.message}")
             if names and not any(one.level is ProfileFindingLevel.ERROR for one in each):
@@ -175,7 +174,7 @@ def diff(
     about = _subject(task, model)
     found = compare(_load_profile(left, directories), _load_profile(right, directories), about)
     if as_json:
-        _print_json([each._asdict() for each in found])
+        echo_json([each._asdict() for each in found])
         return
     typer.echo(f"{left} and {right} for {about.label}: {len(found)} values differ")
     rows = [
@@ -187,7 +186,7 @@ def diff(
         )
         for each in found
     ]
-    _print_table(_table(("key", left, right, "from"), rows))
+    _print_table(("key", left, right, "from"), rows)
 
 
 @app.command()
@@ -206,7 +205,7 @@ def explain(
     notes = [note for layer in profile.layers for note in layer.content.notes]
     files = [layer.file.name for layer in profile.layers]
     if as_json:
-        _print_json({"files": files, "notes": notes, "remarks": [each._asdict() for each in remarks]})
+        echo_json({"files": files, "notes": notes, "remarks": [each._asdict() for each in remarks]})
         return
     typer.echo(f"{profile.name}: {' ← '.join(reversed(files))}")
     for remark in remarks:
@@ -250,7 +249,6 @@ def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json:
 
 
 def _subject(task: str | None, model: str | None) -> Subject:
-    from core.domain.errors import ConfigError, Problem
     from core.domain.tasks import TASK_WORDS, ImageModelType
     from core.models.identify import facts_from_name
     from core.models.image_families import image_type_from_name
@@ -268,35 +266,16 @@ def _subject(task: str | None, model: str | None) -> Subject:
 
 
 def _findings(name: str, directories: list[Path] | None) -> list[ProfileFinding]:
-    from core.domain.errors import ConfigError
     from core.engines.dry_run import check_profile_plan
-    from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_profile
+    from core.profile.explain import check_profile
 
     try:
         return check_profile(_load_profile(name, directories), check_profile_plan)
     except ConfigError as error:
-        return [
-            ProfileFinding(
-                ProfileFindingLevel.ERROR, problem.where, f"{problem.value} {problem.rule}".strip()
-            )
-            for problem in error.problems
-        ]
+        return problem_findings(error)
 
 
-def _findings_line(findings: list[ProfileFinding]) -> str:
-    errors = sum(finding.level.value == "error" for finding in findings)
-    return f"{errors} errors, {len(findings) - errors} warnings" if findings else "fine"
-
-
-def _table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     from miner.cli.render.terminal import plain_table
 
-    return plain_table(*keys, rows=rows)
-
-
-def _print_table(table: Table) -> None:
-    terminal().print(table)
-
-
-def _print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    terminal().print(plain_table(*keys, rows=rows))

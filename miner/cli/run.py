@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.cli.options import load_settings
 from miner.cli.output import echo_json, terminal
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def run(
 ) -> None:
     """Answer validators until a signal ends it. Settings come from the environment and .env."""
     from miner.observe import logs
-    from miner.settings import load_settings
 
     settings = load_settings()
     logs.configure(settings, split=task is None)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.domain.errors import ConfigError, Problem
+from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ BaseFolder = Annotated[
 Kind = Annotated[
     str | None, typer.Option("--task-type", help="instruct, chat, dpo, grpo, image; else found out.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
 
 
 @app.command()
@@ -46,7 +47,7 @@ def check(
             "--as-is", help="Judge the directory as a tournament does: everything in it, nothing corrected."
         ),
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonObject = False,
 ) -> None:
     """Check a submission as evaluators do. Exit code 1 if anything is wrong."""
     from core.submission.check import BaseModelRef
@@ -63,7 +64,7 @@ def check(
 
 
 @app.command("hash")
-def hash_(folder: Folder, as_json: AsJson = False) -> None:
+def hash_(folder: Folder, as_json: AsJsonObject = False) -> None:
     """Print the model hash that a validator computes for these files."""
     from core.submission.prepare import folder_model_hash
 
@@ -78,7 +79,6 @@ def hash_(folder: Folder, as_json: AsJson = False) -> None:
 
 
 def task_type_of(word: str | None) -> TaskType | None:
-    from core.domain.errors import ConfigError, Problem
     from core.domain.tasks import TASK_WORDS, task_type_named
 
     if word is None:
@@ -135,11 +135,10 @@ def publish(
     base: BaseFolder = None,
     task_type: Kind = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="Give up after this long.")] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonObject = False,
 ) -> None:
     """Check a trained model and publish it to HUB as HF_USER, replacing what was there."""
     from miner.publish import HubPublisher, PublishTarget
-    from miner.settings import load_settings
 
     settings = load_settings()
     outgoing = _publish_request(folder, _checked_repo_name(repo), model, base, task_type, minutes)
@@ -159,7 +158,6 @@ def publish(
 def _checked_repo_name(repo: str) -> str:
     from pydantic import TypeAdapter, ValidationError
 
-    from core.domain.errors import ConfigError, Problem
     from core.domain.wire import RepoName
 
     try:

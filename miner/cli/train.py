@@ -5,14 +5,15 @@ side in the validator's metric. Both run in the training environment.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.domain.errors import ConfigError, Problem
 from miner.cli import options
+from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -88,10 +89,7 @@ def native(
     as_json: AsJson = False,
 ) -> None:
     """Train a model here with the native trainer: supervised, on preferences, or on plain text."""
-    from miner.engines.choose import training_interpreter
-    from miner.settings import load_settings
-
-    python = Path(training_interpreter(load_settings()).path)
+    python = _training_python()
     folder = folder.resolve()
     if params is not None:
         model = _make_base_model(python, folder, params, tokenizer, length)
@@ -122,24 +120,14 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Measure a few steps with each speed setting, and print which to keep."""
-    from miner.cli import native_runs
-    from miner.cli.native_runs import PROFILE_FILE
     from miner.cli.render import training
-    from miner.engines.choose import training_interpreter
-    from miner.settings import load_settings
 
-    python = Path(training_interpreter(load_settings()).path)
+    python = _training_python()
     folder = folder.resolve()
     _make_or_resume_run(folder, model, data, mode, 1.0, profile, sets, natives, columns, None)
-    arguments = ["trainer.native.measure", "sweep", str(folder / "run.json"), "--steps", str(steps)]
+    arguments = ["sweep", str(folder / "run.json"), "--steps", str(steps)]
     arguments += ["--levers", levers] if levers else []
-    events = []
-    for line in native_runs.program_lines(python, arguments, folder / PROFILE_FILE):
-        events.append(json.loads(line))
-        if as_json:
-            typer.echo(line, nl=False)
-        elif events[-1]["event"] == "setting":
-            echo(training.setting_line(events[-1]), err=True)
+    events = _measure(python, folder, arguments, as_json)
     if not as_json:
         training.print_sweep(events)
     raise typer.Exit(0 if any(event["event"] == "keep" for event in events) else 1)
@@ -155,13 +143,16 @@ def tokens(
 ) -> None:
     """Turn text into a token file for any number of trainings; print its contents as JSON."""
     from miner.cli import native_runs
-    from miner.engines.choose import training_interpreter
-    from miner.settings import load_settings
 
-    python = Path(training_interpreter(load_settings()).path)
     where = [str(source.resolve()), str(folder.resolve()), "--tokenizer", str(tokenizer.resolve())]
-    for line in native_runs.program_lines(python, ["trainer.native.corpus", *where]):
+    for line in native_runs.program_lines(_training_python(), ["trainer.native.corpus", *where]):
         typer.echo(line, nl=False)
+
+
+def _training_python() -> Path:
+    from miner.engines.choose import training_interpreter
+
+    return Path(training_interpreter(load_settings()).path)
 
 
 def _make_or_resume_run(
@@ -177,7 +168,6 @@ def _make_or_resume_run(
     kl: float | None,
 ) -> RunSpec:
     """Resume the run in this directory if neither model nor data are named; follow a plan.json beside it."""
-    from core.domain.errors import ConfigError, Problem
     from miner.cli.native_runs import NativeMode, NativeRunOptions, make_run, parse_pairs, resume_run
 
     if model is None and data is None:
@@ -204,7 +194,6 @@ def _make_or_resume_run(
 
 
 def _make_base_model(python: Path, folder: Path, params: str, tokenizer: Path | None, length: int) -> Path:
-    from core.domain.errors import ConfigError, Problem
     from miner.cli import native_runs
 
     if tokenizer is None:
@@ -247,38 +236,28 @@ def _train(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
 
 
 def _trace(python: Path, folder: Path, as_json: bool) -> int:
-    from miner.cli import native_runs
-    from miner.cli.native_runs import PROFILE_FILE
     from miner.cli.render import training
 
-    arguments = ["trainer.native.measure", "trace", str(folder / "run.json"), str(folder / "trace")]
-    events = []
-    for line in native_runs.program_lines(python, arguments, folder / PROFILE_FILE):
-        events.append(json.loads(line))
-        if as_json:
-            typer.echo(line, nl=False)
+    events = _measure(python, folder, ["trace", str(folder / "run.json"), str(folder / "trace")], as_json)
     if not as_json:
         training.print_kernels(events)
     return 0
 
 
-#: All that the child needs of our environment: it has no business with the wallet or the hub.
-EVAL_PASSED_VARIABLES = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "CUDA_VISIBLE_DEVICES",
-    "LD_LIBRARY_PATH",
-)
-EVAL_FIXED_VARIABLES = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "DO_NOT_TRACK": "1",
-    "PYTHONUNBUFFERED": "1",
-}
+def _measure(python: Path, folder: Path, arguments: list[str], as_json: bool) -> list[dict[str, Any]]:
+    """Measure a run and return the events; programs get each as it comes, people the settings of a sweep."""
+    from miner.cli import native_runs
+    from miner.cli.render import training
+
+    events = []
+    command = ["trainer.native.measure", *arguments]
+    for line in native_runs.program_lines(python, command, folder / native_runs.PROFILE_FILE):
+        events.append(json.loads(line))
+        if as_json:
+            typer.echo(line, nl=False)
+        elif events[-1]["event"] == "setting":
+            echo(training.setting_line(events[-1]), err=True)
+    return events
 
 
 def evaluate(
@@ -296,26 +275,18 @@ def evaluate(
     allow_rewards: Annotated[
         bool, typer.Option("--allow-rewards", help="Run a GRPO task's reward code here, with your rights.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
+    as_json: AsJsonObject = False,
 ) -> None:
     """Score the base, ours and other models on a task's rows as validators do, and say which would win."""
-    import core
-    from miner.engines.choose import training_interpreter
-    from miner.settings import load_settings
+    from miner.cli import native_runs
 
-    python = training_interpreter(load_settings()).path
     arguments = ["--task", str(task.resolve()), "--base", str(base.resolve())]
     for one in model or []:
         arguments += ["--model", str(one.resolve())]
     arguments += ["--rows", str(rows)] if rows is not None else []
     arguments += ["--allow-rewards"] if allow_rewards else []
     arguments += ["--json"] if as_json else []
-    source = Path(core.__file__).resolve().parents[1]
-    passed = {name: os.environ[name] for name in EVAL_PASSED_VARIABLES if name in os.environ}
-    done = subprocess.run(
-        [python, "-m", "trainer.scoring.eval", *arguments],
-        env={**passed, **EVAL_FIXED_VARIABLES, "PYTHONPATH": str(source)},
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    command = [str(_training_python()), "-m", "trainer.scoring.eval", *arguments]
+    environment = native_runs.child_environment()
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
     raise typer.Exit(done.returncode)

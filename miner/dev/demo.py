@@ -170,8 +170,7 @@ async def _wait_for_trial(operator: httpx.AsyncClient) -> str | None:
     """Wait until the daemon has tried out what the demo trains with: what that lacks, or None. `StackError`
     when it could not be tried out."""
     deadline = time.monotonic() + PATIENCE_S
-    seen = "nothing was shown"
-    while time.monotonic() < deadline:
+    while True:
         reply = await operator.get("/status")
         training = reply.raise_for_status().json()["training"]
         trouble, lacks = training["trouble"], training["lacks"].get(Engine.NATIVE)
@@ -184,8 +183,9 @@ async def _wait_for_trial(operator: httpx.AsyncClient) -> str | None:
             return seen
         if training["engine"] is None and trouble not in (None, ENGINE_NOT_FOUND_YET.problem):
             raise stack.StackError(seen)
+        if time.monotonic() >= deadline:
+            raise stack.StackError(f"the trial did not finish within {PATIENCE_S:g} s: {seen}")
         await asyncio.sleep(_POLL_S)
-    raise stack.StackError(f"the trial did not finish within {PATIENCE_S:g} s: {seen}")
 
 
 async def _wait_for_job(

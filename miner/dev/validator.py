@@ -79,22 +79,13 @@ class MinerReply:
 
 def read_offer(reply: MinerReply | None) -> ValidatorConclusion:
     """Read an answer to an offer: anything but 200, a JSON object, a text and a clear yes is a no."""
-    if reply is None or reply.status != 200:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, _unanswered(reply))
     try:
-        answer = reply.json()
-    except ValueError:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, "200, but the body is not JSON")
-    if not isinstance(answer, dict):
-        return ValidatorConclusion(
-            ValidatorOutcome.NOT_ACCEPTED, f"a JSON object was needed, not {_short_repr(answer)}"
-        )
-    try:
+        answer = _json_object(reply)
         read = MinerTaskResponse(
             message=answer.get("message", "No message given"), accepted=answer.get("accepted", False)
         )
-    except ValidationError as error:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, f"unusable {_bad_fields(error)}")
+    except ValueError as error:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ACCEPTED, _why_unusable(error))
     outcome = ValidatorOutcome.ACCEPTED if read.accepted else ValidatorOutcome.NOT_ACCEPTED
     if not isinstance(answer.get("accepted"), bool):
         return ValidatorConclusion(
@@ -123,14 +114,10 @@ def read_start(reply: MinerReply | None) -> ValidatorConclusion:
 
 def read_submission(reply: MinerReply | None, expected_repo_name: str | None = None) -> ValidatorConclusion:
     """Read a submission; given the expected name, also check what the validator checks before a download."""
-    if reply is None or reply.status != 200:
-        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, _unanswered(reply))
     try:
-        submission = submission_of(reply.json())
-    except ValidationError as error:
-        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, f"unusable {_bad_fields(error)}")
-    except ValueError:
-        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, "200, but the body is not JSON")
+        submission = submission_of(_json_of(reply))
+    except ValueError as error:
+        return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, _why_unusable(error))
     if submission is None:
         return ValidatorConclusion(ValidatorOutcome.NO_SUBMISSION, "the reply names no repository")
     if "/" not in submission.repo:
@@ -157,23 +144,11 @@ def submission_of(answer: Any) -> MinerSubmission | None:
 
 
 def read_training_repo(reply: MinerReply | None) -> ValidatorConclusion:
-    """Read a repository: anything unusual means not entered. Newer validators insist on a full commit
-    hash.
-    """
-    if reply is None or reply.status != 200:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, _unanswered(reply))
+    """Read a repository: anything unusual means not entered, for newer validators also a short commit."""
     try:
-        answer = reply.json()
-    except ValueError:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, "200, but the body is not JSON")
-    if not isinstance(answer, dict):
-        return ValidatorConclusion(
-            ValidatorOutcome.NOT_ENTERED, f"a JSON object was needed, not {_short_repr(answer)}"
-        )
-    try:
-        repo = TrainingRepoResponse.model_validate(answer)
-    except ValidationError as error:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, f"unusable {_bad_fields(error)}")
+        repo = TrainingRepoResponse.model_validate(_json_object(reply))
+    except ValueError as error:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ENTERED, _why_unusable(error))
     if not _FULL_COMMIT.fullmatch(repo.commit_hash):
         return ValidatorConclusion(
             ValidatorOutcome.NOT_ENTERED,
@@ -184,17 +159,32 @@ def read_training_repo(reply: MinerReply | None) -> ValidatorConclusion:
 
 def read_health(reply: MinerReply | None) -> ValidatorConclusion:
     """Read `/healthz`: no validator asks for it, supervisors and the demo do."""
-    if reply is None or reply.status != 200:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ALIVE, _unanswered(reply))
     try:
-        answer = reply.json()
-    except ValueError:
-        return ValidatorConclusion(ValidatorOutcome.NOT_ALIVE, "200, but the body is not JSON")
-    if not isinstance(answer, dict) or answer.get("status") != "ok":
+        answer = _json_object(reply)
+    except ValueError as error:
+        return ValidatorConclusion(ValidatorOutcome.NOT_ALIVE, _why_unusable(error))
+    if answer.get("status") != "ok":
         return ValidatorConclusion(
             ValidatorOutcome.NOT_ALIVE, f"status 'ok' was needed, not {_short_repr(answer)}"
         )
     return ValidatorConclusion(ValidatorOutcome.ALIVE, "")
+
+
+def _json_of(reply: MinerReply | None) -> Any:
+    """Return the JSON of a reply with status 200; raise `ValueError` with the reason if there is none."""
+    if reply is None or reply.status != 200:
+        raise ValueError(_unanswered(reply))
+    try:
+        return reply.json()
+    except ValueError:
+        raise ValueError("200, but the body is not JSON") from None
+
+
+def _json_object(reply: MinerReply | None) -> dict[str, Any]:
+    answer = _json_of(reply)
+    if not isinstance(answer, dict):
+        raise ValueError(f"a JSON object was needed, not {_short_repr(answer)}")
+    return answer
 
 
 def _unanswered(reply: MinerReply | None) -> str:
@@ -204,9 +194,11 @@ def _unanswered(reply: MinerReply | None) -> str:
     return f"HTTP {reply.status}{kind}"
 
 
-def _bad_fields(error: ValidationError) -> str:
+def _why_unusable(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     wrong = [f"{'.'.join(map(str, one['loc']))}={_short_repr(one['input'])}" for one in error.errors()]
-    return ", ".join(wrong)
+    return f"unusable {', '.join(wrong)}"
 
 
 def _short_repr(value: object) -> str:

@@ -28,7 +28,7 @@ from miner.engines.docker.images import TrainerImages
 from miner.engines.ownership import data_id
 from miner.engines.process.cgroups import detect_cgroups
 from miner.engines.process.engine import ProcessEngine
-from miner.engines.process.launch import Interpreter, NoTrainingPython, examine_interpreter
+from miner.engines.process.interpreter import Interpreter, NoTrainingPython, examine_interpreter
 from miner.engines.process.run_registry import RunRegistry
 from miner.engines.process.sandbox import Sandbox, detect_sandbox
 from miner.observe.redact import Redactor

@@ -125,8 +125,8 @@ def hand_over_files(
             os.chown(mount.path, uid, uid, follow_symlinks=False)
             continue
         for path in _unreadable(mount.path, uid):
-            list_runs = any(mount.path.is_relative_to(place) for place in trusted)
-            if not (list_runs and _make_readable(path, mount.path)):
+            is_ours = any(mount.path.is_relative_to(place) for place in trusted)
+            if not (is_ours and _make_readable(path, mount.path)):
                 raise EngineRejected(
                     f"{path} is not readable for user {uid}, which training runs as: "
                     f"chmod -R a+rX {mount.path}"

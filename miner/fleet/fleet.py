@@ -135,7 +135,6 @@ class Fleet:
         counts: Sequence[int],
         *,
         until: float,
-        priority: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
     ) -> GpuGrant:
@@ -143,16 +142,14 @@ class Fleet:
         `counts` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
         stays reserved until `release`. A job whose run has ended may call this again without `release`, for
         more, fewer or other GPUs. `until`: it is over by then at the latest; a reservation's window stays as
-        long as was planned. `priority`: of a task without a reservation or a start; otherwise theirs counts.
+        long as was planned.
         `exclusive`: only GPUs that nobody else uses even a little."""
         earlier = self._waiting.pop(key, None)
         if earlier is not None:
             earlier.cancel()
         future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
-        self.ledger.request(
-            key, counts, now=self._clock(), until=until, priority=priority, exclusive=exclusive, lane=lane
-        )
+        self.ledger.request(key, counts, now=self._clock(), until=until, exclusive=exclusive, lane=lane)
         self.schedule()
         try:
             return await future

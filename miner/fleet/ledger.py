@@ -162,17 +162,14 @@ class GpuLedger:
         *,
         now: float,
         until: float,
-        priority: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
     ) -> None:
         """Put the task into the queue. A job that has GPUs already keeps them until it gets others, if they
-        are of any use to it. The priority that came with a reservation or a start counts."""
+        are of any use to it. Its priority is that of its reservation or start."""
         claim = self._claims.get(key)
         if claim is None:
-            claim = GpuClaim(
-                key, ReservationKind.JOB, ClaimStage.WAITING, (), now, until, _without_nan(priority)
-            )
+            claim = GpuClaim(key, ReservationKind.JOB, ClaimStage.WAITING, (), now, until)
         if claim.is_running:
             claim.make_firm()
         claim.kind = ReservationKind.JOB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -15,14 +16,15 @@ from starlette.types import Receive, Scope, Send
 from miner.http.operator import caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.views import read_log_chunk, select_attempt
 from miner.settings import Settings
 from miner.settings.values import is_loopback
 from miner.store import jobs as store_jobs
+from miner.store.attempts import attempts_of
 from miner.store.jobs import JobRow
+from miner.store.store import Store
 
 #: Without a line now and then, a proxy or a laptop that slept would hold a dead stream for ever.
 HEARTBEAT_SECONDS = 15.0
@@ -35,7 +37,7 @@ class JobReader(Protocol):
     """The part of the daemon that reads jobs, also while there is no engine."""
 
     @property
-    def job_records(self) -> JobRecords: ...
+    def store(self) -> Store: ...
 
     @property
     def settings(self) -> Settings: ...
@@ -97,7 +99,7 @@ async def list_jobs(
         rows = store_jobs.newest_jobs(db, limit, only_open=open_only)
         return [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
 
-    return {"jobs": await daemon.job_records.read(query)}
+    return {"jobs": await daemon.store.read(query)}
 
 
 async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
@@ -107,7 +109,7 @@ async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
         row = store_jobs.find_job(db, job)
         return views.job_details(db, row, daemon.settings.data_dir, daemon.live(row.id))
 
-    return await daemon.job_records.read(query)
+    return await daemon.store.read(query)
 
 
 async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:
@@ -120,12 +122,12 @@ async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:
 
 async def cancel_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
     """End a job; what is published stays."""
-    return await _job_summary(jobs, await jobs.cancel(await _job_id(jobs.services.records, job)))
+    return await _job_summary(jobs, await jobs.cancel(await _job_id(jobs.services.store, job)))
 
 
 async def retry_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
     """Reopen a failed or cancelled job, while there is time."""
-    return await _job_summary(jobs, await jobs.retry(await _job_id(jobs.services.records, job)))
+    return await _job_summary(jobs, await jobs.retry(await _job_id(jobs.services.store, job)))
 
 
 async def job_log(
@@ -136,7 +138,7 @@ async def job_log(
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65_536,
 ) -> dict[str, Any]:
     """A part of an attempt's log, by default of the newest attempt; go on from `next`."""
-    attempts = await daemon.job_records.attempts(await _job_id(daemon.job_records, job))
+    attempts = await daemon.store.read(attempts_of, await _job_id(daemon.store, job))
     piece = await asyncio.to_thread(read_log_chunk, select_attempt(attempts, attempt), start, limit)
     return piece.as_dict()
 
@@ -148,7 +150,7 @@ async def all_events(jobs: RunningJobs) -> EventStream:
 
 async def job_events(job: str, jobs: RunningJobs) -> EventStream:
     """Server-sent events of one job: its current state, then every change."""
-    return _event_stream(jobs, await _job_id(jobs.services.records, job))
+    return _event_stream(jobs, await _job_id(jobs.services.store, job))
 
 
 def _event_stream(jobs: JobManager, job_id: int | None) -> EventStream:
@@ -187,14 +189,14 @@ async def _current_state(jobs: JobManager, job_id: int) -> str:
     """The job's current state, also of one that is over: whoever waits for its end has to see it."""
     live = jobs.live(job_id)
     if live is None:
-        row = await jobs.services.records.load(job_id)
+        row = await jobs.services.store.read(store_jobs.get_job, job_id)
         live = jobs.live(job_id) or LiveJob.from_row(row)
-    return jobs.services.events.current("job", job_id, live.as_dict()).as_text()
+    return jobs.services.events.current("job", job_id, asdict(live)).as_text()
 
 
 async def _job_summary(jobs: JobManager, row: JobRow) -> dict[str, Any]:
-    return await jobs.services.records.read(lambda db: views.job_summary(db, row))
+    return await jobs.services.store.read(views.job_summary, row)
 
 
-async def _job_id(records: JobRecords, word: str) -> int:
-    return (await records.read(lambda db: store_jobs.find_job(db, word))).id
+async def _job_id(store: Store, word: str) -> int:
+    return (await store.read(store_jobs.find_job, word)).id

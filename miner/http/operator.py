@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
-from miner.fleet.page import fleet_page
+from miner.fleet.fleet_view import fleet_view
 from miner.settings.values import is_loopback
 from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
@@ -67,6 +67,6 @@ def build_operator_router() -> APIRouter:
     async def fleet(request: Request) -> dict[str, Any]:
         """The GPUs, which job has them until when, and what waits."""
         daemon = request.app.state.daemon
-        return fleet_page(daemon.fleet, daemon.inventory, daemon.clock())
+        return fleet_view(daemon.fleet, daemon.inventory, daemon.clock())
 
     return router

@@ -131,12 +131,7 @@ class InputWorkers:
     ) -> FetchEvent:
         """Return the answer. `StepFailed` when it is a failure, or (NETWORK) when it took longer than `limit`
         seconds, the wait for a free slot aside."""
-        async with self._slots:
-            return await self._run(job_id, order, on_progress, limit)
 
-    async def _run(
-        self, job_id: int, order: FetchOrder, on_progress: ProgressCallback, limit: float | None
-    ) -> FetchEvent:
         def on_event(event: FetchEvent) -> None:
             if isinstance(event, FetchProgress):
                 on_progress(event.what, event.done, event.total)
@@ -144,7 +139,7 @@ class InputWorkers:
                 log.info("job %d: %s", job_id, event.text)
 
         try:
-            async with asyncio.timeout(limit):
+            async with self._slots, asyncio.timeout(limit):
                 answer = await run_order(
                     PROTOCOL,
                     order,
@@ -196,7 +191,12 @@ class JobInputs:
     async def fetch(self, task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
         if task.model_folder is None:
             await asyncio.to_thread(self.cache.leases.hold, task.job_id, task.model)
-        model, data = await _fetch_both(self._model(task, on_progress), self._dataset(task, on_progress))
+        model, data = await _fetch_both(
+            self.fetch_model(
+                task.model, task.image_type, on_progress, job_id=task.job_id, own=task.model_folder
+            ),
+            self._dataset(task, on_progress),
+        )
         facts = await self._measured(task, model, data, on_progress) if data.sampled else data.facts
         return FetchedInputs(model_path=model.path, data_path=data.path, model=model.facts, data=facts)
 
@@ -251,11 +251,6 @@ class JobInputs:
             patience=self.patience,
         )
         return await self._carry_out(job_id, order, on_progress, ModelDone)
-
-    async def _model(self, task: JobTask, on_progress: ProgressCallback) -> ModelDone:
-        return await self.fetch_model(
-            task.model, task.image_type, on_progress, job_id=task.job_id, own=task.model_folder
-        )
 
     async def _measured(
         self, task: JobTask, model: ModelDone, data: DatasetDone, on_progress: ProgressCallback

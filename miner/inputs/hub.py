@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.model_files import HubFile
 from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile
+from miner.support.retry_after import retry_after
 
 #: Of twenty gigabytes a loss of 64 MB is half a second.
 SYNC_EVERY = 64 * 1024**2
@@ -195,8 +196,7 @@ def requested_pause(response: httpx2.Response) -> float | None:
     limit = re.search(r"\bt\s*=\s*(\d{1,6})", response.headers.get("ratelimit", ""))
     if response.status_code == 429 and limit:
         return float(limit[1])
-    value = response.headers.get("retry-after", "").strip()
-    return float(value[:6]) if value.isdigit() else None
+    return retry_after(response.headers.get("retry-after"))
 
 
 def _continues(response: httpx2.Response, size: int) -> bool:

@@ -86,7 +86,7 @@ def select_text_model(listed: Sequence[HubFile], index: bytes | None) -> ModelFi
     return ModelFileSelection((*small, *weights))
 
 
-def select_image_model(listed: Sequence[HubFile], _kind: ImageModelType) -> ModelFileSelection:
+def select_image_model(listed: Sequence[HubFile]) -> ModelFileSelection:
     """As the validators' downloader: the largest single file at the root, or the directories of diffusers."""
     safe = [file for file in listed if is_safe_path(file.path)]
     whole = [file for file in safe if "/" not in file.path and file.path.endswith(".safetensors")]

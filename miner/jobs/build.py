@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from typing import NoReturn
 
 from core.domain.errors import GodMinerError
 from core.domain.keys import TaskKey
 from core.profile.resolve import LoadedProfile
 from miner.engines import choose
-from miner.engines.base import EngineRun, EngineSpec, EngineUnreachable, ExecutionEngine, RunStatus
+from miner.engines.base import EngineUnreachable, ExecutionEngine
 from miner.engines.trial import EngineTrials
 from miner.fleet.base import EngineAbility
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import JobInputs
+from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
 from miner.jobs.events import JobEventBus
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager
-from miner.jobs.recovery import FinishedJobCleaner
 from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.observe.redact import Redactor
@@ -49,35 +48,11 @@ class UnavailableEngine:
     def __init__(self, name: str, why: str) -> None:
         self.name, self._why = name, why
 
-    def _unreachable(self) -> EngineUnreachable:
-        return EngineUnreachable(f"the engine {self.name} is unavailable: {self._why}")
+    async def _unreachable(self, *_: object, **__: object) -> NoReturn:
+        raise EngineUnreachable(f"the engine {self.name} is unavailable: {self._why}")
 
-    async def submit(self, spec: EngineSpec) -> str:
-        raise self._unreachable()
-
-    async def find(self, key: str) -> str | None:
-        raise self._unreachable()
-
-    async def poll(self, ref: str, run_dir: Path) -> RunStatus:
-        raise self._unreachable()
-
-    async def stop(self, ref: str, *, force: bool = False) -> None:
-        raise self._unreachable()
-
-    async def dump_stacks(self, ref: str) -> None:
-        raise self._unreachable()
-
-    async def remove(self, ref: str) -> None:
-        raise self._unreachable()
-
-    async def missing_images(self) -> Mapping[str, str]:
-        raise self._unreachable()
-
-    async def identity(self, image: str) -> str:
-        raise self._unreachable()
-
-    async def list_runs(self) -> list[EngineRun]:
-        raise self._unreachable()
+    submit = find = poll = stop = dump_stacks = remove = _unreachable
+    missing_images = identity = list_runs = _unreachable
 
     async def close(self) -> None:
         return None
@@ -102,10 +77,10 @@ async def wait_for_engine(settings: Settings, alert: SendAlert, fleet: Fleet) ->
 
 
 async def earlier_engines(
-    settings: Settings, records: JobRecords, current: ExecutionEngine
+    settings: Settings, store: Store, current: ExecutionEngine
 ) -> dict[str, ExecutionEngine]:
     """The engines of earlier settings that still have runs."""
-    names = {attempt.engine for attempt in await records.read(attempts.open_attempts)} - {current.name}
+    names = {attempt.engine for attempt in await store.read(attempts.open_attempts)} - {current.name}
     engines: dict[str, ExecutionEngine] = {}
     for name in names:
         try:
@@ -127,37 +102,37 @@ async def build_jobs(
     on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> JobManager:
     """Build everything but start nothing. Waits for an engine, and for the fleet to see its GPUs."""
-    records = JobRecords(store, clock=clock)
     engine = await wait_for_engine(settings, alert, fleet)
-    await _wait_for_gpus(fleet, records)
+    await _wait_for_gpus(fleet)
     events = JobEventBus()
 
     def on_note(job_id: int, text: str) -> None:
         log.info("job %d: %s", job_id, text)
         events.send("note", job_id, {"job_id": job_id, "kind": "publishing", "text": text})
 
-    cleaner = FinishedJobCleaner(settings.data_dir, records, keep_s=settings.keep_finished_hours * 3600)
     services = JobServices(
         data_dir=settings.data_dir,
-        records=records,
+        store=store,
         engine=engine,
-        other_engines=await earlier_engines(settings, records, engine),
+        other_engines=await earlier_engines(settings, store, engine),
         fleet=fleet,
         inputs=JobInputs(settings, Redactor(settings.secrets())),
         publisher=HubPublisher(PublishTarget.from_settings(settings), on_note=on_note),
         profile=profile,
+        cleaner=FinishedJobCleaner(
+            settings.data_dir, store, keep_s=settings.keep_finished_hours * 3600, clock=clock
+        ),
         timings=JobTimings.from_settings(settings),
         events=events,
         clock=clock,
         alert=alert,
-        free_disk=cleaner.remove_all_finished,
         trials=EngineTrials(engine, settings.data_dir),
     )
-    return JobManager(services, cleaner=cleaner, on_taken=on_taken, on_over=on_over)
+    return JobManager(services, on_taken=on_taken, on_over=on_over)
 
 
-async def _wait_for_gpus(fleet: Fleet, records: JobRecords) -> None:
+async def _wait_for_gpus(fleet: Fleet) -> None:
     waited = 0.0
-    while not fleet.snapshot(records.clock()).gpus and waited < GPU_WAIT_SECONDS:
+    while not fleet.inventory.gpus and waited < GPU_WAIT_SECONDS:
         await asyncio.sleep(0.05)
         waited += 0.05

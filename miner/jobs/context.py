@@ -5,42 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from core.domain.errors import GodMinerError
 from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule, StepFailed
 from core.domain.keys import TaskKey
+from core.domain.wire import MinerSubmission
 from core.profile.resolve import LoadedProfile
 from miner.engines.base import ExecutionEngine
 from miner.engines.trial import EngineTrials
 from miner.fleet.base import GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
+from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.events import JobEventBus, LiveJob
 from miner.jobs.folder import JobFolder, job_folder
-from miner.jobs.job_records import JobRecords
 from miner.jobs.tasks import job_task_of
 from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.publish.publisher import SubmissionPublisher
+from miner.store import attempts as store_attempts
+from miner.store import jobs as store_jobs
 from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow
+from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-def _idle_unknown(_gpus: tuple[str, ...]) -> bool | None:
-    return None
-
-
-async def _frees_nothing() -> int:
-    return 0
 
 
 @dataclass(frozen=True)
@@ -48,26 +44,23 @@ class JobServices:
     """What all job workers share."""
 
     data_dir: Path
-    records: JobRecords
+    store: Store
     engine: ExecutionEngine
     fleet: Fleet
     inputs: InputsProvider
     publisher: SubmissionPublisher
     #: Returns the profile as its files are now.
     profile: Callable[[], LoadedProfile]
+    cleaner: FinishedJobCleaner
+    #: What each image can train, found by trial.
+    trials: EngineTrials
+    alert: SendAlert
     timings: JobTimings = field(default_factory=JobTimings)
     events: JobEventBus = field(default_factory=JobEventBus)
     clock: Callable[[], float] = time.time
     random: Random = field(default_factory=Random)
     #: Engines of earlier choices that still have runs of ours, by name.
     other_engines: Mapping[str, ExecutionEngine] = field(default_factory=dict)
-    #: Whether GPUs are idle at the moment; None if unknown.
-    gpus_idle: Callable[[tuple[str, ...]], bool | None] = _idle_unknown
-    alert: SendAlert = lambda _kind, _text: None
-    #: Removes what finished jobs have left when the disk is full; returns the bytes freed.
-    free_disk: Callable[[], Awaitable[int]] = _frees_nothing
-    #: What each image can train, found by trial; None: the engine's own word counts.
-    trials: EngineTrials | None = None
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
     #: The ids of the jobs that have a worker.
@@ -125,11 +118,30 @@ class JobContext:
         )
 
     async def reload(self) -> None:
-        self.row = await self.services.records.load(self.row.id)
+        self.row = await self.services.store.read(store_jobs.get_job, self.row.id)
         self.show_state()
 
+    async def attempts(self) -> list[AttemptRow]:
+        return await self.services.store.read(store_attempts.attempts_of, self.row.id)
+
+    async def end_attempt(self, attempt: AttemptRow, reason: EndReason, detail: str) -> None:
+        await self.services.store.write(store_attempts.end_attempt, attempt.id, self.now(), reason, detail)
+
+    async def record_submission(self, submission: MinerSubmission) -> None:
+        """Store a fact about the hub, so whoever has changed the job meanwhile."""
+        await self.services.store.write(store_jobs.record_submission, self.key, submission, self.now())
+        self.row = await self.services.store.read(store_jobs.get_job, self.row.id)
+
     async def move(self, state: JobState, reason: EndReason | None = None, detail: str = "") -> None:
-        self.row = await self.services.records.move(self.row, state, reason, detail)
+        self.row = await self.services.store.write(
+            store_attempts.set_job_state,
+            self.row.id,
+            self.row.lock_token,
+            state,
+            self.now(),
+            reason=reason,
+            detail=detail,
+        )
         text = f" ({reason}{': ' + detail if detail else ''})" if reason else ""
         log.info("job %d is %s%s", self.row.id, state, text, extra=self.log)
         went_wrong = reason is not None and reason is not EndReason.PUBLISHED
@@ -142,7 +154,7 @@ class JobContext:
         live.state, live.deadline_at = row.state.value, row.deadline_at
         live.published = row.submission.repo if row.submission else None
         live.gpus = self.grant.ids if self.grant else ()
-        state = live.as_dict()
+        state = asdict(live)
         if state != self._last_shown:
             self._last_shown = state
             self.services.events.send("job", row.id, state)
@@ -157,20 +169,14 @@ class JobContext:
         self.live.stage, self.live.bytes_done, self.live.bytes_total = stage, done, total
         self.show_state()
 
-    def report_transfer(self, what: str, done: int, total: int | None) -> None:
-        self.set_stage(what, done, total)
-
     async def wait_until_submitted(self) -> None:
         """Wait for a submit under way: a run that the engine does not know afterwards, it will never know."""
         if self.pending_submit is not None:
             await asyncio.wait({self.pending_submit})
             self.pending_submit = None
 
-    def wake(self) -> None:
-        self.woken.set()
-
     async def pause(self, seconds: float) -> None:
-        """Wait for so long, or until `wake` is called."""
+        """Wait for so long, or until `woken` is set."""
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 await self.woken.wait()
@@ -227,13 +233,13 @@ class JobContext:
                 if self.now() + pause >= until():
                     raise StepFailed(EndReason.DEADLINE, f"{name} was not over in time{last}") from None
                 if failed.reason is EndReason.DISK_FULL:
-                    await self.services.free_disk()
+                    await self.services.cleaner.remove_all_finished()
                 await self._wait_to_retry(name, failed, failures, pause)
 
     async def _try_step(
         self, name: str, action: Callable[[], Awaitable[T]], until: float, attempt: int | None
     ) -> T:
-        async with self.services.records.step(self.row, name, attempt):
+        async with self.record_step(name, attempt):
             try:
                 async with asyncio.timeout(max(until - self.now(), 0.0)) as limit:
                     return await action()
@@ -241,6 +247,30 @@ class JobContext:
                 if not limit.expired():
                     raise
                 raise _StepTimedOut(EndReason.DEADLINE, f"{name} was not over in time") from None
+
+    @asynccontextmanager
+    async def record_step(self, name: str, attempt: int | None = None) -> AsyncIterator[None]:
+        """Store when a step begins and how it ends. A step that the daemon's own end cuts short has no end:
+        after the restart it is marked as interrupted."""
+        store, row = self.services.store, self.row
+        step_id = await store.write(
+            store_attempts.begin_step, row.id, row.lock_token, name, attempt, self.now()
+        )
+        outcome, detail = "ok", ""
+        try:
+            yield
+        except StepFailed as failed:
+            outcome, detail = failed.reason.value, str(failed)
+            raise
+        except asyncio.CancelledError:
+            outcome = ""
+            raise
+        except Exception as error:
+            outcome, detail = EndReason.BUG.value, f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if outcome:
+                await store.write(store_attempts.end_step, step_id, outcome, detail, self.now())
 
     async def _wait_to_retry(self, name: str, failed: StepFailed, failures: int, pause: float) -> None:
         log.warning(
@@ -259,7 +289,3 @@ class JobContext:
         self.show_state()
         await self.pause(pause)
         self.live.trouble, self.live.retry_at = "", None
-
-
-def engine_unreachable(error: GodMinerError) -> StepFailed:
-    return StepFailed(EndReason.ENGINE_GONE, str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from core.domain.choices import Engine as TrainingEngine
@@ -23,11 +22,7 @@ async def current_ability(services: JobServices) -> EngineAbility:
     engine = services.engine
     no_sandbox = None if engine.can_sandbox else _NO_SANDBOX.format(engine.name)
     try:
-        if services.trials is not None:
-            return EngineAbility(None, no_sandbox, await services.trials.missing())
-        absent = await engine.missing_images()
-        lacks = {name: absent[image] for name, image in IMAGE_OF.items() if image in absent}
-        return EngineAbility(None, no_sandbox, lacks)
+        return EngineAbility(None, no_sandbox, await services.trials.missing())
     except EngineUnreachable as error:
         return EngineAbility(str(error), no_sandbox)
     except Exception as error:  # an engine's odd answer must not leave offers undecided for good
@@ -45,12 +40,9 @@ async def watch_engine(services: JobServices) -> None:
             if now.problem is not None or BEING_TRIED not in now.missing.values():
                 _alert_change(services, last, now)
                 last = now
-            await (services.trials.pause if services.trials is not None else asyncio.sleep)(
-                services.timings.engine_check_s
-            )
+            await services.trials.pause(services.timings.engine_check_s)
     finally:
-        if services.trials is not None:
-            await services.trials.close()
+        await services.trials.close()
 
 
 def _apply_ability(services: JobServices, now: EngineAbility) -> None:

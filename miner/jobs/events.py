@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from core.domain.job_states import EndReason
@@ -63,22 +63,10 @@ class LiveJob:
             trouble="" if row.end_reason is EndReason.PUBLISHED else row.detail,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def clear_run(self) -> None:
         """An attempt is over: remove its numbers."""
-        for name in (
-            "step",
-            "steps",
-            "epoch",
-            "loss",
-            "learning_rate",
-            "tokens_s",
-            "memory_bytes",
-            "ends_at",
-        ):
-            setattr(self, name, None)
+        self.step = self.steps = self.memory_bytes = None
+        self.epoch = self.loss = self.learning_rate = self.tokens_s = self.ends_at = None
 
 
 @dataclass(frozen=True, slots=True)

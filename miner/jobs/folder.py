@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from core.runs.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
@@ -55,62 +54,23 @@ def shorten_log(path: Path, *, mark: bool, most: int = MAX_LOG_BYTES) -> int:
     return gone - len(between)
 
 
-@dataclass(frozen=True, slots=True)
 class AttemptFolder:
-    path: Path
-
-    @property
-    def run(self) -> Path:
-        return self.path / RUN_FILE
-
-    @property
-    def plan(self) -> Path:
-        return self.path / PLAN_FILE
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config"
-
-    @property
-    def command(self) -> Path:
-        return self.path / "command.txt"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.txt"
-
-    @property
-    def log(self) -> Path:
-        return self.path / LOG_FILE
-
-    @property
-    def progress(self) -> Path:
-        return self.path / PROGRESS_FILE
-
-    @property
-    def result(self) -> Path:
-        return self.path / RESULT_FILE
-
-    @property
-    def given_run(self) -> Path:
-        """The daemon's own copy: a training can change its directory, which nothing may rely on then."""
-        return self.path.parent / "orders" / f"{self.path.name}.run.json"
-
-    @property
-    def given_plan(self) -> Path:
-        return self.path.parent / "orders" / f"{self.path.name}.plan.json"
-
-    @property
-    def stop(self) -> Path:
-        return self.path / STOP_FILE
-
-    @property
-    def work(self) -> Path:
-        return self.path / "work"
-
-    @property
-    def submission(self) -> Path:
-        return self.path / "submission"
+    def __init__(self, folder: str | Path) -> None:
+        self.path = path = Path(folder)
+        self.run = path / RUN_FILE
+        self.plan = path / PLAN_FILE
+        self.config = path / "config"
+        self.command = path / "command.txt"
+        self.environment = path / "environment.txt"
+        self.log = path / LOG_FILE
+        self.progress = path / PROGRESS_FILE
+        self.result = path / RESULT_FILE
+        self.stop = path / STOP_FILE
+        self.work = path / "work"
+        self.submission = path / "submission"
+        #: The daemon's own copies: a training can change its directory, which nothing may rely on then.
+        self.given_run = path.parent / "orders" / f"{path.name}.run.json"
+        self.given_plan = path.parent / "orders" / f"{path.name}.plan.json"
 
     def create(self) -> None:
         self.config.mkdir(parents=True, exist_ok=True)
@@ -118,25 +78,13 @@ class AttemptFolder:
         self.given_run.parent.mkdir(exist_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
 class JobFolder:
-    path: Path
-
-    @property
-    def inputs(self) -> Path:
-        return self.path / "inputs"
-
-    @property
-    def submission(self) -> Path:
-        return self.path / "submission"
-
-    @property
-    def published(self) -> Path:
-        return self.path / "published.json"
-
-    @property
-    def latest(self) -> Path:
-        return self.path / "latest"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inputs = path / "inputs"
+        self.submission = path / "submission"
+        self.published = path / "published.json"
+        self.latest = path / "latest"
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / f"attempt_{number}")

@@ -6,7 +6,6 @@ the copy from `core.submission` never mixes two of them.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -27,11 +26,10 @@ from core.submission.folder import FileIdentity
 from core.submission.folder import file_identity as identity_of
 from core.submission.swap import take_snapshot
 from core.system.files import remove_tree
-from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder, JobFolder, write_attempt_file
 from miner.jobs.progress import ProgressTail, RunProgress
 from miner.store.attempts import AttemptRow
-from miner.support.untrusted_files import read_untrusted_path
+from miner.support.untrusted_files import read_untrusted
 
 #: Where a submission is put that its check has refused.
 REFUSED_FOLDER = "submission.refused"
@@ -75,6 +73,7 @@ class PublishedModel:
     attempt: int
     score: HeldOutScore | None
     repo: str
+    model_hash: str | None
 
     def save(self, folder: JobFolder) -> None:
         content = {
@@ -82,6 +81,7 @@ class PublishedModel:
             "attempt": self.attempt,
             "score": self.score.model_dump() if self.score else None,
             "repo": self.repo,
+            "model_hash": self.model_hash,
         }
         write_attempt_file(folder.published, json.dumps(content) + "\n")
 
@@ -89,10 +89,11 @@ class PublishedModel:
     def load(cls, folder: JobFolder) -> PublishedModel | None:
         """None also for an invalid file: then the model is published again, which changes nothing."""
         try:
-            content = json.loads(read_untrusted_path(folder.published, 64 * 1024) or b"")
+            content = json.loads(read_untrusted(folder.published, 64 * 1024) or b"")
             score = HeldOutScore.model_validate(content["score"]) if content["score"] else None
             device, inode, size, written = content["identity"]
-            return cls((device, inode, size, written), content["attempt"], score, content["repo"])
+            identity = (device, inode, size, written)
+            return cls(identity, content["attempt"], score, content["repo"], content["model_hash"])
         except (ValueError, KeyError, TypeError, OSError):
             return None
 
@@ -100,8 +101,11 @@ class PublishedModel:
         """Whether the hub has this very model under this name.
 
         A submission without a hash was being replaced when that was interrupted: what the hub has is unknown.
+        One with another hash was replaced, and this record of it was not written any more.
         """
-        if submission is None or submission.model_hash is None or submission.repo != self.repo:
+        if submission is None or submission.model_hash is None:
+            return False
+        if (submission.repo, submission.model_hash) != (self.repo, self.model_hash):
             return False
         return self.repo.endswith(f"/{repo_name}") and self.identity == folder_identity(candidate.folder)
 
@@ -165,17 +169,12 @@ class AttemptHistory:
         return tuple(failure.reason for failure in self.failures)
 
 
-async def read_history(job: JobContext) -> AttemptHistory:
-    rows = await job.services.records.attempts(job.row.id)
-    return await asyncio.to_thread(history_of, rows, job.row.counted_from)
-
-
 def history_of(rows: Sequence[AttemptRow], counted_from: int) -> AttemptHistory:
     next_number = rows[-1].number + 1 if rows else 1
     ended = [row for row in rows if row.number > counted_from and row.end_reason is not None]
     if not ended:
         return AttemptHistory(next_number)
-    last = AttemptFolder(Path(ended[-1].folder))
+    last = AttemptFolder(ended[-1].folder)
     progress = progress_of(last, ended[-1].started_at)
     result = read_result(last)
     return AttemptHistory(
@@ -193,7 +192,7 @@ def _newest_checkpoint(ended: Sequence[AttemptRow]) -> Path | None:
     for row in reversed(ended):
         if row.end_reason is EndReason.NAN:
             break
-        folder = AttemptFolder(Path(row.folder))
+        folder = AttemptFolder(row.folder)
         if checkpoint := last_checkpoint(folder, progress_of(folder, row.started_at)):
             return checkpoint
     return None
@@ -216,7 +215,7 @@ def model_candidates(rows: Sequence[AttemptRow]) -> list[ModelCandidate]:
     """The models of all attempts, also of those before the last start."""
     candidates = []
     for row in rows:
-        folder = AttemptFolder(Path(row.folder))
+        folder = AttemptFolder(row.folder)
         if is_model(folder.submission):
             event = progress_of(folder, row.started_at).submission
             candidates.append(ModelCandidate(row.number, folder.submission, event.score if event else None))
@@ -235,7 +234,7 @@ def progress_of(folder: AttemptFolder, began_at: float) -> RunProgress:
 
 def read_result(folder: AttemptFolder) -> RunResult | None:
     """The trainer's result; None when there is none or it is invalid."""
-    data = read_untrusted_path(folder.result, _MAX_RESULT_BYTES)
+    data = read_untrusted(folder.result, _MAX_RESULT_BYTES)
     if data is None:
         return None
     try:

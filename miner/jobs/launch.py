@@ -55,7 +55,7 @@ class JobAttempt:
 
     @classmethod
     def load(cls, row: AttemptRow) -> JobAttempt:
-        folder = AttemptFolder(Path(row.folder))
+        folder = AttemptFolder(row.folder)
         run = RunSpec.from_json(folder.given_run.read_bytes())
         return cls(row, folder, run, TrainingPlan.from_json(folder.given_plan.read_bytes()))
 
@@ -96,10 +96,9 @@ def run_spec(
 def write_attempt(folder: AttemptFolder, run: RunSpec, plan: TrainingPlan) -> None:
     """Write the attempt's directory; `StepFailed` for a plan that the engine would not run as written."""
     folder.create()
-    for path, text in ((folder.given_run, run.to_json()), (folder.given_plan, plan.to_json())):
-        write_attempt_file(path, text + "\n")
-    write_attempt_file(folder.run, run.to_json() + "\n")
-    write_attempt_file(folder.plan, plan.to_json() + "\n")
+    for run_file, plan_file in ((folder.given_run, folder.given_plan), (folder.run, folder.plan)):
+        write_attempt_file(run_file, run.to_json() + "\n")
+        write_attempt_file(plan_file, plan.to_json() + "\n")
     command = [shlex.join(trainer_command(plan, run))]
     if plan.engine is not TrainingEngine.NATIVE:
         command += _write_config(folder, run, plan)

@@ -16,12 +16,11 @@ from miner.jobs import recovery
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.engine_ability import watch_engine
 from miner.jobs.events import LiveJob
-from miner.jobs.recovery import FinishedJobCleaner
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
-from miner.store.attempts import StaleJob
+from miner.store.attempts import StaleJob, retry_job, set_job_state
 from miner.store.database import StoreUnavailable
-from miner.store.jobs import JobRow, RecordedStart, StartRequest
+from miner.store.jobs import JobRow, RecordedStart, StartRequest, get_job, record_start
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +45,10 @@ class JobManager:
         self,
         services: JobServices,
         *,
-        cleaner: FinishedJobCleaner | None = None,
         on_taken: Callable[[TaskKey], None] = lambda _key: None,
         on_over: Callable[[TaskKey], None] = lambda _key: None,
     ) -> None:
         self.services = services
-        self.cleaner = cleaner
         self._on_taken = on_taken
         self._on_over = on_over
         self._contexts: dict[int, JobContext] = {}
@@ -95,7 +92,7 @@ class JobManager:
     async def start_own(self, start: StartRequest, validator: str) -> RecordedStart:
         """Record and start a task that no validator has sent."""
         self._on_taken(TaskKey(validator, start.task_id))
-        started = await self.services.records.record_start(validator, start)
+        started = await self.services.store.write(record_start, validator, start, self.services.clock())
         await self.started(started.job_id)
         return started
 
@@ -108,12 +105,12 @@ class JobManager:
             self._start_worker(row)
             return
         await context.reload()
-        context.wake()
+        context.woken.set()
 
     async def _row_between_workers(self, job_id: int) -> JobRow:
         """Load the job's row when it is certain whether it has a worker: two would launch twice."""
         while True:
-            row = await self.services.records.load(job_id)
+            row = await self._load(job_id)
             if job_id not in self._being_replaced:
                 return row
             await asyncio.sleep(0.01)
@@ -121,13 +118,20 @@ class JobManager:
     async def cancel(self, job_id: int) -> JobRow:
         """End the job. What is published stays."""
         for _ in range(_CANCEL_TRIES):
-            row = await self.services.records.load(job_id)
+            row = await self._load(job_id)
             if row.state.is_over:
                 raise JobStateConflict(
                     f"job {job_id} is over already ({row.state}); there is nothing to cancel"
                 )
             try:
-                row = await self.services.records.move(row, JobState.CANCELLED, EndReason.CANCELLED)
+                row = await self.services.store.write(
+                    set_job_state,
+                    job_id,
+                    row.lock_token,
+                    JobState.CANCELLED,
+                    self.services.clock(),
+                    reason=EndReason.CANCELLED,
+                )
             except StaleJob:
                 continue
             log.info("job %d is cancelled", job_id, extra={"task_id": row.task_id, "job_id": job_id})
@@ -137,14 +141,15 @@ class JobManager:
 
     async def retry(self, job_id: int) -> JobRow:
         """Start a failed or cancelled job again, while there is time."""
-        row = await self.services.records.load(job_id)
+        row = await self._load(job_id)
         if row.state not in (JobState.FAILED, JobState.CANCELLED):
             raise JobStateConflict(
                 f"job {job_id} is {row.state}; only a failed or cancelled one can be tried again"
             )
-        if row.deadline_at <= self.services.clock():
+        now = self.services.clock()
+        if row.deadline_at <= now:
             raise JobStateConflict(f"the deadline of job {job_id} has passed; it is too late to try again")
-        row = await self.services.records.revive(row)
+        row = await self.services.store.write(retry_job, job_id, row.lock_token, now)
         await self.started(job_id)
         return row
 
@@ -166,8 +171,7 @@ class JobManager:
     def _start_worker(self, row: JobRow, context: JobContext | None = None) -> None:
         if self._stopping or row.id in self._workers:
             return
-        if self.cleaner is not None:
-            self.cleaner.revived(row.id)
+        self.services.cleaner.revived(row.id)
         context = self._contexts[row.id] = context or JobContext(self.services, row)
         self.services.job_ids[context.key] = row.id
         self._workers[row.id] = asyncio.create_task(self._run_worker(context), name=f"job {row.id}")
@@ -182,7 +186,7 @@ class JobManager:
                 del self._workers[job_id], self._contexts[job_id]
                 self.services.job_ids.pop(context.key, None)
         # A change made before the worker ended is in the store by now; a later one starts a worker itself.
-        row = await self._row(job_id)
+        row = await self._load_patiently(job_id)
         if job_id in self._workers or job_id in self._being_replaced:
             return
         if row.state.is_over and row.lock_token == context.row.lock_token:
@@ -190,11 +194,14 @@ class JobManager:
         else:
             self._start_worker(row)
 
-    async def _row(self, job_id: int) -> JobRow:
+    async def _load(self, job_id: int) -> JobRow:
+        return await self.services.store.read(get_job, job_id)
+
+    async def _load_patiently(self, job_id: int) -> JobRow:
         """Load the row, however long the store cannot be read: reservations depend on it."""
         while True:
             try:
-                return await self.services.records.load(job_id)
+                return await self._load(job_id)
             except StoreUnavailable as error:
                 log.warning("job %d waits for the store: %s", job_id, str(error))
                 await asyncio.sleep(self.services.timings.pause(1, self.services.random))
@@ -219,4 +226,4 @@ class JobManager:
             if context.key == key:
                 context.gpu_lost = f"GPU {gpu}: {why}"
                 self.services.alert(AlertKind.GPU_LOST, f"job {context.row.id} loses GPU {gpu}: {why}")
-                context.wake()
+                context.woken.set()

@@ -9,7 +9,7 @@ from core.domain.choices import GpuStrategy, Refusal
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane
-from core.planning.calibration import LearnedBounds, MeasuredRun, bounds_from, recalibrate, shape_key
+from core.planning.calibration import LearnedBounds, bounds_from, shape_key
 from core.planning.gpu_count import GPU_COUNTS, lane_for
 from core.planning.oom import OutOfMemory
 from core.planning.overheads import JobConditions
@@ -190,12 +190,3 @@ def lesson_of(
 
 def _min_known(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
-
-
-def measured_plan(
-    plan: TrainingPlan, steps: int, elapsed_s: float, step_s: float, eval_s: float | None
-) -> TrainingPlan:
-    """The same plan at the measured speed."""
-    return recalibrate(
-        plan, MeasuredRun(steps_done=steps, elapsed_s=max(elapsed_s, 0.0), step_s=step_s, eval_s=eval_s)
-    )

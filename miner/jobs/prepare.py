@@ -27,7 +27,7 @@ from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
 from miner.jobs.context import JobContext
-from miner.jobs.history import AttemptHistory, read_history
+from miner.jobs.history import AttemptHistory, history_of
 from miner.jobs.launch import free_port, run_spec, write_attempt
 from miner.jobs.plans import JobPlanRequest, PlanDraft
 from miner.jobs.tasks import task_spec_of
@@ -52,7 +52,7 @@ async def prepare(job: JobContext) -> None:
     if job.row.state is not JobState.PREPARING:
         await job.move(JobState.PREPARING)
     fetched = await fetch_inputs(job)
-    history = await read_history(job)
+    history = await asyncio.to_thread(history_of, await job.attempts(), job.row.counted_from)
     plan, until = await _plan_and_acquire(job, fetched, history)
     await _write_and_record(job, fetched, history, plan, until)
 
@@ -100,7 +100,7 @@ async def _fetch_while_useful(job: JobContext) -> FetchedInputs:
             timer.cancel()
             timer = loop.call_later(_NO_BYTES_S, on_silence)
         last[what] = done
-        job.report_transfer(what, done, total)
+        job.set_stage(what, done, total)
         if what == "dataset" or (what == "model" and total is not None):
             arrival = arrivals.setdefault(what, _InputArrival(job.now(), done))
             if reason := _too_late(job, what, done, total, arrival):
@@ -249,9 +249,7 @@ def _plan_request(
     job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
 ) -> JobPlanRequest:
     def learned(plan: TrainingPlan) -> LearnedBounds | None:
-        key = plans.lesson_key(job.row.validator, plan)
-        text = job.services.records.read_now(lambda db: attempts.get_lesson(db, key))
-        return LearnedBounds.model_validate_json(text) if text else None
+        return _known_lesson(job, plans.lesson_key(job.row.validator, plan))
 
     spec = task_spec_of(job.row, job.task, job.now())
     return JobPlanRequest(spec, fetched, hardware, job.services.profile(), learned, history.failures)
@@ -280,9 +278,16 @@ async def keep_lesson(job: JobContext, plan: TrainingPlan, measured_step_s: floa
     if job.task.is_hostile:
         return
     key = plans.lesson_key(job.row.validator, plan)
-    lesson = plans.lesson_of(plan, await job.services.records.learned(key), measured_step_s)
+    known = await asyncio.to_thread(_known_lesson, job, key)
+    lesson = plans.lesson_of(plan, known, measured_step_s)
     if lesson is not None:
-        await job.services.records.keep_lesson(key, lesson)
+        await job.services.store.write(attempts.save_lesson, key, lesson.model_dump_json(), job.now())
+
+
+def _known_lesson(job: JobContext, key: str) -> LearnedBounds | None:
+    """Reads the store: call it off the event loop."""
+    text = job.services.store.read_now(attempts.get_lesson, key)
+    return LearnedBounds.model_validate_json(text) if text else None
 
 
 async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
@@ -300,7 +305,6 @@ async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
                 job.key,
                 draft.counts,
                 until=job.row.deadline_at,
-                priority=_priority(job),
                 exclusive=exclusive,
                 lane=draft.lane,
             )
@@ -331,12 +335,6 @@ def _describe_reservation(job: JobContext, reservation: GpuReservation) -> str:
     return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)})"
 
 
-def _priority(job: JobContext) -> float:
-    """What its offer was worth, according to the fleet."""
-    reservations = job.services.fleet.snapshot(job.now()).reservations
-    return next((reservation.priority for reservation in reservations if reservation.key == job.key), 0.0)
-
-
 # Directory and record
 
 
@@ -364,9 +362,12 @@ async def _write_and_record(
 
     await job.run_step("write", lambda: _write_or_disk_full(write), lambda: times.end_by)
     assert job.grant is not None
-    job.row = await services.records.begin_attempt(
-        job.row,
-        number,
+    job.row = await services.store.write(
+        attempts.begin_attempt,
+        job.row.id,
+        job.row.lock_token,
+        job.now(),
+        number=number,
         engine=services.engine.name,
         key=f"{job.row.id}-{number}-{secrets.token_hex(4)}",
         folder=str(folder.path),

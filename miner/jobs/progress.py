@@ -71,7 +71,6 @@ class RunProgress:
 
     began_at: float
     stage: str = ""
-    stage_text: str = ""
     step: StepEvent | None = None
     first_step_at: float | None = None
     score: HeldOutScore | None = None
@@ -98,7 +97,7 @@ class RunProgress:
         self.last_event_at = max(self.last_event_at, at)
         match event:
             case StageEvent():
-                self.stage, self.stage_text = event.stage, event.text
+                self.stage = event.stage
             case StepEvent():
                 self._step(event, at)
             case EvalEvent():
@@ -158,14 +157,8 @@ class RunProgress:
         return max(self._evals) if self._evals else None
 
 
-#: How much longer a busy GPU may be silent: something long is going on that the trainer does not report.
-BUSY_FACTOR = 3.0
-
-
-def stall_reason(
-    progress: RunProgress, now: float, timings: JobTimings, gpu_idle: bool | None = None
-) -> str | None:
-    """Return why the run counts as hung, or None. `gpu_idle`: whether its GPUs do nothing, if known."""
+def stall_reason(progress: RunProgress, now: float, timings: JobTimings) -> str | None:
+    """Return why the run counts as hung, or None."""
     silent = now - max(progress.last_event_at, progress.began_at)
     step_s = progress.median_step_s
     if progress.stage == "train" and step_s is not None:
@@ -174,6 +167,4 @@ def stall_reason(
     else:
         limit = timings.start_limit_s
         what = f"no event for {show_seconds(silent)} in stage {progress.stage or 'start'!r}"
-    if gpu_idle is False:
-        limit *= BUSY_FACTOR
     return what if silent > limit else None

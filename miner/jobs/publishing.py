@@ -30,7 +30,8 @@ from miner.jobs.progress import RunProgress
 from miner.jobs.tasks import repo_name
 from miner.observe.alerts import AlertKind
 from miner.publish.publisher import PublishRequest
-from miner.store import jobs as store_jobs
+from miner.store.attempts import mark_bad_submission
+from miner.store.jobs import has_repo_of_another
 
 
 async def publish_best(job: JobContext) -> bool:
@@ -38,7 +39,7 @@ async def publish_best(job: JobContext) -> bool:
 
     `StepFailed` when it cannot be published in time.
     """
-    if all(attempt.ended_at for attempt in await job.services.records.attempts(job.row.id)):
+    if all(attempt.ended_at for attempt in await job.attempts()):
         job.release_gpus()  # otherwise a run that could not be ended in time still has them
     while (best := await best_model(job)) is not None:
         try:
@@ -50,7 +51,7 @@ async def publish_best(job: JobContext) -> bool:
             job.note("refused", text)
             job.services.alert(AlertKind.BAD_SUBMISSION, f"job {job.row.id}: {text}")
             await asyncio.to_thread(put_refused_aside, best)
-            await job.services.records.record_refusal(job.row, best.attempt, str(failed))
+            await job.services.store.write(mark_bad_submission, job.row.id, best.attempt, str(failed))
             continue
         if not job.row.misnamed:  # a second start may have come meanwhile
             break
@@ -61,14 +62,14 @@ async def publish_best(job: JobContext) -> bool:
 
 
 async def best_model(job: JobContext) -> ModelCandidate | None:
-    rows = await job.services.records.attempts(job.row.id)
+    rows = await job.attempts()
     return await asyncio.to_thread(lambda: best_candidate(model_candidates(rows)))
 
 
 async def _publish_with_retries(job: JobContext, best: ModelCandidate) -> None:
     await job.run_step(
         "publish",
-        lambda: publish_model(job, best, job.report_transfer),
+        lambda: publish_model(job, best, job.set_stage),
         lambda: job.row.deadline_at,
         best.attempt,
     )
@@ -84,8 +85,8 @@ async def publish_model(job: JobContext, model: ModelCandidate, on_progress: Pro
     identity = await asyncio.to_thread(snapshot_best, model.folder, folder.submission)
     await _withdraw_hash(job)
     submission = await job.services.publisher.publish(await _publish_request(job, model), on_progress)
-    job.row = await job.services.records.record_submission(job.row, submission)
-    published = PublishedModel(identity, model.attempt, model.score, submission.repo)
+    await job.record_submission(submission)
+    published = PublishedModel(identity, model.attempt, model.score, submission.repo, submission.model_hash)
     await asyncio.to_thread(published.save, folder)
     job.note("published", f"the model of attempt {model.attempt} is published as {submission.repo}")
     job.show_state()
@@ -97,7 +98,7 @@ async def _require_own_repo(job: JobContext) -> None:
     Repositories are public, so any validator can name one.
     """
     row, name = job.row, repo_name(job.row)
-    if await job.services.records.read(lambda db: store_jobs.has_repo_of_another(db, row.validator, name)):
+    if await job.services.store.read(has_repo_of_another, row.validator, name):
         raise StepFailed(EndReason.HUB_REFUSED, f"the repository {name} holds another validator's submission")
 
 
@@ -110,12 +111,12 @@ async def _withdraw_hash(job: JobContext) -> None:
     submission = job.row.submission
     if submission is not None and submission.model_hash is not None:
         without = MinerSubmission(repo=submission.repo, model_hash=None)
-        job.row = await job.services.records.record_submission(job.row, without)
+        await job.record_submission(without)
 
 
 async def _publish_request(job: JobContext, model: ModelCandidate) -> PublishRequest:
     row, task = job.row, job.task
-    attempts = await job.services.records.attempts(row.id)
+    attempts = await job.attempts()
     attempt = next(attempt for attempt in attempts if attempt.number == model.attempt)
     run = (await asyncio.to_thread(JobAttempt.load, attempt)).run
     return PublishRequest(
@@ -143,12 +144,12 @@ async def rename_published(job: JobContext) -> None:
             best = await best_model(job) if failed.reason is EndReason.HUB_REFUSED else None
             if best is None:
                 raise
-            # Not where the store have it, as when they could not be written after an earlier move.
-            await publish_model(job, best, job.report_transfer)
+            # Not where the store has it, as when it could not be written after an earlier move.
+            await publish_model(job, best, job.set_stage)
             return job.row.submission
 
     submission = await job.run_step("move", move, lambda: job.row.deadline_at)
-    job.row = await job.services.records.record_submission(job.row, submission)
+    await job.record_submission(submission)
     known = await asyncio.to_thread(PublishedModel.load, job.folder)
     if known is not None:
         await asyncio.to_thread(replace(known, repo=submission.repo).save, job.folder)
@@ -198,7 +199,7 @@ class EarlyPublisher:
         if folder_identity(model.folder) == self._refused or not await self._is_better(model):
             return
         try:
-            async with job.services.records.step(job.row, "publish early", model.attempt):
+            async with job.record_step("publish early", model.attempt):
                 await publish_model(job, model, lambda _what, _done, _total: None)
         except StepFailed as failed:
             self._after_failure(model, failed)

@@ -1,8 +1,7 @@
-"""Take up jobs after a restart and remove leftovers: orphaned runs in the engine, files of finished jobs.
+"""Take up jobs after a restart, and remove orphaned runs from the engine.
 
 Running attempts are adopted, with their GPUs, before a waiting job may ask for any; nothing is launched
-twice. Of finished jobs inputs, models and checkpoints are removed, after a while or at once when the disk
-is full; plans, logs and results stay.
+twice.
 """
 
 from __future__ import annotations
@@ -10,13 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from pathlib import Path
 
-from core.domain.units import show_bytes
 from miner.engines.base import EngineRun, EngineUnreachable, ExecutionEngine, RunPhase
 from miner.jobs.context import JobContext, JobServices
-from miner.jobs.folder import job_folder
-from miner.jobs.job_records import JobRecords
 from miner.jobs.timeline import JobTimings
 from miner.store import attempts
 from miner.store import jobs as store_jobs
@@ -41,7 +36,7 @@ async def adopt_open_jobs(services: JobServices) -> list[tuple[JobRow, JobContex
             rows[job_id] = store_jobs.get_job(db, job_id)
         return list(rows.values()), running
 
-    rows, running = await services.records.read(query)
+    rows, running = await services.store.read(query)
     rows.sort(key=lambda row: (row.id not in running, row.id))
     services.inputs.release_all_but({row.id for row in rows})
     contexts = []
@@ -80,11 +75,9 @@ async def _sweep_once(services: JobServices) -> None:
     for engine in (services.engine, *services.other_engines.values()):
         runs = await engine.list_runs()
         # Read after the engine was asked: an attempt is in the store before the engine gets it.
-        known = {attempt.key for attempt in await services.records.read(attempts.open_attempts)}
-        if services.trials is not None and services.trials.running_key is not None:
-            known.add(services.trials.running_key)
+        known = {attempt.key for attempt in await services.store.read(attempts.open_attempts)}
         for run in runs:
-            if run.key not in known:
+            if run.key not in known and run.key != services.trials.running_key:
                 await _remove_orphan(engine, run, services.timings)
 
 
@@ -102,46 +95,3 @@ async def _remove_orphan(engine: ExecutionEngine, run: EngineRun, timings: JobTi
             await asyncio.sleep(timings.poll_s)
     await engine.remove(run.ref)
     log.info("removed what the engine had of %s", run.key)
-
-
-class FinishedJobCleaner:
-    def __init__(self, data_dir: Path, records: JobRecords, *, keep_s: float) -> None:
-        self._data_dir, self._records, self._keep_s = data_dir, records, keep_s
-        #: Nothing is left of these; to look at a thousand directories again and again is not free.
-        self._stripped: set[int] = set()
-        #: These were started again during a clean-up.
-        self._revived: set[int] = set()
-        self._busy = asyncio.Lock()
-
-    async def remove_expired(self, now: float) -> int:
-        """Remove the files of jobs that ended long enough ago; return the bytes freed."""
-        return await self._strip(now - self._keep_s)
-
-    async def remove_all_finished(self) -> int:
-        """The disk is full: remove the files of every job that is over; return the bytes freed."""
-        return await self._strip(self._records.clock())
-
-    async def _strip(self, over_by: float) -> int:
-        freed = 0
-        async with self._busy:
-            self._revived.clear()
-            jobs = await self._records.read(lambda db: store_jobs.jobs_finished_before(db, over_by))
-            for job_id in jobs:  # terabytes take minutes, in which a validator may start one of them again
-                if job_id not in self._stripped and job_id not in self._revived:
-                    self._stripped.add(job_id)
-                    freed += await asyncio.to_thread(self._strip_one, job_id)
-        if freed:
-            log.info("removed %s of finished jobs", show_bytes(freed))
-        return freed
-
-    def _strip_one(self, job_id: int) -> int:
-        try:
-            return job_folder(self._data_dir, job_id).strip()
-        except OSError as error:
-            log.warning("the files of job %d cannot be removed: %s", job_id, error)
-            return 0
-
-    def revived(self, job_id: int) -> None:
-        """The job was started again: spare its files."""
-        self._stripped.discard(job_id)
-        self._revived.add(job_id)

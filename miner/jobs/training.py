@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from core.domain.job_states import EndReason, StepFailed
+from core.planning.calibration import MeasuredRun, recalibrate
 from core.runs.progress import NoteEvent
 from core.runs.run_files import HeldOutScore
 from miner.engines.base import (
@@ -22,8 +23,7 @@ from miner.engines.base import (
     RunPhase,
     RunStatus,
 )
-from miner.jobs import plans
-from miner.jobs.context import JobContext, engine_unreachable
+from miner.jobs.context import JobContext
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, engine_spec
 from miner.jobs.progress import ProgressTail, RunProgress, stall_reason
@@ -31,7 +31,8 @@ from miner.jobs.publishing import EarlyPublisher
 from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
 from miner.observe.alerts import AlertKind
-from miner.support.untrusted_files import read_untrusted_path, touch_untrusted
+from miner.store.attempts import set_engine_ref
+from miner.support.untrusted_files import read_untrusted, touch_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +109,14 @@ class AttemptSupervisor:
             except EngineDiskFull as error:
                 raise StepFailed(EndReason.DISK_FULL, str(error)) from None
             except EngineUnreachable as error:
-                raise engine_unreachable(error) from None
+                raise StepFailed(EndReason.ENGINE_GONE, str(error)) from None
             except EngineRejected as error:
                 raise StepFailed(EndReason.ENGINE_REJECTED, str(error)) from None
 
         self.job.set_stage("launch")
         number = self.attempt.row.number
         self._ref = await self.job.run_step("launch", submit, lambda: self.kill_at, number)
-        await self.job.services.records.set_ref(self.attempt.row, self._ref)
+        await self.job.services.store.write(set_engine_ref, self.attempt.row.id, self._ref)
         self.job.note("launched", f"attempt {number} runs on {self.engine.name}")
 
     # Progress and status
@@ -145,7 +146,7 @@ class AttemptSupervisor:
     async def _status(self) -> RunStatus | None:
         """Poll the engine when that is due; None when it is not, or when the engine does not answer."""
         now, folder = self.job.now(), self.attempt.folder
-        exit_file = await asyncio.to_thread(read_untrusted_path, folder.path / EXIT_FILE, 64 * 1024)
+        exit_file = await asyncio.to_thread(read_untrusted, folder.path / EXIT_FILE, 64 * 1024)
         due = now - self._polled_at >= self.timings.engine_poll_s
         if not (exit_file is not None or due or self.stop_verdict or self.progress.end):
             return None
@@ -208,8 +209,7 @@ class AttemptSupervisor:
             return AttemptVerdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.progress.end is not None or (status is not None and status.phase is RunPhase.QUEUED):
             return None
-        idle = self.job.services.gpus_idle(self.attempt.row.gpus)
-        hung = stall_reason(self.progress, self._read_at, self.timings, idle)
+        hung = stall_reason(self.progress, self._read_at, self.timings)
         return AttemptVerdict(EndReason.HUNG, hung) if hung else None
 
     async def _kill_lingering(self, now: float) -> None:
@@ -277,9 +277,13 @@ class AttemptSupervisor:
         planned_at = self.attempt.run.began_at
         elapsed = self.job.now() - planned_at
         try:
-            measured = await asyncio.to_thread(
-                plans.measured_plan, plan, progress.steps_done, elapsed, step_s, progress.eval_s
+            run = MeasuredRun(
+                steps_done=progress.steps_done,
+                elapsed_s=max(elapsed, 0.0),
+                step_s=step_s,
+                eval_s=progress.eval_s,
             )
+            measured = await asyncio.to_thread(recalibrate, plan, run)
         except (ValueError, ArithmeticError):  # impossible numbers
             log.warning("job %d reports impossible times", self.job.row.id, extra=self.job.log)
             return

@@ -20,7 +20,7 @@ from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.history import read_result
 from miner.jobs.tasks import request_for_display
 from miner.store import attempts as store_attempts
-from miner.store.attempts import AttemptRow, StepRow
+from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow, NoSuchJob
 
 
@@ -48,7 +48,7 @@ def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRo
         "ended_at": row.ended_at,
         "starts": row.starts,
         "result": training_result(attempts),
-        "live": live.as_dict() if live else None,
+        "live": asdict(live) if live else None,
     }
 
 
@@ -64,7 +64,7 @@ def job_details(
         "folder": str(job_folder(data_dir, row.id).path),
         "request": request_for_display(row.request),
         "attempts": [attempt_details(attempt) for attempt in attempts],
-        "steps": [step_details(step) for step in store_attempts.steps_of(db, row.id)],
+        "steps": [asdict(step) for step in store_attempts.steps_of(db, row.id)],
     }
 
 
@@ -90,7 +90,7 @@ def training_result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
     last that has one."""
     best: tuple[int, RunResult] | None = None
     for row in attempts:
-        read = read_result(AttemptFolder(Path(row.folder)))
+        read = read_result(AttemptFolder(row.folder))
         if read is not None and (best is None or _is_better(read, best[1])):
             best = row.number, read
     if best is None:
@@ -114,17 +114,6 @@ def _is_better(new: RunResult, old: RunResult) -> bool:
     if new.submission is not old.submission:
         return new.submission
     return old.best is None or (new.best is not None and new.best.beats(old.best))
-
-
-def step_details(row: StepRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "attempt": row.attempt,
-        "began_at": row.began_at,
-        "ended_at": row.ended_at,
-        "outcome": row.outcome,
-        "detail": row.detail,
-    }
 
 
 #: Progress bars overwrite their line.

@@ -15,16 +15,15 @@ import asyncio
 import contextlib
 import logging
 from itertools import takewhile
-from pathlib import Path
 
 from core.domain.job_states import EndReason, JobState, StepFailed
 from miner.engines.base import EngineUnreachable, RunPhase
 from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
-from miner.jobs.history import best_candidate, history_of, model_candidates
+from miner.jobs.history import history_of
 from miner.jobs.launch import JobAttempt
 from miner.jobs.prepare import keep_lesson, prepare
-from miner.jobs.publishing import publish_best, rename_published
+from miner.jobs.publishing import best_model, publish_best, rename_published
 from miner.jobs.training import AttemptSupervisor
 from miner.jobs.verdict import AttemptVerdict, NextAction, RetrySituation, next_action
 from miner.observe.alerts import AlertKind
@@ -92,12 +91,12 @@ class JobWorker:
     async def _train(self) -> None:
         """Supervise the last attempt to its end, and decide what follows."""
         job = self.job
-        attempts = await job.services.records.attempts(job.row.id)
+        attempts = await job.attempts()
         if attempts[-1].ended_at is None:
             attempt = await self._load_attempt(attempts[-1])
             if attempt is None or not await self._supervise(attempt):
                 return
-            attempts = await job.services.records.attempts(job.row.id)
+            attempts = await job.attempts()
         await self._decide(attempts)
 
     async def _load_attempt(self, row: AttemptRow) -> JobAttempt | None:
@@ -134,7 +133,7 @@ class JobWorker:
             await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
             return False
         # The end goes into the store first: what is done after it can be repeated.
-        await job.services.records.end_attempt(attempt.row, verdict.reason, verdict.detail)
+        await job.end_attempt(attempt.row, verdict.reason, verdict.detail)
         detail = f", {verdict.detail}" if verdict.detail else ""
         job.note("attempt_ended", f"attempt {attempt.row.number} ended: {verdict.reason}{detail}")
         if supervisor.measured_step_s is not None:
@@ -153,7 +152,7 @@ class JobWorker:
         situation = RetrySituation(
             reason=reason,
             history=history.failures,
-            has_model=await _any_model(attempts),
+            has_model=await best_model(job) is not None,
             left_s=times.end_by - job.now(),
             needs_s=plan.time.start_of("train") - plan.time["download"] if plan else _UNPLANNED_NEED_S,
         )
@@ -170,7 +169,7 @@ class JobWorker:
         """What is wrong with this host does not get better by trying again at once."""
         job = self.job
         if reason is EndReason.DISK_FULL:
-            await job.services.free_disk()
+            await job.services.cleaner.remove_all_finished()
         if reason in (EndReason.OOM, EndReason.NAN):
             return
         alike = len(list(takewhile(lambda other: other is reason, reversed(reasons))))
@@ -185,7 +184,7 @@ class JobWorker:
         """If all models were refused, their attempts say so now, and the retry rule decides what follows."""
         job = self.job
         if not await publish_best(job):
-            attempts = await job.services.records.attempts(job.row.id)
+            attempts = await job.attempts()
             if not attempts or attempts[-1].end_reason is not EndReason.BAD_SUBMISSION:
                 raise StepFailed(EndReason.BAD_SUBMISSION, "no attempt has left a model")
             await self._decide(attempts)
@@ -204,7 +203,7 @@ class JobWorker:
         """End the job, unless there is a model and time to publish it."""
         job, row = self.job, self.job.row
         may_publish = row.state is not JobState.PUBLISHING and job.now() < row.deadline_at
-        if may_publish and await _any_model(await job.services.records.attempts(row.id)):
+        if may_publish and await best_model(job) is not None:
             await job.move(JobState.PUBLISHING)
         elif row.submission is not None:
             await job.move(JobState.DONE, EndReason.PUBLISHED, f"published early; then: {reason}, {detail}")
@@ -236,7 +235,7 @@ class JobWorker:
         A job that was given up while its engine did not answer, and then started again, would train twice on
         the same GPUs.
         """
-        for attempt in await self.job.services.records.attempts(self.job.row.id):
+        for attempt in await self.job.attempts():
             if attempt.ended_at is None and not await self._end_run(attempt, reason, "ended with its job"):
                 return False
         return True
@@ -245,7 +244,7 @@ class JobWorker:
         """Ask a run that nobody waits for to end, then kill it; return True when it is gone."""
         job, timings = self.job, self.job.services.timings
         engine = job.services.engine_of(attempt)
-        folder = AttemptFolder(Path(attempt.folder))
+        folder = AttemptFolder(attempt.folder)
         asked_at, force = job.now(), False
         await job.wait_until_submitted()
         try:
@@ -265,7 +264,7 @@ class JobWorker:
             log.warning("job %d: a run cannot be ended: %s", job.row.id, str(error), extra=job.log)
             await job.pause(timings.pause(3, job.services.random))
             return False
-        await job.services.records.end_attempt(attempt, reason, detail)
+        await job.end_attempt(attempt, reason, detail)
         await self._remove_from_engine(attempt)
         return True
 
@@ -287,7 +286,7 @@ class JobWorker:
         job.live.trouble, job.live.retry_at = why, job.now() + pause
         job.show_state()
         with contextlib.suppress(StoreUnavailable):  # the store says which jobs are over
-            await job.services.free_disk()
+            await job.services.cleaner.remove_all_finished()
         await job.pause(pause)
         job.live.trouble, job.live.retry_at = "", None
 
@@ -306,7 +305,3 @@ class JobWorker:
             await job.reload()
         except StoreUnavailable:
             log.warning("job %d: the store cannot be read, trying again", job.row.id, extra=job.log)
-
-
-async def _any_model(attempts: list[AttemptRow]) -> bool:
-    return await asyncio.to_thread(lambda: best_candidate(model_candidates(attempts)) is not None)

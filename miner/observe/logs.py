@@ -82,11 +82,6 @@ def skip_call_sites() -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
-def hide_secret(secret: str) -> None:
-    """Keep one more secret out of the logs."""
-    _redact.add(secret)
-
-
 @contextlib.contextmanager
 def bind(**fields: Any) -> Iterator[None]:
     """Add fields, such as `task_id` and `job_id`, to every line logged inside the block."""

@@ -51,16 +51,9 @@ class Redactor:
     """Replace secrets by `***`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._spellings: list[str] = []
-        for secret in secrets:
-            self.add(secret)
-
-    def add(self, secret: str) -> None:
-        """Hide one more secret from now on."""
-        if secret:
-            known = {*self._spellings, *_spellings(secret)}
-            # Longest first: a short spelling inside a long one would leave the rest of it standing.
-            self._spellings = sorted(known, key=len, reverse=True)
+        known = {spelling for secret in secrets if secret for spelling in _spellings(secret)}
+        # Longest first: a short spelling inside a long one would leave the rest of it standing.
+        self._spellings = sorted(known, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         # A plain search per spelling is several times faster than one big alternation.

@@ -58,11 +58,6 @@ class PublishTrouble(StrEnum):
     CRASHED = "crashed"
 
 
-class PublishStage(Record):
-    event: Literal["stage"] = "stage"
-    stage: str
-
-
 class PublishProgress(Record):
     event: Literal["progress"] = "progress"
     what: Literal["check", "upload"]
@@ -105,7 +100,7 @@ class PublishFailed(Record):
 
 
 PublishEvent = Annotated[
-    PublishStage | PublishProgress | PublishNote | PublishedRepo | HubAccount | PublishFailed,
+    PublishProgress | PublishNote | PublishedRepo | HubAccount | PublishFailed,
     Field(discriminator="event"),
 ]
 #: Orders hold the hub's token.

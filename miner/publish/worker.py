@@ -11,7 +11,7 @@ import errno
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,16 +26,18 @@ from miner.publish.messages import (
     PublishNote,
     PublishOrder,
     PublishProgress,
-    PublishStage,
     PublishTask,
     PublishTrouble,
 )
 from miner.support.child_main import EventWriter, serve
+from miner.support.retry_after import retry_after
 
 if TYPE_CHECKING:
     from miner.publish.huggingface import HuggingFaceHub
 
 
+#: A server cannot ask for a longer pause.
+MAX_REQUESTED_SECONDS = 3600.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TROUBLE_OF_STATUS = {
     401: PublishTrouble.TOKEN,
@@ -105,23 +107,16 @@ def _failure_of_xet(error: BaseException) -> PublishFailed | None:
     return None
 
 
-def _failure_of_status(error: BaseException, status: int, headers: object) -> PublishFailed:
+def _failure_of_status(error: BaseException, status: int, headers: Mapping[str, str]) -> PublishFailed:
     trouble = _TROUBLE_OF_STATUS.get(status) or (
         PublishTrouble.SERVER if status >= 500 else PublishTrouble.REFUSED
     )
     text = f"the hub answers {status}: {_error_text(error)}"
     if trouble in _WAY_OUT:
         text = f"{text}; {_WAY_OUT[trouble]}"
-    return PublishFailed(trouble=trouble, text=text, retry_after=_retry_after(headers))
-
-
-def _retry_after(headers: object) -> float | None:
-    get = getattr(headers, "get", None)
-    value = get("retry-after") if get else None
-    try:
-        return min(max(0.0, float(value)), 3600.0) if value is not None else None
-    except ValueError:
-        return None
+    seconds = retry_after(headers.get("retry-after"))
+    pause = None if seconds is None else min(seconds, MAX_REQUESTED_SECONDS)
+    return PublishFailed(trouble=trouble, text=text, retry_after=pause)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -179,7 +174,6 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
         if write.is_due(what, done, total):
             write(PublishProgress(what=what, done=done, total=total))
 
-    write(PublishStage(stage="check"))
     packed = pack_submission(
         Path(order.folder),
         BaseModelRef(order.model, Path(order.base) if order.base else None),
@@ -190,7 +184,6 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
     )
     for note in packed.notes:
         on_note(note)
-    write(PublishStage(stage="upload"))
     if order.local is not None:
         from miner.publish.local_hub import LocalHub
 

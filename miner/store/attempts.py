@@ -15,6 +15,9 @@ from core.domain.job_states import FINAL_STATES, EndReason, JobState
 from miner.store.database import add_event, insert_row
 from miner.store.jobs import JobRow, get_job, reopen_job
 
+#: A detail may be a trainer's whole traceback.
+_MAX_DETAIL_CHARS = 2000
+
 
 class StaleJob(GodMinerError):
     """The job was changed after this worker read it."""
@@ -41,7 +44,6 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    id: int
     attempt: int | None
     name: str
     began_at: float
@@ -66,8 +68,7 @@ def open_attempts(connection: sqlite3.Connection) -> list[AttemptRow]:
 
 def steps_of(connection: sqlite3.Connection, job_id: int) -> list[StepRow]:
     rows = connection.execute(
-        "SELECT id, attempt, name, began_at, ended_at, outcome, detail FROM steps "
-        "WHERE job_id = ? ORDER BY id",
+        "SELECT attempt, name, began_at, ended_at, outcome, detail FROM steps WHERE job_id = ? ORDER BY id",
         (job_id,),
     )
     return [StepRow(*row) for row in rows]
@@ -101,7 +102,15 @@ def set_job_state(
     cursor = connection.execute(
         "UPDATE jobs SET state = ?, end_reason = ?, detail = ?, ended_at = ?, updated_at = ?, "
         "lock_token = lock_token + 1 WHERE id = ? AND lock_token = ?",
-        (state, reason, detail, now if state in FINAL_STATES else None, now, job_id, token),
+        (
+            state,
+            reason,
+            detail[:_MAX_DETAIL_CHARS],
+            now if state in FINAL_STATES else None,
+            now,
+            job_id,
+            token,
+        ),
     )
     if cursor.rowcount == 0:
         raise _stale(job_id)
@@ -159,7 +168,7 @@ def end_attempt(
     """Store how an attempt ended; the first reason stands."""
     cursor = connection.execute(
         "UPDATE attempts SET ended_at = ?, end_reason = ?, detail = ? WHERE id = ? AND ended_at IS NULL",
-        (now, reason, detail, attempt_id),
+        (now, reason, detail[:_MAX_DETAIL_CHARS], attempt_id),
     )
     if cursor.rowcount:
         row = connection.execute(
@@ -175,7 +184,7 @@ def mark_bad_submission(connection: sqlite3.Connection, job_id: int, number: int
     """What an attempt left behind is no valid submission after all."""
     connection.execute(
         "UPDATE attempts SET end_reason = ?, detail = ? WHERE job_id = ? AND number = ?",
-        (EndReason.BAD_SUBMISSION, detail, job_id, number),
+        (EndReason.BAD_SUBMISSION, detail[:_MAX_DETAIL_CHARS], job_id, number),
     )
 
 
@@ -194,7 +203,8 @@ def begin_step(
 
 def end_step(connection: sqlite3.Connection, step_id: int, outcome: str, detail: str, now: float) -> None:
     connection.execute(
-        "UPDATE steps SET ended_at = ?, outcome = ?, detail = ? WHERE id = ?", (now, outcome, detail, step_id)
+        "UPDATE steps SET ended_at = ?, outcome = ?, detail = ? WHERE id = ?",
+        (now, outcome, detail[:_MAX_DETAIL_CHARS], step_id),
     )
 
 

@@ -21,7 +21,7 @@ from core.domain.errors import GodMinerError
 from core.domain.job_states import EndReason, ReservationState
 from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
-from miner.store.database import StoreUnavailable, add_event
+from miner.store.database import StoreUnavailable, add_event, insert_row
 from miner.store.jobs import IS_OPEN, RecordedStart, StartRequest, record_start
 
 T = TypeVar("T")
@@ -34,10 +34,6 @@ class DecisionUnreadable(GodMinerError):
 _INSERT_OFFER = """
 INSERT OR IGNORE INTO offers (validator, task_id, task_type, model, params, hours, ds_size, received_at,
     last_seen_at, times_seen, raw, decision_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?)
-"""
-_INSERT_DECISION = """
-INSERT INTO decisions (offer_id, job_id, accepted, message, score, factors, reasons, details, policy,
-    policy_hash, profile_hash, decided_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _UPSERT_RESERVATION = """
 INSERT INTO reservations (validator, task_id, offer_id, state, gpus, starts_at, ends_at, priority, firm,
@@ -64,14 +60,6 @@ class ColumnValues(Protocol):
     """A row by column names: SQLite's or a dictionary."""
 
     def __getitem__(self, name: str, /) -> Any: ...
-
-
-class DecisionTexts(NamedTuple):
-    """The JSON columns of a stored decision."""
-
-    factors: str
-    reasons: str
-    details: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +146,9 @@ def record_offer(
         raise StoreUnavailable("the answer to this offer could not be stored a moment ago; ask again")
     if decision_id is None:
         owner = offer_id if decision.accepted else None
-        values = _decision_values(decision, now, offer_id=owner)
-        decision_id = connection.execute(_INSERT_DECISION, values).lastrowid
+        decision_id = insert_row(
+            connection, "decisions", offer_id=owner, decided_at=now, **decision_columns(decision)
+        )
     connection.execute("UPDATE offers SET decision_id = ? WHERE id = ?", (decision_id, offer_id))
     if reservation is not None:
         save_reservation(connection, reservation, offer_id, now)
@@ -179,7 +168,9 @@ def record_offered_start(
     """Store a start, the reservation of its job, and what was decided if there was no accepted offer."""
     started = record_start(connection, validator, start, now, infeasible=infeasible)
     if decision is not None:
-        connection.execute(_INSERT_DECISION, _decision_values(decision, now, job_id=started.job_id))
+        insert_row(
+            connection, "decisions", job_id=started.job_id, decided_at=now, **decision_columns(decision)
+        )
     if reservation is not None and not started.state.is_over:
         save_reservation(connection, reservation, None, now)
     return started
@@ -224,27 +215,6 @@ def _stands(standing: sqlite3.Row, now: float, acceptance_holds: bool, refusal_s
     return 0.0 <= now - float(standing["decided_at"]) < refusal_stands_for
 
 
-def _decision_values(
-    decision: Decision, now: float, *, offer_id: int | None = None, job_id: int | None = None
-) -> tuple[Any, ...]:
-    """The values of `_INSERT_DECISION`."""
-    texts = texts_of(decision)
-    return (
-        offer_id,
-        job_id,
-        decision.accepted,
-        decision.message,
-        decision.score,
-        texts.factors,
-        texts.reasons,
-        texts.details,
-        decision.policy,
-        decision.policy_hash,
-        decision.profile_hash,
-        now,
-    )
-
-
 # Reading
 
 
@@ -280,20 +250,12 @@ def _reservation_from(row: sqlite3.Row) -> ReservationRow:
     return ReservationRow(hold, bool(row["firm"]), row["lapses_at"])
 
 
-# Decisions as JSON columns
+# Decisions as columns
 
 
-def texts_of(decision: Decision) -> DecisionTexts:
-    return DecisionTexts(
-        _json({name: factor._asdict() for name, factor in decision.factors.items()}),
-        _json([reason._asdict() for reason in decision.reasons]),
-        details_of(decision),
-    )
-
-
-def details_of(decision: Decision) -> str:
-    """Return everything that has no column of its own."""
-    details: dict[str, Any] = {
+def decision_columns(decision: Decision) -> dict[str, Any]:
+    """The columns of `decisions` that hold a decision; those that hold JSON have what has no column."""
+    details = {
         "profile": decision.profile,
         "threshold": decision.threshold,
         "placement": decision.placement and asdict(decision.placement),
@@ -301,7 +263,17 @@ def details_of(decision: Decision) -> str:
         "plan": decision.plan and decision.plan._asdict(),
         "refusal": decision.refusal,
     }
-    return _json({key: value for key, value in details.items() if value is not None})
+    return {
+        "accepted": decision.accepted,
+        "message": decision.message,
+        "score": decision.score,
+        "factors": _json({name: factor._asdict() for name, factor in decision.factors.items()}),
+        "reasons": _json([reason._asdict() for reason in decision.reasons]),
+        "details": _json({key: value for key, value in details.items() if value is not None}),
+        "policy": decision.policy,
+        "policy_hash": decision.policy_hash,
+        "profile_hash": decision.profile_hash,
+    }
 
 
 def _json(value: dict[str, Any] | list[Any]) -> str:

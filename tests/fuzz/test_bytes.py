@@ -14,8 +14,9 @@ from core.domain.tasks import TaskType
 from miner.chain.fiber import AUTH_HEADERS
 from miner.dev.samples import sample_task
 from miner.http.subnet import ROUTES
+from tests.doubles.http_bytes import Reply, request
 from tests.miner.http.daemon_process import DaemonProcess
-from tests.miner.http.raw_connection import RawConnection, Reply, request
+from tests.miner.http.raw_connection import RawConnection
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +36,7 @@ anything = st.recursive(
 
 def check(reply: Reply) -> None:
     assert 200 <= reply.status < 500, reply
-    answer = reply.json()
+    answer = reply.json
     if reply.status != 200:
         assert answer["error"]
         assert answer["message"]

@@ -12,10 +12,9 @@ import pytest
 from miner.dev.stack import ChildProcess, DevStack, daemon_process
 from miner.server import DaemonExitCode
 from miner.store.database import FILE_NAME
-from tests.integration import raw
+from tests.doubles.http_bytes import Reply, request
 from tests.integration.conftest import Ended
 from tests.integration.disks import Disk, bound_by_permissions, closed, size_limit, small_disk
-from tests.integration.raw import Answer
 from tests.integration.traffic import (
     GENEROUS,
     Sent,
@@ -45,7 +44,7 @@ def disk(request: pytest.FixtureRequest, stack: DevStack) -> Iterator[Disk]:
         yield made
 
 
-async def said(validator: Validator, one: Sent) -> Answer:
+async def said(validator: Validator, one: Sent) -> Reply:
     (one.answer,) = await say_all(validator.stack.public_port, [one.request])
     return one.answer
 
@@ -76,7 +75,7 @@ async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
             assert answer.status == 503
             assert answer.json["error"] == "store_unavailable"
             assert "free disk space" in answer.json["message"]
-    (health,) = await say_all(validator.stack.public_port, [raw.request("GET", "/healthz", {})])
+    (health,) = await say_all(validator.stack.public_port, [request("/healthz")])
     assert health.status == 200
 
     disk.free(child.pid)

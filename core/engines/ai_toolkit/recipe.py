@@ -217,16 +217,13 @@ def _model(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> EngineCon
         "checkpoint_filename": parts.checkpoint_filename,
     }
     compiled = plan.precision.compile_mode
+    # The adapter is made for 3 bits. A base that fits unquantised stays so.
+    recovered = image.quantize_base and parts.recovery_adapter
     return {
         "name_or_path": inputs.model_path,
         "quantize": image.quantize_base,
         "quantize_te": image.quantize_base,
-        # The adapter is made for 3 bits. A base that fits unquantised stays so.
-        **(
-            {"qtype": f"uint3|{parts.recovery_adapter}"}
-            if image.quantize_base and parts.recovery_adapter
-            else {}
-        ),
+        **({"qtype": f"uint3|{parts.recovery_adapter}"} if recovered else {}),
         "assistant_lora_path": parts.assistant_lora,
         "unconditional_lora_path": parts.unconditional_lora,
         "model_kwargs": {key: value for key, value in elsewhere.items() if value} or None,

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from miner.cli.output import echo, echo_json, terminal
+from miner.cli.render.terminal import fact_table
 from miner.dev.demo import DemoResult
 from miner.dev.tour import TourResult, TourStep
 from miner.dev.validator import Exchange
 
 _SHORT = 56
-_LOG_WIDTH = 170
 _DEMO_WIDTH = 80
 
 
 def print_pairs(values: Mapping[str, str], as_json: bool) -> None:
     if as_json:
-        _print_json(dict(values))
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in values.items():
-        table.add_row(name, escape(value))
-    _console().print(table)
+        echo_json(values)
+    else:
+        terminal().print(fact_table(values.items()))
 
 
 def print_settings(values: Mapping[str, str], as_json: bool) -> None:
     """Print lines for a `.env` or a shell's environment."""
     if as_json:
-        _print_json(dict(values))
+        echo_json(values)
         return
     for name, value in values.items():
-        _console().print(f"{name}={shlex.quote(value)}", markup=False, highlight=False, soft_wrap=True)
+        echo(f"{name}={shlex.quote(value)}")
 
 
 def print_exchange(done: Exchange, as_json: bool) -> None:
     if as_json:
-        _print_json(done.as_json())
+        echo_json(done.as_json())
         return
     rows = {
         "request": f"{done.method} {done.path}",
@@ -60,14 +54,14 @@ def print_exchange(done: Exchange, as_json: bool) -> None:
 def print_step(step: TourStep) -> None:
     """Print one line per step as it happens, on stderr: stdout is for the result."""
     mark = "✓" if step.held else "✗"
-    Console(stderr=True).print(f"{mark} {step.title}: {step.exchange.conclusion}", markup=False)
+    terminal(stderr=True).print(f"{mark} {step.title}: {step.exchange.conclusion}")
 
 
 def print_tour(result: TourResult, as_json: bool) -> None:
     if as_json:
-        _print_json(result.as_json())
+        echo_json(result.as_json())
         return
-    console = _console()
+    console = terminal()
     table = Table(title="What a validator sees", title_justify="left")
     table.add_column("", min_width=1)
     table.add_column("request", no_wrap=True, min_width=24)
@@ -81,12 +75,11 @@ def print_tour(result: TourResult, as_json: bool) -> None:
     for step in result.steps:
         if not step.held:
             wanted = f"{step.expected.status}, {step.expected.outcome}"
-            console.print(f"not as expected: {step.title}: wanted {wanted}", style="red", markup=False)
+            console.print(f"not as expected: {step.title}: wanted {wanted}", style="red")
     held = sum(step.held for step in result.steps)
     console.print(
         f"{held} of {len(result.steps)} as expected. The daemon answered {result.start_s:.2f} s after its "
-        f"start and ended {result.stop_s:.2f} s after SIGTERM with exit code {result.exit_code}.",
-        highlight=False,
+        f"start and ended {result.stop_s:.2f} s after SIGTERM with exit code {result.exit_code}."
     )
 
 
@@ -94,7 +87,7 @@ class DemoProgress:
     """Print lines as things happen, with the seconds since the start, on stderr: stdout is for the result."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = terminal(stderr=True)
         self._began = time.monotonic()
         self._status = self._console.status("the daemon starts") if self._console.is_terminal else None
 
@@ -109,61 +102,42 @@ class DemoProgress:
 
     def __call__(self, step: str, line: str) -> None:
         text = f"{time.monotonic() - self._began:5.1f} s  {step:<10}  {line}"
-        width = min(self._console.width, _DEMO_WIDTH)
-        self._console.print(_cut(text, width), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(_cut(text, min(self._console.width, _DEMO_WIDTH)), soft_wrap=True)
         if self._status is not None:
-            self._status.update(escape(step))
+            self._status.update(step)
 
 
 def print_demo(done: DemoResult, as_json: bool) -> None:
     """Print how it ended, within 80 columns."""
     if as_json:
-        _print_json(done.as_json())
+        echo_json(done.as_json())
         return
-    console = _console()
     if not done.held:
         trouble = done.trouble or f"the held-out loss did not fall: {done.base} to {done.best}"
-        console.print(f"Nothing was trained: {trouble}", style="red", markup=False, soft_wrap=True)
+        terminal().print(f"Nothing was trained: {trouble}", style="red", soft_wrap=True)
         return
-    lines = [
-        f"A model was trained and published in {done.seconds:.0f} s.",
-        f"  held-out loss  {done.base:.3f} → {done.best:.3f} after {done.steps} steps",
-        f"  published as   {done.submission}",
-        f"  model_hash     {(done.model_hash or '')[:16]}…, the same as the published files have",
-    ]
+    echo(f"A model was trained and published in {done.seconds:.0f} s.")
+    echo(f"  held-out loss  {done.base:.3f} → {done.best:.3f} after {done.steps} steps")
+    echo(f"  published as   {done.submission}")
+    echo(f"  model_hash     {(done.model_hash or '')[:16]}…, the same as the published files have")
     if done.folder is not None and Path(done.folder).exists():
-        lines.append(f"  it lies in     {done.folder}")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        echo(f"  it lies in     {done.folder}")
 
 
-def _tour_row(step: TourStep) -> tuple[str, ...]:
+def _tour_row(step: TourStep) -> tuple[str | Text, ...]:
     done = step.exchange
     return (
-        "[green]✓[/]" if step.held else "[red]✗[/]",
-        escape(step.title),
+        Text("✓", "green") if step.held else Text("✗", "red"),
+        step.title,
         _status(done),
-        escape(_short(done.text)),
+        _cut(done.text, _SHORT),
         f"{done.latency_s * 1000:.1f}",
-        escape(_short(str(done.conclusion))),
+        _cut(str(done.conclusion), _SHORT),
     )
-
-
-def _print_json(value: Any) -> None:
-    _console().print(json.dumps(value, indent=2), markup=False, highlight=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    """Return a console; wide for pipes and logs, where tables folded to 80 columns are hard to read."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_LOG_WIDTH)
 
 
 def _status(done: Exchange) -> str:
     return "-" if done.reply is None else str(done.reply.status)
-
-
-def _short(text: str) -> str:
-    return _cut(text, _SHORT)
 
 
 def _cut(text: str, width: int) -> str:

@@ -19,7 +19,14 @@ from rich.text import Text
 
 from core.domain.units import show_bytes, show_seconds
 from miner.cli.output import echo_json, show_time
-from miner.cli.render.terminal import WIDE_COLUMNS, Terminal, one_line_cells, one_line_table, plain_table
+from miner.cli.render.terminal import (
+    WIDE_COLUMNS,
+    Terminal,
+    fact_table,
+    one_line_cells,
+    one_line_table,
+    plain_table,
+)
 
 JobData = Mapping[str, Any]
 
@@ -74,7 +81,7 @@ def job_pages(job: JobData, now: float | None = None) -> Iterator[RenderableType
     """Yield everything about one job; what several parts repeat is printed once."""
     now = time.time() if now is None else now
     said = {job["detail"], ""}
-    yield _fact_table(job, now)
+    yield fact_table((name, str(value)) for name, value in _fact_rows(job, now) if value)
     if job["attempts"]:
         yield ""
         yield _attempt_table(job["attempts"])
@@ -83,16 +90,6 @@ def job_pages(job: JobData, now: float | None = None) -> Iterator[RenderableType
         yield ""
         yield _step_table(job["steps"])
         yield from _details("step", job["steps"], "name", said)
-
-
-def _fact_table(job: JobData, now: float) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _fact_rows(job, now):
-        if value:
-            table.add_row(name, str(value))
-    return table
 
 
 def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:

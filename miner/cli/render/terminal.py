@@ -46,6 +46,16 @@ def plain_table(
     return result
 
 
+def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and values."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 #: A pipe has no width, and text cut to 80 columns cannot be searched.
 _PIPE_WIDTH = 240
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from core.domain.errors import GodMinerError
 from miner.engines import ownership
@@ -45,6 +45,8 @@ from miner.engines.run_folder import end_status, write_stop_record
 from miner.support.background import run_in_thread
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: To hand over a run directory and check the mounts: local files, few of them.
 FILES_S = 60.0
@@ -139,38 +141,34 @@ class DockerEngine:
         for short in IMAGE_KINDS:
             try:
                 reference = await self._reference(short)
-                await self._inspect_image(reference)
-            except DockerRefused as refused:
-                if refused.status != 404:
-                    raise EngineUnreachable(f"Docker did not show the image {reference}: {refused}") from None
-                missing[short] = f"Docker lacks the image {reference}: god-miner images build"
             except UnknownImage as error:
                 missing[short] = str(error)
+                continue
+            if await self._inspect_image(reference) is None:
+                missing[short] = f"Docker lacks the image {reference}: god-miner images build"
         return missing
 
     async def identity(self, image: str) -> str:
         try:
             inspected = await self._inspect_image(await self._reference(image))
-        except (DockerRefused, UnknownImage) as error:
-            raise EngineUnreachable(f"Docker did not show the image {image!r}: {error}") from None
+        except UnknownImage as error:
+            raise EngineUnreachable(str(error)) from None
+        if inspected is None:
+            raise EngineUnreachable(f"Docker lacks the image {image!r}")
         return str(inspected["Id"])
 
     async def _reference(self, image: str) -> str:
         return await run_in_thread(lambda: self._image_of(image), FILES_S, "engine image")
 
-    async def _inspect_image(self, reference: str) -> Mapping[str, Any]:
-        inspected: Mapping[str, Any] = await self._client.query(
-            "image", lambda api: api.inspect_image(reference)
+    async def _inspect_image(self, reference: str) -> Mapping[str, Any] | None:
+        return await self._query(
+            f"show the image {reference}", lambda api: api.inspect_image(reference), absent=404
         )
-        return inspected
 
     async def list_runs(self) -> list[EngineRun]:
         wanted = {"label": [f"{LABEL_DATA}={self._defaults.data_id}"]}
-        try:
-            listed = await self._client.query("list", lambda api: api.containers(all=True, filters=wanted))
-        except DockerRefused as refused:
-            raise EngineUnreachable(f"Docker did not list containers: {refused}") from None
-        return [_engine_run(container) for container in listed]
+        listed = await self._query("list containers", lambda api: api.containers(all=True, filters=wanted))
+        return [_engine_run(container) for container in listed or ()]
 
     async def close(self) -> None:
         self._client.close()
@@ -184,7 +182,8 @@ class DockerEngine:
             image = await self._reference(spec.image)
         except GodMinerError as error:
             raise EngineRejected(str(error)) from None
-        body = container_body(spec, image, adapt_defaults(self._defaults, await self._info()))
+        info = await self._query("show its state", lambda api: api.info())
+        body = container_body(spec, image, adapt_defaults(self._defaults, info or {}))
         while True:
             await self._request_creation(spec.key, body)
             if (container := await self._inspect(spec.key)) is not None:
@@ -202,13 +201,6 @@ class DockerEngine:
         except DockerRefused as refused:
             if refused.status != 409:
                 raise error_for_refusal(refused, "creating the container") from None
-
-    async def _info(self) -> Mapping[str, Any]:
-        try:
-            info: Mapping[str, Any] = await self._client.query("info", lambda api: api.info())
-        except DockerRefused as refused:
-            raise EngineUnreachable(f"Docker refused `info`: {refused}") from None
-        return info
 
     async def _start(self, container: Mapping[str, Any], spec: EngineSpec) -> None:
         ref = str(container["Id"])
@@ -234,15 +226,18 @@ class DockerEngine:
             log.warning("container %s could not be started, and is left behind: %s", ref[:12], error)
 
     async def _inspect(self, name: str) -> Mapping[str, Any] | None:
+        return await self._query(
+            f"show container {name[:40]}", lambda api: api.inspect_container(name), absent=404
+        )
+
+    async def _query(self, doing: str, call: Callable[[Any], T], absent: int | None = None) -> T | None:
+        """Docker's answer; None when it refuses with the status `absent`."""
         try:
-            container: Mapping[str, Any] = await self._client.query(
-                "inspect", lambda api: api.inspect_container(name)
-            )
+            return await self._client.query(doing, call)
         except DockerRefused as refused:
-            if refused.status == 404:
+            if refused.status == absent:
                 return None
-            raise EngineUnreachable(f"Docker did not show container {name[:40]}: {refused}") from None
-        return container
+            raise EngineUnreachable(f"Docker did not {doing}: {refused}") from None
 
     async def _kill(self, ref: str, signal: str) -> None:
         try:

@@ -88,16 +88,16 @@ def _set(folders: tuple[Path, ...], name: str, value: str) -> None:
 def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
     """Below our own group, whose limits then apply to our runs as well; else at the top."""
     mount_points = dict(_mount_points(mounts))
-    list_runs = {
+    own_paths = {
         kind: path
         for line in own.splitlines()
         for _, kinds, path in [line.split(":", 2)]
         for kind in kinds.split(",")
     }
     if all(kind in mount_points for kind in NEEDED):
-        yield Cgroups(tuple(_below(mount_points[kind], list_runs.get(kind, "/")) for kind in NEEDED), 1)
+        yield Cgroups(tuple(_below(mount_points[kind], own_paths.get(kind, "/")) for kind in NEEDED), 1)
     elif "" in mount_points:
-        yield Cgroups((_below(mount_points[""], list_runs.get("", "/")),), 2)
+        yield Cgroups((_below(mount_points[""], own_paths.get("", "/")),), 2)
         yield Cgroups((mount_points[""],), 2)
 
 

@@ -12,16 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from core.system import wrapper
 from miner.engines import ownership
 from miner.engines.base import EngineRejected, EngineRun, EngineSpec, EngineUnreachable, RunPhase, RunStatus
-from miner.engines.preflight import check_spec, hand_over_files, mounts_of
-from miner.engines.process import cgroups, launch
+from miner.engines.preflight import check_spec, gpus_of, hand_over_files, mounts_of
+from miner.engines.process import cgroups
 from miner.engines.process.cgroups import Cgroups
-from miner.engines.process.launch import Interpreter
+from miner.engines.process.interpreter import Interpreter
 from miner.engines.process.run_registry import ERRORS_FILE, RunRegistry
 from miner.engines.process.sandbox import Sandbox
 from miner.engines.run_folder import end_status, read_start, write_stop_record
@@ -36,6 +37,12 @@ CALL_S = 60.0
 TOOLS = {"image": Path("/app/sd-scripts"), "toolkit": Path("/app/ai-toolkit")}
 #: Time limits: from the start of the wrapper to its signature, and from a forced stop to its end.
 SIGN_S, FORCE_S = 15.0, 5.0
+#: Where the lock is to be found by the wrapper.
+LOCK_FD = 3
+#: The only variables of ours that a run gets: where the driver's libraries are, locale and time zone.
+#: Anything else may be a token.
+PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "LANG", "LC_ALL", "TZ")
+_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ProcessEngine:
@@ -150,7 +157,7 @@ class ProcessEngine:
         sandbox, mark = self._sandbox, self._mark(spec.key)
         python = str(self._interpreter.path)
         argv = [python if spec.argv[0] == "python" else spec.argv[0], *spec.argv[1:]]
-        command = launch.wrapper_command(
+        command = wrapper_command(
             spec,
             sandbox.command(spec, argv) if sandbox else argv,
             ulimits=self._ulimits,
@@ -162,12 +169,12 @@ class ProcessEngine:
         return os.posix_spawn(
             sys.executable,
             command,
-            launch.process_environment(spec, self._interpreter.path, self._code, mark, home),
+            process_environment(spec, self._interpreter.path, self._code, mark, home),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
-                (os.POSIX_SPAWN_DUP2, lock, launch.LOCK_FD),
+                (os.POSIX_SPAWN_DUP2, lock, LOCK_FD),
             ],
             setsid=True,
             setsigmask=(),
@@ -290,3 +297,57 @@ def _started(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(") ")[2].split()[19])
+
+
+def wrapper_command(
+    spec: EngineSpec,
+    argv: Sequence[str],
+    *,
+    ulimits: Mapping[str, int],
+    cgroups: Sequence[Path] = (),
+    oom_files: Sequence[Path] = (),
+) -> list[str]:
+    options = ["--dir", str(spec.run_dir), "--lock-fd", str(LOCK_FD)]
+    for cgroup in cgroups:
+        options += ["--cgroup", str(cgroup)]
+    for file in oom_files:
+        options += ["--oom-file", str(file)]
+    for name, value in ulimits.items():
+        options += ["--rlimit", f"{name}={value}"]
+    cores = cores_of(spec.cpus)
+    if cores:
+        options += ["--cpus", ",".join(map(str, cores))]
+    if spec.timeout_s is not None:
+        options += ["--limit-s", f"{spec.timeout_s:g}"]
+    return [sys.executable, "-I", "-S", wrapper.__file__, *options, "--", *argv]
+
+
+def process_environment(spec: EngineSpec, python: Path, code: Path, mark: str, home: str) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {
+        "PATH": f"{python.parent}:{_SEARCH_PATH}",
+        "LANG": "C.UTF-8",
+        "HOME": home,
+        "USER": "trainer",
+        "LOGNAME": "trainer",
+        "PYTHONPATH": str(code),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **passed_on,
+        **spec.env,
+        # Last: these decide what it may use, and how it is found.
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus_of(spec)),
+        ownership.MARK_VARIABLE: mark,
+    }
+
+
+def cores_of(cpus: str | None) -> list[int]:
+    """The cores of `0-31,64` that this process may use; empty without a choice."""
+    if not cpus:
+        return []
+    wanted: set[int] = set()
+    for part in cpus.split(","):
+        first, _, last = part.partition("-")
+        wanted.update(range(int(first), int(last or first) + 1))
+    return sorted(wanted & os.sched_getaffinity(0))

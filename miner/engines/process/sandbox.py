@@ -20,7 +20,7 @@ from pathlib import Path
 from miner.engines import sandbox_init
 from miner.engines.base import EngineSpec, Mount
 from miner.engines.preflight import gpus_of, mounts_of
-from miner.engines.process.launch import Interpreter
+from miner.engines.process.interpreter import Interpreter
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
@@ -131,10 +131,8 @@ class Sandbox:
                 yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL")
 
     def _binds(self, spec: EngineSpec) -> Iterator[str]:
-        list_runs = [
-            Mount(path) for path in (Path(sandbox_init.__file__), *self.interpreter.needs, *self.visible)
-        ]
-        mounts = (*list_runs, *mounts_of(spec))
+        ours = [Mount(path) for path in (Path(sandbox_init.__file__), *self.interpreter.needs, *self.visible)]
+        mounts = (*ours, *mounts_of(spec))
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
             yield from ("--perms", "0755", "--dir", str(folder))
         for mount in mounts:

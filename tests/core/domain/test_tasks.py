@@ -45,12 +45,8 @@ ADAPTER: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
 
 
 @each("kind", list(DatasetKind))
-def test_every_dataset_type_is_recognised_by_its_keys(kind: DatasetKind) -> None:
+def test_keys_decide_the_type_of_a_dataset_even_if_all_values_are_null(kind: DatasetKind) -> None:
     assert ADAPTER.validate_python(SENT[kind]).kind is kind
-
-
-@each("kind", list(DatasetKind))
-def test_keys_decide_the_type_even_if_all_values_are_null(kind: DatasetKind) -> None:
     assert dataset_kind(dict.fromkeys(SENT[kind])) is kind
 
 
@@ -63,12 +59,13 @@ def test_keys_of_two_types_are_rejected_with_both_named() -> None:
         ADAPTER.validate_python({**SENT[DatasetKind.DPO], **SENT[DatasetKind.GRPO]})
 
 
-def test_reward_functions_are_bounded() -> None:
-    reward = {"reward_func": "x", "reward_weight": 1}
+REWARD = {"reward_func": "x", "reward_weight": 1}
+
+
+@each("functions", [[REWARD] * 65, [{**REWARD, "reward_func": "x" * 200_001}]])
+def test_reward_functions_are_bounded(functions: list[object]) -> None:
     with pytest.raises(ValidationError):
-        GrpoDataset.model_validate({"reward_functions": [reward] * 65})
-    with pytest.raises(ValidationError):
-        GrpoDataset.model_validate({"reward_functions": [{**reward, "reward_func": "x" * 200_001}]})
+        GrpoDataset.model_validate({"reward_functions": functions})
 
 
 def test_a_long_list_of_wrong_elements_yields_few_problems() -> None:

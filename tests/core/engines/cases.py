@@ -16,7 +16,7 @@ from core.domain.tasks import (
     RewardFunction,
     TaskType,
 )
-from core.engines.base import ImageFiles, RunInputs
+from core.engines.base import ImageFiles, RenderedRun, RunInputs
 from core.planning.plan import (
     AdapterPlan,
     BatchPlan,
@@ -140,3 +140,7 @@ def image_inputs(kind: ImageModelType, **changes: Any) -> RunInputs:
     )
     values = {"train_path": "/run/images", "eval_path": None, "image": files, **changes}
     return inputs(None, **values)
+
+
+def noted(rendered: RenderedRun, key: str) -> bool:
+    return any(note.startswith(key) for note in rendered.notes)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.domain.choices import Engine
 from core.engines.schema import EngineTable, check_keys, engine_table, nearest_key, shown_value
-from core.engines.validate import AssumedMachine
+from tests.core.engines.axolotl.engine import TORCH
 from tests.doubles.each import each
 
 ROOT = Path(__file__).parents[3]
@@ -153,6 +153,6 @@ def test_every_place_that_names_axolotls_version_agrees() -> None:
     assert f"axolotl=={table.version}" in extras["training"]
     assert table.version == tag["axolotl"]
     assert table.facts["made_with"].items() <= locked.items()
-    assert locked["torch"] == tag["torch"] == AssumedMachine().torch_version
+    assert locked["torch"] == tag["torch"] == TORCH
     for extra in ("demo", "training"):
         assert f"torch=={locked['torch']}" in extras[extra]

@@ -72,12 +72,12 @@ def a_candidate(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: 
 
 def active_gib(candidate: RunCandidate) -> float:
     """The worst moment of training, without what published figures leave out."""
-    found = {
-        one.phase: sum(term.bytes for term in one.terms if term.name not in UNSEEN)
-        for one in moments(candidate)
-        if one.phase not in ("evaluation", "generation")
-    }
-    return max(found.values()) / GIB
+    peaks = [
+        sum(term.bytes for term in moment.terms if term.name not in UNSEEN)
+        for moment in moments(candidate)
+        if moment.phase not in ("evaluation", "generation")
+    ]
+    return max(peaks) / GIB
 
 
 def resolved(limits: dict[str, Any] | None = None, **targets: Any) -> ResolvedProfile:

@@ -157,7 +157,7 @@ HASHED_GLOBS = [
 
 
 def validators_hash(folder: Path) -> str | None:
-    """The rule as docs/protocol.md words it, on a downloaded snapshot."""
+    """The rule as docs/publishing.md words it, on a downloaded snapshot."""
     found = {name for name in HASHED_NAMES if (folder / name).is_file()}
     for pattern in HASHED_GLOBS:
         found |= {os.path.relpath(path, folder) for path in glob.glob(str(folder / pattern))}

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from core.submission import metadata
-from tests.core.engines.conftest import training_python as training_python
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import BASE_CONFIG
 

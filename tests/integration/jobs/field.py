@@ -21,22 +21,21 @@ from core.profile.resolve import load_profile
 from miner.engines.base import ExecutionEngine
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
+from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager
-from miner.jobs.recovery import FinishedJobCleaner
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.timeline import JobTimings
 from miner.publish import HubPublisher, PublishTarget
 from miner.publish.publisher import SubmissionPublisher
 from miner.settings import Settings, load_settings
 from miner.store import database
-from miner.store.attempts import AttemptRow
-from miner.store.jobs import JobRow
+from miner.store.attempts import AttemptRow, attempts_of
+from miner.store.jobs import JobRow, get_job
 from miner.store.store import Store
 from tests.core.submission import folders
 from tests.doubles.flaky import FlakyServer, Reply, Request
-from tests.miner.jobs.harness import MemoryHub, MemoryInputs, fleet_of
+from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedEngine, fleet_of
 
 PAYLOAD = Path(__file__).with_name("payload.py").read_text()
 TRAINER = ("python", "-c", PAYLOAD)
@@ -142,11 +141,9 @@ class Field:
     async def up(self) -> None:
         """Begin, or begin again as after a restart."""
         loaded = load_profile(self.profile)
-        records = JobRecords(self.store)
-        cleaner = FinishedJobCleaner(self.data_dir, records, keep_s=3600)
         services = JobServices(
             data_dir=self.data_dir,
-            records=records,
+            store=self.store,
             engine=self.engine,
             fleet=fleet_of(self.gpus),
             inputs=self.inputs,
@@ -154,9 +151,10 @@ class Field:
             profile=lambda: loaded,
             timings=self.timings,
             alert=lambda kind, text: self.alerts.append((kind, text)),
-            free_disk=cleaner.remove_all_finished,
+            cleaner=FinishedJobCleaner(self.data_dir, self.store, keep_s=3600, clock=time.time),
+            trials=TrustedEngine(self.engine, self.data_dir),
         )
-        self.jobs = JobManager(services, cleaner=cleaner)
+        self.jobs = JobManager(services)
         await self.jobs.start()
 
     async def start(
@@ -183,10 +181,10 @@ class Field:
         return (await self.jobs.start_own(read.start(time.time()), OPERATOR)).job_id
 
     async def row(self, job: int) -> JobRow:
-        return await self.jobs.services.records.load(job)
+        return await self.store.read(get_job, job)
 
     async def attempts(self, job: int) -> list[AttemptRow]:
-        return await self.jobs.services.records.attempts(job)
+        return await self.store.read(attempts_of, job)
 
     async def ends(self, job: int) -> list[str | None]:
         return [one.end_reason for one in await self.attempts(job)]

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from core.domain.decisions import Decision
+from core.domain.errors import ConfigError
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
 from miner.__main__ import app
@@ -147,19 +148,18 @@ def test_without_daemon_and_store_the_gpus_are_shown(folder: Path) -> None:
     assert not list(folder.glob("*.sqlite3*"))
 
 
-def test_a_wrong_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUS", "4xPotato")
-    assert run()[0] == 78
-    code, shown = run("--json")
-    assert (code, json.loads(shown)["error"]["code"]) == (78, "bad_config")
-
-
-def test_a_wrong_fleet_file_is_told(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [("GPUS", "4xPotato", "known are"), ("FLEET_FILE", "fleet.yaml", "nearest is gpus")],
+    ids=["a setting", "the fleet file"],
+)
+def test_what_is_written_wrong_is_an_error(
+    name: str, value: str, rule: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "fleet.yaml").write_text("gpu: 4")
-    monkeypatch.setenv("FLEET_FILE", str(folder / "fleet.yaml"))
-    code, shown = run()
-    assert code == 78
-    assert "nearest is gpus" in shown
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rule):
+        CliRunner().invoke(app, ["fleet", "show"], catch_exceptions=False)
 
 
 def test_a_daemon_that_answers_nothing_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +183,6 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     job = page["claims"][1]
     fleet = running.daemon.fleet
     key = TaskKey(job["validator"], job["task_id"])
-    grant = await fleet.acquire(key, [1], until=9e9, priority=0.0)
+    grant = await fleet.acquire(key, [1], until=9e9)
     page = (await running.operator.get("/fleet")).json()
     assert {card["id"]: card["task_id"] for card in page["gpus"]}[grant.ids[0]] == key.task_id

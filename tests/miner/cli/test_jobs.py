@@ -115,7 +115,7 @@ async def test_of_several_attempts_the_best_model_that_was_left_counts(harness: 
     harness.engine.scripts, harness.engine.default = [worse, nothing], write_log
     job = await harness.start()
     await harness.over_within(job)
-    rows = await harness.jobs.services.records.attempts(job)
+    rows = await harness.attempts(job)
     picked = [views.training_result(rows[:count]) for count in range(len(rows) + 1)]
     assert picked[0] is None
     assert [one["attempt"] for one in picked[1:] if one] == [1, 1, 1]

@@ -12,7 +12,7 @@ from core.domain.errors import ConfigError
 from core.domain.hardware import parse_gpus
 from miner.cli.policy import app as policy_app
 from miner.cli.profile import app
-from miner.doctor.checks import planning
+from miner.doctor.checks import training
 from miner.doctor.examine import CheckContext
 from miner.fleet.sources import FixedGpuSource
 from miner.settings import load_settings
@@ -53,7 +53,7 @@ def test_what_is_in_force_without_a_gpu_is_what_doctor_says(
     monkeypatch.setattr("miner.fleet.build.build_gpu_source", lambda _gpus: look)
     listed = runner.invoke(command, ["list"]).output
     findings = {
-        one.what: one.detail for one in planning.check_tuning(CheckContext(load_settings(env_file=None)))
+        one.what: one.detail for one in training.check_tuning(CheckContext(load_settings(env_file=None)))
     }
     word = "profile" if command is app else "policy"
     why = f"because {word.upper()} is auto and there is no GPU"

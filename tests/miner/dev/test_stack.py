@@ -1,6 +1,5 @@
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -36,33 +35,25 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_child_answers_when_started_and_is_stopped_by_sigterm(tmp_path: Path) -> None:
+def test_a_child_is_stopped_by_sigterm_also_when_the_block_fails(
+    tmp_path: Path,
+) -> None:
     server = child(tmp_path)
+    assert server.stop() is None, "it never ran"
     with server:
-        assert 0 < server.start_s < stack.START_LIMIT_S
+        assert server.start_s > 0
         assert server.log_tail() == "listening"
-        pid = server.pid
-        assert server.stop() == 7
-    assert is_gone(pid)
-
-
-def test_a_child_is_stopped_also_when_the_block_fails(tmp_path: Path) -> None:
-    server = child(tmp_path)
-    with pytest.raises(ZeroDivisionError), server:
-        _ = 1 // 0
+        assert server.stop() == server.stop() == 7
     assert is_gone(server.pid)
+    failing = child(tmp_path)
+    with pytest.raises(ZeroDivisionError), failing:
+        _ = 1 // 0
+    assert is_gone(failing.pid)
 
 
 def test_a_child_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
     with child(tmp_path, "deaf") as server:
         assert server.stop(limit_s=0.2) == -signal.SIGKILL
-
-
-def test_stopping_twice_or_before_the_start_is_harmless(tmp_path: Path) -> None:
-    server = child(tmp_path)
-    assert server.stop() is None
-    with server:
-        assert server.stop() == server.stop() == 7
 
 
 def test_a_child_that_ends_early_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -90,15 +81,9 @@ def test_a_child_sees_its_settings_and_nothing_of_the_operators(
     assert not {"WALLET_PASSWORD", "DATA_DIR"} & server.environment.keys()
 
 
-def test_free_ports_are_different_and_free() -> None:
-    ports = stack.free_ports(5)
-    assert len(set(ports)) == 5
-    for port in ports:
-        socket.create_server(("127.0.0.1", port)).close()
-
-
 def test_a_stack_keeps_everything_in_its_folder(tmp_path: Path) -> None:
     prepared = stack.prepare_stack(tmp_path / "made")
+    assert prepared.public_port != prepared.operator_port
     settings = prepared.settings()
     paths = {settings[name] for name in ("DATA_DIR", "NODES_FILE", "WALLET_PATH")}
     assert all(Path(path).is_relative_to(tmp_path) for path in paths)

@@ -3,12 +3,10 @@
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import pytest
 
-from miner.doctor import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
-from miner.doctor.checks import ALL_CHECKS
+from miner.doctor import ALL_CHECKS, CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
 from miner.doctor.examine import fail, ok, skip, warn
 from miner.settings import load_settings
 
@@ -16,64 +14,59 @@ HERE = CheckContext(load_settings(env={}, env_file=None))
 
 
 def test_findings_come_in_the_order_of_the_checks_whichever_ends_first() -> None:
-    second_is_over: Future[None] = Future()
+    second_is_over = threading.Event()
 
     def first(_: CheckContext) -> Iterator[Finding]:
-        second_is_over.result(timeout=120)
+        assert second_is_over.wait(timeout=120)
         yield ok("first", "fine")
 
     def second(_: CheckContext) -> Iterator[Finding]:
         yield ok("second", "fine")
-        second_is_over.set_result(None)
+        second_is_over.set()
 
-    found = examine(HERE, [DoctorCheck("first", first), DoctorCheck("second", second)])
-    assert [finding.what for finding in found] == ["first", "second"]
+    checks = [DoctorCheck("first", first, limit_seconds=120), DoctorCheck("second", second)]
+    assert [finding.what for finding in examine(HERE, checks)] == ["first", "second"]
 
 
-def test_a_check_that_raises_becomes_a_finding_beside_what_it_had_found() -> None:
+def test_a_check_that_raises_becomes_a_finding_beside_what_it_had_found_and_its_traceback_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(_: CheckContext) -> Iterator[Finding]:
         yield ok("half", "fine")
         raise KeyError("gpu")
 
+    caplog.set_level(logging.DEBUG, logger="miner.doctor")
     good = DoctorCheck("good", lambda _: [ok("good", "fine")])
     half, failure, other = examine(HERE, [DoctorCheck("broken", broken), good])
-    assert (half.status, failure.status, other.status) == (
-        FindingStatus.OK,
-        FindingStatus.FAIL,
-        FindingStatus.OK,
-    )
+    assert [one.status for one in (half, other)] == [FindingStatus.OK, FindingStatus.OK]
+    assert failure.status is FindingStatus.FAIL
     assert "KeyError: 'gpu'" in failure.detail
     assert failure.fix
+    assert "Traceback" in caplog.text
 
 
-def test_a_check_that_hangs_becomes_a_finding_when_its_time_is_over() -> None:
-    never = threading.Event()
+def test_a_check_that_hangs_becomes_a_finding_and_does_not_keep_the_program_from_ending() -> None:
+    it_hangs, never = threading.Event(), threading.Event()
 
     def hanging(_: CheckContext) -> Iterator[Finding]:
         yield ok("half", "fine")
+        it_hangs.set()
         never.wait()
 
-    half, failure = examine(HERE, [DoctorCheck("hanging", hanging, limit_seconds=0.5)])
-    never.set()
-    assert half.status is FindingStatus.OK
-    assert failure.what == "hanging"
-    assert "0.5 s" in failure.detail
-    assert failure.fix
+    def first(_: CheckContext) -> Iterator[Finding]:
+        assert it_hangs.wait(timeout=120)
+        yield ok("first", "fine")
 
-
-def test_a_hanging_check_does_not_keep_the_program_from_ending() -> None:
-    never = threading.Event()
-    examine(HERE, [DoctorCheck("hanging", lambda _: [ok("x", str(never.wait()))], limit_seconds=0.01)])
+    checks = [DoctorCheck("first", first, limit_seconds=120), DoctorCheck("hanging", hanging, 0.01)]
+    _, half, failure = examine(HERE, checks)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "doctor-hanging"]
     assert thread.daemon
     never.set()
     thread.join(timeout=120)
-
-
-def test_the_traceback_of_a_broken_check_is_there_for_who_asks(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="miner.doctor")
-    examine(HERE, [DoctorCheck("broken", lambda _: [ok("x", str(1 / 0))])])
-    assert "ZeroDivisionError" in caplog.text
+    assert half.status is FindingStatus.OK
+    assert failure.what == "hanging"
+    assert "0.01 s" in failure.detail
+    assert failure.fix
 
 
 def test_warnings_and_things_skipped_are_no_reason_not_to_start() -> None:

@@ -1,7 +1,8 @@
-"""Which specifications are accepted, and what is mounted."""
+"""Which specifications are accepted, what is mounted, and what is handed over to the training's user."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miner.engines.base import EngineRejected, EngineSpec, Mount
-from miner.engines.preflight import check_spec, gpus_of, mounts_of
+from miner.engines.preflight import check_spec, gpus_of, hand_over_files, mounts_of
 from miner.observe.redact import Redactor
 
 
@@ -42,7 +43,7 @@ def test_a_good_specification_is_accepted(fields: dict[str, Any], spec: EngineSp
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reason"),
     [
         ({"key": "-rf"}, "key"),
         ({"key": "a/b"}, "key"),
@@ -60,9 +61,9 @@ def test_a_good_specification_is_accepted(fields: dict[str, Any], spec: EngineSp
     ],
 )
 def test_a_bad_specification_is_rejected_with_the_reason(
-    fields: dict[str, Any], told: str, spec: EngineSpec, tmp_path: Path
+    fields: dict[str, Any], reason: str, spec: EngineSpec, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineRejected, match=told):
+    with pytest.raises(EngineRejected, match=reason):
         checked(replace(spec, **fields), tmp_path)
 
 
@@ -72,16 +73,16 @@ def test_everything_wrong_is_reported_at_once(spec: EngineSpec, tmp_path: Path) 
     assert str(caught.value).count(";") == 2
 
 
-def test_a_secret_that_engines_would_show_is_rejected_and_not_shown(spec: EngineSpec, tmp_path: Path) -> None:
-    redact = Redactor(["open sesame"])
-    for fields in (
-        {"argv": ("a", "open sesame")},
-        {"env": {"P": "open sesame"}},
-        {"labels": {"p": "open sesame"}},
-    ):
-        with pytest.raises(EngineRejected, match="holds a secret") as caught:
-            checked(replace(spec, **fields), tmp_path, redact)  # type: ignore[arg-type]
-        assert "sesame" not in str(caught.value)
+@pytest.mark.parametrize(
+    "fields",
+    [{"argv": ("a", "open sesame")}, {"env": {"P": "open sesame"}}, {"labels": {"p": "open sesame"}}],
+)
+def test_a_secret_that_engines_would_show_is_rejected_and_not_shown(
+    fields: dict[str, Any], spec: EngineSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineRejected, match="holds a secret") as caught:
+        checked(replace(spec, **fields), tmp_path, Redactor(["open sesame"]))
+    assert "sesame" not in str(caught.value)
 
 
 def test_links_inside_our_own_folders_are_refused_and_the_operator_s_are_not(
@@ -159,3 +160,70 @@ def test_leaving_mounts_out_changes_nothing_of_what_may_be_written(mounts: list[
 
 def nearest(mounts: dict[Path, bool], path: Path) -> bool | None:
     return next((mounts[place] for place in (path, *path.parents) if place in mounts), None)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+UID = 10002
+
+
+def owner(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_uid, status.st_gid
+
+
+@needs_root
+def test_the_run_folder_is_given_whole_and_what_links_lead_to_is_not(
+    spec: EngineSpec, tmp_path: Path
+) -> None:
+    (spec.run_dir / "work" / "deep").mkdir(parents=True)
+    (spec.run_dir / "work" / "file").write_text("x")
+    victim = tmp_path / "victim"
+    (victim / "inner").mkdir(parents=True)
+    (spec.run_dir / "work" / "link").symlink_to(victim)
+    (spec.run_dir / "file-link").symlink_to(victim / "inner")
+    hand_over_files(spec, (), UID)
+    for path in (spec.run_dir, *spec.run_dir.rglob("*")):
+        assert owner(path) == (UID, UID)
+    assert owner(victim) == owner(victim / "inner") == (0, 0)
+
+
+@needs_root
+def test_another_writable_folder_is_given_and_its_content_kept(spec: EngineSpec) -> None:
+    job = spec.run_dir.parent
+    (job / "inputs").mkdir()
+    hand_over_files(spec, (Mount(job, read_only=False),), UID)
+    assert owner(job) == (UID, UID)
+    assert owner(job / "inputs") == (0, 0)
+
+
+@needs_root
+def test_inputs_of_ours_are_made_readable_and_others_are_named(spec: EngineSpec, tmp_path: Path) -> None:
+    """As `save_pretrained` writes them under a tight umask; what a link leads to elsewhere stays shut."""
+    secret = tmp_path / "token"
+    secret.write_text("s")
+    secret.chmod(0o600)
+    model = tmp_path / "cache" / "model"
+    model.mkdir(parents=True)
+    weights = model / "model.safetensors"
+    weights.write_text("w")
+    weights.chmod(0o600)
+    model.chmod(0o700)
+    with pytest.raises(EngineRejected, match=str(model)):
+        hand_over_files(spec, (Mount(model),), UID)
+    hand_over_files(spec, (Mount(model),), UID, [tmp_path])
+    assert (model.stat().st_mode & 0o777, weights.stat().st_mode & 0o777) == (0o755, 0o644)
+    (model / "link").symlink_to(secret)
+    with pytest.raises(EngineRejected, match="link is not readable"):
+        hand_over_files(spec, (Mount(model),), UID, [tmp_path])
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+@needs_root
+def test_unreadable_inputs_are_rejected(spec: EngineSpec, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text("[]")
+    rows.chmod(0o600)
+    with pytest.raises(EngineRejected, match=r"chmod -R a\+rX"):
+        hand_over_files(spec, (Mount(rows),), UID)
+    rows.chmod(0o644)
+    hand_over_files(spec, (Mount(rows),), UID)

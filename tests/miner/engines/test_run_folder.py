@@ -28,9 +28,9 @@ from miner.engines.run_folder import (
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    made = tmp_path / "job" / "attempt"
-    made.mkdir(parents=True)
-    return made
+    folder = tmp_path / "job" / "attempt"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_what_the_wrapper_writes_is_read(run_dir: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_requested_stop_is_recorded(run_dir: Path) -> None:
     assert read_stop_record(run_dir) is None
     write_stop_record(run_dir, force=False)
     write_stop_record(run_dir, force=True)
-    asked = read_stop_record(run_dir)
-    assert asked is not None
-    assert asked.force
+    record = read_stop_record(run_dir)
+    assert record is not None
+    assert record.force
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"at": 1, "code": -1}', '{"at": 1e400, "code": 0}'])
@@ -73,56 +73,41 @@ def test_no_content_of_a_record_breaks_its_reader(content: bytes) -> None:
             (STOP_RECORD_FILE, read_stop_record),
         ):
             (run_dir / name).write_bytes(content)
-            found = read(run_dir)
-            assert found is None or found.at >= 0
+            record = read(run_dir)
+            assert record is None or record.at >= 0
 
 
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "job" / "attempt"
-    made.mkdir(parents=True)
-    return made
-
-
-def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    run_dir = folder(tmp_path)
+def test_reading_goes_on_where_it_stopped(run_dir: Path) -> None:
     assert read_log(run_dir) == (b"", LogPosition())
     log = run_dir / "log"
     log.write_bytes(b"one\n")
-    data, place = read_log(run_dir)
+    data, position = read_log(run_dir)
     assert data == b"one\n"
-    assert read_log(run_dir, place) == (b"", place)
+    assert read_log(run_dir, position) == (b"", position)
     with log.open("ab") as file:
         file.write(b"two\nthree\n")
-    data, place = read_log(run_dir, place, limit=4)
+    data, position = read_log(run_dir, position, limit=4)
     assert data == b"two\n"
-    assert read_log(run_dir, place)[0] == b"three\n"
+    assert read_log(run_dir, position)[0] == b"three\n"
 
 
-def test_a_log_that_was_turned_over_is_read_from_its_beginning(tmp_path: Path) -> None:
-    run_dir = folder(tmp_path)
+def test_a_rotated_log_is_read_from_its_beginning(run_dir: Path) -> None:
     log = run_dir / "log"
     log.write_bytes(b"old\n")
-    _, place = read_log(run_dir)
+    _, position = read_log(run_dir)
     log.rename(run_dir / "log.first")
     log.write_bytes(b"newer and longer\n")
-    data, place = read_log(run_dir, place)
+    data, position = read_log(run_dir, position)
     assert data == b"newer and longer\n"
     log.write_bytes(b"cut\n")
-    assert read_log(run_dir, place)[0] == b"cut\n"
+    assert read_log(run_dir, position)[0] == b"cut\n"
 
 
-def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
-    run_dir = folder(tmp_path)
+def test_the_tail_begins_with_a_whole_line_and_costs_no_more_memory_than_there_is_log(run_dir: Path) -> None:
     assert log_tail(run_dir) == ""
     (run_dir / "log").write_bytes(b"first line\nsecond \xff\nlast\n")
     assert log_tail(run_dir, 12) == "last\n"
-    assert log_tail(run_dir) == "first line\nsecond �\nlast\n"
-
-
-def test_more_of_a_log_than_there_is_costs_no_memory(tmp_path: Path) -> None:
-    run_dir = folder(tmp_path)
-    (run_dir / "log").write_bytes(b"all\n")
-    assert log_tail(run_dir, 10**15) == "all\n"
+    assert log_tail(run_dir) == log_tail(run_dir, 10**15) == "first line\nsecond �\nlast\n"
 
 
 def put(folder: Path, name: str, **content: Any) -> None:
@@ -131,24 +116,24 @@ def put(folder: Path, name: str, **content: Any) -> None:
 
 OK = {"code": 0}
 SEVEN = {"code": 7}
-#: The engine's word; exit record; asked to stop; another boot -> why and code.
+#: The engine's report; exit record; stop requested; another boot -> why and code.
 TABLE: list[tuple[EngineEndReport | None, dict[str, Any] | None, bool, bool, EndCause, int | None]] = [
     (EngineEndReport(0), OK, False, False, EndCause.OK, 0),
     (EngineEndReport(7), SEVEN, False, False, EndCause.FAILED, 7),
     (EngineEndReport(0), {"code": 0, "oom_kills": 1}, False, False, EndCause.OK, 0),
-    # Docker's word on memory, and the wrapper's where Docker was down.
+    # Docker's report on memory, and the wrapper's where Docker was down.
     (EngineEndReport(7, oom_killed=True), SEVEN, False, False, EndCause.OOM_KILLED, 7),
     (EngineEndReport(137, oom_killed=True), None, False, False, EndCause.OOM_KILLED, 137),
     (EngineEndReport(137), {"code": 137, "oom_kills": 1}, False, False, EndCause.OOM_KILLED, 137),
     # Its own helper died: Docker does not know the code.
     (EngineEndReport(255), SEVEN, False, False, EndCause.FAILED, 7),
     (EngineEndReport(255), None, False, False, EndCause.KILLED, 255),
-    # Asked to by us.
+    # Requested by us.
     (EngineEndReport(143), {"code": 143, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 143),
     (EngineEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 0),
     (EngineEndReport(137), None, True, False, EndCause.STOPPED, 137),
     (None, None, True, False, EndCause.STOPPED, None),
-    # It was over before it heard of it.
+    # It was over before the request arrived.
     (EngineEndReport(0), OK, True, False, EndCause.OK, 0),
     # By others.
     (EngineEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, False, False, EndCause.KILLED, 0),
@@ -170,11 +155,11 @@ TABLE: list[tuple[EngineEndReport | None, dict[str, Any] | None, bool, bool, End
 ]
 
 
-@pytest.mark.parametrize(("word", "record", "asked", "rebooted", "why", "code"), TABLE)
+@pytest.mark.parametrize(("report", "record", "stopped", "rebooted", "why", "code"), TABLE)
 def test_every_end_has_its_reason(
-    word: EngineEndReport | None,
+    report: EngineEndReport | None,
     record: dict[str, Any] | None,
-    asked: bool,
+    stopped: bool,
     rebooted: bool,
     why: EndCause,
     code: int | None,
@@ -183,9 +168,9 @@ def test_every_end_has_its_reason(
     put(tmp_path, START_FILE, at=100.0, pid=1, boot="another" if rebooted else current_boot())
     if record is not None:
         put(tmp_path, EXIT_FILE, at=200.0, **record)
-    if asked:
+    if stopped:
         put(tmp_path, STOP_RECORD_FILE, at=150.0, force=False)
-    status = end_status(tmp_path, word)
+    status = end_status(tmp_path, report)
     assert (status.why, status.code) == (why, code)
     assert status.phase is (RunPhase.LOST if why is EndCause.LOST else RunPhase.ENDED)
     assert status.started_at == 100.0
@@ -196,11 +181,9 @@ def test_every_end_has_its_reason(
 def test_the_engine_s_times_and_message_count_first(tmp_path: Path) -> None:
     put(tmp_path, START_FILE, at=100.0)
     put(tmp_path, EXIT_FILE, at=200.0, code=7)
-    status = end_status(
-        tmp_path, EngineEndReport(7, started_at=99.0, ended_at=201.0, detail="said by Docker")
-    )
+    status = end_status(tmp_path, EngineEndReport(7, started_at=99.0, ended_at=201.0, detail="from Docker"))
     assert (status.started_at, status.ended_at) == (99.0, 201.0)
-    assert status.detail == "exit code 7; said by Docker"
+    assert status.detail == "exit code 7; from Docker"
 
 
 def test_before_the_first_start_nothing_is_known(tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ def fleet_of(count: int, **rules: object) -> Fleet:
     return Fleet(inventory(make_gpus(count)), clock=lambda: 0.0, rules=QueueRules(**rules))  # type: ignore[arg-type]
 
 
-async def acquire(on: Fleet, key: TaskKey, *counts: int, priority: float = 0.0) -> GpuGrant:
-    return await on.acquire(key, counts, until=HOUR, priority=priority)
+async def acquire(on: Fleet, key: TaskKey, *counts: int) -> GpuGrant:
+    return await on.acquire(key, counts, until=HOUR)
 
 
-async def waiting(on: Fleet, key: TaskKey, *counts: int, priority: float = 0.0) -> asyncio.Task[GpuGrant]:
-    task = asyncio.create_task(acquire(on, key, *counts, priority=priority))
+async def waiting(on: Fleet, key: TaskKey, *counts: int) -> asyncio.Task[GpuGrant]:
+    task = asyncio.create_task(acquire(on, key, *counts))
     await asyncio.sleep(0)
     assert not task.done()
     return task
@@ -54,7 +54,7 @@ async def test_a_release_wakes_the_next_in_the_queue() -> None:
 async def test_a_cancelled_wait_leaves_the_queue() -> None:
     on = fleet_of(1)
     await acquire(on, A, 1)
-    first, second = await waiting(on, B, 1, priority=1), await waiting(on, TaskKey("x", "c"), 1)
+    first, second = await waiting(on, B, 1), await waiting(on, TaskKey("x", "c"), 1)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     on.release(B)

@@ -119,7 +119,7 @@ async def test_a_lost_gpu_is_excluded_and_reported_to_job_and_operator() -> None
     watched, lost = WatchedFleet(source), []
     watched.fleet.on_lost(lambda *what: lost.append(what))
     await watched.scan()
-    await watched.fleet.acquire(KEY, [2], until=9e9, priority=0.0)
+    await watched.fleet.acquire(KEY, [2], until=9e9)
     source.answer = GpuScan((scanned(0),), {1: "GPU is lost"})
     await watched.scan(5.0)
     assert lost == [(KEY, "g1", "GPU is lost")]
@@ -137,7 +137,7 @@ async def test_a_released_gpu_is_scanned_soon_and_granted_when_empty() -> None:
         source.scanned.clear()
         watched.fleet.release(KEY)
         await asyncio.wait_for(source.scanned.wait(), 120)
-        other = asyncio.create_task(watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9, priority=0.0))
+        other = asyncio.create_task(watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9))
         await asyncio.sleep(0)
         assert not other.done()
         source.answer = GpuScan((scanned(0),))
@@ -207,6 +207,6 @@ async def test_gpus_without_known_memory_are_granted_again_at_once() -> None:
 
     watched = WatchedFleet(FixedGpuSource(parse_gpus("1xH100"), "x"))
     await watched.scan()
-    await watched.fleet.acquire(KEY, [1], until=9e9, priority=0.0)
+    await watched.fleet.acquire(KEY, [1], until=9e9)
     watched.fleet.release(KEY)
-    assert (await watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9, priority=0.0)).ids == ("0",)
+    assert (await watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9)).ids == ("0",)

@@ -45,7 +45,10 @@ def ask(
     **more: Any,
 ) -> list[TaskKey]:
     """Who got GPUs by it."""
-    on.request(key, counts, now=now, until=now + hours * HOUR, priority=priority, **more)
+    until = now + hours * HOUR
+    if on.claim(key) is None:
+        on.start(key, now=now, until=until, priority=priority)
+    on.request(key, counts, now=now, until=until, **more)
     return [claim.key for claim in on.schedule(now)]
 
 
@@ -280,7 +283,7 @@ def test_as_many_run_as_may() -> None:
     on.release(A)
     assert [claim.key for claim in on.schedule(0.0)] == [B]
     for key in (C, D):
-        on.request(key, [1], now=0.0, until=HOUR, priority=0.0)
+        on.request(key, [1], now=0.0, until=HOUR)
     on.release(B)
     assert len(on.schedule(0.0)) == 1
 
@@ -288,7 +291,7 @@ def test_as_many_run_as_may() -> None:
 def test_a_long_queue_is_planned_up_to_its_limit() -> None:
     on = ledger(1)
     for number in range(3 * MAX_PLANNED_CLAIMS):
-        on.request(TaskKey("v", str(number)), [1], now=float(number), until=1e9, priority=0.0)
+        on.request(TaskKey("v", str(number)), [1], now=float(number), until=1e9)
     on.schedule(1000.0)
     assert sum(claim.is_running for claim in map(on.claim, [TaskKey("v", "0")]) if claim) == 1
     assert len(on.queue(1000.0)) == 3 * MAX_PLANNED_CLAIMS - 1
@@ -515,8 +518,7 @@ class Anything(RuleBasedStateMachine):
         priority=st.floats(),
     )
     def ask(self, key: TaskKey, counts: list[int], hours: int, priority: float) -> None:
-        self.on.request(key, counts, now=self.now, until=self.now + hours * HOUR, priority=priority)
-        self.settle()
+        ask(self.on, key, *counts, now=self.now, hours=hours, priority=priority)
 
     @rule(key=keys)
     def leave(self, key: TaskKey) -> None:

@@ -25,6 +25,8 @@ from miner.settings import load_settings
 MINER, VALIDATOR, SECOND, STRANGER = (
     Identity(Keypair.create_from_seed(bytes([byte]) * 32)) for byte in (0x22, 0x11, 0x44, 0x33)
 )
+#: Three failures of one address, and none more however slow the machine is.
+FEW_FAILURES = {"FAILURE_BURST_PER_ADDRESS": "3", "FAILURE_RATE_PER_ADDRESS": "0.001"}
 COMPACT, DEFAULT = (",", ":"), (", ", ": ")
 #: All that a request may leave behind, but for its nonce. Events without a task are alerts, as of a host that
 #: has no engine.
@@ -79,8 +81,8 @@ class DaemonInProcess:
     def metric(self, line: str) -> float:
         """The value on the line of the metrics page that begins so; 0 where there is none yet."""
         page = self.daemon.metrics.render().decode()
-        found = [row.rpartition(" ")[2] for row in page.splitlines() if row.startswith(line + " ")]
-        return float(found[0]) if found else 0.0
+        values = [row.rpartition(" ")[2] for row in page.splitlines() if row.startswith(line + " ")]
+        return float(values[0]) if values else 0.0
 
 
 def write_nodes(path: Path, *nodes: tuple[Identity, float]) -> None:

@@ -16,18 +16,21 @@ from miner.chain.fiber import sign_headers
 from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import ChildProcess, DevStack, daemon_process, prepare_stack
 from miner.store.database import FILE_NAME
-from tests.miner.http.raw_connection import RawConnection, Reply, request
+from tests.doubles.http_bytes import Reply, request
+from tests.miner.http.raw_connection import RawConnection
 
-#: Waits of a second, and no limit on how much one address may get wrong: all tests come from the same one.
-SHORT = {
-    "HEADER_TIMEOUT_SECONDS": "1.0",
-    "BODY_TIMEOUT_SECONDS": "1.0",
+#: Time enough for a busy machine, and no limit on how much one address may get wrong: all tests come from the
+#: same one.
+PATIENT = {
+    "HEADER_TIMEOUT_SECONDS": "300",
+    "BODY_TIMEOUT_SECONDS": "300",
     "MAX_CONNECTIONS": "40",
     "MAX_CONCURRENT_REQUESTS": "8",
     "MAX_JOBS": "10000",
     "FAILURE_RATE_PER_ADDRESS": "1e9",
     "FAILURE_BURST_PER_ADDRESS": "1000000000",
 }
+HASTY = {**PATIENT, "HEADER_TIMEOUT_SECONDS": "2.0", "BODY_TIMEOUT_SECONDS": "2.0"}
 #: All that a request may leave behind, but for its nonce; of events not those that time brings, nor alerts.
 TABLES = (
     "offers",
@@ -94,7 +97,7 @@ class DaemonProcess:
 
 
 @contextmanager
-def run_daemon_process(folder: Path, settings: Mapping[str, str] = SHORT) -> Iterator[DaemonProcess]:
+def run_daemon_process(folder: Path, settings: Mapping[str, str]) -> Iterator[DaemonProcess]:
     stack = prepare_stack(folder)
     with daemon_process(stack, settings) as child:
         yield DaemonProcess(stack, child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -22,12 +22,6 @@ LOOPBACK = AddressGuard((ip_network("127.0.0.0/8"),))
 TLS = Path(__file__).parents[2] / "data" / "tls_of_tests.pem"
 
 
-@pytest.fixture
-def store() -> Iterator[FileStore]:
-    with FileStore() as store:
-        yield store
-
-
 def failure(opener: UrlOpener, url: str) -> StepFailed:
     with pytest.raises(StepFailed) as caught:
         opener.open(url, {})
@@ -36,17 +30,17 @@ def failure(opener: UrlOpener, url: str) -> StepFailed:
 
 
 def test_a_reply_comes_with_the_name_as_host_and_nothing_resolved_twice(store: FileStore) -> None:
-    asked: list[str] = []
+    resolved: list[str] = []
 
     def once(host: str, _port: int) -> Sequence[str]:
         """A name that is rebound after the first look."""
-        asked.append(host)
-        return ["127.0.0.1"] if len(asked) == 1 else ["169.254.169.254"]
+        resolved.append(host)
+        return ["127.0.0.1"] if len(resolved) == 1 else ["169.254.169.254"]
 
     url = store.add("a", b"data").replace("127.0.0.1", "data.example.test")
     with UrlOpener(LOOPBACK, resolve=once).open(url, {}) as response:
         assert response.read() == b"data"
-    assert asked == ["data.example.test"]
+    assert resolved == ["data.example.test"]
     assert store.requests[0].headers["host"].startswith("data.example.test:")
 
 
@@ -64,10 +58,10 @@ def test_a_name_with_one_bad_address_is_refused_before_anything_is_sent(
     store: FileStore, answers: list[str]
 ) -> None:
     opener = UrlOpener(AddressGuard(), resolve=lambda _host, _port: answers)
-    found = failure(opener, store.add("a", b"data").replace("127.0.0.1", "data.example.test"))
-    assert found.reason is EndReason.URL_REFUSED
-    assert "data.example.test" in str(found)
-    assert "ALLOW_PRIVATE_NETWORKS" in str(found)
+    failed = failure(opener, store.add("a", b"data").replace("127.0.0.1", "data.example.test"))
+    assert failed.reason is EndReason.URL_REFUSED
+    assert "data.example.test" in str(failed)
+    assert "ALLOW_PRIVATE_NETWORKS" in str(failed)
     assert store.requests == []
 
 
@@ -88,8 +82,8 @@ def test_redirects_are_followed_and_each_is_checked(store: FileStore) -> None:
     with UrlOpener(LOOPBACK).open(start, {}) as response:
         assert response.read() == b"data"
     store.fail("/bucket/b", status=307, headers={"Location": "http://169.254.169.254/latest/meta-data/"})
-    found = failure(UrlOpener(LOOPBACK), start)
-    assert (found.reason, "169.254.169.254" in str(found)) == (EndReason.URL_REFUSED, True)
+    failed = failure(UrlOpener(LOOPBACK), start)
+    assert (failed.reason, "169.254.169.254" in str(failed)) == (EndReason.URL_REFUSED, True)
     store.fail("/bucket/c", status=301, headers={"Location": "/bucket/c"}, times=None)
     assert "redirects more than" in str(failure(UrlOpener(LOOPBACK), store.add("c", b"")))
     store.fail("/bucket/d", status=301, headers={"Location": "file:///etc/passwd"})
@@ -136,9 +130,9 @@ def test_nobody_listening_or_no_such_name_is_the_network(store: FileStore) -> No
     def no_name(_host: str, _port: int) -> Sequence[str]:
         raise OSError("Name or service not known")
 
-    found = failure(UrlOpener(AddressGuard(), resolve=no_name), "http://data.example.test/secret?key=1")
-    assert found.reason is EndReason.NETWORK
-    assert str(found) == "http://data.example.test has no address: Name or service not known"
+    failed = failure(UrlOpener(AddressGuard(), resolve=no_name), "http://data.example.test/secret?key=1")
+    assert failed.reason is EndReason.NETWORK
+    assert str(failed) == "http://data.example.test has no address: Name or service not known"
     assert failure(UrlOpener(LOOPBACK), "http://127.0.0.1:9/").reason is EndReason.NETWORK
     store.fail(no_reply=True)
     assert failure(UrlOpener(LOOPBACK), store.add("a", b"")).reason is EndReason.NETWORK
@@ -147,8 +141,8 @@ def test_nobody_listening_or_no_such_name_is_the_network(store: FileStore) -> No
 
 
 @pytest.fixture
-def covered(store: FileStore) -> list[str | None]:
-    """The store speaks TLS; the names it was asked for."""
+def asked_names(store: FileStore) -> list[str | None]:
+    """The store speaks TLS; the names that clients asked for."""
     names: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS)
@@ -157,35 +151,40 @@ def covered(store: FileStore) -> list[str | None]:
     return names
 
 
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusting = ssl.create_default_context(cafile=str(TLS))
+    monkeypatch.setattr(connection, "_context", lambda: trusting)
+
+
+TLS_OPENER = UrlOpener(LOOPBACK, resolve=lambda _host, _port: ["127.0.0.1"])
+
+
+def https(url: str, host: str = "data.example.test") -> str:
+    return url.replace("http://127.0.0.1", f"https://{host}")
+
+
+@pytest.mark.usefixtures("trusted")
 def test_tls_asks_for_the_name_and_checks_it_though_the_address_is_dialled(
-    store: FileStore, covered: list[str | None], monkeypatch: pytest.MonkeyPatch
+    store: FileStore, asked_names: list[str | None]
 ) -> None:
-    trusting = ssl.create_default_context(cafile=str(TLS))
-    monkeypatch.setattr(connection, "_context", lambda: trusting)
-    opener = UrlOpener(LOOPBACK, resolve=lambda _host, _port: ["127.0.0.1"])
-    url = store.add("a", b"data").replace("http://127.0.0.1", "https://data.example.test")
-    with opener.open(url, {}) as response:
+    url = store.add("a", b"data")
+    with TLS_OPENER.open(https(url), {}) as response:
         assert response.read() == b"data"
-    assert covered == ["data.example.test"]
-    found = failure(opener, url.replace("data.example.test", "other.example.test"))
-    assert found.reason is EndReason.NETWORK
-    assert "certificate" in str(found)
+    assert asked_names == ["data.example.test"]
+    failed = failure(TLS_OPENER, https(url, "other.example.test"))
+    assert failed.reason is EndReason.NETWORK
+    assert "certificate" in str(failed)
 
 
-def test_https_is_not_left_for_http(
-    store: FileStore, covered: list[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trusting = ssl.create_default_context(cafile=str(TLS))
-    monkeypatch.setattr(connection, "_context", lambda: trusting)
+@pytest.mark.usefixtures("trusted")
+def test_https_is_not_left_for_http(store: FileStore, asked_names: list[str | None]) -> None:
     store.fail(status=302, headers={"Location": "http://data.example.test/"})
-    url = store.add("a", b"").replace("http://127.0.0.1", "https://data.example.test")
-    found = failure(UrlOpener(LOOPBACK, resolve=lambda _host, _port: ["127.0.0.1"]), url)
-    assert found.reason is EndReason.URL_REFUSED
-    assert covered
+    assert failure(TLS_OPENER, https(store.add("a", b""))).reason is EndReason.URL_REFUSED
+    assert asked_names
 
 
-def test_without_a_known_authority_tls_fails(store: FileStore, covered: list[str | None]) -> None:
-    opener = UrlOpener(LOOPBACK, resolve=lambda _host, _port: ["127.0.0.1"])
-    url = store.add("a", b"data").replace("http://127.0.0.1", "https://data.example.test")
-    assert failure(opener, url).reason is EndReason.NETWORK
+@pytest.mark.usefixtures("asked_names")
+def test_without_a_known_authority_tls_fails(store: FileStore) -> None:
+    assert failure(TLS_OPENER, https(store.add("a", b"data"))).reason is EndReason.NETWORK
     assert store.requests == []

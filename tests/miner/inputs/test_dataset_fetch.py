@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,16 @@ from core.domain.job_states import EndReason, StepFailed
 from core.domain.records import Confidence
 from core.domain.tasks import FileFormat, ImageModelType, InstructDataset
 from miner.inputs import dataset_fetch as module
-from miner.inputs.dataset_fetch import RECORD, SAMPLE, fetch_dataset
-from miner.inputs.messages import DatasetDone, DatasetOrder, RetryLimits
+from miner.inputs.dataset_fetch import RECORD, SAMPLE, fetch_dataset, measure_lengths
+from miner.inputs.messages import DatasetDone, DatasetOrder, MeasureOrder, RetryLimits
 from tests.core.data.picture_files import png, zip_bytes
 from tests.doubles.files import SIGNATURE, FileStore
+from tests.miner.inputs.models import TOKENIZER
 
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 ROWS = [{"q": f"question {n}", "a": "an answer"} for n in range(3000)]
 DATA = json.dumps(ROWS).encode()
-PATIENCE = RetryLimits(tries=3, first_pause=0.001, timeout=2.0)
-
-
-@pytest.fixture
-def store() -> Iterator[FileStore]:
-    with FileStore() as store:
-        yield store
+PATIENCE = RetryLimits(tries=3, first_pause=0.001, timeout=60.0)
 
 
 @pytest.fixture
@@ -36,22 +31,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "jobs/1/inputs"
 
 
+@dataclass
 class Reports:
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.progress: list[tuple[str, int, int | None]] = []
+    notes: list[str] = field(default_factory=list)
+    progress: list[tuple[str, int, int | None]] = field(default_factory=list)
 
 
 def get(folder: Path, url: str | None, reports: Reports | None = None, **more: Any) -> DatasetDone:
     reports = reports or Reports()
-    wishes = {
+    fields = {
         "dataset": DATASET,
         "max_bytes": 10**7,
         "allowed_networks": ("127.0.0.0/8",),
         "patience": PATIENCE,
         **more,
     }
-    order = DatasetOrder(folder=folder, url=url, **wishes)
+    order = DatasetOrder(folder=folder, url=url, **fields)
     return fetch_dataset(order, lambda *did: reports.progress.append(did), reports.notes.append)
 
 
@@ -133,9 +128,9 @@ def test_what_was_harmed_since_is_fetched_again(store: FileStore, folder: Path, 
 def test_what_is_no_dataset_ends_the_job_with_the_reason(
     store: FileStore, folder: Path, data: bytes, why: str
 ) -> None:
-    found = failure(folder, store.add("a", data))
-    assert found.reason is EndReason.BAD_DATA
-    assert why in str(found)
+    failed = failure(folder, store.add("a", data))
+    assert failed.reason is EndReason.BAD_DATA
+    assert why in str(failed)
 
 
 def test_what_was_damaged_on_the_way_is_fetched_once_more(store: FileStore, folder: Path) -> None:
@@ -171,9 +166,9 @@ def test_csv_is_read_as_csv(store: FileStore, folder: Path) -> None:
 
 
 def test_a_dataset_named_on_the_hub_is_refused(folder: Path) -> None:
-    found = failure(folder, "owner/dataset", file_format=FileFormat.HF)
-    assert found.reason is EndReason.BAD_DATA
-    assert "not fetched" in str(found)
+    failed = failure(folder, "owner/dataset", file_format=FileFormat.HF)
+    assert failed.reason is EndReason.BAD_DATA
+    assert "not fetched" in str(failed)
 
 
 def test_pictures_are_counted_and_what_is_left_out_is_told(store: FileStore, folder: Path) -> None:
@@ -189,10 +184,10 @@ def test_pictures_are_counted_and_what_is_left_out_is_told(store: FileStore, fol
     ]
     assert get(folder, url, dataset=None, image_type=ImageModelType.SDXL) == done
     for name, bad in (("b", data[:-40]), ("c", zip_bytes({"a.txt": b""})), ("d", b"\0" * 100)):
-        found = failure(
+        failed = failure(
             folder.parent / name, store.add(name, bad), dataset=None, image_type=ImageModelType.FLUX
         )
-        assert found.reason is EndReason.BAD_DATA
+        assert failed.reason is EndReason.BAD_DATA
 
 
 def test_an_operators_own_file_is_copied_and_checked(folder: Path, tmp_path: Path) -> None:
@@ -206,10 +201,8 @@ def test_an_operators_own_file_is_copied_and_checked(folder: Path, tmp_path: Pat
     assert "larger than" in str(failure(folder, None, file=own, max_bytes=1024))
 
 
-@pytest.mark.parametrize("kept", ["keep_free"])
-def test_without_room_nothing_is_begun(store: FileStore, folder: Path, kept: str) -> None:
-    found = failure(folder, store.add("a", DATA), **{kept: 1 << 60})
-    assert found.reason is EndReason.DISK_FULL
+def test_without_room_nothing_is_begun(store: FileStore, folder: Path) -> None:
+    assert failure(folder, store.add("a", DATA), keep_free=1 << 60).reason is EndReason.DISK_FULL
 
 
 def test_loopback_is_refused_unless_it_was_opened(store: FileStore, folder: Path) -> None:
@@ -224,8 +217,8 @@ def test_our_copy_of_an_operators_file_outlives_it(folder: Path, tmp_path: Path)
     own.unlink()
     assert get(folder, None, file=own) == first
     first.path.unlink()
-    found = failure(folder, None, file=own)
-    assert (found.reason, "No such file" in str(found)) == (EndReason.BAD_DATA, True)
+    failed = failure(folder, None, file=own)
+    assert (failed.reason, "No such file" in str(failed)) == (EndReason.BAD_DATA, True)
 
 
 def test_a_disk_that_fills_up_while_it_is_looked_at_does_not_fetch_it_twice(
@@ -241,3 +234,29 @@ def test_a_disk_that_fills_up_while_it_is_looked_at_does_not_fetch_it_twice(
         assert failure(folder, url).reason is EndReason.DISK_FULL
     assert len(store.requests) == 1
     assert get(folder, url).facts.rows == 3000
+
+
+@pytest.fixture
+def measured_folder(tmp_path: Path) -> Path:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps([{"q": "word " * n, "a": "three little words"} for n in range(1, 101)]))
+    get(tmp_path / "inputs", None, file=own)
+    return tmp_path / "inputs"
+
+
+def test_the_sample_is_counted_by_the_tokenizer(measured_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    order = MeasureOrder(folder=measured_folder, tokenizer=tmp_path / "tokenizer.json", dataset=DATASET)
+    facts = measure_lengths(order)
+    assert facts is not None
+    assert (facts.prompt.max, facts.answer.percentile(50), facts.total.max) == (100, 3, 103)
+    assert (facts.rows, facts.lengths_confidence) == (100, Confidence.CONFIG)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '{"model": {"type": "Unheard"}}'])
+def test_a_tokenizer_that_cannot_be_read_alone_measures_nothing(
+    measured_folder: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    order = MeasureOrder(folder=measured_folder, tokenizer=tmp_path / "tokenizer.json", dataset=DATASET)
+    assert measure_lengths(order) is None

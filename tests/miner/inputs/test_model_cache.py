@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs import model_cache as module
-from miner.inputs.model_cache import CachedModel, ModelCache, ModelLeases, locked
+from miner.inputs.model_cache import CachedModel, ModelCache, ModelLeases, is_unlocked, locked
 
 COMMIT = "c" * 40
 
@@ -31,29 +33,29 @@ def put(
     cache.claim(model, size)
     (cache.partial(model, commit) / "deep").mkdir(exist_ok=True)
     (cache.partial(model, commit) / "deep/weights").write_bytes(b"w" * size)
-    made = cache.commit(model, commit, {"single": None})
-    os.utime(made.path.with_suffix(".json"), (used, used))
-    return made
+    snapshot = cache.commit(model, commit, {"single": None})
+    os.utime(snapshot.path.with_suffix(".json"), (used, used))
+    return snapshot
 
 
 def models(cache: ModelCache) -> list[str]:
-    return [one.model for one in cache.snapshots()]
+    return [cached.model for cached in cache.snapshots()]
 
 
 def test_a_committed_model_is_a_plain_folder_that_anybody_may_read(cache: ModelCache) -> None:
     os_umask = os.umask(0o077)
     try:
-        made = put(cache, "owner/name")
+        snapshot = put(cache, "owner/name")
     finally:
         os.umask(os_umask)
-    assert made.path == cache.folder / "owner--name" / COMMIT
-    assert (made.path / "deep/weights").stat().st_mode & 0o777 == 0o644
-    assert made.path.stat().st_mode & 0o777 == 0o755
-    assert (made.path / "deep").stat().st_mode & 0o777 == 0o755
-    assert (made.bytes, made.files, made.about) == (300, {"deep/weights": 300}, {"single": None})
+    assert snapshot.path == cache.folder / "owner--name" / COMMIT
+    assert (snapshot.path / "deep/weights").stat().st_mode & 0o777 == 0o644
+    assert snapshot.path.stat().st_mode & 0o777 == 0o755
+    assert (snapshot.path / "deep").stat().st_mode & 0o777 == 0o755
+    assert (snapshot.bytes, snapshot.files, snapshot.about) == (300, {"deep/weights": 300}, {"single": None})
     for found in (cache.find("owner/name"), cache.find("owner/name", COMMIT)):
         assert found is not None
-        assert found.path == made.path
+        assert found.path == snapshot.path
     assert cache.find("owner/name", "d" * 40) is None
     assert cache.find("owner/other") is None
     assert cache.unfinished() == []
@@ -69,25 +71,25 @@ def test_the_newest_snapshot_is_found_where_no_commit_is_named(cache: ModelCache
 
 @pytest.mark.parametrize("harm", ["short", "gone", "record"])
 def test_a_snapshot_that_is_not_whole_any_more_is_none(cache: ModelCache, harm: str) -> None:
-    made = put(cache, "a/b")
+    snapshot = put(cache, "a/b")
     if harm == "short":
-        (made.path / "deep/weights").write_bytes(b"")
+        (snapshot.path / "deep/weights").write_bytes(b"")
     elif harm == "gone":
-        (made.path / "deep/weights").unlink()
+        (snapshot.path / "deep/weights").unlink()
     else:
-        made.path.with_suffix(".json").write_text("{")
+        snapshot.path.with_suffix(".json").write_text("{")
     assert cache.find("a/b") is None
     put(cache, "a/b")
     assert cache.find("a/b") is not None
 
 
 def test_a_kill_between_record_and_folder_loses_nothing(cache: ModelCache) -> None:
-    made = put(cache, "a/b")
+    snapshot = put(cache, "a/b")
     cache.partial("a/b", COMMIT).rmdir()
-    made.path.rename(cache.folder / ".partial/a--b" / COMMIT)
+    snapshot.path.rename(cache.folder / ".partial/a--b" / COMMIT)
     assert cache.find("a/b") is None
     assert models(cache) == []
-    assert [one.model for one in cache.unfinished()] == ["a/b"]
+    assert [cached.model for cached in cache.unfinished()] == ["a/b"]
     cache.commit("a/b", COMMIT, {})
     assert models(cache) == ["a/b"]
 
@@ -128,7 +130,7 @@ def test_what_is_fetched_right_now_is_reckoned_with_and_never_evicted(cache: Mod
         with pytest.raises(StepFailed):
             cache.claim("a/2", 400)
         cache.claim("a/2", 300)
-    assert [one.model for one in cache.unfinished()] == ["a/1"]
+    assert [cached.model for cached in cache.unfinished()] == ["a/1"]
     cache.claim("a/3", 1000)
     assert cache.unfinished() == []
 
@@ -136,7 +138,7 @@ def test_what_is_fetched_right_now_is_reckoned_with_and_never_evicted(cache: Mod
 def test_what_was_begun_counts_for_its_own_model(cache: ModelCache) -> None:
     (cache.partial("a/1", COMMIT) / "x").write_bytes(b"x" * 600)
     cache.claim("a/1", 1000)
-    assert [one.bytes for one in cache.unfinished()] == [600]
+    assert [cached.bytes for cached in cache.unfinished()] == [600]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_what_goes_while_one_looks_is_not_counted_and_ends_nobody(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", late)
-        found = [one.bytes for one in cache.unfinished()]
+        found = [cached.bytes for cached in cache.unfinished()]
     assert gone
     assert found in seen
 
@@ -195,7 +197,7 @@ def test_one_may_look_while_another_fetches(cache: ModelCache) -> None:
         looks = [one.bytes for _ in range(100) for one in (*cache.unfinished(), *cache.snapshots())]
     finally:
         over.set()
-        thread.join(20)
+        thread.join()
     assert not trouble
     assert all(0 <= seen <= 200 for seen in looks)
 
@@ -211,16 +213,16 @@ def test_pruning_takes_what_nobody_needs(cache: ModelCache) -> None:
     (cache.partial("a/4", COMMIT) / "x").write_bytes(b"x" * 50)
     cache.leases.hold(1, "a/2")
     dry = cache.prune(dry_run=True)
-    assert [one.model for one in dry] == ["a/4", "a/1", "a/3"]
+    assert [cached.model for cached in dry] == ["a/4", "a/1", "a/3"]
     assert len(models(cache)) == 3
-    assert [one.model for one in cache.prune(to_bytes=250)] == ["a/4", "a/1"]
-    assert [one.model for one in cache.prune(models=("a/2",))] == []
-    assert [one.model for one in cache.prune(models=("a/3",))] == ["a/3"]
+    assert [cached.model for cached in cache.prune(to_bytes=250)] == ["a/4", "a/1"]
+    assert [cached.model for cached in cache.prune(models=("a/2",))] == []
+    assert [cached.model for cached in cache.prune(models=("a/3",))] == ["a/3"]
     assert models(cache) == ["a/2"]
     with locked(cache.folder / ".locks/a--2"):
         cache.leases.release(1)
         assert cache.prune() == []
-    assert [one.model for one in cache.prune()] == ["a/2"]
+    assert [cached.model for cached in cache.prune()] == ["a/2"]
     assert list((cache.folder / ".trash").iterdir()) == []
 
 
@@ -258,7 +260,7 @@ def test_a_job_that_comes_while_it_is_looked_what_may_go_keeps_its_model(
 def test_a_kill_while_a_model_is_removed_leaves_nothing_that_nobody_counts(
     cache: ModelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = put(cache, "a/b")
+    snapshot = put(cache, "a/b")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -267,7 +269,7 @@ def test_a_kill_while_a_model_is_removed_leaves_nothing_that_nobody_counts(
         patched.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
             cache.prune()
-    assert not made.path.exists()
+    assert not snapshot.path.exists()
     assert (cache.snapshots(), cache.find("a/b")) == ([], None)
     put(cache, "a/b")
     assert models(cache) == ["a/b"]
@@ -314,6 +316,9 @@ def test_leases_hold_until_they_are_released_also_for_other_processes(tmp_path: 
     assert leases.by_model() == {}
     leases.hold(2, "a/b")
     leases.hold(1, "a/b")
+    written = (tmp_path / "leases/1.json").stat().st_ino
+    leases.hold(1, "a/b")
+    assert (tmp_path / "leases/1.json").stat().st_ino == written, "holding again writes nothing"
     leases.hold(3, "gpt2")
     assert ModelLeases(tmp_path / "leases").by_model() == {"a/b": [1, 2], "gpt2": [3]}
     leases.hold(3, "a/b")
@@ -321,14 +326,6 @@ def test_leases_hold_until_they_are_released_also_for_other_processes(tmp_path: 
     leases.release(1)
     leases.release(99)
     assert leases.by_model() == {"a/b": [2, 3]}
-
-
-def test_holding_again_writes_nothing(tmp_path: Path) -> None:
-    leases = ModelLeases(tmp_path)
-    leases.hold(1, "a/b")
-    before = (tmp_path / "1.json").stat().st_ino
-    leases.hold(1, "a/b")
-    assert (tmp_path / "1.json").stat().st_ino == before
 
 
 def test_what_ended_without_a_word_is_forgotten_at_the_start(tmp_path: Path) -> None:
@@ -358,3 +355,32 @@ def test_a_full_disk_is_waited_for_like_any_other(tmp_path: Path, monkeypatch: p
     with pytest.raises(StepFailed) as caught:
         ModelLeases(tmp_path).hold(1, "a/b")
     assert caught.value.reason is EndReason.DISK_FULL
+
+
+HOLD = "import sys; from pathlib import Path; from miner.inputs.model_cache import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+def test_one_process_holds_a_lock_and_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_RETRY_SECONDS", 0.01)
+    path = tmp_path / "deep/lock"
+    assert is_unlocked(path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert not is_unlocked(path)
+        waited = 0
+
+        def waiting() -> None:
+            nonlocal waited
+            waited += 1
+            if waited == 2:
+                other.kill()  # a lock does not outlive its holder, however it ends
+
+        with locked(path, waiting):
+            assert waited >= 2
+            assert not is_unlocked(path)
+    assert is_unlocked(path)

@@ -21,7 +21,7 @@ from tests.doubles.hub import Hub
 from tests.miner.inputs.models import WEIGHTS, sharded
 from tests.miner.inputs.models import model_files as files_of_a_model
 
-PATIENCE = RetryLimits(tries=3, first_pause=0.001, timeout=2.0)
+PATIENCE = RetryLimits(tries=3, first_pause=0.001, timeout=60.0)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def cache(tmp_path: Path) -> ModelCache:
 
 
 def get(hub: Hub, cache: ModelCache, model: str = "owner/model", **more: Any) -> ModelDone:
-    wishes = {"quota": cache.quota, "patience": PATIENCE, "token": hub.token, **more}
-    order = ModelOrder(model=model, endpoint=hub.url, cache=cache.folder, **wishes)
+    fields = {"quota": cache.quota, "patience": PATIENCE, "token": hub.token, **more}
+    order = ModelOrder(model=model, endpoint=hub.url, cache=cache.folder, **fields)
     return fetch_model(order, lambda *_: None, lambda _: None)
 
 
@@ -79,13 +79,13 @@ def test_a_new_commit_is_fetched_beside_the_old_one(hub: Hub, cache: ModelCache)
 
 def test_the_caches_copy_stands_in_while_the_hub_is_away(hub: Hub, cache: ModelCache) -> None:
     there = get(hub, cache)
-    said: list[str] = []
+    notes: list[str] = []
     hub.fail(status=500, times=None)
     order = ModelOrder(
         model="owner/model", endpoint=hub.url, cache=cache.folder, quota=10**9, patience=PATIENCE
     )
-    assert fetch_model(order, lambda *_: None, said.append).path == there.path
-    assert "the cache's copy of owner/model is used" in said[0]
+    assert fetch_model(order, lambda *_: None, notes.append).path == there.path
+    assert "the cache's copy of owner/model is used" in notes[0]
     assert failure(hub, cache, "owner/other").reason is EndReason.NETWORK
 
 
@@ -103,7 +103,7 @@ def test_a_hub_that_does_not_find_a_model_for_a_moment_is_asked_again(
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("fault", "reason"),
     [
         ({"status": 500}, EndReason.NETWORK),
         ({"status": 429, "headers": {"Retry-After": "900"}}, EndReason.RATE_LIMITED),
@@ -113,9 +113,9 @@ def test_a_hub_that_does_not_find_a_model_for_a_moment_is_asked_again(
     ],
 )
 def test_lasting_trouble_leaves_no_model_and_passes_when_it_is_over(
-    hub: Hub, cache: ModelCache, wish: dict[str, Any], reason: EndReason
+    hub: Hub, cache: ModelCache, fault: dict[str, Any], reason: EndReason
 ) -> None:
-    hub.fail("GET /store", times=None, **wish)
+    hub.fail("GET /store", times=None, **fault)
     assert failure(hub, cache).reason is reason
     hub.faults.clear()
     assert (get(hub, cache).path / "model.safetensors").read_bytes() == WEIGHTS
@@ -132,18 +132,26 @@ def test_what_is_there_of_a_model_is_not_fetched_twice(hub: Hub, cache: ModelCac
     assert hub.bytes_sent("GET /store") <= max(first, 4 * last.size) + last.size
 
 
-def test_a_model_that_is_none_is_told_and_not_kept(hub: Hub, cache: ModelCache) -> None:
-    hub.add("owner/bin", {"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"x"})
-    assert "are pickles only" in str(failure(hub, cache, "owner/bin"))
-    hub.add("owner/broken", files_of_a_model(**{"model.safetensors": WEIGHTS[:-5]}))
-    assert failure(hub, cache, "owner/broken").reason is EndReason.BAD_MODEL
-    hub.add("owner/config", files_of_a_model(**{"config.json": b"[]"}))
-    assert "not a JSON object" in str(failure(hub, cache, "owner/config"))
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"x"}, "are pickles only"),
+        (files_of_a_model(**{"model.safetensors": WEIGHTS[:-5]}), "cut off"),
+        (files_of_a_model(**{"config.json": b"[]"}), "not a JSON object"),
+    ],
+    ids=["pickles", "weights", "config"],
+)
+def test_what_is_no_model_is_reported_and_not_kept(
+    hub: Hub, cache: ModelCache, files: dict[str, bytes], why: str
+) -> None:
+    hub.add("owner/bad", files)
+    failed = failure(hub, cache, "owner/bad")
+    assert failed.reason is EndReason.BAD_MODEL
+    assert why in str(failed)
 
 
 def test_room_is_made_before_anything_large_comes(hub: Hub, cache: ModelCache) -> None:
-    found = failure(hub, cache, quota=1000)
-    assert found.reason is EndReason.DISK_FULL
+    assert failure(hub, cache, quota=1000).reason is EndReason.DISK_FULL
     assert hub.lines("GET /store") == []
     assert failure(hub, cache, keep_free=1 << 60).reason is EndReason.DISK_FULL
 
@@ -194,23 +202,23 @@ def test_several_at_once_fetch_it_once(hub: Hub, cache: ModelCache, monkeypatch:
     monkeypatch.setattr(model_cache, "LOCK_RETRY_SECONDS", 0.01)
     hub.fail("GET /store", rate=200_000, times=None)
     done: list[ModelDone] = []
-    said: list[str] = []
+    notes: list[str] = []
 
-    def one() -> None:
+    def fetch_one() -> None:
         order = ModelOrder(
             model="owner/model", endpoint=hub.url, cache=cache.folder, quota=10**9, patience=PATIENCE
         )
-        done.append(fetch_model(order, lambda *_: None, said.append))
+        done.append(fetch_model(order, lambda *_: None, notes.append))
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
+    threads = [threading.Thread(target=fetch_one) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    assert len({made.path for made in done}) == 1
+        thread.join()
+    assert len({model.path for model in done}) == 1
     assert len(done) == 4
     assert len(hub.lines("GET /store")) == 1
-    assert said == ["owner/model is being fetched for another job"] * 3
+    assert notes == ["owner/model is being fetched for another job"] * 3
 
 
 def test_progress_ends_at_the_whole(hub: Hub, cache: ModelCache) -> None:

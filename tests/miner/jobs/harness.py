@@ -34,6 +34,7 @@ from core.runs.progress import (
 from core.runs.run_files import HeldOutScore, RunEnd, RunResult, RunSpec
 from miner.engines.base import (
     EXIT_FILE,
+    IMAGE_OF,
     EndCause,
     EngineRun,
     EngineSpec,
@@ -41,18 +42,18 @@ from miner.engines.base import (
     RunPhase,
     RunStatus,
 )
-from miner.engines.trial import EngineTrials
+from miner.engines.trial import EngineTrials, MissingByEngine
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet, InventoryState
 from miner.inputs.fetch import FetchedInputs, JobTask
+from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
-from miner.jobs.job_records import JobRecords
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
 from miner.publish.publisher import PublishRequest
 from miner.store import database
-from miner.store.attempts import AttemptRow
-from miner.store.jobs import JobRow, StartRequest, record_start
+from miner.store.attempts import AttemptRow, attempts_of
+from miner.store.jobs import JobRow, StartRequest, get_job, record_start
 from miner.store.store import Store
 from tests.core.planning.candidates import on_all_gpus
 
@@ -279,6 +280,14 @@ class EndedBy(Exception):
         self.why, self.code = why, code
 
 
+class TrustedEngine(EngineTrials):
+    """Nothing is tried: an image that is there can train."""
+
+    async def missing(self) -> MissingByEngine:
+        absent = await self._engine.missing_images()
+        return {name: absent[image] for name, image in IMAGE_OF.items() if image in absent}
+
+
 class MemoryInputs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -386,7 +395,7 @@ class JobsHarness:
     async def over_within(self, job_id: int, seconds: float = CAP_S) -> JobRow:
         async with asyncio.timeout(seconds):
             while True:
-                row = await self.services.records.load(job_id)
+                row = await self.row(job_id)
                 if row.state.is_over and job_id not in self.jobs._workers:
                     return row
                 await asyncio.sleep(0.01)
@@ -396,8 +405,11 @@ class JobsHarness:
             while not holds():
                 await asyncio.sleep(0.005)
 
+    async def row(self, job_id: int) -> JobRow:
+        return await self.store.read(get_job, job_id)
+
     async def attempts(self, job_id: int) -> list[AttemptRow]:
-        return await self.services.records.attempts(job_id)
+        return await self.store.read(attempts_of, job_id)
 
     async def restart(self) -> None:
         """The daemon dies and comes back; what runs in the engine goes on."""
@@ -442,7 +454,9 @@ def _services(
     loaded = on_all_gpus() if profile == "all" else load_profile(profile)
     return JobServices(
         data_dir=folder,
-        records=JobRecords(store),
+        store=store,
+        cleaner=FinishedJobCleaner(folder, store, keep_s=3600, clock=time.time),
+        trials=TrustedEngine(engine, folder),
         engine=engine,
         fleet=fleet,
         inputs=inputs,

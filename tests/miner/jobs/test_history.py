@@ -135,21 +135,21 @@ def test_a_full_disk_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert failed.value.reason is EndReason.DISK_FULL
 
 
-def test_what_is_published_is_known_by_its_folder_and_its_name(tmp_path: Path) -> None:
-    one = candidate(tmp_path, 1, 0.5)
-    known = folder_identity(one.folder)
-    assert known is not None
-    folder = JobFolder(tmp_path)
-    PublishedModel(known, 1, one.score, "me/repo").save(folder)
-    loaded = PublishedModel.load(folder)
-    assert loaded == PublishedModel(known, 1, one.score, "me/repo")
-    made = MinerSubmission(repo="me/repo", model_hash="0" * 64)
-    assert loaded.is_of(one, made, "repo")
-    assert not loaded.is_of(one, made, "other")
-    assert not loaded.is_of(one, None, "repo")
-    assert not loaded.is_of(one, MinerSubmission(repo="me/repo"), "repo")
-    (one.folder / "new").write_text("x")
-    assert not loaded.is_of(one, made, "repo")
+def test_what_is_published_is_known_by_its_folder_its_name_and_its_hash(tmp_path: Path) -> None:
+    best, folder = candidate(tmp_path, 1, 0.5), JobFolder(tmp_path)
+    identity = folder_identity(best.folder)
+    assert identity is not None
+    submission = MinerSubmission(repo="me/repo", model_hash="0" * 64)
+    published = PublishedModel(identity, 1, best.score, "me/repo", submission.model_hash)
+    published.save(folder)
+    assert PublishedModel.load(folder) == published
+    assert published.is_of(best, submission, "repo")
+    assert not published.is_of(best, submission, "other")
+    replaced = MinerSubmission(repo="me/repo", model_hash="1" * 64)
+    for other in (None, MinerSubmission(repo="me/repo"), replaced):
+        assert not published.is_of(best, other, "repo")
+    (best.folder / "new").write_text("x")
+    assert not published.is_of(best, submission, "repo")
 
 
 @pytest.mark.parametrize(

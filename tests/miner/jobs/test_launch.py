@@ -101,7 +101,8 @@ def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_nex
     evil["env"]["LD_PRELOAD"] = "/evil.so"
     loaded.folder.plan.write_text(json.dumps(evil))
     loaded.folder.run.write_text("{}")
-    assert JobAttempt.load(loaded.row) == loaded
+    again = JobAttempt.load(loaded.row)
+    assert (again.run, again.plan) == (loaded.run, loaded.plan)
     assert "LD_PRELOAD" not in engine_spec(row(b"{}"), loaded, 0.0).env
 
 

@@ -256,7 +256,7 @@ async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_mo
     harness.engine.gone = True
     await harness.start(seconds=3)
     async with asyncio.timeout(CAP_S):
-        while (await harness.services.records.load(job)).state is not JobState.DONE:
+        while (await harness.row(job)).state is not JobState.DONE:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     assert [hold.kind for hold in harness.fleet.ledger.reservations] == [ReservationKind.JOB]

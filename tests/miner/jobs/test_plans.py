@@ -115,10 +115,3 @@ def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured()
     for _ in range(20):
         lesson = plans.lesson_of(plan, lesson, plan.time.step_s * 1e6) or lesson
     assert lesson.slowness == 20.0
-
-
-def test_the_first_steps_correct_the_time() -> None:
-    plan = plans.first_plan(request(4.0))
-    slower = plans.measured_plan(plan, 10, 100.0, plan.time.step_s * 10 + 1.0, None)
-    assert slower.time.measured
-    assert slower.time.total_s >= 100.0

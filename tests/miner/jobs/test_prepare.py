@@ -106,7 +106,7 @@ async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
     async with asyncio.timeout(CAP_S):
         while window(harness, JOB)[1] <= end:
             await asyncio.sleep(0.01)
-    assert (await harness.services.records.load(1)).state is JobState.TRAINING
+    assert (await harness.row(1)).state is JobState.TRAINING
 
 
 @pytest.mark.parametrize("promised", [True, False])

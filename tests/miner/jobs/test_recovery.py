@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 from core.domain.job_states import EndReason, JobState
 from core.runs.run_files import RunEnd
 from miner.engines.base import EngineSpec
+from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.folder import JobFolder
-from miner.jobs.recovery import FinishedJobCleaner
 from miner.store import database
 from tests.miner.jobs.harness import CAP_S, JobsHarness, Trainer
 
@@ -214,7 +215,7 @@ async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harnes
     await harness.restart()
     async with asyncio.timeout(CAP_S):
         while True:
-            row = await harness.services.records.load(job)
+            row = await harness.row(job)
             if row.submission and row.submission.repo == "me/repo-2":
                 break
             await asyncio.sleep(0.01)
@@ -259,8 +260,8 @@ async def test_what_finished_jobs_have_left_goes_after_a_while_or_when_room_is_n
     row = await harness.over_within(job)
     assert row.state is JobState.DONE
     folder = harness.services.data_dir / f"jobs/{job}"
-    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=3600)
-    assert await cleaner.remove_expired(harness.services.clock()) == 0
+    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=3600, clock=time.time)
+    assert await cleaner.remove_expired() == 0
     assert (folder / "submission").is_dir()
     assert await cleaner.remove_all_finished() > 0
     assert not (folder / "submission").exists()
@@ -275,7 +276,7 @@ async def test_a_job_that_begins_another_life_while_room_is_made_keeps_everythin
     jobs = [await harness.start(task_id=f"t{number}", name=f"r{number}") for number in range(2)]
     for job in jobs:
         await harness.over_within(job)
-    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
     strip = JobFolder.strip
 
     def slow(folder: JobFolder) -> int:
@@ -297,12 +298,7 @@ async def test_what_cannot_be_removed_keeps_nobody_from_going_on(
         raise PermissionError(13, "not yours")
 
     monkeypatch.setattr(JobFolder, "strip", fails)
-    assert (
-        await FinishedJobCleaner(
-            harness.services.data_dir, harness.services.records, keep_s=0
-        ).remove_all_finished()
-        == 0
-    )
+    assert await harness.services.cleaner.remove_all_finished() == 0
 
 
 async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
@@ -311,7 +307,7 @@ async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
     inputs = harness.services.data_dir / f"jobs/{job}/inputs"
     inputs.mkdir(parents=True)
     (inputs / "half").write_text("x")
-    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
     assert await cleaner.remove_all_finished() == 0
     assert (inputs / "half").exists()
 
@@ -319,7 +315,7 @@ async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
 async def test_a_job_with_another_life_is_tidied_again(harness: JobsHarness) -> None:
     job = await harness.start()
     await harness.over_within(job)
-    cleaner = FinishedJobCleaner(harness.services.data_dir, harness.services.records, keep_s=0)
+    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
     await cleaner.remove_all_finished()
     (harness.services.data_dir / f"jobs/{job}/inputs").mkdir()
     (harness.services.data_dir / f"jobs/{job}/inputs/again").write_text("xxx")

@@ -78,7 +78,7 @@ async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(harnes
     harness.engine.scripts = [deaf]
     job = await started(harness, SECONDS)
     async with asyncio.timeout(CAP_S):
-        while (row := await harness.services.records.load(job)).state is not JobState.DONE:
+        while (row := await harness.row(job)).state is not JobState.DONE:
             await asyncio.sleep(0.01)
     assert harness.hub.commits[-1][1] <= row.deadline_at - MARGIN
     assert (await harness.attempts(job))[0].ended_at is None
@@ -103,7 +103,7 @@ async def test_a_full_disk_of_the_engine_is_told_as_one_and_waited_for(
     job = await started(harness, 60.0)
     row = await harness.over_within(job)
     assert row.state is JobState.DONE
-    steps = await harness.services.records.read(lambda connection: attempts.steps_of(connection, job))
+    steps = await harness.store.read(attempts.steps_of, job)
     launches = [step.detail for step in steps if step.name == "launch"]
     assert len(launches) == 3
     assert all("disk is full" in (detail or "") for detail in launches[:2])
@@ -127,7 +127,7 @@ async def test_a_launch_whose_answer_never_came_is_ended_when_the_engine_is_back
     harness.engine.default = long
     job = await started(harness, 2.0)
     async with asyncio.timeout(CAP_S):
-        while (row := await harness.services.records.load(job)).state is not JobState.FAILED:
+        while (row := await harness.row(job)).state is not JobState.FAILED:
             await asyncio.sleep(0.01)
     assert row.end_reason is EndReason.DEADLINE
     assert harness.engine.runs

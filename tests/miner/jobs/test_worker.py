@@ -66,7 +66,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ha
 async def test_every_step_is_in_the_store_with_its_beginning_and_its_end(harness: JobsHarness) -> None:
     job = await harness.start()
     await harness.over_within(job)
-    steps = await harness.services.records.read(lambda db: attempts.steps_of(db, job))
+    steps = await harness.store.read(attempts.steps_of, job)
     assert [one.name for one in steps] == ["fetch", "plan", "gpus", "write", "launch", "publish"]
     assert all(one.outcome == "ok" and one.ended_at and one.ended_at >= one.began_at for one in steps)
 
@@ -113,16 +113,12 @@ async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_
     monkeypatch.setattr("miner.inputs.fetch.JobTask.is_hostile", property(lambda self: True))
     job = await harness.start()
     await harness.over_within(job)
-    lessons = await harness.services.records.read(
-        lambda db: db.execute("SELECT shape FROM lessons").fetchall()
-    )
+    lessons = await harness.store.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
     assert lessons == []
     monkeypatch.undo()
     harness.engine.scripts = [ending(RunEnd.OOM, moment="train")]
     await harness.over_within(await harness.start(task_id="t2", name="repo-2"))
-    lessons = await harness.services.records.read(
-        lambda db: db.execute("SELECT shape FROM lessons").fetchall()
-    )
+    lessons = await harness.store.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
     assert [row[0].partition("/")[0] for row in lessons] == [VALIDATOR]
 
 
@@ -342,7 +338,7 @@ async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarnes
         assert request.earlier is None or request.earlier.model_hash is None
         made = await publish(request, on_progress)
         if len(harness.hub.commits) == 2:
-            row = await harness.services.records.load(request.job_id)
+            row = await harness.row(request.job_id)
             assert row.submission is not None
             promised.append(row.submission.model_hash)
             raise StepFailed(EndReason.DEADLINE, "the upload was ended at its deadline")
@@ -435,7 +431,7 @@ async def test_an_engine_that_does_not_answer_changes_nothing(harness: JobsHarne
     await harness.until(lambda: "does not answer" in live.trouble)
     go_on.set()
     await asyncio.sleep(0.05)
-    assert (await harness.services.records.load(job)).state is JobState.TRAINING
+    assert (await harness.row(job)).state is JobState.TRAINING
     harness.engine.gone = False
     assert (await harness.over_within(job)).state is JobState.DONE
     assert len(harness.engine.submitted) == 1

@@ -128,7 +128,7 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
         await settled(harness)
         for row in rows:
             saved = chaos.saved.get(row.task_id)
-            row = await harness.services.records.load(row.id)
+            row = await harness.row(row.id)
             if saved:
                 assert row.state is JobState.DONE, (row, saved)
                 assert row.submission is not None

@@ -26,7 +26,7 @@ async def while_the_network_is_cut(harness: JobsHarness) -> None:
 
 
 async def while_others_have_the_gpus(harness: JobsHarness) -> None:
-    harness.fleet.ledger.request(TaskKey("v", "other"), [4], now=0.0, until=time.time() + 600, priority=0.0)
+    harness.fleet.ledger.request(TaskKey("v", "other"), [4], now=0.0, until=time.time() + 600)
     harness.fleet.schedule()
 
 
@@ -104,7 +104,7 @@ async def test_the_deadline_comes(tmp_path: Path) -> None:
             await harness.until(lambda: bool(harness.hub.commits))
         job = await harness.start(seconds=SECONDS)
         async with asyncio.timeout(CAP_S):
-            while not (row := await harness.services.records.load(job)).state.is_over:
+            while not (row := await harness.row(job)).state.is_over:
                 await asyncio.sleep(0.01)
         details = f"{stage.__name__}: {row}"
         assert row.ended_at is not None, details
@@ -128,7 +128,7 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
     async def ends(harness: JobsHarness, stage: Stage) -> None:
         job = await harness.start(seconds=3600)
         await asyncio.sleep(0.3)  # as far as it comes by then: it may be ended at any point
-        row = await harness.services.records.load(job)
+        row = await harness.row(job)
         assert not row.state.is_over, stage.__name__
         await harness.jobs.cancel(job)
         harness.engine.gone = False

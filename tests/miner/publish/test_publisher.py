@@ -230,7 +230,7 @@ async def test_a_hub_without_deduplication_gets_plain_uploads_at_the_first_try(
     [
         (("/no/such/program",), "cannot be started"),
         ((sys.executable, "-c", "import sys; sys.exit(7)"), "status 7"),
-        ((sys.executable, "-c", 'print(\'{"event":"stage","stage":"check"}\')'), "no answer"),
+        ((sys.executable, "-c", 'print(\'{"event":"note","text":"x"}\')'), "no answer"),
     ],
 )
 async def test_a_process_without_an_answer_is_a_failure_that_may_pass(

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from miner.jobs.events import LiveJob
 
 
 def picture(**more: Any) -> dict[str, Any]:
-    return LiveJob(1, "t1", "training", **{"deadline_at": time.time() + 3600, **more}).as_dict()
+    return asdict(LiveJob(1, "t1", "training", **{"deadline_at": time.time() + 3600, **more}))
 
 
 def test_on_a_terminal_the_picture_is_whole() -> None:
@@ -81,6 +82,7 @@ def test_log_lines_stand_above_the_picture_and_do_not_break_it(monkeypatch: pyte
 
 def test_where_nobody_watches_only_changes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
+    monkeypatch.setattr(jobs, "QUIET_SECONDS", float("inf"))
     display = JobDisplay(console=Terminal(file=out, force_terminal=False, width=200))
     with display:
         for step in range(50):

@@ -130,7 +130,7 @@ NEVER = "0001-01-01T00:00:00Z"
 AT = "2026-01-02T03:04:05.123456789Z"
 
 
-def said(status: str, **state: Any) -> dict[str, Any]:
+def inspected(status: str, **state: Any) -> dict[str, Any]:
     return {
         "State": {"Status": status, "StartedAt": AT, "FinishedAt": NEVER, "ExitCode": 0, "Error": "", **state}
     }
@@ -141,7 +141,7 @@ def said(status: str, **state: Any) -> dict[str, Any]:
     [("running", ""), ("paused", "docker unpause"), ("restarting", "starts the container")],
 )
 def test_what_goes_on_runs(name: str, detail: str, tmp_path: Path) -> None:
-    status = container_status(said(name), tmp_path)
+    status = container_status(inspected(name), tmp_path)
     assert status.phase is RunPhase.RUNNING
     assert status.started_at == pytest.approx(1767323045.123456)
     assert detail in status.detail
@@ -150,26 +150,29 @@ def test_what_goes_on_runs(name: str, detail: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["exited", "dead", "removing"])
 def test_what_is_over_has_ended(name: str, tmp_path: Path) -> None:
-    status = container_status(said(name, ExitCode=7, FinishedAt=AT), tmp_path)
+    status = container_status(inspected(name, ExitCode=7, FinishedAt=AT), tmp_path)
     assert (status.phase, status.why, status.code) == (RunPhase.ENDED, EndCause.FAILED, 7)
     assert status.ended_at == pytest.approx(1767323045.123456)
 
 
 def test_memory_as_the_reason(tmp_path: Path) -> None:
-    assert container_status(said("exited", ExitCode=137, OOMKilled=True), tmp_path).why is EndCause.OOM_KILLED
+    assert (
+        container_status(inspected("exited", ExitCode=137, OOMKilled=True), tmp_path).why
+        is EndCause.OOM_KILLED
+    )
     # A part of it was killed, and it came to a good end all the same.
-    assert container_status(said("exited", ExitCode=0, OOMKilled=True), tmp_path).why is EndCause.OK
+    assert container_status(inspected("exited", ExitCode=0, OOMKilled=True), tmp_path).why is EndCause.OK
 
 
 def test_what_was_made_and_not_started_waits(tmp_path: Path) -> None:
-    made = said("created", StartedAt=NEVER)
-    assert never_started(made)
-    assert container_status(made, tmp_path).phase is RunPhase.QUEUED
+    created = inspected("created", StartedAt=NEVER)
+    assert never_started(created)
+    assert container_status(created, tmp_path).phase is RunPhase.QUEUED
 
 
 def test_what_could_not_be_started_says_why(tmp_path: Path) -> None:
     status = container_status(
-        said("created", StartedAt=NEVER, ExitCode=128, Error="no such device"), tmp_path
+        inspected("created", StartedAt=NEVER, ExitCode=128, Error="no such device"), tmp_path
     )
     assert (status.phase, status.why, status.code) == (RunPhase.ENDED, EndCause.FAILED, 128)
     assert "no such device" in status.detail
@@ -177,9 +180,9 @@ def test_what_could_not_be_started_says_why(tmp_path: Path) -> None:
 
 def test_what_started_without_docker_s_knowledge_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / START_FILE).write_text(json.dumps({"at": 1.0}))
-    made = said("created", StartedAt=NEVER)
-    assert start_was_interrupted(made, tmp_path)
-    status = container_status(made, tmp_path)
+    created = inspected("created", StartedAt=NEVER)
+    assert start_was_interrupted(created, tmp_path)
+    status = container_status(created, tmp_path)
     assert status.phase is RunPhase.LOST
     assert "Docker died" in status.detail
 
@@ -200,5 +203,5 @@ def test_an_empty_answer_is_an_ended_container(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_moments(text: object, seconds: float | None) -> None:
+def test_docker_times_are_read(text: object, seconds: float | None) -> None:
     assert parse_docker_time(text) == (None if seconds is None else pytest.approx(seconds))

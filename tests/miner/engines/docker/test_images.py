@@ -91,8 +91,8 @@ def test_a_missing_dockerfile_is_an_error(root: Path) -> None:
 
 
 def test_a_failure_in_the_stream_is_one() -> None:
-    told: list[str] = []
+    output: list[str] = []
     lines = [{"stream": "Step 1\n"}, {"stream": "\n"}, {"status": "Pulling"}, {"error": "exit code 1\n"}]
     with pytest.raises(BuildFailed, match=f"{TEXT.dockerfile} could not be built: exit code 1$"):
-        _follow_build(iter(lines), TEXT, told.append)
-    assert told == ["Step 1", "Pulling"]
+        _follow_build(iter(lines), TEXT, output.append)
+    assert output == ["Step 1", "Pulling"]

@@ -14,37 +14,26 @@ def line(point: Path, kind: str, options: str) -> str:
     return f"31 23 0:28 / {point} rw,relatime - {kind} {kind} rw,{options}\n"
 
 
-def first_version(tmp_path: Path, own: str = "/") -> tuple[str, str]:
-    """Directories like cgroups; the files that the kernel would make are there already."""
-    for name in ("memory", "pids"):
-        folder = tmp_path / name / own.lstrip("/")
-        folder.mkdir(parents=True, exist_ok=True)
-    mounts = "".join(line(tmp_path / name, "cgroup", name) for name in ("memory", "pids"))
-    return mounts + line(tmp_path / "unified", "cgroup2", "rw"), f"8:pids:{own}\n4:memory:{own}\n0::/\n"
-
-
 def kernel_files(folder: Path, *names: str) -> None:
+    """The files that the kernel would make in a group."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text("")
 
 
-@pytest.mark.parametrize("own", ["/", "/daemon/sub"])
-def test_version_one_has_a_folder_for_each_controller(own: str, tmp_path: Path) -> None:
-    mounts, ours = first_version(tmp_path, own)
-    memory, pids = tmp_path / "memory" / own.lstrip("/"), tmp_path / "pids" / own.lstrip("/")
+@pytest.mark.parametrize(
+    ("own", "used"),
+    [("/", "/"), ("/daemon/sub", "/daemon/sub"), ("/docker/abc", "/")],
+    ids=["top", "below", "a path of the host, in a container"],
+)
+def test_version_one_has_a_folder_for_each_controller(own: str, used: str, tmp_path: Path) -> None:
+    memory, pids = (tmp_path / name / used.lstrip("/") for name in ("memory", "pids"))
     kernel_files(memory / "probe", "memory.limit_in_bytes")
     kernel_files(pids / "probe", "pids.max")
-    found = detect_cgroups("probe", mounts, ours)
+    mounts = "".join(line(tmp_path / name, "cgroup", name) for name in ("memory", "pids"))
+    mounts += line(tmp_path / "unified", "cgroup2", "rw")
+    found = detect_cgroups("probe", mounts, f"8:pids:{own}\n4:memory:{own}\n0::/\n")
     assert found == Cgroups((memory, pids), 1)
-
-
-def test_a_cgroup_path_of_the_host_is_not_used_in_a_container(tmp_path: Path) -> None:
-    mounts, _ = first_version(tmp_path)
-    kernel_files(tmp_path / "memory" / "probe", "memory.limit_in_bytes")
-    kernel_files(tmp_path / "pids" / "probe", "pids.max")
-    found = detect_cgroups("probe", mounts, "8:pids:/docker/abc\n4:memory:/docker/abc\n")
-    assert found == Cgroups((tmp_path / "memory", tmp_path / "pids"), 1)
 
 
 def test_version_two_has_one_folder(tmp_path: Path) -> None:
@@ -70,11 +59,11 @@ def test_limits_are_written_where_the_version_has_them(
     version: int, limit: str, events: str, tmp_path: Path
 ) -> None:
     kernel_files(tmp_path / "run", limit, "pids.max", events)
-    made = Cgroups((tmp_path,), version)
-    folders = made.make("run", 1 << 30, 77)
+    groups = Cgroups((tmp_path,), version)
+    folders = groups.make("run", 1 << 30, 77)
     assert (tmp_path / "run" / limit).read_text() == str(1 << 30)
     assert (tmp_path / "run" / "pids.max").read_text() == "77"
-    assert made.oom_files(folders) == (tmp_path / "run" / events,)
+    assert groups.oom_files(folders) == (tmp_path / "run" / events,)
 
 
 def test_without_a_memory_limit_none_is_written(tmp_path: Path) -> None:

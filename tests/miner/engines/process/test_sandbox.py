@@ -1,4 +1,4 @@
-"""The sandbox's command line. Its isolation is tested in tests/integration/test_engines_hostile.py."""
+"""The sandbox's command line and device files. Its isolation: tests/integration/test_engines_hostile.py."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 
 from miner.engines.base import EngineSpec, Mount
 from miner.engines.process import sandbox
-from miner.engines.process.launch import Interpreter
-from miner.engines.process.sandbox import Sandbox, detect_sandbox
+from miner.engines.process.interpreter import Interpreter
+from miner.engines.process.sandbox import Sandbox, detect_sandbox, device_files
 
 PYTHON = Interpreter(Path("/env/bin/python"), (Path("/env"),))
 
 
 def command(uid: int | None = 10002, **fields: object) -> list[str]:
     spec = EngineSpec("k", ("a",), Path("/d/jobs/1/a"), **fields)  # type: ignore[arg-type]
-    made = Sandbox(Path("/usr/bin/bwrap"), PYTHON, Path("/d/hosts"), (Path("/code"),), uid, 99)
-    return made.command(spec, ["/env/bin/python", "-m", "x"])
+    box = Sandbox(Path("/usr/bin/bwrap"), PYTHON, Path("/d/hosts"), (Path("/code"),), uid, 99)
+    return box.command(spec, ["/env/bin/python", "-m", "x"])
 
 
 def test_every_namespace_is_its_own_and_it_dies_with_us() -> None:
@@ -77,17 +77,64 @@ def test_without_bubblewrap_the_package_to_install_is_named(
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reason"),
     [
         ("echo 'No permissions to create new namespace' >&2; exit 1", "No permissions"),
         ("echo \"['lo', 'eth0']\"", "does not close off the network"),
     ],
 )
 def test_a_sandbox_that_isolates_nothing_is_not_used(
-    script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bwrap"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert told in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
+    assert reason in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
+
+
+#: As /proc/driver/nvidia/gpus/*/information has it; numbers of device files need not follow the bus.
+INFORMATION = "Model: \t\t H100\nGPU UUID: \t GPU-{uuid}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Path, Path]:
+    driver, devices = tmp_path / "gpus", tmp_path / "dev"
+    for bus, uuid, minor in (
+        ("0000:18:00.0", "aaaa", 2),
+        ("0000:2a:00.0", "bbbb", 0),
+        ("0000:3a:00.0", "cccc", 1),
+    ):
+        (driver / bus).mkdir(parents=True)
+        (driver / bus / "information").write_text(INFORMATION.format(uuid=uuid, minor=minor))
+    devices.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"):
+        (devices / name).touch()
+    return driver, devices
+
+
+def names(gpus: tuple[str, ...], machine: tuple[Path, Path]) -> list[str]:
+    return [path.name for path in device_files(gpus, *machine)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices"),
+    [
+        ((), []),
+        (("GPU-aaaa",), ["nvidiactl", "nvidia-uvm", "nvidia2"]),
+        (("GPU-cccc", "GPU-bbbb"), ["nvidiactl", "nvidia-uvm", "nvidia1", "nvidia0"]),
+        # An index is the order of the bus.
+        (("0",), ["nvidiactl", "nvidia-uvm", "nvidia2"]),
+    ],
+    ids=["no GPU", "one", "two", "by index"],
+)
+def test_a_gpu_brings_its_own_device_file_and_the_drivers(
+    gpus: tuple[str, ...], devices: list[str], machine: tuple[Path, Path]
+) -> None:
+    assert names(gpus, machine) == devices
+
+
+def test_all_are_shown_where_the_driver_does_not_say_which(machine: tuple[Path, Path]) -> None:
+    everything = ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2", "nvidia-caps"]
+    assert names(("MIG-1234-5678",), machine) == everything
+    assert [path.name for path in device_files(("0",), Path("/no/such"), machine[1])] == everything

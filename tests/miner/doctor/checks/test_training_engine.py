@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import engine
+from miner.doctor.checks import training
 from miner.settings import load_settings
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
@@ -19,7 +19,7 @@ from tests.doubles.dockerd import Dockerd
 def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
     given = {"docker_host": f"unix://{tmp_path}/none", "trainer_ulimits": "core=0", **settings}
     loaded = load_settings(env={}, env_file=None, data_dir=tmp_path / "data", **given)
-    findings = {one.what: one for one in engine.check_engine(CheckContext(loaded))}
+    findings = {one.what: one for one in training.check_engine(CheckContext(loaded))}
     # A doctor leaves nothing behind.
     assert [path.name for path in tmp_path.iterdir()] in ([], ["python"])
     return findings
@@ -65,7 +65,7 @@ def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Fin
 
 @pytest.mark.parametrize(("gib", "status"), [(0.0625, FindingStatus.WARN), (64, FindingStatus.OK)])
 def test_shared_memory_is_judged(gib: float, status: FindingStatus) -> None:
-    assert engine.shared_memory(int(gib * engine.GIB)).status is status
+    assert training.shared_memory(int(gib * training.GIB)).status is status
 
 
 @pytest.mark.integration

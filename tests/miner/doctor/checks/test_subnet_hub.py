@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import network as check
+from miner.doctor.checks import subnet
 from miner.settings import load_settings
 from tests.doubles.hub import Hub
 
@@ -19,7 +19,7 @@ def hub() -> Iterator[Hub]:
 
 def looked_at(tmp_path: Path, **more: object) -> Finding:
     settings = load_settings(env={}, env_file=None, data_dir=tmp_path / "data", **more)
-    (found,) = check.check_hub(CheckContext(settings))
+    (found,) = subnet.check_hub(CheckContext(settings))
     return found
 
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import planning
+from miner.doctor.checks import training
 from miner.settings import load_settings
 
 
 def found(folder: Path, **env: str) -> list[Finding]:
     """On four H100, as GPUS says."""
     given = {"DATA_DIR": str(folder), "GPUS": "4xH100", **env}
-    return list(planning.check_tuning(CheckContext(load_settings(env=given, env_file=None))))
+    return list(training.check_tuning(CheckContext(load_settings(env=given, env_file=None))))
 
 
 def test_what_is_in_force_is_named_with_its_reason(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.domain.keys import TaskKey
+from core.domain.keys import GpuReservation, TaskKey
 from core.domain.units import show_bytes
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet, InventoryState
@@ -13,8 +13,8 @@ from miner.fleet.schedule import ClaimStage, GpuClaim
 from miner.store.offers import OpenReservation
 
 
-def fleet_page(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, Any]:
-    """The page of the running daemon."""
+def fleet_view(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, Any]:
+    """The fleet of the running daemon."""
     state = fleet.inventory
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
     claims = sorted(
@@ -26,35 +26,24 @@ def fleet_page(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, A
         "looked_at": inventory.scanned_at,
         "trouble": state.problem,
         "gpus": [_gpu_entry(gpu, state, fleet.ledger.running_on(gpu.id)) for gpu in state.gpus],
-        "claims": [_claim_entry(claim, queue.get(claim.key)) for claim in claims],
+        "claims": [
+            _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))
+            for claim in claims
+        ],
     }
 
 
-def page_without_daemon(
+def view_without_daemon(
     inventory: InventoryState, source: str, reservations: list[OpenReservation], now: float
 ) -> dict[str, Any]:
-    """The page without a daemon: the GPUs as they are, and the reservations in the store."""
+    """The GPUs as they are, and the reservations in the store."""
     return {
         "at": now,
         "source": source,
         "looked_at": now,
         "trouble": inventory.problem,
         "gpus": [_gpu_entry(gpu, inventory, None) for gpu in inventory.gpus],
-        "claims": [
-            {
-                "validator": row.hold.key.validator,
-                "task_id": row.hold.key.task_id,
-                "stage": ClaimStage.PROMISED.value,
-                "kind": row.hold.kind.value,
-                "gpus": list(row.hold.gpus),
-                "starts_at": row.hold.starts_at,
-                "ends_at": row.hold.ends_at,
-                "priority": row.hold.priority,
-                "accepted": row.firm,
-                "queue": None,
-            }
-            for row, _ in reservations
-        ],
+        "claims": [_claim_entry(row.hold, ClaimStage.PROMISED, row.firm, None) for row, _ in reservations],
     }
 
 
@@ -76,16 +65,22 @@ def _gpu_entry(gpu: Gpu, inventory: InventoryState, key: TaskKey | None) -> dict
     }
 
 
-def _claim_entry(claim: GpuClaim, place: int | None) -> dict[str, Any]:
+def _as_planned(claim: GpuClaim) -> GpuReservation:
+    return GpuReservation(claim.key, claim.kind, claim.gpus, claim.starts_at, claim.until, claim.priority)
+
+
+def _claim_entry(
+    hold: GpuReservation, stage: ClaimStage, accepted: bool, place: int | None
+) -> dict[str, Any]:
     return {
-        "validator": claim.key.validator,
-        "task_id": claim.key.task_id,
-        "stage": claim.stage.value,
-        "kind": claim.kind.value,
-        "gpus": list(claim.gpus),
-        "starts_at": claim.starts_at,
-        "ends_at": claim.until,
-        "priority": claim.priority,
-        "accepted": claim.firm,
+        "validator": hold.key.validator,
+        "task_id": hold.key.task_id,
+        "stage": stage.value,
+        "kind": hold.kind.value,
+        "gpus": list(hold.gpus),
+        "starts_at": hold.starts_at,
+        "ends_at": hold.ends_at,
+        "priority": hold.priority,
+        "accepted": accepted,
         "queue": place,
     }

@@ -1,4 +1,4 @@
-"""Check what would run the training: Docker and its images, or local processes and their sandbox."""
+"""Check what trains: the GPUs, the policy and profile in force, and the engine, with a trial run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,113 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.domain.choices import Engine as TrainingEngine
-from core.domain.errors import GodMinerError
+from core.domain.errors import ConfigError, GodMinerError
+from core.engines.dry_run import check_profile_plan
+from core.profile.explain import ProfileFinding as Remark
+from core.profile.explain import ProfileFindingLevel, check_profile
+from core.profile.resolve import load_profile, profile_files
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, warn
 from miner.engines.base import IMAGE_OF
+from miner.fleet.build import scan_once
+from miner.fleet.fleet import InventoryState
+from miner.offers.backtest.policy_check import policy_findings
+from miner.offers.policies.load import load_policy, policy_files
+from miner.offers.policies.selection import ActiveConfig, active_config
 from miner.settings import EngineKind, Settings
 
 if TYPE_CHECKING:
     from miner.engines.docker.client import DockerClient
+
+
+#: A driver that wakes its GPUs first takes long.
+SCAN_LIMIT_SECONDS = 40.0
+
+
+def check_gpus(context: CheckContext) -> Iterator[Finding]:
+    fleet, source = scan_once(context.settings)
+    yield from gpu_findings(fleet.inventory, source)
+
+
+def gpu_findings(stock: InventoryState, source: str) -> Iterator[Finding]:
+    if stock.problem is not None:
+        way = "see that nvidia-smi works for this user, or name the GPUs in GPUS or FLEET_FILE"
+        yield fail("gpus", f"they cannot be read: {stock.problem}", way)
+        return
+    hardware = stock.hardware
+    if hardware is None:
+        yield fail("gpus", f"none can be used ({source})", "see god-miner fleet show")
+    elif hardware.gpus.is_cpu:
+        yield warn("gpus", f"a pretended GPU ({source})", "install the NVIDIA driver, or set GPUS")
+    else:
+        yield ok("gpus", f"{hardware.gpus} ({source})")
+    for reason, count in Counter(
+        gpu.unusable_reason for gpu in stock.gpus if gpu.unusable_reason is not None
+    ).items():
+        yield warn("gpus", f"{count} out: {reason}", "see god-miner fleet show")
+
+
+GPUS_CHECK = DoctorCheck("gpus", check_gpus, SCAN_LIMIT_SECONDS)
+
+
+def check_tuning(context: CheckContext) -> Iterator[Finding]:
+    settings = context.settings
+    used: set[Path] = set()
+    try:
+        active = active_config(settings, scan_once(settings)[0].inventory.installed)
+    except ConfigError as error:
+        way = "correct it; until then the daemon uses its last good version, or a shipped one, and alerts"
+        yield fail("policy and profile", str(error), way)
+    else:
+        used = {layer.file for config in (active.policy, active.profile) for layer in config.layers}
+        yield from tuning_findings(active)
+    own = settings.policy_dir
+    yield from _unreadable_files("policy", policy_files([own]), own, used, load_policy)
+    own = settings.profile_dir
+    yield from _unreadable_files("profile", profile_files([own]), own, used, load_profile)
+
+
+def tuning_findings(active: ActiveConfig) -> Iterator[Finding]:
+    """What is in force, why, and what `check` finds wrong in it."""
+    yield ok("policy", f"{active.policy.name} ({active.policy.file}), because {active.why_policy}")
+    yield from _remark_findings(
+        "policy", policy_findings(active.policy), f"god-miner policy check {active.policy.name}"
+    )
+    yield ok("profile", f"{active.profile.name} ({active.profile.file}), because {active.why_profile}")
+    checked = check_profile(active.profile, check_profile_plan)
+    yield from _remark_findings("profile", checked, f"god-miner profile check {active.profile.name}")
+
+
+def _remark_findings(word: str, remarks: list[Remark], command: str) -> Iterator[Finding]:
+    for remark in remarks:
+        if remark.level is ProfileFindingLevel.ERROR:
+            yield warn(word, f"{remark.where}: {remark.message}", f"see {command}")
+
+
+def _unreadable_files(
+    word: str,
+    files: dict[str, Path],
+    directory: Path,
+    used: set[Path],
+    load: Callable[[str, list[Path]], Any],
+) -> Iterator[Finding]:
+    """The operator's own files that are not in force, where they cannot be read."""
+    for file in files.values():
+        if file.parent == directory and file not in used:
+            try:
+                load(str(file), [directory])
+            except ConfigError as error:
+                yield warn(word, str(error), f"correct {file}; it is not in force")
+
+
+TUNING_CHECK = DoctorCheck("policy and profile", check_tuning, SCAN_LIMIT_SECONDS)
+
 
 ENGINE_LIMIT_SECONDS = 240.0
 GIB = 1024**3

@@ -1,4 +1,4 @@
-"""Single files from the hub, by the real client, against every fault."""
+"""Single files of a model from the hub, by the real client, against every fault."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from core.domain.job_states import EndReason, StepFailed
-from miner.inputs.hub import HubClient as Client
-from miner.inputs.hub import ModelListing, git_blob_hash
+from miner.inputs.model_fetch import HubClient, ModelListing, git_blob_hash
 from miner.inputs.model_files import HubFile
 from miner.inputs.part_files import DiskReserve, FetchRetries
+from tests.doubles.flaky import Request
 from tests.doubles.hub import Hub
 
 WEIGHTS = bytes(range(251)) * 12_000
@@ -27,7 +27,7 @@ def hub() -> Iterator[Hub]:
 
 
 def listing_of(hub: Hub, model: str = "owner/model", token: str | None = None) -> ModelListing:
-    return Client(hub.url, token, 2.0).listing(model)
+    return HubClient(hub.url, token).listing(model)
 
 
 def reason(hub: Hub, model: str, token: str | None = None) -> tuple[EndReason, str]:
@@ -36,18 +36,24 @@ def reason(hub: Hub, model: str, token: str | None = None) -> tuple[EndReason, s
     return caught.value.reason, str(caught.value)
 
 
-def fetch(hub: Hub, target: Path, name: str = "model.safetensors", tries: int = 4) -> None:
-    client = Client(hub.url, hub.token, 2.0)
-    found = client.listing("owner/model")
-    file = next(one for one in found.files if one.path == name)
-    client.fetch(found, file, target, DiskReserve(), FetchRetries(tries, pause=lambda _seconds: None))
+def fetch(
+    hub: Hub, target: Path, name: str = "model.safetensors", tries: int = 4, timeout: float = 30.0
+) -> None:
+    client = HubClient(hub.url, hub.token, timeout)
+    listing = client.listing("owner/model")
+    file = next(file for file in listing.files if file.path == name)
+    client.fetch(listing, file, target, DiskReserve(), FetchRetries(tries, pause=lambda _seconds: None))
+
+
+def stored_requests(hub: Hub) -> list[Request]:
+    return [request for request in hub.requests if request.line.startswith("GET /store")]
 
 
 def test_a_listing_has_names_sizes_and_hashes(hub: Hub) -> None:
-    found = listing_of(hub)
+    listing = listing_of(hub)
     commit = hub.repo("owner/model").head
-    assert found.commit == commit.sha
-    config, weights = found.files
+    assert listing.commit == commit.sha
+    config, weights = listing.files
     assert config == HubFile("config.json", len(CONFIG), None, git_blob_hash(CONFIG))
     assert (weights.size, weights.sha256) == (len(WEIGHTS), commit.files["model.safetensors"].sha256)
 
@@ -60,22 +66,25 @@ def test_a_commit_that_could_climb_out_of_the_cache_is_none(hub: Hub, sha: str) 
 
 
 def test_what_the_hub_will_not_give_is_told_apart(hub: Hub) -> None:
-    hub.add("owner/gated", {}, gated="manual")
     hub.add("owner/private", {}, private=True)
     hub.add("owner/disabled", {}, disabled=True)
-    assert reason(hub, "owner/nothing")[0] is EndReason.MODEL_MISSING
+    for model, token in (
+        ("owner/nothing", None),
+        ("owner/private", hub.token),
+        ("owner/disabled", None),
+        ("a/../b", None),
+    ):
+        assert reason(hub, model, token)[0] is EndReason.MODEL_MISSING
     assert "HF_TOKEN may not see it" in reason(hub, "owner/private")[1]
-    assert reason(hub, "owner/private", hub.token)[0] is EndReason.MODEL_MISSING
-    assert reason(hub, "owner/disabled")[0] is EndReason.MODEL_MISSING
-    assert reason(hub, "a/../b")[0] is EndReason.MODEL_MISSING
-    hub.fail(status=403)
-    assert reason(hub, "owner/model")[0] is EndReason.MODEL_GATED
-    hub.fail(status=500)
-    assert reason(hub, "owner/model")[0] is EndReason.NETWORK
-    hub.fail(no_reply=True)
-    assert reason(hub, "owner/model")[0] is EndReason.NETWORK
+    for fault, expected in (
+        ({"status": 403}, EndReason.MODEL_GATED),
+        ({"status": 500}, EndReason.NETWORK),
+        ({"no_reply": True}, EndReason.NETWORK),
+    ):
+        hub.fail(**fault)
+        assert reason(hub, "owner/model")[0] is expected
     with pytest.raises(StepFailed) as caught:
-        Client("http://127.0.0.1:9", None).listing("a/b")
+        HubClient("http://127.0.0.1:9", None).listing("a/b")
     assert caught.value.reason is EndReason.NETWORK
 
 
@@ -88,7 +97,7 @@ def test_what_the_hub_will_not_give_is_told_apart(hub: Hub) -> None:
         ({"Retry-After": "soon"}, None),
     ],
 )
-def test_a_limit_comes_with_the_pause_that_is_asked_for(
+def test_a_limit_comes_with_the_pause_that_is_requested(
     hub: Hub, headers: dict[str, str], pause: float | None
 ) -> None:
     hub.fail(status=429, headers=headers)
@@ -100,10 +109,10 @@ def test_a_limit_comes_with_the_pause_that_is_asked_for(
 def test_a_gated_model_says_what_to_do_with_which_token(hub: Hub, tmp_path: Path) -> None:
     repo = hub.add("owner/model", {"config.json": CONFIG, "model.safetensors": WEIGHTS}, gated="auto")
     for token, way_out in ((None, "set HF_TOKEN"), (hub.token, "accept its terms on its page")):
-        client = Client(hub.url, token, 2.0)
-        found = client.listing("owner/model")
+        client = HubClient(hub.url, token)
+        listing = client.listing("owner/model")
         with pytest.raises(StepFailed) as caught:
-            client.fetch(found, found.files[0], tmp_path / "a", DiskReserve(), FetchRetries())
+            client.fetch(listing, listing.files[0], tmp_path / "a", DiskReserve(), FetchRetries())
         assert caught.value.reason is EndReason.MODEL_GATED
         assert way_out in str(caught.value)
     repo.members.add("tester")
@@ -112,13 +121,13 @@ def test_a_gated_model_says_what_to_do_with_which_token(hub: Hub, tmp_path: Path
 
 
 def test_a_token_that_the_hub_does_not_know_keeps_us_from_nothing_public(hub: Hub, tmp_path: Path) -> None:
-    client = Client(hub.url, "hf_" + "x" * 34, 2.0)
+    client = HubClient(hub.url, "hf_" + "x" * 34)
     with pytest.raises(StepFailed) as caught:
         client.listing("owner/model")
     assert caught.value.reason is EndReason.NETWORK
-    found = client.listing("owner/model")
+    listing = client.listing("owner/model")
     assert client.token_refused
-    client.fetch(found, found.files[0], tmp_path / "a", DiskReserve(), FetchRetries())
+    client.fetch(listing, listing.files[0], tmp_path / "a", DiskReserve(), FetchRetries())
     assert (tmp_path / "a").exists()
 
 
@@ -126,15 +135,13 @@ def test_a_token_that_the_hub_does_not_know_keeps_us_from_nothing_public(hub: Hu
 def test_what_breaks_off_is_resumed(hub: Hub, tmp_path: Path, how: str) -> None:
     hub.fail("GET /store", cut_after=2_000_000, how=how)
     hub.fail("GET /store", cut_after=900_000, how="close")
-    client = Client(hub.url, hub.token, 1.0 if how == "hang" else 10.0)
-    found = client.listing("owner/model")
-    client.fetch(
-        found, found.files[1], tmp_path / "a", DiskReserve(), FetchRetries(pause=lambda _seconds: None)
-    )
+    fetch(hub, tmp_path / "a", tries=9, timeout=3.0 if how == "hang" else 30.0)
     assert (tmp_path / "a").read_bytes() == WEIGHTS
-    assert len(hub.lines("GET /store")) == 3
-    assert any(request.headers.get("range") for request in hub.requests if "store" in request.path)
-    assert not any("authorization" in request.headers for request in hub.requests if "store" in request.path)
+    requests = stored_requests(hub)
+    # Where silence is what breaks it off, a slow machine may be silent once more.
+    assert len(requests) == 3 or (how == "hang" and len(requests) > 3)
+    assert any("range" in request.headers for request in requests)
+    assert not any("authorization" in request.headers for request in requests)
 
 
 def test_a_later_process_goes_on_where_an_earlier_one_stopped(hub: Hub, tmp_path: Path) -> None:
@@ -146,10 +153,7 @@ def test_a_later_process_goes_on_where_an_earlier_one_stopped(hub: Hub, tmp_path
     assert not (tmp_path / "a").exists()
     fetch(hub, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == WEIGHTS
-    again = [
-        request.headers.get("range") for request in hub.requests if request.line.startswith("GET /store")
-    ]
-    assert again[-1] is not None
+    assert stored_requests(hub)[-1].headers["range"]
     assert hub.bytes_sent("GET /store") < 1.5 * len(WEIGHTS)
 
 
@@ -168,20 +172,22 @@ def test_a_damaged_file_is_fetched_anew_and_never_kept(hub: Hub, tmp_path: Path)
     assert (tmp_path / "b").read_bytes() == CONFIG
 
 
-def test_a_resumed_file_that_was_damaged_before_is_noticed(hub: Hub, tmp_path: Path) -> None:
-    hub.fail("GET /store", corrupt_at=10, cut_after=2_000_000, how="close")
-    fetch(hub, tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == WEIGHTS
-
-
 @pytest.mark.parametrize(
-    "wish", [{"declared_length": 99}, {"declared_length": 9_999_999}, {"ignore_range": True}]
+    ("first", "then"),
+    [
+        ({"corrupt_at": 10}, {}),
+        ({}, {"declared_length": 99}),
+        ({}, {"declared_length": 9_999_999}),
+        ({}, {"ignore_range": True}),
+    ],
+    ids=["damaged before", "too short", "too long", "range ignored"],
 )
-def test_wrong_lengths_and_ignored_ranges_are_survived(
-    hub: Hub, tmp_path: Path, wish: dict[str, int]
+def test_wrong_bytes_and_lengths_around_a_break_are_survived(
+    hub: Hub, tmp_path: Path, first: dict[str, int], then: dict[str, int]
 ) -> None:
-    hub.fail("GET /store", cut_after=1_500_000, how="close")
-    hub.fail("GET /store", **wish)
+    hub.fail("GET /store", cut_after=1_500_000, how="close", **first)
+    if then:
+        hub.fail("GET /store", **then)
     fetch(hub, tmp_path / "a", tries=6)
     assert (tmp_path / "a").read_bytes() == WEIGHTS
 
@@ -207,9 +213,9 @@ def test_a_file_that_is_there_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_others_stop_when_they_are_told_to_and_keep_what_they_have(hub: Hub, tmp_path: Path) -> None:
-    client = Client(hub.url, hub.token, 2.0)
-    found = client.listing("owner/model")
+    client = HubClient(hub.url, hub.token)
+    listing = client.listing("owner/model")
     client.stop.set()
     with pytest.raises(StepFailed):
-        client.fetch(found, found.files[1], tmp_path / "a", DiskReserve(), FetchRetries())
+        client.fetch(listing, listing.files[1], tmp_path / "a", DiskReserve(), FetchRetries())
     assert not (tmp_path / "a").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.process.launch import NoTrainingPython, examine_interpreter
+from miner.engines.process.interpreter import NoTrainingPython, examine_interpreter
 
 
 def covered(path: Path, needs: tuple[Path, ...]) -> bool:
