@@ -61,11 +61,6 @@ def test_imported_objects_are_left_out_of_garbage_collections() -> None:
         gc.unfreeze()
 
 
-def test_lora_on_all_linear_layers_finds_those_of_gpt2() -> None:
-    """Axolotl finds none, and the run ends before it began."""
-    assert linear_names(odd_models.gpt2()) == ["c_attn", "c_fc", "c_proj"]
-
-
 def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,10 +72,15 @@ def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
     assert max(module.AutoTokenizer.from_pretrained(folder)("<picture>")["input_ids"]) < odd_models.ROWS
 
 
-def test_the_head_is_no_layer_for_lora_tied_or_not() -> None:
-    expected = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    assert linear_names(odd_models.tied()) == expected
-    assert linear_names(odd_models.fewer_rows()) == expected
+LLAMAS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("gpt2", ["c_attn", "c_fc", "c_proj"]), ("tied", LLAMAS), ("fewer_rows", LLAMAS)]
+)
+def test_lora_is_for_all_linear_layers_but_the_head(kind: str, layers: list[str]) -> None:
+    """Of GPT-2 Axolotl finds none, and the run ends before it began."""
+    assert linear_names(odd_models.KINDS[kind]()) == layers
 
 
 def test_of_a_model_that_also_sees_only_what_reads_text_gets_lora() -> None:

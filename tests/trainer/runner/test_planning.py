@@ -17,7 +17,6 @@ from core.runs.run_files import RunSpec
 from tests.trainer.run_specs import run_spec
 from trainer.errors import BadModel, UnusableGpu
 from trainer.runner import planning
-from trainer.runner import planning as module
 from trainer.runner.planning import make_own_plan, model_facts
 
 LLAMA = {
@@ -50,9 +49,9 @@ def run_of(folder: Path, hours: float, reserve: float = 300.0, **changes: Any) -
 def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(gpus: str) -> None:
         hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=24, memory_bytes=200 * 10**9)
-        monkeypatch.setattr(module, "detect_machine", lambda disk: hardware)
+        monkeypatch.setattr(planning, "detect_machine", lambda disk: hardware)
 
-    monkeypatch.delenv(module.PROFILE_VARIABLE, raising=False)
+    monkeypatch.delenv(planning.PROFILE_VARIABLE, raising=False)
     return put
 
 
@@ -96,7 +95,7 @@ def test_the_profile_is_the_environments_to_choose(
     on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on("1xH100")
-    monkeypatch.setenv(module.PROFILE_VARIABLE, "base")
+    monkeypatch.setenv(planning.PROFILE_VARIABLE, "base")
     assert make_own_plan(run_of(tmp_path, 1), llama, facts()).profile == "base"
 
 

@@ -93,33 +93,28 @@ def test_without_a_driver_there_is_the_cpu(driver: Any) -> None:
     assert planning.visible_gpus().is_cpu
 
 
-def test_a_containers_limits_count_and_not_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("150000 100000\n", encoding="ascii")
-    (tmp_path / "memory.max").write_text(f"{2 * GB}\n", encoding="ascii")
+WHOLE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        ({"cpu.max": "150000 100000", "memory.max": f"{2 * GB}"}, 1, 2 * GB),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, 8, WHOLE_MEMORY),
+        ({"quota": "300000", "period": "100000"}, 3, WHOLE_MEMORY),
+    ],
+    ids=["limits", "none", "an older kernel's"],
+)
+def test_a_containers_limits_count_and_not_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int, memory: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
     monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 1
-    assert planning.usable_memory() == 2 * GB
-
-
-def test_without_limits_it_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
-    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
-    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 8
-    assert planning.usable_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_an_older_kernels_quota_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, number in (("quota", 300_000), ("period", 100_000)):
-        (tmp_path / name).write_text(f"{number}\n", encoding="ascii")
-    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "none")
     monkeypatch.setattr(planning, "_CGROUP_QUOTA", (tmp_path / "quota", tmp_path / "period"))
+    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 3
+    assert (planning.usable_cores(), planning.usable_memory()) == (cores, memory)
 
 
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

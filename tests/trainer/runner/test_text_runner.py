@@ -212,36 +212,6 @@ def test_a_machine_slower_than_planned_ends_decayed_and_in_time(
     assert factors[-1] < 0.05 * max(factors)
 
 
-def test_killed_at_random_instants_it_leaves_a_whole_submission(
-    forks: ForkServer, endless: Path, tmp_path: Path
-) -> None:
-    """A full model: its files take longest. Nobody is asked, as when a container is killed."""
-    chance = random.Random(9)
-    model = tiny.save(tmp_path / "model")
-    for death in range(2):
-        run = task(tmp_path / f"{death}", TaskType.INSTRUCT, 600, model=model)
-        run = planned(run, endless, method=Method.FULL)
-        killed: list[Any] = []
-
-        def start(*arguments: Any, killed: list[Any] = killed) -> Any:
-            killed.append(forks.start(*arguments))
-            return killed[-1]
-
-        thread = threading.Thread(
-            target=TextRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=start).execute
-        )
-        thread.start()
-        place = Path(run.submission_dir)
-        until = time.time() + 500
-        while submission_kind(place) is None and thread.is_alive() and time.time() < until:
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 1.5))
-        killed[-1].kill()
-        thread.join(timeout=60)
-        assert submission_kind(place) == "full", f"death {death}"
-        submitted_model(run)
-
-
 def stopped(run: RunSpec, forks: ForkServer) -> tuple[Path, int]:
     """Asked to stop after its first submission: the checkpoint that it leaves, and its steps."""
 

@@ -57,20 +57,6 @@ def test_the_score_is_what_the_evaluations_own_trainer_reports(tmp_path: Path) -
     assert sum(ours.values()) / len(ours) == pytest.approx(theirs, rel=1e-4)
 
 
-def test_ranks_share_the_rows_and_make_equally_many_passes() -> None:
-    model, rows = tiny.model(), labelled(23)
-    parts = [row_losses(model, rows, 4, rank=rank, world=4, max_tokens=150).rows for rank in range(4)]
-    assert sorted(place for part in parts for place in part) == list(range(23))
-    whole = row_losses(model, rows, 4).rows
-    assert {place: loss for part in parts for place, loss in part.items()} == pytest.approx(whole, rel=1e-4)
-
-
-def test_more_ranks_than_rows_leave_some_with_nothing_to_report() -> None:
-    model, rows = tiny.model(), labelled(2)
-    parts = [row_losses(model, rows, 4, rank=rank, world=5, max_tokens=1).rows for rank in range(5)]
-    assert [len(part) for part in parts] == [1, 1, 0, 0, 0]
-
-
 def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, real, sizes = tiny.model(), labelled(13), held_out.predict, []
 
