@@ -46,7 +46,7 @@ god-miner profile explain FILE        # what the engines make of each value
 ```
 
 **Units are required**: sizes `75GB` (10⁹) or `75GiB` (2³⁰), durations `90m`, `1.5h`, `1h30m`, model sizes
-`13B`, bands `<7B`, `7B-13B` (includes 7B, not 13B), `>=70B`. `null` removes what an extended profile has
+`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`. `null` removes what an extended profile has
 set.
 
 **Order, later wins**: defaults; the general parts of each file, oldest ancestor first; every section whose

@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from miner.server import DaemonExitCode
 from miner.settings import SECRET_FIELDS
 from tests.doubles.http_bytes import Reply, request
 from tests.integration import raw
+from tests.integration.conftest import run_to_end
 from tests.integration.disks import size_limit
 from tests.integration.traffic import Validator
 
@@ -209,12 +209,12 @@ async def test_no_secret_gets_out_of_a_running_daemon(
         replies += await answers_to_strangers(stack, given)
         replies += await answers_to_the_operator(stack, given["OPERATOR_TOKEN"])
         for kind in TOURNAMENTS:
-            told = await raw.ask(stack.public_port, validator.get(f"/training_repo/{kind}"))
-            assert told is not None
+            reply = await raw.ask(stack.public_port, validator.get(f"/training_repo/{kind}"))
+            assert reply is not None
             # The one place where it belongs, and there whole.
             token = f"TRAINING_REPO_{kind.upper()}_TOKEN"
-            assert told.json["github_token"] == given[token]
-            assert found(never, told.body) == {token}
+            assert reply.json["github_token"] == given[token]
+            assert found(never, reply.body) == {token}
         await failing_writes(validator, child)
         kept = everything_in(stack.data_dir)
     finally:
@@ -287,17 +287,9 @@ def test_no_secret_is_told_by_a_start_that_fails(stack: DevStack) -> None:
         ("", {**given, **REPOSITORIES, "WALLET_NAME": "mistyped"}, "there is no hotkey"),
     ):
         (stack.folder / ".env").write_text(env_file)
-        child = daemon_process(stack, settings)
-        done = subprocess.run(
-            child.command,
-            cwd=child.folder,
-            env=child.environment,
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_to_end(daemon_process(stack, settings))
         assert done.returncode == DaemonExitCode.CONFIG
-        assert named in done.stderr.decode()
-        told = done.stdout + done.stderr
-        assert found({**given, "slip": slip}, told) == set()
-        assert not any(value.encode() in told for value in short.values())
+        assert named in done.stderr
+        output = done.stdout + done.stderr
+        assert found({**given, "slip": slip}, output.encode()) == set()
+        assert not any(value in output for value in short.values())

@@ -13,8 +13,10 @@ import pytest
 
 from miner.daemon_client import RUN_FILE
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack
-from miner.server import DaemonExitCode
-from tests.doubles.http_bytes import Reply, request
+from miner.observe.metrics import Metrics
+from miner.server import DaemonExitCode, _uvicorn_server
+from miner.settings import load_settings
+from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, say_all, store
 
@@ -127,28 +129,6 @@ async def test_what_does_not_end_within_the_grace_gets_no_promise(
         assert_kept(connection, [one])
 
 
-async def test_a_grace_of_less_than_a_second_is_a_grace(validator: Validator, running: Running) -> None:
-    # On a slow machine a request may miss it; rounded to nothing, all would.
-    for _ in range(5):
-        child = running(SHUTDOWN_GRACE_SECONDS="0.9")
-        before = len(child.log_file.read_text())
-        answer = await answered_while_it_stops(validator, child)
-        # Without a grace it may be answered as well, in the time that the daemon takes to end.
-        in_time = "graceful shutdown exceeded" not in child.log_file.read_text()[before:]
-        if answer is not None and answer.status == 200 and in_time:
-            return
-    pytest.fail(f"no request of five was waited for; the last one's answer: {answer}\n{child.log_tail()}")
-
-
-async def answered_while_it_stops(validator: Validator, child: ChildProcess) -> Reply | None:
-    """What a request gets whose last byte comes after the daemon was told to end."""
-    one = validator.offer(validator.task())
-    connection = await begun(validator.stack.public_port, one)
-    assert await raw.ask(validator.stack.public_port, request("/healthz")) is not None
-    os.kill(child.pid, signal.SIGTERM)
-    await gone(validator.stack.public_port)
-    await asyncio.sleep(0.2)  # past uvicorn's own pause, after which nothing would be waited for
-    connection.send(one.request[-1:])
-    answer = await connection.answer()
-    assert await exit_code(child) == DaemonExitCode.OK
-    return answer
+def test_a_grace_of_less_than_a_second_is_not_rounded_to_none(stack: DevStack) -> None:
+    settings = load_settings(env={**stack.settings(), "SHUTDOWN_GRACE_SECONDS": "0.9"}, env_file=None)
+    assert _uvicorn_server(lambda *_: None, settings, Metrics()).config.timeout_graceful_shutdown == 1  # type: ignore[arg-type]

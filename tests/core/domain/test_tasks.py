@@ -1,45 +1,15 @@
+from random import Random
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from core.domain.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, GrpoDataset, dataset_kind
+from miner.dev.samples import sample_task
 from tests.doubles.each import each
 
 #: As validators send them: every key, nulls included.
-SENT = {
-    DatasetKind.INSTRUCT: {
-        "field_instruction": "instruct",
-        "field_input": "input",
-        "field_output": "output",
-        "field_system": None,
-        "system_prompt": "",
-        "system_format": "{system}",
-        "format": None,
-        "no_input_format": None,
-        "field": None,
-    },
-    DatasetKind.CHAT: {
-        "chat_template": "chatml",
-        "chat_column": "conversations",
-        "chat_role_field": "from",
-        "chat_content_field": "value",
-        "chat_user_reference": "human",
-        "chat_assistant_reference": "gpt",
-    },
-    DatasetKind.DPO: {
-        "field_prompt": "prompt",
-        "field_system": None,
-        "field_chosen": "chosen",
-        "field_rejected": "rejected",
-        "prompt_format": None,
-        "chosen_format": None,
-        "rejected_format": None,
-    },
-    DatasetKind.GRPO: {
-        "field_prompt": "prompt",
-        "reward_functions": [{"reward_func": "def f(completions): return [0.0]", "reward_weight": 0.6}],
-        "extra_column": None,
-    },
-    DatasetKind.ENVIRONMENT: {"environment_names": ["othello"]},
+SENT = {kind: sample_task(task_type, Random(0)).dataset_type for kind, task_type in TASK_TYPE_OF.items()} | {
+    DatasetKind.ENVIRONMENT: {"environment_names": ["othello"]}
 }
 ADAPTER: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
 
