@@ -129,7 +129,7 @@ def test_a_task_with_rewards_raises_them(
     assert best.rewarded is not None
     assert not best.lower_is_better
     assert best.value > 0  # gains over the base's rewards, less KL
-    assert best.rewarded.means[0] > 2 * best.rewarded.base[0]
+    assert best.rewarded.means[0] > best.rewarded.base[0]
     assert not any(score.beats(best) for score in (base, *scores))
     # What was submitted is that one: of the others the KL is another.
     reference = AutoModelForCausalLM.from_pretrained(run.model_path).eval()
@@ -138,7 +138,7 @@ def test_a_task_with_rewards_raises_them(
     again = held.rewarded(held.score(submitted_model(run), reference=reference))
     assert again is not None
     assert again.kl == pytest.approx(best.rewarded.kl, abs=1e-3)
-    assert again.means[0] > 2 * again.base[0]
+    assert again.means[0] > again.base[0]
 
 
 class Watch(threading.Thread):
@@ -166,7 +166,7 @@ class Watch(threading.Thread):
 
 #: Seconds that a busy machine may take for what was forecast from the seconds before, beside as much again as
 #: an evaluation took. A training that nobody ends goes on for hours.
-BUSY = 30.0
+BUSY = 300.0
 
 
 def in_time(run: RunSpec) -> bool:
