@@ -28,7 +28,6 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/engines/test_launch_launchers.py",
         "core/submission/test_folder.py",
         "core/submission/test_swap.py::test_a_trainer_killed_before",
-        "doubles/test_hub.py",
         "doubles/test_watch.py",
         "fuzz",
         "integration",
