@@ -12,21 +12,13 @@ import io
 import posixpath
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zipfile import ZipInfo
 
-from core.data.archives import (
-    ARCHIVE_LIMITS,
-    Archive,
-    ArchiveLimits,
-    BadArchive,
-    BadEntry,
-    quoted_name,
-    unusable_reason,
-)
+from core.data.archives import ARCHIVE_LIMITS, Archive, BadArchive, BadEntry, quoted_name, unusable_reason
 
 #: How far into a JPEG its size may be: behind embedded profiles and thumbnails.
 MAX_HEADER = 4 * 1024 * 1024
@@ -136,6 +128,8 @@ MAX_PIXELS = 100_000_000
 #: A smaller side ends kohya's trainer with a division by zero.
 MIN_SIDE = 64
 MAX_CAPTION = 256 * 1024
+#: Files that are left out and named one by one in the notes.
+_NAMED_FILES = 10
 
 #: Left behind by operating systems.
 _SYSTEM_FILES = re.compile(r"(^|/)(__MACOSX/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
@@ -161,25 +155,23 @@ class PictureZipContents:
     def captioned(self) -> int:
         return sum(pair.caption is not None for pair in self.pairs)
 
-    def notes(self, most: int = 10) -> list[str]:
+    def notes(self) -> list[str]:
         """Remarks on a zip that can be used."""
-        notes = [f"{quoted_name(name)} is left out: {why}" for name, why in self.skipped[:most]]
-        if len(self.skipped) > most:
-            notes.append(f"{len(self.skipped) - most} more files are left out")
+        notes = [f"{quoted_name(name)} is left out: {why}" for name, why in self.skipped[:_NAMED_FILES]]
+        if len(self.skipped) > _NAMED_FILES:
+            notes.append(f"{len(self.skipped) - _NAMED_FILES} more files are left out")
         if self.captioned < len(self.pairs):
             notes.append(f"{len(self.pairs) - self.captioned} of {len(self.pairs)} pictures have no caption")
         return notes
 
 
-def inspect_picture_zip(path: Path, limits: ArchiveLimits = ARCHIVE_LIMITS) -> PictureZipContents:
+def inspect_picture_zip(path: Path) -> PictureZipContents:
     """Every file is read and checked, none decoded. `BadArchive` when no picture can be trained on."""
-    with Archive(path, limits) as archive:
+    with Archive(path) as archive:
         return _PairFinder(archive).contents
 
 
-def unpack_pictures(
-    path: Path, directory: Path, limits: ArchiveLimits = ARCHIVE_LIMITS
-) -> PictureZipContents:
+def unpack_pictures(path: Path, directory: Path) -> PictureZipContents:
     """Write the pairs into `directory`, which must be new or empty, as `00001.png` and `00001.txt`.
 
     Captions become one line of UTF-8, the only form that every trainer reads completely. The pairs returned
@@ -189,10 +181,7 @@ def unpack_pictures(
     if any(directory.iterdir()):
         raise BadArchive(f"{directory} is not empty: pictures are unpacked into a new directory")
     # Every byte is read twice: to inspect it and to write it.
-    doubled = ArchiveLimits(
-        limits.entries, limits.table_bytes, limits.file_bytes, 2 * limits.all_bytes, limits.ratio
-    )
-    with Archive(path, doubled) as archive:
+    with Archive(path, replace(ARCHIVE_LIMITS, all_bytes=2 * ARCHIVE_LIMITS.all_bytes)) as archive:
         finder = _PairFinder(archive)
         for number, (entry, caption, picture) in enumerate(finder.pairs, 1):
             image, text = f"{number:05}.{picture.kind}", f"{number:05}.txt" if caption else None

@@ -14,7 +14,6 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import Any, BinaryIO
 
 from core.domain.errors import GodMinerError
@@ -36,16 +35,10 @@ class BadRows(GodMinerError):
     code = "bad_rows"
 
 
-class JsonForm(StrEnum):
-    ARRAY = "array"
-    LINES = "lines"
-
-
 class JsonRows:
     """Iterate over it once. Rows that are not objects are counted and skipped."""
 
     def __init__(self, file: BinaryIO, *, window: int = WINDOW, max_row: int = MAX_ROW) -> None:
-        self.form: JsonForm | None = None
         #: Rows read so far, those that are not objects, and what the first of these is.
         self.count = 0
         self.non_objects = 0
@@ -67,8 +60,7 @@ class JsonRows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._read_more()
-        self._check_start()
-        rows = self._array() if self.form is JsonForm.ARRAY else self._lines()
+        rows = self._array() if self._begins_with_array() else self._lines()
         for row in rows:
             self.count += 1
             if isinstance(row, dict):
@@ -79,7 +71,7 @@ class JsonRows:
                 self.first_non_object or f"row {self.count} is {_JSON_TYPE_NAMES.get(type(row), 'null')}"
             )
 
-    def _check_start(self) -> None:
+    def _begins_with_array(self) -> bool:
         if self._text.startswith("\ufeff"):
             self._position = 1
         first = self._peek()
@@ -87,7 +79,7 @@ class JsonRows:
             start = self._text[self._position : self._position + 20]
             problem = f"begins with {start!r}" if first else "is empty"
             raise BadRows(f"the file {problem}; a JSON array of rows is needed: [{{…}}, {{…}}]")
-        self.form = JsonForm.ARRAY if first == "[" else JsonForm.LINES
+        return first == "["
 
     def _array(self) -> Iterator[Any]:
         self._position += 1

@@ -73,33 +73,6 @@ def needed_columns(dataset: DatasetType) -> dict[str, str]:
     return {}
 
 
-def standard_name(key: str) -> str | None:
-    """The name of a column in validators' files, whatever the request calls it."""
-    return "prompt" if key == "field_prompt" else None
-
-
-def facts_from_row_texts(
-    dataset: DatasetType, sample: Sequence[RowTexts], rows: int, count: CountTokens | None = None
-) -> DatasetFacts:
-    """From a sample of a file with `rows` usable rows. Without `count`, lengths are estimated."""
-    every_text = [text for texts in sample for text in texts.all]
-    tokens = iter(count(every_text) if count else map(text_tokens, every_text))
-    prompts, targets, rejected = [], [], []
-    for texts in sample:
-        prompts.append(_sum(tokens, texts.prompt) + MESSAGE_TOKENS * texts.prompt_messages)
-        targets.append(_sum(tokens, texts.target) + MESSAGE_TOKENS * texts.target_messages)
-        rejected.append(_sum(tokens, texts.rejected))
-    task_type = TASK_TYPE_OF[dataset.kind]
-    facts = facts_from_lengths(task_type, prompts, targets, rejected if task_type.has_pairs else None, rows)
-    if count or not sample:
-        return facts
-    return facts.model_copy(update={"lengths_confidence": Confidence.NAME})
-
-
-def _sum(tokens: Iterator[int], texts: Sequence[str]) -> int:
-    return sum(itertools.islice(tokens, len(texts)))
-
-
 def _filled(texts: Sequence[str]) -> bool:
     return any(text and not text.isspace() for text in texts)
 
@@ -203,13 +176,11 @@ class RowSample(NamedTuple):
         return cls([_row_from_json(*row) for row in json.loads(text)])
 
 
-def scan_rows(
-    rows: Iterable[Mapping[str, Any]], dataset: DatasetType, seed: int = 0
-) -> tuple[DatasetScan, RowSample]:
+def scan_rows(rows: Iterable[Mapping[str, Any]], dataset: DatasetType) -> tuple[DatasetScan, RowSample]:
     """Read all rows once. `BadRows`, with the columns found and wanted, when nothing can be learned."""
     reader = RowReader(dataset)
     shapes: dict[tuple[str, ...], int] = {}
-    picker = random.Random(seed)  # noqa: S311 - a sample, no secret
+    picker = random.Random(0)  # noqa: S311 - a sample, no secret
     sample: list[SampledRow] = []
     count = usable = 0
     for row in rows:
@@ -232,16 +203,26 @@ def scan_rows(
 def facts_from_scan(
     dataset: DatasetType, scan: DatasetScan, sample: RowSample, count: CountTokens | None = None
 ) -> DatasetFacts:
-    """What the planner needs. `count` is the model's tokenizer, if there is one."""
+    """What the planner needs. `count` is the model's tokenizer; without it, lengths are estimated."""
+    texts = [text for row in sample.rows for text in row.texts.all]
     scales = [scale for row in sample.rows for scale in row.scales]
+    counts = count(texts) if count else map(text_tokens, texts)
+    tokens = (round(number * scale) for number, scale in zip(counts, scales, strict=True))
+    prompts, targets, rejected = [], [], []
+    for row in (sampled.texts for sampled in sample.rows):
+        prompts.append(_sum(tokens, row.prompt) + MESSAGE_TOKENS * row.prompt_messages)
+        targets.append(_sum(tokens, row.target) + MESSAGE_TOKENS * row.target_messages)
+        rejected.append(_sum(tokens, row.rejected))
+    task_type = TASK_TYPE_OF[dataset.kind]
+    losers = rejected if task_type.has_pairs else None
+    facts = facts_from_lengths(task_type, prompts, targets, losers, scan.usable)
+    if count or not sample.rows:
+        return facts
+    return facts.model_copy(update={"lengths_confidence": Confidence.NAME})
 
-    def scaled(texts: Sequence[str]) -> list[int]:
-        assert count is not None
-        return [round(tokens * scale) for tokens, scale in zip(count(texts), scales, strict=True)]
 
-    return facts_from_row_texts(
-        dataset, [row.texts for row in sample.rows], scan.usable, None if count is None else scaled
-    )
+def _sum(tokens: Iterator[int], texts: Sequence[str]) -> int:
+    return sum(itertools.islice(tokens, len(texts)))
 
 
 def _columns(shapes: Mapping[tuple[str, ...], int]) -> dict[str, int]:
@@ -276,7 +257,7 @@ def _check(reader: RowReader, columns: Mapping[str, int], rows: int, usable: int
     missing = {
         key: name
         for key, name in reader.needed.items()
-        if name not in columns and standard_name(key) not in columns
+        if name not in columns and not (key == "field_prompt" and "prompt" in columns)
     }
     if missing:
         wanted = ", ".join(f"{name!r} ({key})" for key, name in missing.items())

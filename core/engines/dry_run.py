@@ -41,7 +41,7 @@ DATASETS: dict[TaskType, DatasetType] = {
 }
 
 
-def example_inputs(task: TaskType, model: str = "base-model", port: int = 29500) -> RunInputs:
+def example_inputs(task: TaskType, model: str = "base-model") -> RunInputs:
     """Inputs with every file that any engine may need."""
     text = task.is_text
     cache = "/cache/models"
@@ -61,7 +61,7 @@ def example_inputs(task: TaskType, model: str = "base-model", port: int = 29500)
             text_encoder=f"{cache}/text-encoder",
             vae=f"{cache}/{model.replace('/', '--')}",
         ),
-        port=port,
+        port=29500,
     )
 
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from core.domain.choices import Engine
 from core.domain.errors import Problem
 from core.domain.tasks import ImageModelType
-from core.engines.base import RecipeError, RenderedRun, RunInputs
+from core.engines.base import RecipeError, RenderedRun, RunInputs, unsupported_target
 from core.planning.plan import TrainingPlan
 
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
@@ -36,14 +36,9 @@ def accelerate_command(
     """
     several = ("--multi_gpu",) if processes > 1 else ()
     counts = ("--num_processes", str(processes), "--num_machines", "1", "--machine_rank", "0")
-    return (*launcher(python), "launch", *several, *counts, "--main_process_port", str(port), *target)
-
-
-def launcher(python: str) -> tuple[str, ...]:
-    """`accelerate` from the path if the interpreter is from there too, else the interpreter's own."""
-    if python == "python":
-        return ("accelerate",)
-    return (python, "-m", "accelerate.commands.accelerate_cli")
+    # From the path if the interpreter is from there too, else the interpreter's own.
+    own = ("accelerate",) if python == "python" else (python, "-m", "accelerate.commands.accelerate_cli")
+    return (*own, "launch", *several, *counts, "--main_process_port", str(port), *target)
 
 
 def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> tuple[str, ...]:
@@ -160,16 +155,16 @@ def launch_script(
     if launcher is Launcher.ACCELERATE:
         return f"{_HEAD}{_exports(rendered.env)}exec {shlex.join(rendered.command)}\n"
     if plan.engine is Engine.AI_TOOLKIT:
-        raise _launcher_error(
-            plan, "engine", plan.engine, "starts itself, as one process; use --launcher accelerate"
-        )
+        rule = "starts itself, as one process; use --launcher accelerate"
+        raise unsupported_target(plan.profile, "engine", plan.engine, rule)
     if plan.launch.processes % nodes:
         rule = f"{plan.launch.processes} processes cannot be split over {nodes} machines"
-        raise _launcher_error(plan, "--nodes", nodes, rule)
+        raise unsupported_target(plan.profile, "--nodes", nodes, rule)
     if launcher is Launcher.SLURM:
         return _slurm(plan, inputs, rendered, source, nodes)
     if nodes > 1:
-        raise _launcher_error(plan, "--nodes", nodes, "torchrun on several machines wants --launcher slurm")
+        rule = "torchrun on several machines wants --launcher slurm"
+        raise unsupported_target(plan.profile, "--nodes", nodes, rule)
     return _torchrun_script(plan, inputs, rendered, source)
 
 
@@ -185,7 +180,7 @@ def _torchrun_script(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRu
             *_target(plan, inputs, rendered),
         )
     )
-    env = _environment(plan, inputs, rendered, source)
+    env = _environment(plan, inputs, rendered, source, nodes=1)
     if plan.engine is not Engine.NATIVE:
         return f"{_HEAD}{env}exec {launch}\n"
     variable, module = "GOD_MINER_LAUNCH_SPEC", f"{python} -m trainer.native.external_launch"
@@ -195,7 +190,7 @@ def _torchrun_script(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRu
 
 
 def _environment(
-    plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, source: str, nodes: int = 1
+    plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, source: str, nodes: int
 ) -> str:
     """The exports of a script; scratch space is under the run's own folder if it has one."""
     env = {key: value for key, value in rendered.env.items() if nodes == 1 or key not in _LOCAL_ONLY}
@@ -346,10 +341,6 @@ exit "$code"
 
 def _exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(env.items()))
-
-
-def _launcher_error(plan: TrainingPlan, what: str, value: object, rule: str) -> RecipeError:
-    return RecipeError(f"profile {plan.profile}", [Problem(what, str(value), rule)])
 
 
 def parse_launcher(name: str) -> Launcher:

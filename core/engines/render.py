@@ -6,8 +6,7 @@ problem by the profile's own key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import yaml
 
@@ -39,7 +38,7 @@ def render(plan: TrainingPlan, inputs: RunInputs) -> RenderedRun:
     """Render what an attempt of this plan needs. `RecipeError` if the engine would not run it as written."""
     if not plan.verdict.feasible:
         raise unsupported_target(plan.profile, "plan", plan.verdict.code, plan.verdict.reason)
-    recipe = checked_recipe(plan, inputs)
+    recipe = _checked_recipe(plan, inputs)
     name = _NAMES[plan.engine]
     return RenderedRun(
         engine=plan.engine,
@@ -52,7 +51,7 @@ def render(plan: TrainingPlan, inputs: RunInputs) -> RenderedRun:
     )
 
 
-def checked_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
+def _checked_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     """Make and check the engine's configuration. The native trainer reads all else from the plan itself."""
     if plan.engine is Engine.NATIVE:
         return native.native_recipe(plan, inputs)
@@ -89,9 +88,6 @@ def _text(plan: TrainingPlan, recipe: Recipe) -> str:
         return plan.to_json()
     head = [f"profile {plan.profile}, plan {plan.digest[:12]}", *recipe.notes]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in head)
-    body = kohya_recipe.dump_toml(recipe.config) if plan.engine is Engine.KOHYA else _yaml(recipe.config)
-    return comment + body
-
-
-def _yaml(config: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=110)
+    if plan.engine is Engine.KOHYA:
+        return comment + kohya_recipe.dump_toml(recipe.config)
+    return comment + yaml.safe_dump(recipe.config, sort_keys=False, allow_unicode=True, width=110)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from core.config import schema_docs
 from core.domain.selectors import Lane
 from core.profile.resolve import load_profile, profile_files
-from core.profile.schema import EngineConfigs, Profile, ProfileSection, SectionSelector
+from core.profile.schema import Profile, SectionSelector
 from core.profile.targets import ContainerTargets, GpuStep, LrStageTarget, ProfileLimits, Targets, TargetScale
 
 _INTRO = """\
@@ -46,7 +46,7 @@ god-miner profile explain FILE        # what the engines make of each value
 ```
 
 **Units are required**: sizes `75GB` (10⁹) or `75GiB` (2³⁰), durations `90m`, `1.5h`, `1h30m`, model sizes
-`13B`, bands `<7B`, `7B-13B` (includes 7B, not 13B), `>=70B`. `null` removes what an extended profile has
+`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`. `null` removes what an extended profile has
 set.
 
 **Order, later wins**: defaults; the general parts of each file, oldest ancestor first; every section whose
@@ -62,18 +62,28 @@ none at the start, a shipped profile is used.
 raises `profile_not_in_force`.
 """
 
+_SCALES = ", ".join(f"`{name}`" for name in TargetScale.model_fields)
+_SECTIONS = f"""\
+A section applies where all conditions of its `when` hold. Its `targets`, `limits`, `env` and `engine_config`
+override the general ones. Its `scale` has factors (above 0, at most 100) on {_SCALES}."""
+
 _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Profile),
     ("targets", "", Targets),
     ("limits", "", ProfileLimits),
     ("container", "Not within sections.", ContainerTargets),
-    ("sections", "Each has a name and these parts.", ProfileSection),
-    ("sections: when", "All given conditions must hold.", SectionSelector),
-    ("targets.gpus_by_size", "A list of these.", GpuStep),
+    ("sections: when", _SECTIONS, SectionSelector),
+    ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),
-    ("targets.lr_stages", "A list of these.", LrStageTarget),
-    ("engine_config", "Raw keys by engine; checked against the engine's schema.", EngineConfigs),
+    ("targets.lr_stages", "", LrStageTarget),
 )
+
+_ENGINE_CONFIG = """\
+## engine_config
+
+Raw keys by engine (`axolotl`, `kohya`, `ai-toolkit`, `native`), checked against the engine's schema.
+ai-toolkit's keys are dotted paths. The native trainer's are in [native.yaml](../configs/base/native.yaml).
+"""
 
 
 def json_schema() -> dict[str, Any]:
@@ -82,18 +92,13 @@ def json_schema() -> dict[str, Any]:
 
 def markdown() -> str:
     parts = (schema_docs.reference_table(*part) for part in _PARTS)
-    return "\n".join([_INTRO, _shipped(), *parts, _scale()])
+    return "\n".join([_INTRO, _shipped(), *parts, _ENGINE_CONFIG])
 
 
 def _shipped() -> str:
     profiles = [load_profile(name) for name in profile_files()]
     rows = [(f"`{each.name}`", each.hardware or "any", each.description) for each in profiles]
     return schema_docs.section("Shipped profiles", "", ("profile", "made for", "what it is"), rows)
-
-
-def _scale() -> str:
-    names = ", ".join(f"`{name}`" for name in TargetScale.model_fields)
-    return f"## sections: scale\n\nFactors above 0, at most 100, on {names}.\n"
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Profile(ConfigFileModel):
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
     sections: dict[str, ProfileSection] = Field(
         default_factory=dict,
-        description="Differences by task, size or family, each under a name of your choice.",
+        description="Differences by task, size or family.",
     )
 
 

@@ -39,7 +39,6 @@ _EMBEDDINGS = (
 #: Prefixes of training wrappers in the names of a model that was saved through them: no loader finds these.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 _ANYWHERE = _WRAPPERS[:3]
-WEIGHTS_OF = {SubmissionKind.ADAPTER: ADAPTER_WEIGHTS, SubmissionKind.IMAGE: IMAGE_WEIGHTS}
 
 
 def shard_faults(names: Set[str], index: SubmissionItem | None) -> Iterator[Fault]:

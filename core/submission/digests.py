@@ -52,7 +52,8 @@ def _five_bits(data: bytes) -> bool:
     return any(byte in data for byte in _FIVE_BITS)
 
 
-_TESTS: dict[str, NotFiniteTest] = {
+#: By type, a test for NaN or infinity in little-endian bytes of complete items. Other types have neither.
+NOT_FINITE_TESTS: dict[str, NotFiniteTest] = {
     "BF16": _wide(2, 0x80),
     "F32": _wide(4, 0x80),
     "C64": _wide(4, 0x80),
@@ -64,11 +65,6 @@ _TESTS: dict[str, NotFiniteTest] = {
     "F8_E4M3FNUZ": lambda data: b"\x80" in data,
     "F8_E5M2FNUZ": lambda data: b"\x80" in data,
 }
-
-
-def not_finite_test(dtype: str) -> NotFiniteTest | None:
-    """A test for NaN or infinity in little-endian bytes of complete items; None for types without them."""
-    return _TESTS.get(dtype)
 
 
 #: A multiple of every item's size; larger blocks do not fit the processor's cache.
@@ -121,7 +117,7 @@ def _digest_weights(file: BinaryIO, digest: _ThreadedHash, on_read: OnBytesRead 
 def _is_finite(
     tensor: StoredTensor, file: BinaryIO, digest: _ThreadedHash, on_read: OnBytesRead | None
 ) -> bool:
-    test, finite = not_finite_test(tensor.dtype), True
+    test, finite = NOT_FINITE_TESTS.get(tensor.dtype), True
     for block in _blocks(file, tensor.end - tensor.begin, on_read):
         digest.update(block)
         if test is not None and finite and test(block):

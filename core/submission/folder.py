@@ -66,7 +66,7 @@ def _walk(folder: Path, inside: str, depth: int) -> Iterator[FolderEntry | Fault
         for entry in entries:
             path = f"{inside}{entry.name}"
             status = entry.stat(follow_symlinks=False)
-            if not _is_text(entry.name):
+            if not entry.name.isprintable():
                 yield Fault(FaultKind.BAD_NAME, printable(path), "", "a file's name must be printable text")
             elif stat.S_ISDIR(status.st_mode):
                 try:
@@ -101,10 +101,6 @@ def read_plain(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
     return data
-
-
-def _is_text(name: str) -> bool:
-    return name.isprintable() and not any(0xDC80 <= ord(letter) <= 0xDCFF for letter in name)
 
 
 def _too_much(folder: Path, value: str) -> BadSubmission:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from core.domain.tasks import TaskType
 from core.submission import metadata
-from core.submission.check import BaseModelRef, DigestFile, SubmissionReport, examine
-from core.submission.digests import OnBytesRead, counts_for_hash, digest_file, model_hash
+from core.submission.check import BaseModelRef, SubmissionReport, examine
+from core.submission.digests import counts_for_hash, digest_file, model_hash
 from core.submission.faults import Fault, FaultKind
 from core.submission.folder import SubmissionItem, json_object, list_folder, to_json
 from core.submission.selection import (
@@ -113,22 +113,20 @@ def check_submission(
     *,
     as_is: bool = False,
     keep_card: bool = False,
-    on_read: OnBytesRead | None = None,
-    digest: DigestFile = digest_file,
 ) -> CheckedSubmission:
     """Check whether `folder` can be published. With `as_is` nothing is mended or left out first: a
     tournament's uploader takes everything in the folder. `BadSubmission` if it is not a folder."""
     prepared = prepare(folder, BaseModelRef() if as_is else base, task_type, keep_card=keep_card)
-    report = examine(prepared.items, prepared.kind, base, on_read=on_read, digest=digest)
+    report = examine(prepared.items, prepared.kind, base)
     strays = prepared.left_out if as_is else ()
     return CheckedSubmission(prepared, report, (*report.faults, *strays))
 
 
-def folder_model_hash(folder: Path, on_read: OnBytesRead | None = None) -> str | None:
+def folder_model_hash(folder: Path) -> str | None:
     """The model hash that a validator takes of these files."""
     files = {}
     for entry in list_folder(folder).files:
         if counts_for_hash(entry.path) and entry.size:
-            digest = digest_file(folder / entry.path, on_read, plain=True)
+            digest = digest_file(folder / entry.path, plain=True)
             files[entry.path] = (digest.size, digest.sha256)
     return model_hash(files)

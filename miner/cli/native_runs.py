@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import yaml
@@ -269,32 +270,46 @@ def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[P
             start_new_session=True,
         )
         try:
-            for event in _events_until_end(child, progress, start):
-                on_event(event)
+            with _stopped_by_interrupt(child):
+                for event in _events_until_end(child, progress, start):
+                    on_event(event)
         finally:
             if child.poll() is None:
                 child.kill()
         return child.wait()
 
 
-def _events_until_end(child: subprocess.Popen[bytes], progress: Path, start: int) -> Iterator[ProgressEvent]:
-    at, asked = start, False
+@contextlib.contextmanager
+def _stopped_by_interrupt(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A handler rather than `KeyboardInterrupt`, which could come up anywhere, and would end the training
+    unsaved."""
+    asked = False
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        child.send_signal(signal.SIGTERM)
+        sys.stderr.write("asked to stop: what it has is saved; once more to end it at once\n")
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _events_until_end(child: subprocess.Popen[bytes], progress: Path, at: int) -> Iterator[ProgressEvent]:
     while True:
-        try:
-            ended = child.poll() is not None
-            for line in parse_events(_read_from(progress, at), at):
-                at = line.offset
-                if line.event is not None:
-                    yield line.event
-            if ended:
-                return
-            time.sleep(_POLL_S)
-        except KeyboardInterrupt:
-            if asked:
-                raise
-            asked = True
-            child.send_signal(signal.SIGTERM)
-            sys.stderr.write("asked to stop: what it has is saved; once more to end it at once\n")
+        ended = child.poll() is not None
+        for line in parse_events(_read_from(progress, at), at):
+            at = line.offset
+            if line.event is not None:
+                yield line.event
+        if ended:
+            return
+        time.sleep(_POLL_S)
 
 
 def _read_from(path: Path, at: int) -> bytes:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from core.runs.run_files import LOG_FILE
 from core.system.wrapper import boot_id
 from miner.engines.base import EXIT_FILE, START_FILE, STOP_RECORD_FILE, EndCause, RunPhase, RunStatus
-from miner.support.untrusted_files import open_untrusted, read_untrusted_in, write_untrusted
+from miner.support.untrusted_files import open_untrusted, read_untrusted, write_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +72,13 @@ def read_stop_record(run_dir: Path) -> StopRecord | None:
 def write_stop_record(run_dir: Path, *, force: bool) -> None:
     """Record a requested stop; on a full disk that fails, and the run is stopped all the same."""
     try:
-        write_untrusted(run_dir, STOP_RECORD_FILE, json.dumps({"at": time.time(), "force": force}).encode())
+        write_untrusted(run_dir / STOP_RECORD_FILE, json.dumps({"at": time.time(), "force": force}).encode())
     except OSError as error:
         log.warning("%s: the request to stop could not be recorded (%s)", run_dir, error.strerror)
 
 
 def _read_record(kind: type[RunRecordT], run_dir: Path, name: str) -> RunRecordT | None:
-    text = read_untrusted_in(run_dir, name)
+    text = read_untrusted(run_dir / name)
     try:
         return kind.model_validate_json(text) if text else None
     except ValidationError:
@@ -105,7 +105,7 @@ def read_log(
     """What is new since `position`, and where to go on. After a rotation the new file is read from its
     beginning; without a log there is nothing."""
     try:
-        with open_untrusted(run_dir, LOG_FILE) as file:
+        with open_untrusted(run_dir / LOG_FILE) as file:
             status = os.fstat(file)
             offset = (
                 position.offset
@@ -121,7 +121,7 @@ def read_log(
 def log_tail(run_dir: Path, size: int = 4096) -> str:
     """The last lines, for a message to people."""
     try:
-        with open_untrusted(run_dir, LOG_FILE) as file:
+        with open_untrusted(run_dir / LOG_FILE) as file:
             written = os.fstat(file).st_size
             start = max(0, written - size)
             # `pread` allocates the requested size at once, however little there is to read.

@@ -6,12 +6,12 @@ import http.client
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.connection import UrlOpener
 from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile
+from miner.support.retry_after import retry_after
 
 CHUNK = 256 * 1024
 #: Called with the bytes so far, and in all if the server says.
@@ -138,21 +138,10 @@ def _failure(response: http.client.HTTPResponse) -> StepFailed:
     status = response.status
     text = f"the dataset's server answers {status} {response.reason[:60]}"
     if status == 429:
-        return StepFailed(EndReason.RATE_LIMITED, text, retry_after(response))
+        return StepFailed(EndReason.RATE_LIMITED, text, retry_after(response.getheader("Retry-After")))
     if status in (408, 425) or status >= 500 or status < 400:
-        return StepFailed(EndReason.NETWORK, text, retry_after(response))
+        return StepFailed(EndReason.NETWORK, text, retry_after(response.getheader("Retry-After")))
     return StepFailed(EndReason.DATA_GONE, f"{text}: its address is wrong or has expired")
-
-
-def retry_after(response: http.client.HTTPResponse) -> float | None:
-    """The seconds of `Retry-After`, which is a number or a date."""
-    value = (response.getheader("Retry-After") or "").strip()
-    if value.isdigit():
-        return float(value[:6])
-    try:
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _too_large(size: int, most: int) -> StepFailed:

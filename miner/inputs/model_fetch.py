@@ -34,6 +34,7 @@ from miner.inputs.messages import ModelDone, ModelOrder
 from miner.inputs.model_cache import CachedModel, ModelCache, file_sizes
 from miner.inputs.model_files import HubFile, ModelFileSelection, checked_facts
 from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile
+from miner.support.retry_after import retry_after
 
 #: Files fetched at once: one connection seldom gets more than 100 MB/s from the hub's store.
 AT_ONCE = 8
@@ -336,8 +337,7 @@ def requested_pause(response: httpx2.Response) -> float | None:
     limit = re.search(r"\bt\s*=\s*(\d{1,6})", response.headers.get("ratelimit", ""))
     if response.status_code == 429 and limit:
         return float(limit[1])
-    value = response.headers.get("retry-after", "").strip()
-    return float(value[:6]) if value.isdigit() else None
+    return retry_after(response.headers.get("retry-after"))
 
 
 def _continues(response: httpx2.Response, size: int) -> bool:

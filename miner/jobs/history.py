@@ -29,7 +29,7 @@ from core.system.files import remove_tree
 from miner.jobs.folder import AttemptFolder, JobFolder, write_attempt_file
 from miner.jobs.progress import ProgressTail, RunProgress
 from miner.store.attempts import AttemptRow
-from miner.support.untrusted_files import read_untrusted_path
+from miner.support.untrusted_files import read_untrusted
 
 #: Where a submission is put that its check has refused.
 REFUSED_FOLDER = "submission.refused"
@@ -89,7 +89,7 @@ class PublishedModel:
     def load(cls, folder: JobFolder) -> PublishedModel | None:
         """None also for an invalid file: then the model is published again, which changes nothing."""
         try:
-            content = json.loads(read_untrusted_path(folder.published, 64 * 1024) or b"")
+            content = json.loads(read_untrusted(folder.published, 64 * 1024) or b"")
             score = HeldOutScore.model_validate(content["score"]) if content["score"] else None
             device, inode, size, written = content["identity"]
             identity = (device, inode, size, written)
@@ -234,7 +234,7 @@ def progress_of(folder: AttemptFolder, began_at: float) -> RunProgress:
 
 def read_result(folder: AttemptFolder) -> RunResult | None:
     """The trainer's result; None when there is none or it is invalid."""
-    data = read_untrusted_path(folder.result, _MAX_RESULT_BYTES)
+    data = read_untrusted(folder.result, _MAX_RESULT_BYTES)
     if data is None:
         return None
     try:

@@ -32,7 +32,7 @@ from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import set_engine_ref
-from miner.support.untrusted_files import read_untrusted_path, touch_untrusted
+from miner.support.untrusted_files import read_untrusted, touch_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class AttemptSupervisor:
     async def _status(self) -> RunStatus | None:
         """Poll the engine when that is due; None when it is not, or when the engine does not answer."""
         now, folder = self.job.now(), self.attempt.folder
-        exit_file = await asyncio.to_thread(read_untrusted_path, folder.path / EXIT_FILE, 64 * 1024)
+        exit_file = await asyncio.to_thread(read_untrusted, folder.path / EXIT_FILE, 64 * 1024)
         due = now - self._polled_at >= self.timings.engine_poll_s
         if not (exit_file is not None or due or self.stop_verdict or self.progress.end):
             return None

@@ -11,7 +11,7 @@ import errno
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,11 +30,14 @@ from miner.publish.messages import (
     PublishTrouble,
 )
 from miner.support.child_main import EventWriter, serve
+from miner.support.retry_after import retry_after
 
 if TYPE_CHECKING:
     from miner.publish.huggingface import HuggingFaceHub
 
 
+#: A server cannot ask for a longer pause.
+MAX_REQUESTED_SECONDS = 3600.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TROUBLE_OF_STATUS = {
     401: PublishTrouble.TOKEN,
@@ -104,23 +107,16 @@ def _failure_of_xet(error: BaseException) -> PublishFailed | None:
     return None
 
 
-def _failure_of_status(error: BaseException, status: int, headers: object) -> PublishFailed:
+def _failure_of_status(error: BaseException, status: int, headers: Mapping[str, str]) -> PublishFailed:
     trouble = _TROUBLE_OF_STATUS.get(status) or (
         PublishTrouble.SERVER if status >= 500 else PublishTrouble.REFUSED
     )
     text = f"the hub answers {status}: {_error_text(error)}"
     if trouble in _WAY_OUT:
         text = f"{text}; {_WAY_OUT[trouble]}"
-    return PublishFailed(trouble=trouble, text=text, retry_after=_retry_after(headers))
-
-
-def _retry_after(headers: object) -> float | None:
-    get = getattr(headers, "get", None)
-    value = get("retry-after") if get else None
-    try:
-        return min(max(0.0, float(value)), 3600.0) if value is not None else None
-    except ValueError:
-        return None
+    seconds = retry_after(headers.get("retry-after"))
+    pause = None if seconds is None else min(seconds, MAX_REQUESTED_SECONDS)
+    return PublishFailed(trouble=trouble, text=text, retry_after=pause)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -70,7 +70,8 @@ def settings_page() -> str:
 
         Set an environment variable, or write `NAME=value` into `.env` in the directory where you start the
         daemon. The environment wins over `.env`. An empty value counts as not set. Separate list entries
-        with commas or spaces. In `.env`, `${NAME}` is replaced by that variable's value, except in secrets.
+        with commas or spaces. Seconds are above 0, at most a week. In `.env`, `${NAME}` is replaced by that
+        variable's value, except in secrets.
 
         A wrong value stops the start with exit code 78; all wrong values are reported at once.
         `god-miner config show` prints every value and its source, with secrets hidden; `god-miner doctor`
@@ -80,7 +81,7 @@ def settings_page() -> str:
     for title, entries in _sections():
         parts.append(f"\n## {title}\n\n| Variable | Value | Default | Meaning |\n|---|---|---|---|\n")
         for entry in entries:
-            default = f"`{entry.default}`" if entry.default else "not set"
+            default = f"`{entry.default}`" if entry.default else "–"
             cells = (f"`{entry.variable}`", entry.kind, default, entry.meaning)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
@@ -144,6 +145,8 @@ def _number(part: dict[str, Any]) -> str:
         f"{part[name]:,}".removesuffix(".0") if name in part else ""
         for name in ("minimum", "exclusiveMinimum", "maximum")
     )
+    if (above, high) == ("0", "604,800"):
+        return "seconds"
     if low and high:
         return f"{part['type']} {low}–{high}"
     bounds = ", ".join(sign + bound for sign, bound in (("≥", low), (">", above), ("≤", high)) if bound)

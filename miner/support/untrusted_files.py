@@ -14,33 +14,45 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 
-def read_untrusted_in(run_dir: Path, name: str, limit: int = 1 << 16) -> bytes | None:
-    """Read a small file of a run directory; None when it is missing, not a plain file, or too large."""
-    with contextlib.suppress(OSError), open_untrusted(run_dir, name) as file:
+
+def read_untrusted(path: Path, limit: int = 1 << 16) -> bytes | None:
+    """Read a small file; None when it is missing, not a plain file, or larger than `limit`."""
+    with contextlib.suppress(OSError), open_untrusted(path) as file:
         if os.fstat(file).st_size <= limit:
             return os.pread(file, limit, 0)
     return None
 
 
+def read_untrusted_from(path: Path, offset: int, limit: int) -> tuple[bytes, int]:
+    """Read at most `limit` bytes from `offset` on; return them and the file's size (0 if there is none)."""
+    try:
+        with open_untrusted(path) as file:
+            size = os.fstat(file).st_size
+            return (os.pread(file, limit, offset) if size > offset else b""), size
+    except OSError:
+        return b"", 0
+
+
 @contextlib.contextmanager
-def open_untrusted(run_dir: Path, name: str) -> Iterator[int]:
-    """Open a plain file of a run directory for reading; `OSError` when it is anything else."""
-    with _open_folder(run_dir) as folder:
+def open_untrusted(path: Path) -> Iterator[int]:
+    """Open a plain file for reading; `OSError` when it is anything else."""
+    with _open_folder(path.parent) as folder:
         # Without O_NONBLOCK a pipe would block until somebody writes into it.
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(f"{run_dir / name} is not a plain file")
+            raise OSError(f"{path} is not a plain file")
         yield file
     finally:
         os.close(file)
 
 
-def write_untrusted(run_dir: Path, name: str, content: bytes) -> None:
-    """Write a file into a run directory atomically; a link in its place is replaced, not followed."""
-    part = f".{name}.put"
-    with _open_folder(run_dir) as folder:
+def write_untrusted(path: Path, content: bytes) -> None:
+    """Write a file atomically; a link in its place is replaced, not followed."""
+    part = f".{path.name}.put"
+    with _open_folder(path.parent) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,7 +62,17 @@ def write_untrusted(run_dir: Path, name: str, content: bytes) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def touch_untrusted(path: Path) -> bool:
+    """Create an empty file; False when that fails, as on a full disk, which must not stop the caller."""
+    try:
+        write_untrusted(path, b"")
+    except OSError as error:
+        log.warning("%s cannot be created: %s", path, error.strerror)
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -66,31 +88,3 @@ def _open_folder(run_dir: Path) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
-
-
-log = logging.getLogger(__name__)
-
-
-def read_untrusted_path(path: Path, limit: int) -> bytes | None:
-    """Read a small file; None when it does not exist, is not a plain file, or is larger than `limit`."""
-    return read_untrusted_in(path.parent, path.name, limit)
-
-
-def read_untrusted_from(path: Path, offset: int, limit: int) -> tuple[bytes, int]:
-    """Read at most `limit` bytes from `offset` on; return them and the file's size (0 if there is none)."""
-    try:
-        with open_untrusted(path.parent, path.name) as handle:
-            size = os.fstat(handle).st_size
-            return (os.pread(handle, limit, offset) if size > offset else b""), size
-    except OSError:
-        return b"", 0
-
-
-def touch_untrusted(path: Path) -> bool:
-    """Create an empty file; False when that fails, as on a full disk, which must not stop the caller."""
-    try:
-        write_untrusted(path.parent, path.name, b"")
-    except OSError as error:
-        log.warning("%s cannot be created: %s", path, error.strerror)
-        return False
-    return True

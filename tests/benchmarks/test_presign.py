@@ -1,6 +1,6 @@
 import json
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from bittensor_core import Keypair
@@ -15,8 +15,7 @@ VALIDATOR = Keypair.from_seed(b"v" * 32)
 MINER = Keypair.from_seed(b"m" * 32)
 
 
-@dataclass
-class Parsed:
+class Parsed(NamedTuple):
     method: str
     path: str
     headers: dict[str, str]
@@ -35,7 +34,7 @@ def parsed(request: bytes) -> Parsed:
     return Parsed(method, path, headers, body)
 
 
-def made(kind: LoadKind, count: int = 8) -> list[Parsed]:
+def presigned(kind: LoadKind, count: int = 8) -> list[Parsed]:
     presigner = Presigner("127.0.0.1:7999", VALIDATOR, MINER.ss58_address)
     return [parsed(request) for request in presigner.batch(kind, count)]
 
@@ -53,56 +52,56 @@ def is_signed(request: Parsed) -> bool:
 
 @pytest.mark.parametrize("kind", [LoadKind.OFFER, LoadKind.IMAGE_OFFER, LoadKind.START, LoadKind.SUBMISSION])
 def test_real_kinds_are_signed_and_no_two_share_a_nonce(kind: LoadKind) -> None:
-    requests = made(kind)
+    requests = presigned(kind)
     assert all(is_signed(request) for request in requests)
     assert len({request.headers[fiber.NONCE] for request in requests}) == len(requests)
     assert {request.headers["host"] for request in requests} == {"127.0.0.1:7999"}
 
 
 def test_offers_go_round_the_text_types_and_each_is_another_task() -> None:
-    offers = [MinerTaskOffer.model_validate_json(request.body) for request in made(LoadKind.OFFER)]
+    offers = [MinerTaskOffer.model_validate_json(request.body) for request in presigned(LoadKind.OFFER)]
     assert [offer.task_type for offer in offers[:4]] == [kind for kind in TaskType if kind.is_text]
     assert len({offer.task_id for offer in offers}) == len(offers)
-    assert not MinerTaskOffer.model_validate_json(made(LoadKind.IMAGE_OFFER)[0].body).task_type.is_text
+    assert not MinerTaskOffer.model_validate_json(presigned(LoadKind.IMAGE_OFFER)[0].body).task_type.is_text
 
 
 def test_starts_go_to_the_path_of_their_type() -> None:
-    for request in made(LoadKind.START):
+    for request in presigned(LoadKind.START):
         start = TrainRequestText.model_validate_json(request.body)
         grpo = start.dataset_type.kind == "grpo"
         assert request.path == ("/start_training_grpo/" if grpo else "/start_training/")
 
 
-def test_a_bad_signature_is_a_good_one_by_another_key() -> None:
-    for request in made(LoadKind.BAD_SIGNATURE):
-        assert request.headers[fiber.VALIDATOR_HOTKEY] == VALIDATOR.ss58_address
-        assert not is_signed(request)
-
-
-def test_an_unknown_hotkey_signs_truly_for_itself() -> None:
-    for request in made(LoadKind.UNKNOWN_HOTKEY):
-        assert request.headers[fiber.VALIDATOR_HOTKEY] != VALIDATOR.ss58_address
-        assert is_signed(request)
+@pytest.mark.parametrize(
+    ("kind", "own_key", "signed"),
+    [(LoadKind.BAD_SIGNATURE, True, False), (LoadKind.UNKNOWN_HOTKEY, False, True)],
+)
+def test_a_bad_signature_is_by_another_key_and_an_unknown_hotkey_signs_truly_for_itself(
+    kind: LoadKind, own_key: bool, signed: bool
+) -> None:
+    for request in presigned(kind):
+        assert (request.headers[fiber.VALIDATOR_HOTKEY] == VALIDATOR.ss58_address) is own_key
+        assert is_signed(request) is signed
 
 
 def test_bad_nonces_have_no_time_and_old_ones_one_outside_the_window() -> None:
-    for request in made(LoadKind.BAD_NONCE, 50):
+    for request in presigned(LoadKind.BAD_NONCE, 50):
         assert fiber.nonce_time_ns(request.headers[fiber.NONCE]) is None
-    for request in made(LoadKind.OLD_NONCE):
+    for request in presigned(LoadKind.OLD_NONCE):
         stamp = fiber.nonce_time_ns(request.headers[fiber.NONCE])
         assert stamp is not None
         assert time.time_ns() - stamp > fiber.NONCE_WINDOW_NS
 
 
 def test_a_missing_header_leaves_the_rest_in_order() -> None:
-    for request in made(LoadKind.MISSING_HEADER):
+    for request in presigned(LoadKind.MISSING_HEADER):
         assert fiber.SIGNATURE not in request.headers
         assert fiber.VALIDATOR_HOTKEY in request.headers
         json.loads(request.body)
 
 
 def test_garbage_is_an_even_mix_of_every_kind_of_it() -> None:
-    requests = made(LoadKind.GARBAGE, 2 * len(GARBAGE_KINDS))
+    requests = presigned(LoadKind.GARBAGE, 2 * len(GARBAGE_KINDS))
     assert sum(fiber.SIGNATURE not in request.headers for request in requests) == 2
     strangers = {request.headers[fiber.VALIDATOR_HOTKEY] for request in requests} - {VALIDATOR.ss58_address}
     assert len(strangers) == 1
@@ -110,20 +109,20 @@ def test_garbage_is_an_even_mix_of_every_kind_of_it() -> None:
 
 def test_every_kind_can_be_made_and_says_which_statuses_are_right() -> None:
     for kind in LoadKind:
-        assert made(kind, 1)
+        assert presigned(kind, 1)
         assert EXPECTED[kind]
-    assert made(LoadKind.HEALTH)[0].path == "/healthz"
+    assert presigned(LoadKind.HEALTH)[0].path == "/healthz"
 
 
 def test_unheard_of_offers_have_names_of_their_own_and_as_many_shapes_as_are_meant() -> None:
     for kind, most in ((LoadKind.SHAPED_OFFER, SHAPES), (LoadKind.NEW_OFFER, 600)):
-        offers = [MinerTaskOffer.model_validate_json(request.body) for request in made(kind, 600)]
-        assert len({one.model for one in offers}) == len(offers)
-        shapes = {(one.task_type, one.hours_to_complete, one.model_params_count) for one in offers}
+        offers = [MinerTaskOffer.model_validate_json(request.body) for request in presigned(kind, 600)]
+        assert len({offer.model for offer in offers}) == len(offers)
+        shapes = {(offer.task_type, offer.hours_to_complete, offer.model_params_count) for offer in offers}
         assert most * 0.8 < len(shapes) <= most
 
 
 def test_the_same_seed_asks_about_the_same_tasks_with_fresh_nonces() -> None:
-    one, two = made(LoadKind.OFFER), made(LoadKind.OFFER)
-    assert [request.body for request in one] == [request.body for request in two]
-    assert one[0].headers[fiber.NONCE] != two[0].headers[fiber.NONCE]
+    first, second = presigned(LoadKind.OFFER), presigned(LoadKind.OFFER)
+    assert [request.body for request in first] == [request.body for request in second]
+    assert first[0].headers[fiber.NONCE] != second[0].headers[fiber.NONCE]

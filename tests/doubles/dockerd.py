@@ -16,15 +16,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.doubles import gpu_hook
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
+#: For a build or a container; importing a training stack on a busy machine takes minutes.
+WORK_LIMIT_S = 500
 #: What `--gpus` knows; the UUIDs are those of the NVML stub.
 GPUS = tuple(f"GPU-fa4e0000-0000-4000-8000-00000000000{index}" for index in range(4))
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -54,7 +56,8 @@ if "create" in arguments:
     with open(path) as file:
         spec = json.load(file)
     spec["mounts"] += [
-        {{"destination": one, "source": one, "type": "bind", "options": ["rbind", "ro"]}} for one in {mounted}
+        {{"destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"]}}
+        for path in {mounted}
     ]
     with open(path, "w") as file:
         json.dump(spec, file)
@@ -151,6 +154,41 @@ class Dockerd:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    @contextmanager
+    def client(self, timeout_s: float = 120) -> Iterator[Any]:
+        """The library's own client, as any other program has it; `.api` is the API itself."""
+        import docker
+
+        client = docker.DockerClient(base_url=self.host, version="auto", timeout=timeout_s)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def build(self, tag: str, **how: Any) -> None:
+        """Build an image without a network."""
+        import docker
+
+        with self.client(WORK_LIMIT_S) as client:
+            try:
+                client.images.build(tag=tag, network_mode="none", forcerm=True, **how)
+            except docker.errors.BuildError as error:
+                output = "".join(line.get("stream", "") for line in error.build_log)
+                raise AssertionError(output[-4000:]) from None
+
+    def run(self, image: str, command: Sequence[str], **more: Any) -> tuple[int, str]:
+        """Run a container without network and capabilities to its end: exit code and log."""
+        with self.client(WORK_LIMIT_S) as client:
+            container = client.containers.create(
+                image, list(command), network_mode="none", cap_drop=["ALL"], **more
+            )
+            try:
+                container.start()
+                code = int(container.wait(timeout=WORK_LIMIT_S)["StatusCode"])
+                return code, container.logs().decode("utf-8", "replace")
+            finally:
+                container.remove(force=True)
+
     def answers(self) -> bool:
         with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(2)
@@ -207,10 +245,10 @@ class Dockerd:
         each container, which is what Docker makes then, is slow: worth trying anywhere."""
         if wanted := os.environ.get("GOD_MINER_TEST_STORAGE"):
             return wanted
-        found = subprocess.run(
+        kind = subprocess.run(
             ["stat", "-f", "-c", "%T", str(self.folder)], capture_output=True, text=True, check=True
         )
-        return "vfs" if found.stdout.strip() == "overlayfs" else "overlay2"
+        return "vfs" if kind.stdout.strip() == "overlayfs" else "overlay2"
 
     def _environment(self) -> dict[str, str]:
         nvml = {"FAKE_NVML_LIB": str(self.nvml)} if self.nvml else {}
@@ -239,12 +277,10 @@ class Dockerd:
 
     def _own_processes(self) -> Iterator[int]:
         """Its containerd and the shims, by the folder in their commands, and all in its cgroups."""
-        for procs in CGROUPS.glob(f"*/{self.name}/**/cgroup.procs"):
-            with suppress(OSError):
-                yield from map(int, procs.read_text().split())
-        for procs in CGROUPS.glob(f"{self.name}/**/cgroup.procs"):
-            with suppress(OSError):
-                yield from map(int, procs.read_text().split())
+        for top in ("", "*/"):
+            for procs in CGROUPS.glob(f"{top}{self.name}/**/cgroup.procs"):
+                with suppress(OSError):
+                    yield from map(int, procs.read_text().split())
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):

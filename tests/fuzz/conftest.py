@@ -18,7 +18,7 @@ OPEN = {
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with run_daemon_process(tmp_path_factory.mktemp("fuzzed"), OPEN) as made:
-        yield made
-        assert made.is_alive()
-    assert made.logged("WARNING", "ERROR", "CRITICAL") == []
+    with run_daemon_process(tmp_path_factory.mktemp("fuzzed"), OPEN) as daemon:
+        yield daemon
+        assert daemon.is_alive()
+    assert daemon.logged("WARNING", "ERROR", "CRITICAL") == []

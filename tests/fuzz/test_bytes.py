@@ -14,8 +14,9 @@ from core.domain.tasks import TaskType
 from miner.chain.fiber import AUTH_HEADERS
 from miner.dev.samples import sample_task
 from miner.http.subnet import ROUTES
+from tests.doubles.http_bytes import Reply, request
 from tests.miner.http.daemon_process import DaemonProcess
-from tests.miner.http.raw_connection import RawConnection, Reply, request
+from tests.miner.http.raw_connection import RawConnection
 
 pytestmark = pytest.mark.integration
 
@@ -35,10 +36,18 @@ anything = st.recursive(
 
 def check(reply: Reply) -> None:
     assert 200 <= reply.status < 500, reply
-    answer = reply.json()
+    answer = reply.json
     if reply.status != 200:
         assert answer["error"]
         assert answer["message"]
+
+
+def exchange(target: DaemonProcess, *parts: bytes) -> None:
+    """Send all on one connection, and check every reply until the other side closes it."""
+    with RawConnection(target.port) as raw:
+        raw.send(*parts).end()
+        while not raw.at_end():
+            check(raw.reply())
 
 
 def unchanged(target: DaemonProcess, *parts: bytes) -> Reply:
@@ -82,12 +91,8 @@ def test_a_good_request_with_one_field_gone_wild(
     st.dictionaries(st.sampled_from(AUTH_HEADERS), st.text(st.characters(max_codepoint=255), max_size=140)),
 )
 def test_any_headers(target: DaemonProcess, path: str, spoilt: dict[str, str]) -> None:
-    with RawConnection(target.port) as raw:
-        body = b"{}" if path in POSTS else b""
-        headers = {**target.headers(body or None), **spoilt}
-        raw.send(request(path, headers, body)).end()
-        while not raw.at_end():
-            check(raw.reply())
+    body = b"{}" if path in POSTS else b""
+    exchange(target, request(path, {**target.headers(body or None), **spoilt}, body))
 
 
 @many
@@ -101,19 +106,13 @@ def test_any_headers(target: DaemonProcess, path: str, spoilt: dict[str, str]) -
 @example("/get_latest_model_submission/%0a")
 @example("/task_offer%2F")
 def test_any_target(target: DaemonProcess, path: str) -> None:
-    with RawConnection(target.port) as raw:
-        raw.send(request(path, target.headers(None))).end()
-        while not raw.at_end():
-            check(raw.reply())
+    exchange(target, request(path, target.headers(None)))
 
 
 @many
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"\r\n", b"GET / HTTP/1.1\r\n", b"\r\n\r\n"])))
 def test_any_bytes(target: DaemonProcess, parts: list[bytes]) -> None:
-    with RawConnection(target.port) as raw:
-        raw.send(*parts).end()
-        while not raw.at_end():
-            check(raw.reply())
+    exchange(target, *parts)
 
 
 @many
@@ -125,10 +124,7 @@ def test_a_good_request_with_bytes_changed_put_in_or_taken_out(
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    with RawConnection(target.port) as raw:
-        raw.send(bytes(whole)).end()
-        try:
-            while not raw.at_end():
-                check(raw.reply())
-        except TimeoutError as error:
-            raise AssertionError(bytes(whole)) from error
+    try:
+        exchange(target, bytes(whole))
+    except TimeoutError as error:
+        raise AssertionError(bytes(whole)) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,31 +39,50 @@ def running(stack: DevStack) -> Iterator[Callable[..., ChildProcess]]:
     started: list[ChildProcess] = []
 
     def start(on: DevStack = stack, **settings: str) -> ChildProcess:
-        made = daemon_process(on, settings)
-        started.append(made)
-        made.start()
-        return made
+        child = daemon_process(on, settings)
+        started.append(child)
+        child.start()
+        return child
 
     yield start
-    for one in started:
-        one.stop()
+    for child in started:
+        child.stop()
 
 
 @pytest.fixture
 def ended(stack: DevStack) -> Callable[..., Ended]:
     """Runs a daemon that is expected to end by itself."""
+    return lambda on=stack, **settings: run_to_end(daemon_process(on, settings))
 
-    def run(on: DevStack = stack, **settings: str) -> Ended:
-        child = daemon_process(on, settings)
-        return subprocess.run(
-            child.command,
-            cwd=child.folder,
-            env=child.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
-    return run
+def run_to_end(child: ChildProcess) -> Ended:
+    with spawn(child) as process:
+        output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(child.command, process.returncode, output, errors)
+
+
+@contextmanager
+def spawn(child: ChildProcess, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """Its process, without waiting for it to answer; killed at the end."""
+    with subprocess.Popen(
+        child.command,
+        cwd=child.folder,
+        env=child.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def assert_ended(done: Ended, code: int, *texts: str) -> None:
+    """With this code, and with these texts instead of a traceback."""
+    assert done.returncode == code, done.stderr
+    for text in texts:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from miner.dev.stack import ChildProcess
 from miner.store.database import FILE_NAME
+from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.traffic import (
     GENEROUS,
@@ -138,7 +139,7 @@ async def test_what_was_in_flight_and_not_kept_may_be_sent_again(
         for connection, one in zip(connections, offers, strict=True):
             connection.send(one.request)
         # It serves on, and so has read what came before.
-        assert await raw.ask(validator.stack.public_port, raw.request("GET", "/healthz", {})) is not None
+        assert await raw.ask(validator.stack.public_port, request("/healthz")) is not None
         kill(daemon)
         for connection, one in zip(connections, offers, strict=True):
             with suppress(raw.Cut):

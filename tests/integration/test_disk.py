@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,10 +11,9 @@ import pytest
 from miner.dev.stack import ChildProcess, DevStack, daemon_process
 from miner.server import DaemonExitCode
 from miner.store.database import FILE_NAME
-from tests.integration import raw
-from tests.integration.conftest import Ended
+from tests.doubles.http_bytes import Reply, request
+from tests.integration.conftest import Ended, assert_ended, run_to_end, spawn
 from tests.integration.disks import Disk, bound_by_permissions, closed, size_limit, small_disk
-from tests.integration.raw import Answer
 from tests.integration.traffic import (
     GENEROUS,
     Sent,
@@ -39,13 +37,13 @@ def disk(request: pytest.FixtureRequest, stack: DevStack) -> Iterator[Disk]:
     if request.param == "limited":
         yield size_limit(stack.data_dir)
         return
-    with small_disk(stack.data_dir) as made:
-        if made is None:
+    with small_disk(stack.data_dir) as mounted:
+        if mounted is None:
             pytest.skip("no file system can be mounted here; the limit on file sizes has been tried instead")
-        yield made
+        yield mounted
 
 
-async def said(validator: Validator, one: Sent) -> Answer:
+async def answered(validator: Validator, one: Sent) -> Reply:
     (one.answer,) = await say_all(validator.stack.public_port, [one.request])
     return one.answer
 
@@ -55,7 +53,7 @@ async def until_refused(validator: Validator) -> list[Sent]:
     sent: list[Sent] = []
     while not sent or sent[-1].acknowledged:
         sent.append(validator.offer(validator.task()))
-        await said(validator, sent[-1])
+        await answered(validator, sent[-1])
         assert len(sent) < 5000, "the disk does not fill up"
     return sent
 
@@ -65,24 +63,24 @@ async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
 ) -> None:
     child = running(**GENEROUS)
     sent = [validator.offer(validator.task())]
-    assert (await said(validator, sent[0])).status == 200
+    assert (await answered(validator, sent[0])).status == 200
 
     disk.fill(child.pid)
     sent += await until_refused(validator)
     refused = [sent[-1], validator.offer(validator.task()), validator.start(validator.task())]
     for one in refused:
-        answer = await said(validator, one)
+        answer = await answered(validator, one)
         if one is not sent[-1]:
             assert answer.status == 503
             assert answer.json["error"] == "store_unavailable"
             assert "free disk space" in answer.json["message"]
-    (health,) = await say_all(validator.stack.public_port, [raw.request("GET", "/healthz", {})])
+    (health,) = await say_all(validator.stack.public_port, [request("/healthz")])
     assert health.status == 200
 
     disk.free(child.pid)
     after = [validator.offer(validator.task()), validator.start(validator.task())]
     for one in after:
-        assert (await said(validator, one)).status == 200
+        assert (await answered(validator, one)).status == 200
     assert child.stop() == DaemonExitCode.OK
     with store(validator.stack) as connection:
         assert_whole(connection)
@@ -91,7 +89,7 @@ async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
 
 
 async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
-    validator: Validator, disk: Disk, running: Running, ended: Ending
+    validator: Validator, disk: Disk, running: Running
 ) -> None:
     child = running(**GENEROUS)
     disk.fill(child.pid)
@@ -111,36 +109,15 @@ async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
 def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
     stack: DevStack, disk: Disk, running: Running
 ) -> None:
-    child = daemon_process(stack)
-    process = subprocess.Popen(
-        child.command,
-        cwd=child.folder,
-        env=child.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # At once for the process, whichever kind of disk it is.
-        preexec_fn=lambda: disk.fill(os.getpid()),
-    )
-    _, told = process.communicate(timeout=120)
+    # At once for the process, whichever kind of disk it is.
+    with spawn(daemon_process(stack), preexec_fn=lambda: disk.fill(os.getpid())) as process:
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == DaemonExitCode.FAILED  # not one that pm2 gives up on
-    assert str(stack.data_dir) in told
-    assert "free disk space" in told
-    assert "Traceback" not in told
+    assert str(stack.data_dir) in errors
+    assert "free disk space" in errors
+    assert "Traceback" not in errors
     disk.free(os.getpid())
     assert running().stop() == DaemonExitCode.OK
-
-
-def run_bound(stack: DevStack, **settings: str) -> Ended:
-    child = bound_by_permissions(daemon_process(stack, settings))
-    return subprocess.run(
-        child.command,
-        cwd=child.folder,
-        env=child.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("used_before", [False, True])
@@ -151,11 +128,8 @@ def test_a_folder_that_can_not_be_written_is_named(
     if used_before:
         assert running().stop() == DaemonExitCode.OK
     with closed(stack.data_dir):
-        done = run_bound(stack)
-    assert done.returncode == DaemonExitCode.CONFIG
-    assert str(stack.data_dir) in done.stderr
-    assert "DATA_DIR" in done.stderr
-    assert "Traceback" not in done.stderr
+        done = run_to_end(bound_by_permissions(daemon_process(stack)))
+    assert_ended(done, DaemonExitCode.CONFIG, str(stack.data_dir), "DATA_DIR")
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, "god-miner.lock"])
@@ -164,28 +138,22 @@ def test_a_file_of_somebody_else_in_the_folder_is_named(name: str, stack: DevSta
     path = stack.data_dir / name
     before = path.read_bytes()
     path.chmod(0o000)
-    done = run_bound(stack)
+    done = run_to_end(bound_by_permissions(daemon_process(stack)))
     path.chmod(0o600)
-    assert done.returncode == DaemonExitCode.CONFIG
-    assert str(path) in done.stderr
-    assert "Traceback" not in done.stderr
+    assert_ended(done, DaemonExitCode.CONFIG, str(path))
     assert path.read_bytes() == before
 
 
 def test_a_data_folder_that_is_a_file_is_named(stack: DevStack, ended: Ending) -> None:
     stack.data_dir.write_text("not a folder\n")
-    done = ended()
-    assert done.returncode == DaemonExitCode.CONFIG
-    assert str(stack.data_dir) in done.stderr
-    assert "DATA_DIR" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert_ended(ended(), DaemonExitCode.CONFIG, str(stack.data_dir), "DATA_DIR")
 
 
 async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validator, stack: DevStack) -> None:
     with bound_by_permissions(daemon_process(stack, GENEROUS)) as child, closed(stack.data_dir):
         sent = [validator.offer(validator.task()), validator.start(validator.task())]
         for one in sent:
-            assert (await said(validator, one)).status == 200
+            assert (await answered(validator, one)).status == 200
         assert child.stop() == DaemonExitCode.OK
         assert "Traceback" not in child.log_file.read_text()
     with store(stack) as connection:
@@ -198,7 +166,7 @@ async def test_a_database_that_is_removed_under_the_daemon_ends_it_with_the_reas
     validator: Validator, running: Running, tail: str
 ) -> None:
     child = running(**GENEROUS)
-    assert (await said(validator, validator.offer(validator.task()))).status == 200
+    assert (await answered(validator, validator.offer(validator.task()))).status == 200
     path = validator.stack.data_dir / f"{FILE_NAME}{tail}"
     path.unlink()
     assert child.process is not None

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 import pytest_asyncio
 
@@ -41,9 +40,9 @@ for number in itertools.count():
 
 @pytest_asyncio.fixture
 async def bench(docker_host: Dockerd, tmp_path: Path) -> AsyncIterator[EngineBench]:
-    made = docker_bench(tmp_path / "data", docker_host.host, base_image.NAME)
-    yield made
-    await made.clear()
+    bench = on(docker_host, tmp_path)
+    yield bench
+    await bench.clear()
 
 
 @pytest.fixture
@@ -73,22 +72,17 @@ async def submitted_at_last(bench: EngineBench, spec: EngineSpec) -> Run:
     raise AssertionError(f"{spec.key} could not be submitted")
 
 
-def inspect(host: str, ref: str) -> dict[str, Any]:
-    api = docker.APIClient(host, version="auto")
-    try:
-        found: dict[str, Any] = api.inspect_container(ref)
-        return found
-    finally:
-        api.close()
+@pytest.fixture
+def api(docker_host: Dockerd) -> Iterator[Any]:
+    """Docker's API, as any other program has it."""
+    with docker_host.client() as client:
+        yield client.api
 
 
-def containers(host: str) -> list[dict[str, Any]]:
-    api = docker.APIClient(host, version="auto")
-    try:
-        found: list[dict[str, Any]] = api.containers(all=True)
+def containers(engine: Dockerd) -> list[dict[str, Any]]:
+    with engine.client() as client:
+        found: list[dict[str, Any]] = client.api.containers(all=True)
         return found
-    finally:
-        api.close()
 
 
 # the engine dies
@@ -112,7 +106,7 @@ async def test_a_killed_engine_without_live_restore_ends_the_run_and_says_so(
     assert (status.why, status.code) == (EndCause.KILLED, 0)
     assert run.file("saved") == "all of it"
     await bench.clear()
-    assert containers(mortal.host) == []
+    assert containers(mortal) == []
 
 
 async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
@@ -194,12 +188,12 @@ async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
         await asyncio.to_thread(restorable.start)
         run = await submitted_at_last(bench, spec)
         assert made in (None, run.ref)
-        assert len(containers(restorable.host)) == 1
+        assert len(containers(restorable)) == 1
         (run.dir / "go").touch()
         assert (await bench.end_of(run)).why is EndCause.OK
         assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
         await bench.engine.remove(run.ref)
-        assert containers(restorable.host) == []
+        assert containers(restorable) == []
 
 
 async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
@@ -223,7 +217,7 @@ async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
         assert run.file("ran") in (("x",) if status.why is EndCause.OK else ("x", ""))
         assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
         await bench.engine.remove(run.ref)
-        assert containers(restorable.host) == []
+        assert containers(restorable) == []
     assert EndCause.OK in seen
     assert seen <= {EndCause.OK, EndCause.KILLED, EndCause.LOST}
 
@@ -262,10 +256,7 @@ async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBe
 # the container dies
 
 
-async def test_a_container_killed_or_stopped_from_outside_is_recognized(
-    bench: EngineBench, docker_host: Dockerd
-) -> None:
-    api = docker.APIClient(docker_host.host, version="auto")
+async def test_a_container_killed_or_stopped_from_outside_is_recognized(bench: EngineBench, api: Any) -> None:
     killed, stopped = [await bench.submit(bench.code(SLEEPER)) for _ in range(2)]
     for run in (killed, stopped):
         await bench.said(run, "up")
@@ -273,17 +264,12 @@ async def test_a_container_killed_or_stopped_from_outside_is_recognized(
     api.stop(stopped.ref)
     assert (await bench.end_of(killed)).why is EndCause.KILLED
     assert (await bench.end_of(stopped)).why is EndCause.KILLED
-    api.close()
 
 
-async def test_a_removed_container_is_lost_unless_its_end_was_recorded(
-    bench: EngineBench, docker_host: Dockerd
-) -> None:
-    api = docker.APIClient(docker_host.host, version="auto")
+async def test_a_removed_container_is_lost_unless_its_end_was_recorded(bench: EngineBench, api: Any) -> None:
     gone = await bench.submit(bench.code(SLEEPER))
     await bench.said(gone, "up")
     api.remove_container(gone.ref, force=True)
-    api.close()
     assert (await bench.status(gone)).phase is RunPhase.LOST
     assert await bench.engine.find(gone.spec.key) is None
     gone.ref = ""
@@ -299,9 +285,8 @@ async def test_an_image_that_is_not_there_is_not_fetched(docker_host: Dockerd, t
     assert await bench.engine.list_runs() == []
 
 
-async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, docker_host: Dockerd) -> None:
+async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, api: Any) -> None:
     spec = bench.code("pass")
-    api = docker.APIClient(docker_host.host, version="auto")
     api.create_container(base_image.NAME, ["true"], name=spec.key)
     try:
         with pytest.raises(EngineRejected, match="not ours"):
@@ -310,7 +295,6 @@ async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, docker
         assert await bench.engine.list_runs() == []
     finally:
         api.remove_container(spec.key)
-        api.close()
 
 
 async def test_another_data_folder_s_runs_are_not_ours(
@@ -353,14 +337,10 @@ async def test_missing_cores_are_rejected(bench: EngineBench) -> None:
         await bench.submit(bench.code("pass", cpus="900-901"))
 
 
-async def test_an_image_without_python_is_reported(
-    bench: EngineBench, docker_host: Dockerd, tmp_path: Path
-) -> None:
-    api = docker.APIClient(docker_host.host, version="auto")
+async def test_an_image_without_python_is_reported(docker_host: Dockerd, api: Any, tmp_path: Path) -> None:
     empty = tmp_path / "empty.tar"
     empty.write_bytes(b"\0" * 10240)
     api.import_image_from_file(str(empty), repository="ci-empty", tag="1", changes=["ENV PATH=/bin"])
-    api.close()
     without = docker_bench(tmp_path / "other", docker_host.host, "ci-empty:1")
     _, status = await without.play("pass")
     assert status.why is EndCause.FAILED
@@ -372,12 +352,12 @@ async def test_an_image_without_python_is_reported(
 
 
 async def test_what_docker_shows_of_a_run_is_locked_down_and_without_secrets(
-    docker_host: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docker_host: Dockerd, api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_environment_of_the_daemon")
     bench = on(docker_host, tmp_path, wallet_password="opens the hotkey", operator_token="0123456789abcdef")
     run = await bench.submit(bench.code(SLEEPER, memory_bytes=256 << 20, shm_bytes=32 << 20, gpus=("1",)))
-    found = inspect(docker_host.host, run.ref)
+    found = api.inspect_container(run.ref)
     text = json.dumps(found)
     for secret in ("hf_environment_of_the_daemon", "opens the hotkey", "0123456789abcdef"):
         assert secret not in text
@@ -398,10 +378,7 @@ async def test_what_docker_shows_of_a_run_is_locked_down_and_without_secrets(
     assert (run.dir.stat().st_uid, run.dir.stat().st_gid) == (10002, 10002)
 
 
-async def test_a_pinned_image_runs_although_its_name_was_moved(
-    bench: EngineBench, docker_host: Dockerd
-) -> None:
-    api = docker.APIClient(docker_host.host, version="auto")
+async def test_a_pinned_image_runs_although_its_name_was_moved(bench: EngineBench, api: Any) -> None:
     image_id = api.inspect_image(base_image.NAME)["Id"]
     TrainerImages(bench.settings).set_pin("text", image_id, "source")
     empty = bench.data_dir / "empty.tar"
@@ -414,7 +391,6 @@ async def test_a_pinned_image_runs_although_its_name_was_moved(
         assert status.why is EndCause.OK
     finally:
         api.tag(image_id, repository, tag, force=True)
-        api.close()
 
 
 async def test_stopping_what_is_hung_in_the_wrapper_works_from_outside(bench: EngineBench) -> None:

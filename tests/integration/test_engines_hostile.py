@@ -21,7 +21,7 @@ from miner.engines import ownership
 from miner.engines.base import EndCause, EngineRejected, Mount, RunPhase
 from miner.engines.ownership import data_id
 from miner.engines.run_folder import log_tail
-from miner.support.untrusted_files import read_untrusted_in
+from miner.support.untrusted_files import read_untrusted
 from tests.doubles import hostile
 from tests.doubles.engine_bench import EngineBench, Run, process_bench
 from tests.doubles.engine_fixtures import bench_of
@@ -227,7 +227,7 @@ async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp
     assert status.phase is RunPhase.ENDED
     assert "secret" not in log_tail(run.dir)
     for name in ("progress.jsonl", "result.json", "plan.json"):
-        assert read_untrusted_in(run.dir, name) is None
+        assert read_untrusted(run.dir / name) is None
     # The wrapper's own record took the link's place, and did not follow it.
     assert stat.S_ISREG((run.dir / "exit.json").lstat().st_mode)
     await bench.engine.stop(run.ref)

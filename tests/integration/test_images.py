@@ -13,7 +13,6 @@ import sysconfig
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,6 @@ from tests.doubles.engine_fixtures import own_dockerd
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300
 SITE = sysconfig.get_path("purelib")
 PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -75,20 +73,8 @@ def engine() -> Iterator[Dockerd]:
     wheels = Path("/usr/share/python-wheels")  # where Debian keeps what ensurepip installs
     seen = [Path(sys.prefix), Path(sys.base_prefix), Path(ensurepip.__file__).parent, wheels]
     places = [place for place in seen if place != Path("/usr") and place.exists()]
-    with own_dockerd(mounted=places) as made:
-        yield made
-
-
-def build(engine: Dockerd, tag: str, **how: Any) -> None:
-    import docker
-
-    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
-    try:
-        client.images.build(tag=tag, network_mode="none", forcerm=True, **how)
-    except docker.errors.BuildError as error:
-        pytest.fail("".join(line.get("stream", "") for line in error.build_log)[-4000:])
-    finally:
-        client.close()
+    with own_dockerd(mounted=places) as engine:
+        yield engine
 
 
 def build_base(engine: Dockerd, tag: str, dockerfile: str, files: dict[str, str]) -> None:
@@ -99,29 +85,14 @@ def build_base(engine: Dockerd, tag: str, dockerfile: str, files: dict[str, str]
             info.size = len(text.encode())
             archive.addfile(info, io.BytesIO(text.encode()))
     context.seek(0)
-    build(engine, tag, fileobj=context, custom_context=True)
-
-
-def run(engine: Dockerd, image: str, *arguments: str) -> tuple[int, str]:
-    import docker
-
-    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
-    try:
-        container = client.containers.create(image, list(arguments), network_mode="none", cap_drop=["ALL"])
-        container.start()
-        code = int(container.wait(timeout=LIMIT_S)["StatusCode"])
-        log = container.logs().decode("utf-8", "replace")
-        container.remove(force=True)
-        return code, log
-    finally:
-        client.close()
+    engine.build(tag, fileobj=context, custom_context=True)
 
 
 def test_the_daemons_image_is_built_and_starts(engine: Dockerd) -> None:
     build_base(engine, "daemon-base:1", DAEMON_BASE, {})
     path = "dockerfiles/miner.dockerfile"
-    build(engine, "miner:1", path=str(ROOT), dockerfile=path, buildargs={"BASE": "daemon-base:1"})
-    code, log = run(engine, "miner:1", "config", "show")
+    engine.build("miner:1", path=str(ROOT), dockerfile=path, buildargs={"BASE": "daemon-base:1"})
+    code, log = engine.run("miner:1", ["config", "show"])
     assert code == 0, log[-3000:]
     assert "DATA_DIR" in log
 
@@ -131,9 +102,9 @@ def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str)
     build_base(engine, "uv:1", UV_BASE, {"uv": UV})
     build_base(engine, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
     arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
-    build(
-        engine, f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
+    engine.build(
+        f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
     )
-    code, log = run(engine, f"{name}:1", "--help")
+    code, log = engine.run(f"{name}:1", ["--help"])
     assert code == 0, log[-3000:]
     assert "--expected-repo-name" in log

@@ -12,6 +12,7 @@ import pytest
 
 from miner.dev.stack import DevStack
 from miner.server import DaemonExitCode
+from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.pm2 import Pm2, pm2_for
 from tests.integration.traffic import (
@@ -42,7 +43,7 @@ def pm2(stack: DevStack) -> Iterator[Pm2]:
 
 async def answering(pm2: Pm2, limit_s: float = 90.0) -> None:
     async with asyncio.timeout(limit_s):
-        health = raw.request("GET", "/healthz", {})
+        health = request("/healthz")
         while await raw.ask(pm2.stack.public_port, health) is None:
             await asyncio.sleep(0.02)
 
@@ -67,7 +68,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     stream.stopping = True
     await streaming  # a torn reply is raised here
     # What was in flight when the old life was told to go was answered, and told not to come back.
-    assert any(one.answer and not one.answer.keeps_alive for one in stream.sent)
+    assert any(one.answer and one.answer.closes for one in stream.sent)
 
     second = pm2.state()
     assert second["status"] == "online"

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from miner.dev.stack import prepare_stack
+from tests.doubles.http_bytes import Reply, Torn, request
 from tests.integration import raw
-from tests.integration.raw import Torn
 from tests.integration.traffic import Stream, Validator
 
 WHOLE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{"a":1}'
 Manner = Callable[[asyncio.StreamWriter], None]
 
 
-async def asked(manner: Manner) -> raw.Answer | None:
+async def asked(manner: Manner) -> Reply | None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         manner(writer)
 
     server = await asyncio.start_server(serve, raw.LOOPBACK, 0)
     async with server:
-        return await raw.ask(server.sockets[0].getsockname()[1], raw.request("GET", "/", {}))
+        return await raw.ask(server.sockets[0].getsockname()[1], request("/"))
 
 
 def sends(data: bytes) -> Manner:

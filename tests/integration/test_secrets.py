@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,9 +20,10 @@ from miner.chain.identity import hotkey_file
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack, daemon_process, free_ports
 from miner.server import DaemonExitCode
 from miner.settings import SECRET_FIELDS
+from tests.doubles.http_bytes import Reply, request
 from tests.integration import raw
+from tests.integration.conftest import run_to_end
 from tests.integration.disks import size_limit
-from tests.integration.raw import Answer
 from tests.integration.traffic import Validator
 
 pytestmark = pytest.mark.integration
@@ -118,19 +118,19 @@ async def answers_to_strangers(stack: DevStack, given: dict[str, str]) -> bytes:
     """Requests that carry secrets to where they don't belong. Their replies may quote them back."""
     token = given["OPERATOR_TOKEN"]
     carriers = [
-        raw.request("GET", f"/training_repo/{quote(token, safe='')}", {}),
-        raw.request("GET", f"/nowhere/{quote(token)}?token={quote(token)}", {}),
-        raw.request("GET", "/healthz", {"authorization": f"Bearer {token}", "cookie": token}),
-        raw.request("POST", "/task_offer/", {"nonce": token, "signature": token}, token.encode()),
+        request(f"/training_repo/{quote(token, safe='')}"),
+        request(f"/nowhere/{quote(token)}?token={quote(token)}"),
+        request("/healthz", {"authorization": f"Bearer {token}", "cookie": token}),
+        request("/task_offer/", {"nonce": token, "signature": token}, token.encode()),
         f"GET {token} {token}\r\n\r\n".encode(),
     ]
     for port in (stack.public_port, stack.operator_port):
         for one in carriers:
             await raw.ask(port, one)
     refused = [
-        raw.request("GET", "/status", {}),
-        raw.request("GET", "/status", {"authorization": "Bearer a-wrong-one-of-decent-length"}),
-        raw.request("GET", "/metrics?token=none", {}),
+        request("/status"),
+        request("/status", {"authorization": "Bearer a-wrong-one-of-decent-length"}),
+        request("/metrics?token=none"),
     ]
     return b"".join([_whole(await raw.ask(stack.operator_port, one), 401) for one in refused])
 
@@ -146,14 +146,14 @@ async def answers_to_validators(validator: Validator) -> bytes:
         _whole(await raw.ask(port, offer.request.replace(b"POST", b"PUT", 1)), 405),
         _whole(await raw.ask(port, validator.offer(task).request.replace(b"task_id", b"task_ix")), 401),
         _whole(await raw.ask(port, validator.get(f"/get_latest_model_submission/{task.task_id}")), 404),
-        _whole(await raw.ask(port, raw.request("GET", "/healthz", {})), 200),
+        _whole(await raw.ask(port, request("/healthz")), 200),
     ]
     return b"".join(replies)
 
 
 async def answers_to_the_operator(stack: DevStack, token: str) -> bytes:
     headers = {"authorization": f"Bearer {token}"}
-    status = await raw.ask(stack.operator_port, raw.request("GET", "/status", headers))
+    status = await raw.ask(stack.operator_port, request("/status", headers))
     metrics = await asyncio.to_thread(_text, stack.operator_port, "/metrics", token)
     assert b"# HELP" in metrics
     return _whole(status, 200) + metrics
@@ -166,7 +166,7 @@ def _text(port: int, path: str, token: str) -> bytes:
         return connection.getresponse().read()
 
 
-def _whole(answer: Answer | None, status: int) -> bytes:
+def _whole(answer: Reply | None, status: int) -> bytes:
     assert answer is not None
     assert answer.status == status, answer
     return repr(answer.headers).encode() + answer.body
@@ -209,12 +209,12 @@ async def test_no_secret_gets_out_of_a_running_daemon(
         replies += await answers_to_strangers(stack, given)
         replies += await answers_to_the_operator(stack, given["OPERATOR_TOKEN"])
         for kind in TOURNAMENTS:
-            told = await raw.ask(stack.public_port, validator.get(f"/training_repo/{kind}"))
-            assert told is not None
+            reply = await raw.ask(stack.public_port, validator.get(f"/training_repo/{kind}"))
+            assert reply is not None
             # The one place where it belongs, and there whole.
             token = f"TRAINING_REPO_{kind.upper()}_TOKEN"
-            assert told.json["github_token"] == given[token]
-            assert found(never, told.body) == {token}
+            assert reply.json["github_token"] == given[token]
+            assert found(never, reply.body) == {token}
         await failing_writes(validator, child)
         kept = everything_in(stack.data_dir)
     finally:
@@ -259,7 +259,7 @@ async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: DevSt
         headers = {"authorization": f"Bearer {token}"}
         async with asyncio.timeout(200):
             while True:
-                status = await raw.ask(stack.operator_port, raw.request("GET", "/status", headers))
+                status = await raw.ask(stack.operator_port, request("/status", headers))
                 lines += command_lines(child.pid)
                 assert status is not None
                 if status.json["chain"]["last_error"]:
@@ -287,17 +287,9 @@ def test_no_secret_is_told_by_a_start_that_fails(stack: DevStack) -> None:
         ("", {**given, **REPOSITORIES, "WALLET_NAME": "mistyped"}, "there is no hotkey"),
     ):
         (stack.folder / ".env").write_text(env_file)
-        child = daemon_process(stack, settings)
-        done = subprocess.run(
-            child.command,
-            cwd=child.folder,
-            env=child.environment,
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_to_end(daemon_process(stack, settings))
         assert done.returncode == DaemonExitCode.CONFIG
-        assert named in done.stderr.decode()
-        told = done.stdout + done.stderr
-        assert found({**given, "slip": slip}, told) == set()
-        assert not any(value.encode() in told for value in short.values())
+        assert named in done.stderr
+        output = done.stdout + done.stderr
+        assert found({**given, "slip": slip}, output.encode()) == set()
+        assert not any(value in output for value in short.values())

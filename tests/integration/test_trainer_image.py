@@ -44,45 +44,22 @@ def training() -> Path:
 @pytest.fixture(scope="module")
 def engine(training: Path) -> Iterator[Dockerd]:
     """With the training environment, and the interpreter that it was made with, in every container."""
-    said = "import sys; print(sys.prefix); print(sys.base_prefix)"
-    found = subprocess.run([training, "-c", said], capture_output=True, text=True, check=True).stdout
-    places = [Path(line) for line in found.split() if not line.startswith("/usr")]
-    with own_dockerd(mounted=places) as made:
-        _import_base(made, training.parent)
-        yield made
-
-
-def _import_base(engine: Dockerd, programs: Path) -> None:
-    import docker
-
-    api = docker.APIClient(base_url=engine.host, version="auto", timeout=120)
-    try:
-        path = f"ENV PATH={programs}:/usr/local/bin:/usr/bin:/bin"
+    code = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    prefixes = subprocess.run([training, "-c", code], capture_output=True, text=True, check=True).stdout
+    places = [Path(line) for line in prefixes.split() if not line.startswith("/usr")]
+    with own_dockerd(mounted=places) as engine:
+        path = f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"
         name, _, tag = BASE.partition(":")
-        api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=[path])
-    finally:
-        api.close()
+        with engine.client() as client:
+            client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=[path])
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def image(engine: Dockerd) -> str:
     """Built from the dockerfile as it is, with another base."""
-    import docker
-
-    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
-    try:
-        client.images.build(
-            path=str(ROOT),
-            dockerfile=DOCKERFILE,
-            tag=IMAGE,
-            buildargs={"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""},
-            network_mode="none",
-            forcerm=True,
-        )
-    except docker.errors.BuildError as error:
-        pytest.fail("".join(line.get("stream", "") for line in error.build_log)[-4000:])
-    finally:
-        client.close()
+    arguments = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
+    engine.build(IMAGE, path=str(ROOT), dockerfile=DOCKERFILE, buildargs=arguments)
     return IMAGE
 
 
@@ -101,8 +78,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, training: Path) -> Path:
     subprocess.run([training, "-c", script, str(folder)], env=environment, check=True, timeout=LIMIT_S)
     nonsense = folder / "datasets" / f"{BAD_TASK}_train_data.json"
     nonsense.write_text('[{"nothing": "of use"}]', encoding="utf-8")
-    for one in folder.rglob("*.safetensors"):  # saved for their owner alone; what a hub's client loads is not
-        one.chmod(0o644)
+    for weights in folder.rglob("*.safetensors"):  # saved for their owner alone
+        weights.chmod(0o644)
     return folder
 
 
@@ -118,35 +95,22 @@ def run(
     engine: Dockerd, image: str, task: str, cache: Path, checkpoints: Path, **more: Any
 ) -> tuple[int, str]:
     """Under a validator's conditions: code and log."""
-    import docker
     from docker.types import Mount
 
     checkpoints.mkdir(exist_ok=True)
     checkpoints.chmod(0o777)
-    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
-    try:
-        container = client.containers.create(
-            image,
-            arguments(task),
-            mounts=[
-                Mount("/app/checkpoints", str(checkpoints), type="bind"),
-                Mount("/cache", str(cache), type="bind", read_only=True),
-            ],
-            network_mode="none",
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            shm_size="1g",
-            environment={"WANDB_MODE": "offline", "TRANSFORMERS_CACHE": "/cache/hf_cache"},
-            **more,
-        )
-        container.start()
-        try:
-            code = int(container.wait(timeout=LIMIT_S)["StatusCode"])
-            return code, container.logs().decode("utf-8", "replace")
-        finally:
-            container.remove(force=True)
-    finally:
-        client.close()
+    return engine.run(
+        image,
+        arguments(task),
+        mounts=[
+            Mount("/app/checkpoints", str(checkpoints), type="bind"),
+            Mount("/cache", str(cache), type="bind", read_only=True),
+        ],
+        security_opt=["no-new-privileges"],
+        shm_size="1g",
+        environment={"WANDB_MODE": "offline", "TRANSFORMERS_CACHE": "/cache/hf_cache"},
+        **more,
+    )
 
 
 # The parts are made one by one, each by a test of its own: a test that had to wait for all of them would be
@@ -158,13 +122,8 @@ def test_an_engine_shows_the_training_environment_to_its_containers(engine: Dock
 
 
 def test_the_image_is_built_from_its_dockerfile(engine: Dockerd, image: str) -> None:
-    import docker
-
-    client = docker.DockerClient(base_url=engine.host, version="auto", timeout=LIMIT_S)
-    try:
+    with engine.client() as client:
         assert client.images.get(image).attrs["Config"]["Entrypoint"]
-    finally:
-        client.close()
 
 
 def test_what_a_validator_downloads_lies_where_it_puts_it(cache: Path) -> None:

@@ -18,8 +18,9 @@ from miner.chain.fiber import NONCE, sign_headers
 from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import DevStack
 from miner.store.database import FILE_NAME, connect_for_reading
+from tests.doubles.http_bytes import Reply, request
 from tests.integration import raw
-from tests.integration.raw import Answer, Connection, Cut
+from tests.integration.raw import Connection, Cut
 
 #: Nobody is to be refused for asking much: what is tried here is something else.
 GENEROUS = {
@@ -37,7 +38,7 @@ class Sent:
     task: SampleTask
     request: bytes
     nonce: str
-    answer: Answer | None = None
+    answer: Reply | None = None
 
     @property
     def acknowledged(self) -> bool:
@@ -73,14 +74,14 @@ class Validator:
 
     def get(self, path: str) -> bytes:
         keys = self.stack.keys
-        return raw.request("GET", path, sign_headers(keys.validator, keys.miner.ss58_address, None))
+        return request(path, sign_headers(keys.validator, keys.miner.ss58_address, None))
 
     def _signed(
         self, call: Literal["offer", "start"], task: SampleTask, path: str, payload: dict[str, Any]
     ) -> Sent:
         keys, body = self.stack.keys, json.dumps(payload).encode()
         headers = sign_headers(keys.validator, keys.miner.ss58_address, body)
-        return Sent(call, task, raw.request("POST", path, headers, body), headers[NONCE])
+        return Sent(call, task, request(path, headers, body), headers[NONCE])
 
 
 @dataclass
@@ -151,10 +152,10 @@ class Stream:
         self.answered += 1
         self._news.set()
         self.on_answer(self.answered)
-        return one.answer.keeps_alive
+        return not one.answer.closes
 
 
-async def say_all(port: int, requests: Iterable[bytes], lanes: int = 8) -> list[Answer]:
+async def say_all(port: int, requests: Iterable[bytes], lanes: int = 8) -> list[Reply]:
     """Each request's answer, in their order, from a daemon that is at rest otherwise."""
     waiting = list(requests)
     parts = await asyncio.gather(*(_say_in_turn(port, waiting[lane::lanes]) for lane in range(lanes)))
@@ -162,8 +163,8 @@ async def say_all(port: int, requests: Iterable[bytes], lanes: int = 8) -> list[
     return [next(answers[number % lanes]) for number in range(len(waiting))]
 
 
-async def _say_in_turn(port: int, requests: list[bytes]) -> list[Answer]:
-    answers: list[Answer] = []
+async def _say_in_turn(port: int, requests: list[bytes]) -> list[Reply]:
+    answers: list[Reply] = []
     while len(answers) < len(requests):
         async with await raw.connect(port) as connection:
             while len(answers) < len(requests):
@@ -171,12 +172,12 @@ async def _say_in_turn(port: int, requests: list[bytes]) -> list[Answer]:
                 answer = await connection.answer()
                 assert answer is not None, "a daemon at rest hung up without an answer"
                 answers.append(answer)
-                if not answer.keeps_alive:
+                if answer.closes:
                     break
     return answers
 
 
-def statuses(answers: Iterable[Answer]) -> Counter[int]:
+def statuses(answers: Iterable[Reply]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
 
 

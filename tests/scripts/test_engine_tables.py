@@ -7,32 +7,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from tests.core.submission.folders import write
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "engine_tables"
 
 
-def run(script: str, checkout: Path) -> dict[str, Any]:
+def printed(script: str, checkout: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), str(checkout)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "ENGINE_COMMIT": "abc123"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    return folder
+    return done.stdout
 
 
 KOHYA = {
@@ -56,37 +47,34 @@ def get_optimizer(optimizer_type):
 def get_scheduler_fix(name):
     if name == SchedulerType.COSINE: return 1
 """,
-    "sdxl_train_network.py": """
+    **{
+        f"{name}_train_network.py": f"""
 import argparse
 from library import train_util
 def setup_parser():
     parser = argparse.ArgumentParser()
-    train_util.add(parser, False)
+    train_util.add(parser, {name == "flux"})
     return parser
-""",
-    "flux_train_network.py": """
-import argparse
-from library import train_util
-def setup_parser():
-    parser = argparse.ArgumentParser()
-    train_util.add(parser, True)
-    return parser
-""",
+"""
+        for name in ("sdxl", "flux")
+    },
 }
 
 
 def test_the_parsers_of_sd_scripts_run_without_what_they_import(tmp_path: Path) -> None:
-    found = run("kohya_table.py", write(tmp_path, KOHYA))
-    assert found["version"] == "abc123"
-    assert found["objects"]["sdxl_train_network"] == {
+    text = printed("kohya_table.py", write(tmp_path, KOHYA))
+    assert '\n   "network_dim": ["int"]\n' in text, "one key per line"
+    table = json.loads(text)
+    assert table["version"] == "abc123"
+    assert table["objects"]["sdxl_train_network"] == {
         "flag": ["bool"],
         "loss_type": [{"choices": ["l1", "l2"]}],
         "names": [{"list": ["str"]}],
         "network_dim": ["int"],
     }
-    assert found["objects"]["flux_train_network"]["rate"] == ["float"]
-    assert found["optimizers"] == ["adamw", "lion8bit"]
-    assert found["schedulers"] == ["cosine"]
+    assert table["objects"]["flux_train_network"]["rate"] == ["float"]
+    assert table["optimizers"] == ["adamw", "lion8bit"]
+    assert table["schedulers"] == ["cosine"]
 
 
 AI_TOOLKIT = {
@@ -129,16 +117,17 @@ class Krea:
     def f(self):
         return int(self.model_config.model_kwargs.get("max_text_length", 512))
 """,
-    "extensions_built_in/diffusion_models/ideogram4/ideogram4.py": "",
-    "extensions_built_in/diffusion_models/qwen_image/qwen_image.py": "",
-    "extensions_built_in/diffusion_models/z_image/z_image.py": "",
+    **{
+        f"extensions_built_in/diffusion_models/{name}/{name}.py": ""
+        for name in ("ideogram4", "qwen_image", "z_image")
+    },
 }
 
 
 def test_the_keys_of_ai_toolkit_are_read_from_its_source(tmp_path: Path) -> None:
-    found = run("ai_toolkit_table.py", write(tmp_path, AI_TOOLKIT))
-    objects = found["objects"]
-    assert found["version"] == "1.2.3 abc123"
+    table = json.loads(printed("ai_toolkit_table.py", write(tmp_path, AI_TOOLKIT)))
+    objects = table["objects"]
+    assert table["version"] == "1.2.3 abc123"
     assert objects["SaveConfig"] == {
         "save_every": ["int"],
         "save_format": [{"choices": ["diffusers", "safetensors"]}],
@@ -147,18 +136,6 @@ def test_the_keys_of_ai_toolkit_are_read_from_its_source(tmp_path: Path) -> None
     assert objects["model_kwargs"] == {"max_text_length": ["int"]}
     assert {"every", "db", "network", "type"} <= objects["process"].keys()
     assert "Unrelated" not in objects
-    assert {"krea2", "sd2"} <= set(found["architectures"])
-    assert found["optimizers"] == ["adamw8bit", "prodigy"]
-    assert found["schedulers"] == ["cosine"]
-
-
-def test_a_table_has_one_key_per_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "kohya_table.py"), str(write(tmp_path, KOHYA))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "ENGINE_COMMIT": "abc123"},
-        check=True,
-    )
-    assert '   "network_dim": ["int"]' in done.stdout
+    assert {"krea2", "sd2"} <= set(table["architectures"])
+    assert table["optimizers"] == ["adamw8bit", "prodigy"]
+    assert table["schedulers"] == ["cosine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,44 +30,40 @@ def test_the_build_fits_the_machine_and_its_size_is_shown_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[list[str]] = []
+    commands: list[list[str]] = []
 
     def record(_folder: Path, what: str, arguments: list[str]) -> int:
         assert expected in capsys.readouterr().out or what == "demo"
-        asked.append(arguments)
+        commands.append(arguments)
         return 0
 
     monkeypatch.setattr(install.shutil, "which", lambda _: "/usr/bin/nvidia-smi" if gpu else None)
     monkeypatch.setattr(install, "is_available", lambda *_: offered)
     monkeypatch.setattr(install, "install", record)
     assert install.install_training(tmp_path, "demo") == 0
-    first, second = asked
+    first, second = commands
     assert first == ["-c", "constraints-training.txt", wanted]
     assert "transformers" in " ".join(second)
     assert "axolotl" not in " ".join(second)
 
 
+@pytest.mark.parametrize("mine", [True, False])
 def test_an_environment_of_another_python_is_kept_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the installation and after it, which may scroll the first line away."""
+    this = f"python3.{sys.version_info.minor}"
+    (tmp_path / "lib" / (this if mine else "python3.9")).mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for tool in ("pip", "python"):
+        (tmp_path / "bin" / tool).touch()
     monkeypatch.setattr(install, "install", lambda *_: print("installed") or 0)
-    mine = f"python3.{sys.version_info.minor}"
-    for name, expected in (
-        (mine, ""),
-        ("python3.9", f"with python3.9; for {mine} ({sys.executable}): rm -rf"),
-    ):
-        folder = tmp_path / name / ".venv"
-        (folder / "lib" / name).mkdir(parents=True)
-        (folder / "bin").mkdir()
-        for tool in ("pip", "python"):
-            (folder / "bin" / tool).touch()
-        monkeypatch.setattr(sys, "argv", ["install.py", "daemon", str(folder)])
-        assert install.main() == 0
-        before, after = capsys.readouterr().out.split("installed\n")
-        assert before == after
-        assert expected in after
-        assert bool(after) is bool(expected)
+    monkeypatch.setattr(sys, "argv", ["install.py", "daemon", str(tmp_path)])
+    assert install.main() == 0
+    before, after = capsys.readouterr().out.split("installed\n")
+    assert before == after
+    assert (f"with python3.9; for {this} ({sys.executable}): rm -rf" in after) is not mine
+    assert bool(after) is not mine
 
 
 def test_one_line_shows_the_progress_of_an_installation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +76,7 @@ def test_one_line_shows_the_progress_of_an_installation(capsys: pytest.CaptureFi
         "Using cached numpy-2.3.5-cp311-cp311-manylinux_2_28_x86_64.whl (16.6 MB)",
     ):
         progress.add(line)
-    assert str(progress) == "demo: 2 files, 544 MB, 0:00, numpy (17 MB)"
+    assert re.fullmatch(r"demo: 2 files, 544 MB, \d+:\d\d, numpy \(17 MB\)", str(progress))
     shown = capsys.readouterr().out
     assert "torch (527 MB)" in shown
     assert "ignored" not in shown
@@ -92,13 +89,13 @@ def test_an_environment_without_its_python_is_created_again(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/pip").touch()
     (tmp_path / "bin/python").symlink_to(tmp_path / "removed")
-    asked: list[list[object]] = []
+    commands: list[list[object]] = []
 
     def failing(command: list[object], check: bool) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
+        commands.append(command)
         return subprocess.CompletedProcess([], 1)
 
     monkeypatch.setattr(install.subprocess, "run", failing)
     with pytest.raises(SystemExit, match="could not be created"):
         install.make_environment(tmp_path)
-    assert asked == [[sys.executable, "-m", "venv", "--clear", tmp_path]]
+    assert commands == [[sys.executable, "-m", "venv", "--clear", tmp_path]]

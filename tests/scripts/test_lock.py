@@ -14,32 +14,31 @@ ROOT = Path(__file__).parents[2]
 
 
 def pins(name: str) -> dict[str, str]:
-    found = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
+    lines = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in lines}
 
 
 def test_every_install_line_of_the_dockerfiles_is_found() -> None:
-    found = {path.name: list(lock.of_dockerfile(path)) for path in (ROOT / "dockerfiles").iterdir()}
-    for name, installs in found.items():
-        assert installs, name
-    [daemon] = found["miner.dockerfile"]
+    by_file = {path.name: list(lock.of_dockerfile(path)) for path in (ROOT / "dockerfiles").iterdir()}
+    assert [name for name, installs in by_file.items() if not installs] == []
+    [daemon] = by_file["miner.dockerfile"]
     assert daemon.requirements == tuple(lock.project()[0])
     assert daemon.constraints == lock.DAEMON
     for name in ("standalone-image-trainer.dockerfile", "standalone-image-toolkit-trainer.dockerfile"):
-        [wrapper] = found[name]
+        [wrapper] = by_file[name]
         assert {"pydantic", "pyyaml"} <= set(wrapper.requirements)
         assert wrapper.constraints == lock.DAEMON
-    rewards = found["standalone-text-trainer.dockerfile"]
-    assert {"textstat", "langcheck", "detoxify"} == {one.requirements[0] for one in rewards}
-    assert all(one.optional for one in rewards)
+    rewards = by_file["standalone-text-trainer.dockerfile"]
+    assert {"textstat", "langcheck", "detoxify"} == {install.requirements[0] for install in rewards}
+    assert all(install.optional for install in rewards)
 
 
 def test_a_version_asked_for_by_name_is_the_pinned_one() -> None:
     for install in lock.installs():
-        for asked in install.requirements:
-            name, _, version = asked.partition("==")
+        for requirement in install.requirements:
+            name, _, version = requirement.partition("==")
             if version and install.constraints:
-                assert pins(install.constraints)[name] == version, f"{install.name}: {asked}"
+                assert pins(install.constraints)[name] == version, f"{install.name}: {requirement}"
 
 
 def test_torch_on_cpu_or_cuda_finds_its_compiler_pinned_as_it_wants() -> None:
@@ -69,7 +68,7 @@ def test_a_check_says_what_cannot_be_installed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wanted = [one for one in lock.installs() if one.constraints == lock.DAEMON]
+    wanted = [install for install in lock.installs() if install.constraints == lock.DAEMON]
     monkeypatch.setattr(lock, "installs", lambda: wanted)
     monkeypatch.setattr(lock, "resolve", lambda *_: answer)
     assert lock.check("uv") == code

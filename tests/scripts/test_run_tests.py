@@ -57,9 +57,8 @@ def test_the_last_line_has_the_totals_and_only_success_exits_with_0(
     assert run_tests.run("test", sys.executable, tmp_path) == code
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1] == expected
-    assert ("ended with" in shown) == (
-        code == 1 and "1 failed" not in expected and "0 passed" not in expected
-    )
+    failed_itself = code == 1 and "1 failed" not in expected and "0 passed" not in expected
+    assert ("ended with" in shown) == failed_itself
 
 
 def test_continuous_integration_needs_a_training_environment(
@@ -92,11 +91,11 @@ def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -
     with subprocess.Popen(
         [sys.executable, "-c", "input(); raise SystemExit(2)"], stdin=subprocess.PIPE
     ) as child:
-        wait, asked = child.wait, []
+        wait, polls = child.wait, []
 
         def interrupted() -> int:
-            asked.append(child.poll())
-            if len(asked) == 1:
+            polls.append(child.poll())
+            if len(polls) == 1:
                 raise KeyboardInterrupt
             child.stdin.write(b"\n")
             child.stdin.close()
@@ -105,4 +104,4 @@ def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(child, "wait", interrupted)
         assert run_tests.wait_for(child) == 2
         monkeypatch.undo()
-    assert asked == [None, None]
+    assert polls == [None, None]

@@ -65,8 +65,7 @@ def ai_toolkit_rules(config: ConfigMapping, gpus: int) -> Iterator[Problem]:
     if len(processes) > 1:
         yield Problem("config.process", f"{len(processes)} entries", "one task is one process")
     for process in processes:
-        for problem in _process(process):
-            yield Problem(f"config.process[0].{problem.where}", problem.value, problem.rule)
+        yield from _prefixed("config.process[0]", _process(process))
 
 
 def _placeholders(value: Any, path: str) -> Iterator[Problem]:
@@ -84,10 +83,8 @@ def _placeholders(value: Any, path: str) -> Iterator[Problem]:
 
 def _process(process: ConfigMapping) -> Iterator[Problem]:
     train, model = process.get("train") or {}, process.get("model") or {}
-    yield from missing_keys(
-        process, ("training_folder", "network", "save", "datasets"), "ai-toolkit needs it"
-    )
-    yield from missing_keys(process, ("train", "model"), "ai-toolkit needs it")
+    needed = ("training_folder", "network", "save", "datasets", "train", "model")
+    yield from missing_keys(process, needed, "ai-toolkit needs it")
     yield from _prefixed("train", _train(train))
     yield from _prefixed("model", _model(model))
     yield from _prefixed("network", _network(process.get("network") or {}))

@@ -13,6 +13,7 @@ from typing import Any
 
 from core.domain.choices import LrSchedule, Method, Optimizer
 from core.engines.axolotl.data_keys import dataset_keys
+from core.engines.axolotl.rules import LORA_KERNELS
 from core.engines.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 from core.engines.keys import translated_axolotl
 from core.planning.plan import TrainingPlan
@@ -78,8 +79,6 @@ def _schedule(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
 
 
 LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
-
-_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
 def axolotl_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
@@ -252,7 +251,7 @@ def _kernels(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     keys: EngineConfig = {}
     if plan.adapter is not None:
         wanted = precision.lora_kernels and supervised and not plan.gpus.is_cpu
-        keys |= dict.fromkeys(_KERNELS, wanted)
+        keys |= dict.fromkeys(LORA_KERNELS, wanted)
     if precision.liger:
         keys |= {"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True}
     if precision.fused_loss and supervised:

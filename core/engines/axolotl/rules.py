@@ -1,7 +1,7 @@
 """What Axolotl accepts and then ignores, and what it refuses only after loading the model.
 
 The engine's own cross-field checks are repeated where a rendered configuration could run into them, so that
-a machine without Axolotl finds them too; `engine_check.py` asks the engine itself.
+a machine without Axolotl finds them too; tests compare with the engine itself.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _OPTIMIZER_NEEDS = {
     "stable_adamw": "torch-optimi",
 }
 
-_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _LOSSES = (
     "chunked_cross_entropy",
     "cut_cross_entropy",
@@ -290,7 +290,7 @@ def _kernels(config: ConfigMapping) -> Iterator[Problem]:
         yield Problem("fp16", "true", "bf16 wins, fp16 would have no effect")
     if config.get("fp8") and not config.get("torch_compile"):
         yield Problem("fp8", "true", "is several times slower than bf16 without torch_compile")
-    kernels = [key for key in _KERNELS if config.get(key)]
+    kernels = [key for key in LORA_KERNELS if config.get(key)]
     for key in ("load_in_8bit", "trust_remote_code"):
         if kernels and config.get(key):
             yield Problem(kernels[0], "true", f"is refused together with {key}")

@@ -35,7 +35,8 @@ class PolicyRules(Record):
     )
     families: Annotated[list[Family], OneOrMany()] | None = Field(
         default=None,
-        description="Only these text model families. Unset: all.",
+        description="Only these text model families (list in docs/profiles.md). Unset: all.",
+        examples=["llama", "[qwen, gemma]"],
     )
     models_denied: list[str] = Field(
         default_factory=list,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,28 +17,26 @@ def test_in_a_checkout_configs_are_beside_the_packages() -> None:
     assert config_dir() == ROOT / "configs"
 
 
-def test_a_wheel_contains_configs_where_they_are_expected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installation without configs."""
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "core" / "config" / "files.py"))
+    config_dir.cache_clear()
+    yield tmp_path
+    config_dir.cache_clear()
+
+
+def test_a_wheel_contains_configs_where_they_are_expected(installed: Path) -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    target = tmp_path / built["force-include"]["configs"]
+    target = installed / built["force-include"]["configs"]
     (target / "profiles").mkdir(parents=True)
-    monkeypatch.setattr(files, "__file__", str(tmp_path / "core" / "config" / "files.py"))
-    config_dir.cache_clear()
-    try:
-        assert config_dir() == target
-    finally:
-        config_dir.cache_clear()
+    assert config_dir() == target
 
 
-def test_an_installation_without_configs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "__file__", str(tmp_path / "core" / "config" / "files.py"))
-    config_dir.cache_clear()
-    try:
-        with pytest.raises(MissingConfigs, match="install the package again"):
-            config_dir()
-    finally:
-        config_dir.cache_clear()
+@pytest.mark.usefixtures("installed")
+def test_an_installation_without_configs_is_reported() -> None:
+    with pytest.raises(MissingConfigs, match="install the package again"):
+        config_dir()
 
 
 def test_the_last_value_of_a_path_counts_and_unset_takes_back_all_below_it() -> None:

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from core.data.facts import (
     BYTES_PER_TOKEN,
     PERCENTS,
-    DatasetFacts,
     LengthStats,
     assumed_facts,
     facts_from_lengths,
@@ -54,9 +53,9 @@ def test_cut_and_kept_means_are_close_to_the_real_ones() -> None:
 
 
 @given(LENGTHS, st.integers(0, 300_000), st.integers(0, 300_000))
-def test_a_longer_limit_never_loses_tokens_or_rows(lengths: list[int], one: int, two: int) -> None:
+def test_a_longer_limit_never_loses_tokens_or_rows(lengths: list[int], limit: int, other: int) -> None:
     stats = LengthStats.from_lengths(lengths)
-    low, high = sorted((one, two))
+    low, high = sorted((limit, other))
     assert stats.mean_cut(low) <= stats.mean_cut(high) + 1e-6
     assert stats.share_over(low) >= stats.share_over(high) - 1e-9
     assert 0 <= stats.mean_kept(low) <= low
@@ -77,14 +76,6 @@ def test_a_sampled_dataset() -> None:
     assert facts.lengths_confidence is Confidence.CONFIG
 
 
-def test_a_preference_row_is_as_long_as_its_longer_answer() -> None:
-    facts = facts_from_lengths(TaskType.DPO, [10, 10], [5, 50], [40, 4])
-    assert facts.total.quantiles[0] == 50
-    assert facts.total.max == 60
-    assert facts.rejected is not None
-    assert facts.rejected.max == 40
-
-
 def test_prompts_without_answers_and_an_empty_file() -> None:
     assert facts_from_lengths(TaskType.GRPO, [7, 9], []).total.max == 9
     empty = facts_from_lengths(TaskType.CHAT, [], [])
@@ -92,7 +83,7 @@ def test_prompts_without_answers_and_an_empty_file() -> None:
     assert empty.lengths_confidence is Confidence.GUESS
 
 
-@pytest.mark.parametrize("task", [task for task in TaskType if task.is_text])
+@each("task", [task for task in TaskType if task.is_text])
 def test_assumptions_for_an_offer_are_plausible(task: TaskType) -> None:
     facts = assumed_facts(task, hours=3)
     assert facts.rows == 40_000
@@ -117,11 +108,6 @@ def test_pictures_come_ten_times_per_epoch_for_sdxl_and_once_for_all_others(
     assert facts.rows == 30
     assert facts.image_repeats == (10 if kind is ImageModelType.SDXL else 1)
     assert image_dataset_facts(12, kind).rows == 12
-
-
-def test_dataset_facts_survive_json() -> None:
-    facts = assumed_facts(TaskType.DPO, rows=10)
-    assert DatasetFacts.model_validate_json(facts.model_dump_json()) == facts
 
 
 WORDS = "x" * 360
@@ -155,12 +141,6 @@ def test_columns_are_recognised_by_their_usual_names(
 
 def test_other_alphabets_count_by_their_bytes() -> None:
     assert text_tokens("é" * 36) == pytest.approx(2 * 36 / BYTES_PER_TOKEN)
-
-
-def test_no_rows_at_all_are_an_empty_dataset() -> None:
-    facts = facts_from_rows(TaskType.INSTRUCT, [])
-    assert facts.rows == 0
-    assert facts.total.max == 0
 
 
 ROWS = st.lists(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.data.rows import BadRows, CsvRows, JsonForm, JsonRows
+from core.data.rows import BadRows, CsvRows, JsonRows
 from tests.doubles.each import each
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -42,18 +42,16 @@ def test_whatever_json_writes_is_read_back_through_windows_of_any_size(
 
 @given(rows=ROWS.filter(bool), window=st.integers(1, 200), blank=st.sampled_from(["\n", "", " \r\n\n"]))
 def test_json_lines_are_rows_too(rows: list[dict[str, Any]], window: int, blank: str) -> None:
-    reader = JsonRows(io.BytesIO(blank.join(map(json.dumps, rows)).encode()), window=window)
-    assert list(reader) == rows
-    assert reader.form is JsonForm.LINES
+    assert read(blank.join(map(json.dumps, rows)).encode(), window) == rows
 
 
 @given(data=st.binary(max_size=300), window=st.integers(1, 64))
 def test_any_bytes_are_json_rows_or_bad_rows(data: bytes, window: int) -> None:
     with contextlib.suppress(BadRows):
-        found = read(data, window)
+        rows = read(data, window)
         text = data.decode("utf-8", errors="replace").removeprefix("\ufeff")
         if text.lstrip(" \t\r\n").startswith("["):
-            assert [row for row in json.loads(text) if isinstance(row, dict)] == found
+            assert [row for row in json.loads(text) if isinstance(row, dict)] == rows
 
 
 @given(text=st.text(alphabet='[]{},:"\\ua1e-.0tfn \n', max_size=60), window=st.integers(1, 40))

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
+from core.data.facts import BYTES_PER_TOKEN
 from core.data.rows import BadRows
 from core.data.scan import (
     MAX_SAMPLED_CHARS,
     SAMPLE_ROWS,
+    CountTokens,
     RowReader,
     RowSample,
     RowTexts,
-    facts_from_row_texts,
     facts_from_scan,
     needed_columns,
     scan_rows,
@@ -29,7 +30,9 @@ from core.domain.tasks import (
 from tests.doubles.each import each
 
 DATASET = InstructDataset(field_instruction="q", field_output="a")
-GRPO = GrpoDataset(reward_functions=[RewardFunction(reward_func="def f(): ...", reward_weight=1)])
+GRPO = GrpoDataset(
+    field_prompt="ask", reward_functions=[RewardFunction(reward_func="def f(): ...", reward_weight=1)]
+)
 
 
 def words(texts: Any) -> list[int]:
@@ -38,11 +41,11 @@ def words(texts: Any) -> list[int]:
 
 def test_rows_usable_rows_and_columns_are_counted() -> None:
     rows: list[dict[str, Any]] = [{"q": "x", "a": "y"}] * 3 + [{"q": "x", "a": " "}, {"q": "z", "n": 1}]
-    found, sample = scan_rows(rows, DATASET)
-    assert (found.rows, found.usable) == (5, 3)
-    assert found.columns == {"q": 5, "a": 4, "n": 1}
+    scan, sample = scan_rows(rows, DATASET)
+    assert (scan.rows, scan.usable) == (5, 3)
+    assert scan.columns == {"q": 5, "a": 4, "n": 1}
     assert len(sample.rows) == 3
-    facts = facts_from_scan(DATASET, found, sample, words)
+    facts = facts_from_scan(DATASET, scan, sample, words)
     assert (facts.rows, facts.sampled_rows, facts.total.max) == (3, 3, 2)
 
 
@@ -61,7 +64,7 @@ def test_rows_usable_rows_and_columns_are_counted() -> None:
         ([{"q": "x", "a": ""}] * 2, DATASET, "none of the 2 rows can be learned from: 'q', 'a' are empty"),
         ([{"q": "x"}], InstructDataset(), "the task names no column"),
         ([{f"c{n}": n for n in range(50)}], DATASET, "'c19' and 30 more"),
-        ([{"text": "x"}], GRPO, "'prompt' (field_prompt)"),
+        ([{"text": "x"}], GRPO, "'ask' (field_prompt)"),
     ],
 )
 def test_unusable_data_is_rejected_with_the_columns_found_and_wanted(
@@ -74,22 +77,22 @@ def test_unusable_data_is_rejected_with_the_columns_found_and_wanted(
 
 def test_the_sample_is_even_over_the_whole_file_and_the_same_each_time() -> None:
     rows = [{"q": "x", "a": "w " * (1 + n % 100)} for n in range(40_000)]
-    found, sample = scan_rows(rows, DATASET)
+    scan, sample = scan_rows(rows, DATASET)
     assert len(sample.rows) == SAMPLE_ROWS
-    facts = facts_from_scan(DATASET, found, sample, words)
+    facts = facts_from_scan(DATASET, scan, sample, words)
     assert facts.rows == 40_000
     assert 45 <= facts.answer.percentile(50) <= 56
     assert facts.answer.p99 >= 97
     assert scan_rows(rows, DATASET)[1] == sample
 
 
-def test_a_long_text_is_measured_by_its_beginning_and_scaled() -> None:
+@each("count", [words, None])
+def test_a_long_text_is_measured_by_its_beginning_and_scaled(count: CountTokens | None) -> None:
     text = "word " * MAX_SAMPLED_CHARS
-    found, sample = scan_rows([{"q": "x", "a": text}], DATASET)
+    scan, sample = scan_rows([{"q": "x", "a": text}], DATASET)
     assert len(sample.to_json()) < 2 * MAX_SAMPLED_CHARS
-    assert facts_from_scan(DATASET, found, sample, words).answer.max == pytest.approx(
-        MAX_SAMPLED_CHARS, rel=0.001
-    )
+    tokens = MAX_SAMPLED_CHARS if count else len(text) / BYTES_PER_TOKEN
+    assert facts_from_scan(DATASET, scan, sample, count).answer.max == pytest.approx(tokens, rel=0.001)
 
 
 def test_a_sample_survives_json() -> None:
@@ -98,16 +101,13 @@ def test_a_sample_survives_json() -> None:
 
 
 def test_a_file_with_another_column_in_every_row_does_not_fill_the_memory() -> None:
-    found, _ = scan_rows(({"q": "x", "a": "y", f"c{n}": 1} for n in range(5000)), DATASET)
-    assert len(found.columns) <= 1000
+    scan, _ = scan_rows(({"q": "x", "a": "y", f"c{n}": 1} for n in range(5000)), DATASET)
+    assert len(scan.columns) <= 1000
 
 
 INSTRUCT = InstructDataset(field_instruction="q", field_input="i", field_output="a")
 CHAT = ChatDataset(chat_user_reference="human", chat_assistant_reference="gpt")
 DPO = DpoDataset(field_chosen="good", field_rejected="bad")
-GRPO_ASK = GrpoDataset(
-    field_prompt="ask", reward_functions=[RewardFunction(reward_func="def f(): ...", reward_weight=1)]
-)
 
 
 @each(
@@ -129,9 +129,9 @@ GRPO_ASK = GrpoDataset(
         (CHAT, {"conversations": [{"from": "human", "value": "x"}]}, RowTexts(("x",), (), (), 1, 0), False),
         (DPO, {"prompt": "x", "good": "y", "bad": "z"}, RowTexts(("x",), ("y",), ("z",)), True),
         (DPO, {"prompt": "x", "good": "y", "bad": ""}, RowTexts(("x",), ("y",), ("",)), False),
-        (GRPO_ASK, {"ask": "x"}, RowTexts(("x",)), True),
-        (GRPO_ASK, {"prompt": "x"}, RowTexts(("x",)), True),
-        (GRPO_ASK, {"ask": ""}, RowTexts(("",)), False),
+        (GRPO, {"ask": "x"}, RowTexts(("x",)), True),
+        (GRPO, {"prompt": "x"}, RowTexts(("x",)), True),
+        (GRPO, {"ask": ""}, RowTexts(("",)), False),
     ],
 )
 def test_rows_are_read_as_evaluation_reads_them(
@@ -146,22 +146,21 @@ def test_needed_columns_are_those_named_or_those_of_validators_files() -> None:
     assert needed_columns(INSTRUCT) == {"field_instruction": "q", "field_output": "a"}
     assert needed_columns(CHAT) == {"chat_column": "conversations"}
     assert needed_columns(DPO) == {"field_prompt": "prompt", "field_chosen": "good", "field_rejected": "bad"}
-    assert needed_columns(GRPO_ASK) == {"field_prompt": "ask"}
+    assert needed_columns(GRPO) == {"field_prompt": "ask"}
     with pytest.raises(ValueError, match="no rows"):
         RowReader(EnvironmentDataset(environment_names=["x"]))
 
 
 def test_a_tokenizer_makes_lengths_reliable_and_markup_counts() -> None:
-    sample = [RowReader(CHAT).texts_of({"conversations": [{"from": "gpt", "value": "three little words"}]})]
-    facts = facts_from_row_texts(CHAT, sample, 10, lambda texts: [len(text.split()) for text in texts])
+    rows = [{"conversations": [{"from": "gpt", "value": "three little words"}]}] * 10
+    scan, sample = scan_rows(rows, CHAT)
+    facts = facts_from_scan(CHAT, scan, sample, words)
     assert (facts.rows, facts.answer.max, facts.lengths_confidence) == (10, 3 + 5, Confidence.CONFIG)
-    by_bytes = facts_from_row_texts(CHAT, sample, 10)
+    by_bytes = facts_from_scan(CHAT, scan, sample)
     assert (by_bytes.answer.max, by_bytes.lengths_confidence) == (5 + 5, Confidence.NAME)
 
 
 def test_a_preference_row_is_as_long_as_its_longer_answer() -> None:
-    sample = [RowReader(DPO).texts_of({"prompt": "a b", "good": "c", "bad": "d e f"})]
-    facts = facts_from_row_texts(DPO, sample, 1, lambda texts: [len(text.split()) for text in texts])
-    assert facts.task_type.has_pairs
+    facts = facts_from_scan(DPO, *scan_rows([{"prompt": "a b", "good": "c", "bad": "d e f"}], DPO), words)
     assert facts.rejected is not None
     assert (facts.prompt.max, facts.answer.max, facts.rejected.max, facts.total.max) == (2, 1, 3, 5)

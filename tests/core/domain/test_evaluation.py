@@ -57,49 +57,42 @@ def rewarded(*means: float, base: tuple[float, ...] = (1.0,), kl: float = 0.0) -
 def test_rewards_are_normalised_among_submissions(
     raw: list[list[float]], expected: list[list[float]]
 ) -> None:
-    assert normalised_rewards(raw) == [pytest.approx(one) for one in expected]
+    assert normalised_rewards(raw) == [pytest.approx(means) for means in expected]
 
 
 def test_a_nat_of_kl_costs_half_a_point() -> None:
     assert reward_standing([1.0, 0.5], 0.2, [0.5, 0.5]) == pytest.approx(0.75 - 0.1)
 
 
-def test_the_margin_is_measured_in_a_field_with_the_base() -> None:
-    assert rewarded(1.0).margin == 0.0
-    assert rewarded(4.0).margin == pytest.approx(0.75)
-    assert rewarded(0.5).margin == pytest.approx(-0.5)
-    assert rewarded(4.0, kl=0.5).margin == pytest.approx(0.5)
-    assert rewarded(0.0, base=(0.0,)).margin == 0.0
-    assert rewarded(-1.0, base=(-3.0,)).margin == pytest.approx(1.0)
+@each(
+    ("score", "margin"),
+    [
+        *((rewarded(1.0), 0.0), (rewarded(4.0), 0.75), (rewarded(0.5), -0.5), (rewarded(4.0, kl=0.5), 0.5)),
+        *((rewarded(0.0, base=(0.0,)), 0.0), (rewarded(-1.0, base=(-3.0,)), 1.0)),
+        (rewarded(1e308, base=(-1e308,)), 1.0),
+    ],
+)
+def test_the_margin_is_measured_in_a_field_with_the_base(score: RewardScore, margin: float) -> None:
+    assert score.margin == pytest.approx(margin)
 
 
-def test_no_reward_outweighs_two_nats_of_kl() -> None:
-    """140 times the base's reward, and no model to submit: so it was seen."""
-    far, near = rewarded(100.0, base=(0.7,), kl=2.26), rewarded(50.0, base=(0.7,), kl=0.5)
-    assert far.margin < 0
-    assert near.beats(far)
-    assert not far.beats(near)
-
-
-def test_twice_a_large_reward_is_worth_some_kl_however_little_the_base_has() -> None:
-    assert rewarded(20.0, base=(0.1,), kl=0.3).beats(rewarded(10.0, base=(0.1,), kl=0.1))
-
-
-def test_what_is_better_than_the_base_beats_what_is_not() -> None:
-    below, above = rewarded(100.0, kl=2.0), rewarded(1.05)
-    assert below.margin < 0 < above.margin
-    assert above.beats(below)
-    assert not below.beats(above)
-
-
-def test_scores_on_different_prompts_are_compared_by_margin() -> None:
-    """A resumed run may have had time for fewer of them."""
-    before, later = rewarded(12.0, base=(10.0,)), rewarded(13.5, base=(14.0,))
-    assert before.beats(later)
-    assert not later.beats(before)
-    one, two = rewarded(2.0, base=(1.0,)), rewarded(2.0, 3.0, base=(1.0, 3.0))
-    assert one.beats(two)
-    assert not two.beats(one)
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        # 140 times the base's reward, and no model to submit: so it was seen.
+        (rewarded(50.0, base=(0.7,), kl=0.5), rewarded(100.0, base=(0.7,), kl=2.26)),
+        (rewarded(20.0, base=(0.1,), kl=0.3), rewarded(10.0, base=(0.1,), kl=0.1)),
+        (rewarded(1.05), rewarded(100.0, kl=2.0)),
+        # Measured on different prompts, as after a resumed run that had time for fewer: by their margins.
+        (rewarded(12.0, base=(10.0,)), rewarded(13.5, base=(14.0,))),
+        (rewarded(2.0, base=(1.0,)), rewarded(2.0, 3.0, base=(1.0, 3.0))),
+        (rewarded(1e308, base=(-1e308,)), rewarded(0.0, base=(-1e308,))),
+    ],
+    ids=["two nats of KL", "twice a large reward", "above the base", "prompts", "functions", "huge"],
+)
+def test_the_better_of_two_beats_the_other(better: RewardScore, worse: RewardScore) -> None:
+    assert better.beats(worse)
+    assert not worse.beats(better)
 
 
 def test_in_one_field_a_model_with_a_fiftieth_of_the_best_reward_gains_a_fiftieth() -> None:
@@ -111,12 +104,6 @@ def test_every_function_has_a_mean_a_base_and_a_weight() -> None:
     for means, base, weights in (((1.0,), (1.0, 2.0), (1.0,)), ((), (), ()), ((1.0,), (1.0,), (0.5, 0.5))):
         with pytest.raises(ValidationError):
             RewardScore(means=means, base=base, weights=weights, kl=0.0)
-
-
-def test_numbers_of_any_size_are_compared() -> None:
-    huge = rewarded(1e308, base=(-1e308,))
-    assert huge.margin == pytest.approx(1.0)
-    assert huge.beats(rewarded(0.0, base=(-1e308,)))
 
 
 def test_a_score_with_rewards_is_compared_by_them_and_otherwise_by_its_value() -> None:
@@ -138,7 +125,7 @@ numbers = st.floats(-1e6, 1e6)
 def test_at_most_one_of_two_is_better_and_all_rewards_are_worth_one_point(
     functions: list[tuple[float, float, float]], kl: float, other_kl: float
 ) -> None:
-    base, means, others = (tuple(one) for one in zip(*functions, strict=True))
+    base, means, others = (tuple(column) for column in zip(*functions, strict=True))
     one, other = rewarded(*means, base=base, kl=kl), rewarded(*others, base=base, kl=other_kl)
     assert not (one.beats(other) and other.beats(one))
     assert not one.beats(one)

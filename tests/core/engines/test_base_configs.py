@@ -6,27 +6,28 @@ from typing import Any
 
 from core.domain.choices import Engine
 from core.engines.base import load_templates, overlay, template_dir
-from core.engines.schema import check_keys, engine_table
+from core.engines.schema import EngineTable, check_keys, engine_table
 from tests.doubles.each import each
 
-FILES = sorted(path.name for path in template_dir().iterdir())
+AXOLOTL, KOHYA, AI_TOOLKIT = (
+    engine_table(engine) for engine in (Engine.AXOLOTL, Engine.KOHYA, Engine.AI_TOOLKIT)
+)
 
 
-def engine_of(name: str) -> tuple[Engine, str]:
+def table_of(name: str) -> tuple[EngineTable, str]:
     if name.startswith("axolotl"):
-        return Engine.AXOLOTL, engine_table(Engine.AXOLOTL).facts["root"]
+        return AXOLOTL, AXOLOTL.facts["root"]
     if name.startswith("kohya"):
-        roots = engine_table(Engine.KOHYA).facts["roots"]
-        return Engine.KOHYA, roots["flux" if "flux" in name else "sdxl"]
-    return Engine.AI_TOOLKIT, engine_table(Engine.AI_TOOLKIT).facts["root"]
+        return KOHYA, KOHYA.facts["roots"]["flux" if "flux" in name else "sdxl"]
+    return AI_TOOLKIT, AI_TOOLKIT.facts["root"]
 
 
-@each("name", [name for name in FILES if name != "native.yaml"])  # test_native.py's
+@each("name", sorted({path.name for path in template_dir().iterdir()} - {"native.yaml"}))  # test_native.py's
 def test_the_engine_knows_every_key(name: str) -> None:
-    engine, root = engine_of(name)
+    table, root = table_of(name)
     config = load_templates(name)
     assert config
-    assert check_keys(engine_table(engine), root, config) == []
+    assert check_keys(table, root, config) == []
 
 
 def test_a_template_is_a_new_copy_every_time() -> None:

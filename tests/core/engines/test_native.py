@@ -15,11 +15,10 @@ from tests.core.engines.cases import inputs, text_plan
 def test_the_template_has_every_setting_and_a_profile_changes_some() -> None:
     assert set(load_templates("native.yaml")) == set(NativeSettings.model_fields)
     plan = text_plan(TaskType.INSTRUCT, engine=Engine.NATIVE, engine_config={"batch_ramp": 0.1})
-    found = settings_of(plan)
-    assert (found.objective, found.batch_ramp, found.ramp_steps(250)) == ("rows", 0.1, 25)
-    made = render(plan, inputs())
-    assert made.config["batch_ramp"] == 0.1
-    assert made.base["batch_ramp"] == 0.0
+    settings = settings_of(plan)
+    assert (settings.objective, settings.batch_ramp, settings.ramp_steps(250)) == ("rows", 0.1, 25)
+    rendered = render(plan, inputs())
+    assert (rendered.config["batch_ramp"], rendered.base["batch_ramp"]) == (0.1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,34 +25,20 @@ from core.models.shapes import shape_params
 from core.models.table import MODEL_ROWS, ModelRow
 from tests.doubles.each import each
 
-QWEN_7B: dict[str, Any] = json.loads(
-    """
-    {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944,
-    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings":
-    131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}
-    """
-)
-QWEN3_MOE: dict[str, Any] = json.loads(
-    """
-    {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "intermediate_size": 6144,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
-    "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size":
-    768, "tie_word_embeddings": false}
-    """
-)
-GPT2: dict[str, Any] = json.loads(
-    """
-    {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size":
-    50257}
-    """
-)
-GEMMA3: dict[str, Any] = json.loads(
-    """
-    {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 2560,
-    "num_hidden_layers": 34, "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "head_dim": 256, "vocab_size": 262208, "sliding_window": 1024}, "vision_config": {"hidden_size": 1152}}
-    """
-)
+CONFIGS: dict[str, dict[str, Any]] = yaml.safe_load("""
+qwen: {model_type: qwen2, hidden_size: 3584, num_hidden_layers: 28, intermediate_size: 18944,
+  num_attention_heads: 28, num_key_value_heads: 4, vocab_size: 152064, max_position_embeddings: 131072,
+  tie_word_embeddings: false, torch_dtype: bfloat16}
+experts: {model_type: qwen3_moe, hidden_size: 2048, num_hidden_layers: 48, intermediate_size: 6144,
+  num_attention_heads: 32, num_key_value_heads: 4, head_dim: 128, vocab_size: 151936,
+  max_position_embeddings: 40960, num_experts: 128, num_experts_per_tok: 8, moe_intermediate_size: 768,
+  tie_word_embeddings: false}
+gpt2: {model_type: gpt2, n_embd: 768, n_layer: 12, n_head: 12, n_positions: 1024, vocab_size: 50257}
+gemma: {model_type: gemma3, vision_config: {hidden_size: 1152}, text_config: {model_type: gemma3_text,
+  hidden_size: 2560, num_hidden_layers: 34, intermediate_size: 10240, num_attention_heads: 8,
+  num_key_value_heads: 4, head_dim: 256, vocab_size: 262208, sliding_window: 1024}}
+""")
+QWEN_7B, QWEN3_MOE, GPT2, GEMMA3 = CONFIGS.values()
 
 
 def test_a_config_gives_the_exact_count() -> None:
@@ -85,11 +71,18 @@ def test_the_text_part_of_a_multimodal_model() -> None:
     assert facts.family is Family.GEMMA
 
 
-def test_a_llama_config_keeps_the_more_exact_family_of_its_name() -> None:
-    config = {**QWEN_7B, "model_type": "llama"}
-    assert facts_from_config(config, "codellama/CodeLlama-7b").family is Family.CODELLAMA
-    assert facts_from_config(config, "deepseek-ai/DeepSeek-R1-Distill-Llama-8B").family is Family.LLAMA
-    assert facts_from_config(QWEN_7B, "somebody/llama-killer").family is Family.QWEN
+@pytest.mark.parametrize(
+    ("architecture", "name", "family"),
+    [
+        ("llama", "codellama/CodeLlama-7b", Family.CODELLAMA),
+        ("llama", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", Family.LLAMA),
+        ("qwen2", "somebody/llama-killer", Family.QWEN),
+    ],
+)
+def test_a_config_keeps_the_more_exact_family_of_a_name_that_agrees(
+    architecture: str, name: str, family: Family
+) -> None:
+    assert facts_from_config({**QWEN_7B, "model_type": architecture}, name).family is family
 
 
 @pytest.mark.parametrize("lie", [0, 1, 10**15, 3_000_000_000])
@@ -190,28 +183,20 @@ def test_facts_survive_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "counted"),
+    ("architecture", "hidden", "layers", "more", "counted"),
     [
-        ({"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24}, 129_135_360),
-        ({"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64}, 2_768_345_600),
-        (
-            {"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "num_heads": 80},
-            2_702_599_680,
-        ),
-        (
-            {
-                "model_type": "falcon_mamba",
-                "hidden_size": 4096,
-                "num_hidden_layers": 64,
-                "vocab_size": 65_024,
-            },
-            7_006_326_784,
-        ),
+        ("mamba", 768, 24, {}, 129_135_360),
+        ("mamba", 2560, 64, {}, 2_768_345_600),
+        ("mamba2", 2560, 64, {"num_heads": 80}, 2_702_599_680),
+        ("falcon_mamba", 4096, 64, {"vocab_size": 65_024}, 7_006_326_784),
     ],
 )
-def test_state_space_models_have_neither_attention_nor_an_mlp(config: dict[str, Any], counted: int) -> None:
+def test_state_space_models_have_neither_attention_nor_an_mlp(
+    architecture: str, hidden: int, layers: int, more: dict[str, int], counted: int
+) -> None:
     """Against the parameters that transformers counts for these configurations."""
-    facts = facts_from_config({"vocab_size": 50_280, **config}, "someone/model")
+    config = {"model_type": architecture, "hidden_size": hidden, "num_hidden_layers": layers}
+    facts = facts_from_config({"vocab_size": 50_280, **config, **more}, "someone/model")
     assert facts.params_total == pytest.approx(counted, rel=0.01)
 
 
@@ -222,6 +207,6 @@ def test_a_shape_in_between_is_the_one_that_two_dozen_halvings_find(row: ModelRo
         middle = math.sqrt(low * high)
         small = _counted_row(row, _shape_steps(row, middle)).total < params
         low, high = (middle, high) if small else (low, middle)
-    found = _scaled(row, params)
-    shape = found.layers, found.hidden, found.intermediate, found.heads, found.kv_heads, found.moe
+    scaled = _scaled(row, params)
+    shape = scaled.layers, scaled.hidden, scaled.intermediate, scaled.heads, scaled.kv_heads, scaled.moe
     assert shape == _shape(row, _shape_steps(row, high))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from core.domain.tasks import ImageModelType
-from core.models.identify import facts_from_row
+from core.models.identify import facts_from_name, facts_from_row
 from core.models.image_families import IMAGE_FAMILIES
 from core.models.shapes import linear_shapes, shape_params
 from core.models.table import MODEL_ROWS, ModelRow
@@ -24,20 +24,21 @@ def test_each_row_s_shape_adds_up_to_its_parameters(row: ModelRow) -> None:
 
 def test_adapters_of_llama_are_the_size_that_was_counted_on_the_real_model() -> None:
     """2.62 M parameters per rank for 8B and 12.9 M for 70B, all linear layers."""
-    by_size = {row.params: row for row in MODEL_ROWS if row.family == "llama"}
-    small = facts_from_row(by_size[8_030_000_000], "m", by_size[8_030_000_000].family, 8_030_000_000)
-    large = facts_from_row(by_size[70_554_000_000], "m", by_size[70_554_000_000].family, 70_554_000_000)
-    assert shape_of(small).adapted.params_per_rank == 2_621_440
-    assert shape_of(large).adapted.params_per_rank == pytest.approx(12.94e6, rel=0.001)
-    assert shape_of(small, ("q_proj", "v_proj")).adapted.params_per_rank == 32 * (8192 + 4096 + 1024)
+
+    def per_rank(name: str, modules: tuple[str, ...] = ()) -> int:
+        return shape_of(facts_from_name(name), modules).adapted.params_per_rank
+
+    assert per_rank("Llama-3.1-8B") == 2_621_440
+    assert per_rank("Llama-3.1-70B") == pytest.approx(12.94e6, rel=0.001)
+    assert per_rank("Llama-3.1-8B", ("q_proj", "v_proj")) == 32 * (8192 + 4096 + 1024)
 
 
 def test_routed_experts_carry_no_adapter_but_shared_ones_do() -> None:
-    row = next(row for row in MODEL_ROWS if row.architecture == "deepseek_v2")
-    facts = facts_from_row(row, "m", row.family, row.params)
+    facts = facts_from_name("deepseek-ai/DeepSeek-V2-Lite-15.7B")
+    assert facts.architecture == "deepseek_v2"
     routed = [shape for shape in linear_shapes(facts) if shape.routed]
-    assert sum(shape.params for shape in routed) > 0.8 * row.params
-    assert shape_of(facts).adapted.params_per_rank * 64 < 0.02 * row.params
+    assert sum(shape.params for shape in routed) > 0.8 * facts.params_total
+    assert shape_of(facts).adapted.params_per_rank * 64 < 0.02 * facts.params_total
     assert any(shape.name == "shared_up_proj" and not shape.routed for shape in linear_shapes(facts))
     assert facts.params_active == pytest.approx(2.66e9, rel=0.05)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from core.config.files import ConfigLayer
-from core.domain.choices import Attention, Engine, Method, Optimizer, Parallelism
-from core.domain.hardware import GPU_KINDS, Hardware, parse_gpus
-from core.domain.tasks import TaskType
+from core.domain.choices import Attention, Parallelism
+from core.domain.hardware import Hardware, parse_gpus
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
-from core.planning.candidate import LossKind, RunCandidate, shape_of
+from core.planning.candidate import LossKind, RunCandidate, candidate_of, shape_of
 from core.planning.memory import moments
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile
 from core.profile.schema import EngineConfigs, ResolvedProfile
 from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from tests.core import builders
 
 GIB = 2**30
 #: What published figures ("memory active") and fake tensors leave out.
@@ -34,50 +35,28 @@ def a_candidate(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: 
     """LoRA of rank 16 on one H100: fp32 adapters, flash attention, plain cross-entropy, no dropout."""
     facts = facts_from_name(model) if isinstance(model, str) else model
     fields: dict[str, Any] = {
-        "task": TaskType.INSTRUCT,
-        "engine": Engine.AXOLOTL,
-        "method": Method.LORA,
         "shape": shape_of(facts),
-        "kind": GPU_KINDS["H100-SXM"],
         "world": 1,
         "parallelism": Parallelism.SINGLE,
         "micro": 1,
-        "accumulation": 1,
-        "eval_micro": 1,
-        "length": 1024,
-        "completion": 0,
         "rank": 16,
-        "adapter_fp32": True,
         "dropout": False,
-        "optimizer": Optimizer.ADAMW_TORCH_FUSED,
-        "fp32_master": False,
-        "width": 2,
         "checkpointing": True,
-        "offload": False,
         "attention": Attention.FLASH_2,
         "loss": LossKind.FULL,
-        "reshard": True,
-        "compile_mode": None,
-        "fp8": False,
-        "reference_ready": False,
-        "vllm_share": 0.0,
         "generations": 8,
-        "kl": False,
-        "gathered_layers": 0,
-        "ema": False,
-        "image": None,
     }
-    return RunCandidate(**{**fields, **changes})
+    return replace(candidate_of(builders.plan()), **{**fields, **changes})
 
 
 def active_gib(candidate: RunCandidate) -> float:
     """The worst moment of training, without what published figures leave out."""
-    found = {
-        one.phase: sum(term.bytes for term in one.terms if term.name not in UNSEEN)
-        for one in moments(candidate)
-        if one.phase not in ("evaluation", "generation")
-    }
-    return max(found.values()) / GIB
+    peaks = [
+        sum(term.bytes for term in moment.terms if term.name not in UNSEEN)
+        for moment in moments(candidate)
+        if moment.phase not in ("evaluation", "generation")
+    ]
+    return max(peaks) / GIB
 
 
 def resolved(limits: dict[str, Any] | None = None, **targets: Any) -> ResolvedProfile:

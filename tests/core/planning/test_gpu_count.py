@@ -12,7 +12,7 @@ from core.domain.hardware import GPU_KINDS
 from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.gpu_count import GpuCountChoice, choose_counts, count_by_size, lane_for, tournament_count
+from core.planning.gpu_count import choose_counts, count_by_size, lane_for, tournament_count
 from core.planning.plan import TaskSpec
 from core.planning.requirements import Requirements, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
@@ -32,22 +32,30 @@ def _requirements(model: str = "x-8b", task: TaskType = TaskType.INSTRUCT, **giv
     )
 
 
-def _choice(available: int, **given: Any) -> GpuCountChoice:
-    return choose_counts(_requirements(**given), available)
+LANES, ALL = {"gpu_strategy": GpuStrategy.LANES}, {"gpu_strategy": GpuStrategy.ALL}
 
 
-def test_auto_tries_the_fewest_first() -> None:
-    assert _choice(4).counts == (1, 2, 3, 4)
-    assert _choice(4).by_time
-
-
-def test_all_takes_all_and_falls_back_to_fewer() -> None:
-    assert _choice(4, gpu_strategy=GpuStrategy.ALL).counts == (4, 3, 2, 1)
-
-
-def test_limits_bound_every_strategy() -> None:
-    assert _choice(8, limits={"min_gpus": 2, "max_gpus": 4}).counts == (2, 3, 4)
-    assert _choice(8, gpu_strategy=GpuStrategy.ALL, limits={"max_gpus": 4}).counts[0] == 4
+@each(
+    ("available", "given", "counts"),
+    [
+        (4, {}, (1, 2, 3, 4)),
+        (8, {"limits": {"min_gpus": 2, "max_gpus": 4}}, (2, 3, 4)),
+        (4, ALL, (4, 3, 2, 1)),
+        (8, {**ALL, "limits": {"max_gpus": 4}}, (4, 3, 2, 1)),
+        (8, {**ALL, "task": TaskType.IMAGE}, (1,)),  # with ai-toolkit
+        (4, {"gpu_strategy": GpuStrategy.TOURNAMENT}, (2, 3, 4, 1)),
+        (4, {**LANES, "lanes": {"pictures": Lane(gpus=[0], task=["image"])}}, (4, 3, 2, 1)),
+        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1])}}, (2, 3, 4, 1)),
+        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1], gpus_per_job=1)}}, (1, 2, 3, 4)),
+    ],
+)
+def test_every_strategy_has_its_counts_in_their_order_within_the_limits(
+    available: int, given: dict[str, Any], counts: tuple[int, ...]
+) -> None:
+    choice = choose_counts(_requirements(**given), available)
+    assert choice.counts == counts
+    assert choice.by_time is ("gpu_strategy" not in given)
+    assert choice.fixed is (given.get("gpu_strategy") is GpuStrategy.LANES), "a lane is not left"
 
 
 @pytest.mark.parametrize(("model", "count"), [("x-8b", 1), ("x-40b", 2), ("x-72b", 4)])
@@ -60,7 +68,7 @@ def test_by_size_gives_seed_001s_counts(model: str, count: int) -> None:
 
 def test_by_size_is_written_by_the_operator() -> None:
     steps = [GpuStep(above="5B", gpus=3)]
-    choice = _choice(4, gpu_strategy=GpuStrategy.BY_SIZE, gpus_by_size=steps)
+    choice = choose_counts(_requirements(gpu_strategy=GpuStrategy.BY_SIZE, gpus_by_size=steps), 4)
     assert choice.counts == (3, 4, 2, 1)
     assert "above 5B" in choice.why
 
@@ -87,22 +95,5 @@ def test_tournaments_hand_out_machines_by_effective_size(
 )
 def test_seed_002s_lanes_take_models_by_size(model: str, lane: str) -> None:
     profile, facts = load_profile("h100x8"), facts_from_name(model)
-    found = lane_for(resolve_profile(profile, TaskType.INSTRUCT, facts).targets, facts, TaskType.INSTRUCT)
-    assert found[0] == lane
-
-
-def test_a_lane_is_not_left_while_the_task_can_be_done_in_it() -> None:
-    lanes = {"one": Lane(gpus=[0, 1])}
-    choice = _choice(8, gpu_strategy=GpuStrategy.LANES, lanes=lanes)
-    assert choice.fixed
-    assert choice.counts[0] == 2
-
-
-def test_a_task_without_a_lane_may_have_all_gpus() -> None:
-    lanes = {"pictures": Lane(gpus=[0], task=["image"])}
-    assert _choice(4, gpu_strategy=GpuStrategy.LANES, lanes=lanes).counts[0] == 4
-
-
-def test_ai_toolkit_trains_on_one_gpu_whatever_is_there() -> None:
-    choice = _choice(8, task=TaskType.IMAGE, gpu_strategy=GpuStrategy.ALL)
-    assert choice.counts == (1,)
+    targets = resolve_profile(profile, TaskType.INSTRUCT, facts).targets
+    assert lane_for(targets, facts, TaskType.INSTRUCT)[0] == lane

@@ -99,12 +99,8 @@ def test_a_sharded_70b_is_met_within_eight_percent_and_never_from_below(
 
 
 def test_only_the_tokens_of_a_pass_matter_and_not_how_they_are_cut() -> None:
-    cuts = [
-        a_candidate(micro=32, length=512),
-        a_candidate(micro=16, length=1024),
-        a_candidate(micro=8, length=2048),
-    ]
-    assert max(map(active_gib, cuts)) == pytest.approx(min(map(active_gib, cuts)), rel=1e-6)
+    cuts = [active_gib(a_candidate(micro=micro, length=16_384 // micro)) for micro in (8, 16, 32)]
+    assert max(cuts) == pytest.approx(min(cuts), rel=1e-6)
 
 
 def _variants() -> list[RunCandidate]:
@@ -144,17 +140,17 @@ def test_more_of_anything_never_takes_less_memory(candidate: RunCandidate) -> No
 
 
 def bytes_of(candidate: RunCandidate) -> dict[str, dict[str, float]]:
-    return {one.phase: {term.name: term.bytes for term in one.terms} for one in moments(candidate)}
+    return {moment.phase: {term.name: term.bytes for term in moment.terms} for moment in moments(candidate)}
 
 
 @each("candidate", _variants())
 def test_the_breakdown_the_peak_and_the_search_agree(candidate: RunCandidate) -> None:
-    found = memory_of(candidate, 80 * 10**9)
-    assert found.total_bytes == pytest.approx(peak_bytes(candidate), rel=1e-6)
-    assert fits_memory(candidate, peak_bytes(candidate) + 1)
-    assert not fits_memory(candidate, peak_bytes(candidate) - 1)
-    assert all(peak.bytes <= found.total_bytes + 16 for peak in found.other_peaks)
-    assert {one.phase for one in moments(candidate)} == {found.phase, *(p.phase for p in found.other_peaks)}
+    breakdown, peak = memory_of(candidate, 80 * 10**9), peak_bytes(candidate)
+    assert breakdown.total_bytes == pytest.approx(peak, rel=1e-6)
+    assert fits_memory(candidate, peak + 1)
+    assert not fits_memory(candidate, peak - 1)
+    assert all(other.bytes <= breakdown.total_bytes + 16 for other in breakdown.other_peaks)
+    assert bytes_of(candidate).keys() == {breakdown.phase, *(other.phase for other in breakdown.other_peaks)}
 
 
 def test_sharding_splits_states_and_data_parallelism_copies_gradients() -> None:
@@ -167,13 +163,10 @@ def test_sharding_splits_states_and_data_parallelism_copies_gradients() -> None:
     assert ddp["ddp buckets"] == ddp["gradients"] > 0
 
 
-def test_a_full_fine_tune_takes_eight_bytes_per_parameter_and_sixteen_with_masters() -> None:
-    tiny: dict[str, Any] = {**FULL, "length": 16}
-    params = 8_030_261_248
-    plain = active_gib(a_candidate(**tiny)) * GIB / params
-    master = active_gib(a_candidate(**tiny, fp32_master=True)) * GIB / params
-    assert plain == pytest.approx(8, rel=0.02)
-    assert master == pytest.approx(16, rel=0.02)
+@pytest.mark.parametrize(("fp32_master", "per_param"), [(False, 8), (True, 16)])
+def test_a_full_fine_tune_takes_so_many_bytes_per_parameter(fp32_master: bool, per_param: int) -> None:
+    candidate = a_candidate(**FULL, length=16, fp32_master=fp32_master)
+    assert active_gib(candidate) * GIB / candidate.shape.params == pytest.approx(per_param, rel=0.02)
 
 
 def test_a_moving_average_is_one_more_copy_of_what_is_trained() -> None:
@@ -189,10 +182,9 @@ def test_sdpa_keeps_embeddings_of_a_full_fine_tune_in_fp32() -> None:
 
 
 def test_eager_attention_grows_with_the_square_of_the_length() -> None:
-    short, long = (
-        a_candidate(attention=Attention.EAGER, length=n, checkpointing=False) for n in (1024, 4096)
-    )
-    assert memory_of(long, 0)["activations"] > 5 * memory_of(short, 0)["activations"]
+    eager = a_candidate(attention=Attention.EAGER, length=1024, checkpointing=False)
+    longer = replace(eager, length=4096)
+    assert memory_of(longer, 0)["activations"] > 5 * memory_of(eager, 0)["activations"]
 
 
 def test_only_a_full_fine_tune_needs_a_copy_of_the_reference() -> None:
@@ -208,28 +200,26 @@ def test_generation_holds_the_cache_of_every_completion_of_the_step() -> None:
     assert cache == 64 * 768 * 128 * 1024  # 128 KiB per token for Llama 3.1 8B
 
 
+GENERATING = a_candidate(
+    task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256
+)
+
+
 def test_all_weights_lie_on_every_gpu_while_they_generate_and_only_then() -> None:
-    candidate = a_candidate(
-        task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256
-    )
-    found = [bytes_of(replace(candidate, gathered_layers=layers)) for layers in (0, 16, 29, 31, 32)]
-    none, half, *nearly, every = (each.pop("generation")["gathered"] for each in found)
-    assert every == pytest.approx(2 * (candidate.shape.params + candidate.adapter_params), rel=0.01)
+    moments_of = [bytes_of(replace(GENERATING, gathered_layers=layers)) for layers in (0, 16, 29, 31, 32)]
+    none, half, *nearly, every = (each.pop("generation")["gathered"] for each in moments_of)
+    assert every == pytest.approx(2 * (GENERATING.shape.params + GENERATING.adapter_params), rel=0.01)
     assert none < every / 3
     # Those that come and go are three at a time at most.
-    layer = 2 * (candidate.shape.layer_params + candidate.adapter_params / 32)
+    layer = 2 * (GENERATING.shape.layer_params + GENERATING.adapter_params / 32)
     assert half == pytest.approx(none + (16 + 3 - 2) * layer)
     assert nearly == [every, every]
-    assert all(each == found[0] for each in found)
+    assert all(others == moments_of[0] for others in moments_of)
 
 
 def test_without_resharding_all_layers_are_gathered_to_generate() -> None:
-    candidate = a_candidate(
-        task=TaskType.GRPO, world=4, parallelism=Parallelism.FSDP, length=768, completion=256
-    )
-    candidate = replace(candidate, reshard=False)
-    found = {peak_bytes(replace(candidate, gathered_layers=layers)) for layers in (0, 8, 32)}
-    assert len(found) == 1
+    kept = replace(GENERATING, reshard=False)
+    assert len({peak_bytes(replace(kept, gathered_layers=layers)) for layers in (0, 8, 32)}) == 1
 
 
 def test_vllm_always_takes_its_share() -> None:
@@ -255,19 +245,13 @@ def test_flux_with_checkpointing_takes_what_is_published_for_it() -> None:
     assert 24 < peak_bytes(candidate) / 1e9 < 32  # "LoRA ~26 GB"
 
 
-def test_images_cost_by_their_area() -> None:
+def test_images_cost_by_their_area_and_a_large_latent_batch_is_a_moment_of_its_own() -> None:
     large = _images(checkpointing=False)
     assert large.image is not None
     small = replace(large, image=replace(large.image, resolution=512))
-    kept = memory_of(large, 0)["activations"] / memory_of(small, 0)["activations"]
-    assert kept == pytest.approx(4, rel=0.01)
-
-
-def test_a_large_latent_batch_is_a_moment_of_its_own() -> None:
-    candidate = _images()
-    assert candidate.image is not None
-    many = replace(candidate, image=replace(candidate.image, vae_batch=64))
-    assert memory_of(many, 0).phase == "latents"
+    shrinks = memory_of(large, 0)["activations"] / memory_of(small, 0)["activations"]
+    assert shrinks == pytest.approx(4, rel=0.01)
+    assert memory_of(replace(large, image=replace(large.image, vae_batch=64)), 0).phase == "latents"
 
 
 def test_a_mixture_of_experts_keeps_all_weights_and_only_visited_activations() -> None:

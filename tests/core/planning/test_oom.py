@@ -1,4 +1,4 @@
-"""After an attempt that ran out of memory: one rung down, the batch kept, the time counted."""
+"""After an attempt that ran out of memory: one step down, the batch kept, the time counted."""
 
 from __future__ import annotations
 
@@ -42,28 +42,20 @@ def test_first_the_micro_batch_is_halved_and_the_accumulation_doubled() -> None:
     assert str(second.concessions[-1]) == "micro_batch_size 4 → 2: out of memory in train"
 
 
-def test_the_steps_come_in_their_order_and_the_effective_batch_stays() -> None:
-    plans = _ladder(_plan(gradient_checkpointing=None), shared_gpus=True, available=4)
-    fields = [one.oom_steps[-1].split()[0] for one in plans[1:]]
+def test_the_steps_come_in_their_order_each_in_less_memory_and_the_effective_batch_stays() -> None:
+    plans = _ladder(_plan(), shared_gpus=True, available=4)
+    fields = [plan.oom_steps[-1].split()[0] for plan in plans[1:]]
     order = ["micro_batch_size", "gradient_checkpointing", "sequence_len", "exclusive", "gpus"]
-    positions = [order.index(field) for field in fields]
-    widened = positions.index(4)
-    assert positions[:widened] == sorted(positions[:widened])
     assert set(fields) == set(order)
-    assert {one.batch.effective for one in plans} == {plans[0].batch.effective}
-
-
-def test_no_step_needs_more_memory_than_the_one_before() -> None:
-    plans = _ladder(_plan(), available=4)
-    peaks = [one.memory.total_bytes for one in plans]
+    before_gpus = [order.index(field) for field in fields[: fields.index("gpus")]]
+    assert before_gpus == sorted(before_gpus)
+    assert {plan.batch.effective for plan in plans} == {plans[0].batch.effective}
+    peaks = [plan.memory.total_bytes for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0]
-
-
-def test_more_gpus_come_with_sharding() -> None:
-    last = _ladder(_plan(), available=4)[-1]
-    assert last.gpus.count == 4
-    assert last.parallelism is Parallelism.FSDP
+    assert (plans[0].launch.exclusive, plans[-1].launch.exclusive) == (False, True)
+    last = plans[-1]
+    assert (last.gpus.count, last.parallelism) == (4, Parallelism.FSDP), "more GPUs come with sharding"
     assert last.launch.processes == last.batch.world_size == 4
 
 
@@ -75,51 +67,45 @@ def test_an_evaluation_that_ran_out_evaluates_fewer_rows_at_once() -> None:
     assert second.batch.micro == first.batch.micro
 
 
-def test_gpus_are_made_exclusive_before_others_are_taken() -> None:
-    plans = _ladder(_plan(), shared_gpus=True)
-    assert plans[-1].launch.exclusive
-    assert not plans[0].launch.exclusive
-
-
 def test_sequences_are_not_cut_where_states_fill_the_memory() -> None:
-    profile = load_profile("steady")
-    model = facts_from_name("meta-llama/Llama-3.1-8B")
+    model, data = facts_from_name("meta-llama/Llama-3.1-8B"), assumed_facts(TaskType.INSTRUCT, 20_000)
     spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=4)
-    full = plan_task(spec, model, assumed_facts(TaskType.INSTRUCT, 20_000), host("1xH100"), profile)
+    full = plan_task(spec, model, data, host("1xH100"), load_profile("steady"))
     assert full.adapter is None
-    lengths = {one.sequence.length for one in _ladder(full)}
-    assert lengths == {full.sequence.length}
+    assert {plan.sequence.length for plan in _ladder(full)} == {full.sequence.length}
 
 
 def test_grpo_keeps_complete_groups_at_every_step() -> None:
-    for one in _ladder(_plan(TaskType.GRPO, "2xH100"), moment="generation", available=8):
-        batch = one.batch
-        assert batch.micro * batch.accumulation % one.grpo.generations == 0
-        assert batch.micro * batch.accumulation >= one.grpo.generations * batch.world_size
+    for plan in _ladder(_plan(TaskType.GRPO, "2xH100"), moment="generation", available=8):
+        per_gpu = plan.batch.micro * plan.batch.accumulation
+        assert per_gpu % plan.grpo.generations == 0
+        assert per_gpu >= plan.grpo.generations * plan.batch.world_size
 
 
 def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completions() -> None:
     model, data = facts_from_name("Qwen/Qwen2.5-14B"), assumed_facts(TaskType.GRPO, 5000)
-    spec = TaskSpec(task_type=TaskType.GRPO, hours=8)
-    first = plan_task(spec, model, data, host("4xH100"), on_all_gpus())
-    assert first.grpo.whole_layers == model.layers == 48
-    half = next_after_oom(first, OutOfMemory(moment="generation"))
-    assert half.oom_steps == ("grpo.whole_layers 48 → 24",)
-    second = next_after_oom(half, OutOfMemory(moment="generation"))
-    assert second.oom_steps[1:] == ("grpo.whole_layers 24 → 0",)
-    assert second.grpo.whole_layers == 0
-    assert second.batch == half.batch == first.batch
-    assert second.memory.total_bytes <= half.memory.total_bytes <= first.memory.total_bytes
-    assert second.time.step_s > 1.5 * first.time.step_s
-    assert half.time.step_s == pytest.approx((first.time.step_s + second.time.step_s) / 2, rel=0.05)
-    third = next_after_oom(second, OutOfMemory(moment="generation"))
-    assert third.oom_steps[-1].startswith("effective_batch_size")
+    spec, generation = TaskSpec(task_type=TaskType.GRPO, hours=8), OutOfMemory(moment="generation")
+    whole = plan_task(spec, model, data, host("4xH100"), on_all_gpus())
+    half = next_after_oom(whole, generation)
+    none = next_after_oom(half, generation)
+    fewer = next_after_oom(none, generation)
+    assert fewer.oom_steps[:2] == ("grpo.whole_layers 48 → 24", "grpo.whole_layers 24 → 0")
+    assert fewer.oom_steps[2].startswith("effective_batch_size")
+    assert (whole.grpo.whole_layers, none.grpo.whole_layers) == (model.layers, 0) == (48, 0)
+    assert none.batch == half.batch == whole.batch
+    assert none.memory.total_bytes <= half.memory.total_bytes <= whole.memory.total_bytes
+    assert none.time.step_s > 1.5 * whole.time.step_s
+    assert half.time.step_s == pytest.approx((whole.time.step_s + none.time.step_s) / 2, rel=0.05)
     # Micro batches and checkpointing do not change what is generated; more GPUs do, with no gathered layers.
-    rest = _ladder(third, moment="generation", available=8)[1:]
-    assert {one.oom_steps[-1].split()[0] for one in rest} <= {"effective_batch_size", "sequence_len", "gpus"}
+    rest = _ladder(fewer, moment="generation", available=8)[1:]
+    assert {plan.oom_steps[-1].split()[0] for plan in rest} <= {
+        "effective_batch_size",
+        "sequence_len",
+        "gpus",
+    }
     assert rest[-1].gpus.count == 8
-    assert not any(one.grpo is None or one.grpo.whole_layers for one in rest)
-    in_a_step = next_after_oom(first, OutOfMemory(moment="train"))
+    assert not any(plan.grpo.whole_layers for plan in rest)
+    in_a_step = next_after_oom(whole, OutOfMemory(moment="train"))
     assert in_a_step.oom_steps[-1].startswith("micro_batch_size")
 
 
@@ -135,23 +121,18 @@ def test_images_lose_pixels_last() -> None:
     assert last.batch.micro == 1
 
 
-def test_lost_time_shortens_what_is_left() -> None:
+def test_lost_time_shortens_what_is_left_and_without_any_a_retry_is_refused() -> None:
     first = _plan(num_epochs=50)
-    early = next_after_oom(first, OutOfMemory(elapsed_s=100))
-    late = next_after_oom(first, OutOfMemory(elapsed_s=7200))
+    early, late, too_late = (
+        next_after_oom(first, OutOfMemory(elapsed_s=seconds)) for seconds in (100, 7200, 4 * 3600 - 700)
+    )
     assert late.steps.total < early.steps.total
     assert late.time.slack_s >= 0
-    assert late.time["download"] == 0
-    assert late.time["so far"] == 7200
-
-
-def test_a_retry_without_time_is_refused() -> None:
-    late = next_after_oom(_plan(), OutOfMemory(elapsed_s=4 * 3600 - 700))
-    assert not late.verdict.feasible
-    assert late.steps.total == 0
+    assert (late.time["download"], late.time["so far"]) == (0, 7200)
+    assert (too_late.verdict.feasible, too_late.steps.total) == (False, 0)
 
 
 @each("task", list(TaskType))
 def test_every_step_is_a_valid_plan(task: TaskType) -> None:
-    for one in _ladder(_plan(task), available=4, elapsed_s=300):
-        assert TrainingPlan.from_json(one.to_json()) == one
+    for plan in _ladder(_plan(task), available=4, elapsed_s=300):
+        assert TrainingPlan.from_json(plan.to_json()) == plan

@@ -10,30 +10,23 @@ from pydantic import ValidationError
 
 from core.domain.choices import Method, Parallelism, Refusal
 from core.planning.budget import (
-    Concession,
     MemoryBreakdown,
     MemoryTerm,
     PlanVerdict,
     TimeBreakdown,
     TimelinePhase,
+    conceded,
 )
 from core.planning.plan import EmaPlan, FsdpPlan, LaunchPlan, PlanReason, TrainingPlan
 from tests.core.builders import plan
 from tests.doubles.each import each
 
 
-def test_a_plan_read_back_is_the_same_plan() -> None:
-    original = plan(
-        ema=EmaPlan(decay=0.999),
-        env={"NCCL_NTHREADS": "8", "ü": "✓"},
-        engine_config={"a": [1, {"b": None}], "c": 0.1},
-        concessions=(Concession(field="micro_batch_size", wanted=32, got=12, reason="61.2 GB"),),
-        notes=("one",),
-    )
+def test_a_plan_read_back_has_the_same_digest_and_text() -> None:
+    original = plan(engine_config={"a": [1, {"b": None}], "c": 0.1}, notes=("one",))
     again = TrainingPlan.from_json(original.to_json())
     assert again == original
-    assert again.digest == original.digest
-    assert again.to_json() == original.to_json()
+    assert (again.digest, again.to_json()) == (original.digest, original.to_json())
 
 
 @given(
@@ -54,33 +47,36 @@ def test_no_number_or_letter_changes_on_the_way(rate: float, decay: float, text:
     assert TrainingPlan.from_json(original.to_json()) == original
 
 
-def test_the_digest_ignores_explanations() -> None:
-    base = plan()
-    assert plan(reasons={}, notes=("x",), oom_steps=("y",)).digest == base.digest
-    assert plan(available=base.available.take(8)).digest == base.digest
-    assert plan(seed=43).digest != base.digest
-    assert plan(env={"A": "1"}).digest != base.digest
+@each(
+    ("changes", "same"),
+    [
+        ({"reasons": {}, "notes": ("x",), "oom_steps": ("y",)}, True),
+        ({"available": plan().available.take(8)}, True),
+        ({"seed": 43}, False),
+        ({"env": {"A": "1"}}, False),
+    ],
+)
+def test_the_digest_is_of_what_runs(changes: dict[str, Any], same: bool) -> None:
+    assert (plan(**changes).digest == plan().digest) is same
 
 
-def test_the_digest_is_the_same_in_every_process() -> None:
-    """Written down once: a change of this value forgets what was remembered of earlier runs."""
+def test_the_order_of_keys_does_not_change_the_digest() -> None:
     content = json.loads(plan().to_json())
-    reordered = TrainingPlan.model_validate(dict(reversed(list(content.items()))))
+    reordered = TrainingPlan.model_validate(dict(reversed(content.items())))
     assert reordered.digest == plan().digest
     assert len(plan().digest) == 64
 
 
-@each("text", ["", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 1, "task": {}}'])
-def test_an_invalid_plan_is_refused(text: str) -> None:
+@each(
+    "text",
+    [
+        *("", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 1, "task": {}}'),
+        plan().to_json().replace('"seed"', '"sead"'),
+    ],
+)
+def test_what_is_no_plan_of_this_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         TrainingPlan.from_json(text)
-
-
-def test_an_unknown_key_is_refused() -> None:
-    content: dict[str, Any] = json.loads(plan().to_json())
-    content["lerning_rate"] = 1
-    with pytest.raises(ValidationError, match="lerning_rate"):
-        TrainingPlan.from_json(json.dumps(content))
 
 
 @each(
@@ -114,17 +110,10 @@ def test_memory_adds_up_by_term() -> None:
 
 
 def test_the_timeline_adds_up_to_the_reserve() -> None:
+    seconds = {"load": 60, "train": 600, "save": 40}
+    phases = tuple(TimelinePhase(name=name, seconds=each) for name, each in seconds.items())
     time = TimeBreakdown(
-        phases=(
-            TimelinePhase(name="load", seconds=60),
-            TimelinePhase(name="train", seconds=600),
-            TimelinePhase(name="save", seconds=40),
-        ),
-        deadline_s=1000,
-        reserve_s=300,
-        step_s=1,
-        throughput=1,
-        utilisation=0.3,
+        phases=phases, deadline_s=1000, reserve_s=300, step_s=1, throughput=1, utilisation=0.3
     )
     assert (time.total_s, time.slack_s, time["train"]) == (700, 0, 600)
     assert [time.start_of(name) for name in ("load", "train", "save", "publish")] == [0, 60, 660, 700]
@@ -135,5 +124,5 @@ def test_the_timeline_adds_up_to_the_reserve() -> None:
     [(32, 12, "32 → 12"), (None, True, "unset → yes"), (8e-4, 3e-4, "0.0008 → 0.0003"), ("a", "b", "a → b")],
 )
 def test_a_concession_reads_as_a_sentence(wanted: Any, got: Any, shown: str) -> None:
-    said = Concession(field="micro_batch_size", wanted=wanted, got=got, reason="61.2 GB over the budget")
-    assert str(said) == f"micro_batch_size {shown}: 61.2 GB over the budget"
+    concession = conceded("micro_batch_size", wanted, got, "61.2 GB over the budget")
+    assert str(concession) == f"micro_batch_size {shown}: 61.2 GB over the budget"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.data.facts import DatasetFacts, assumed_facts, facts_from_lengths
+from core.data.facts import assumed_facts, facts_from_lengths
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.sequences import (
@@ -26,6 +26,7 @@ def test_the_natural_length_is_the_99th_percentile_rounded_up() -> None:
     length = natural_length(data, Targets(), 8192)
     assert data.total.p99 <= length < data.total.p99 + 64
     assert length % 64 == 0
+    assert natural_length(data, Targets(), 1024) == 1024, "no longer than the window or the limit"
 
 
 def test_rows_of_similar_length_are_not_cut() -> None:
@@ -90,16 +91,14 @@ def test_a_pair_is_two_sequences() -> None:
 
 
 def test_fallback_lengths_decrease_to_the_limit() -> None:
-    data: DatasetFacts = assumed_facts(TaskType.INSTRUCT, 1000)
-    found = shorter_lengths(data, 4096, 512)
-    assert found == sorted(found, reverse=True)
-    assert all(512 <= length < 4096 for length in found)
+    data = assumed_facts(TaskType.INSTRUCT, 1000)
+    lengths = shorter_lengths(data, 4096, 512)
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(512 <= length < 4096 for length in lengths)
     assert shorter_lengths(data, 512, 512) == []
 
 
 def test_images_count_with_their_repeats() -> None:
     model = facts_from_name("x", None, ImageModelType.SDXL)
-    data = assumed_facts(TaskType.IMAGE, 20, image_type=ImageModelType.SDXL)
-    seq = image_sequences(data, model, 1024, data.image_repeats)
-    assert seq.per_epoch == 200
-    assert seq.images
+    seq = image_sequences(assumed_facts(TaskType.IMAGE, 20, image_type=ImageModelType.SDXL), model, 1024, 10)
+    assert (seq.per_epoch, seq.images) == (200, True)

@@ -80,9 +80,9 @@ def _tokens_per_second(candidate: RunCandidate) -> float:
 def test_the_prior_is_a_little_below_the_best_published(
     candidate: RunCandidate, published: float, best: float
 ) -> None:
-    found = _tokens_per_second(candidate)
-    assert found < best
-    assert 0.4 * published < found < 1.1 * published
+    predicted = _tokens_per_second(candidate)
+    assert predicted < best
+    assert 0.4 * published < predicted < 1.1 * published
 
 
 def test_utilisation_stays_in_the_range_seen_on_h100() -> None:
@@ -114,9 +114,9 @@ def _throughput(candidate: RunCandidate) -> float:
 
 @pytest.mark.parametrize("parallelism", [Parallelism.DDP, Parallelism.FSDP])
 def test_more_gpus_on_nvlink_train_more(parallelism: Parallelism) -> None:
-    one = a_candidate(micro=4, length=2048)
-    several = [replace(one, world=n, parallelism=parallelism) for n in (2, 4, 8)]
-    rates = [_throughput(one), *map(_throughput, several)]
+    single = a_candidate(micro=4, length=2048)
+    several = [replace(single, world=n, parallelism=parallelism) for n in (2, 4, 8)]
+    rates = [_throughput(single), *map(_throughput, several)]
     assert rates == sorted(rates)
     assert rates[-1] > 5 * rates[0]
 
@@ -131,7 +131,7 @@ def test_compiling_and_fp8_help_full_fine_tunes() -> None:
     plain = a_candidate(**FULL, micro=4, length=2048, checkpointing=False)
     compiled = replace(plain, compile_mode=CompileMode.DEFAULT)
     fp8 = replace(compiled, fp8=True)
-    rates = [_tokens_per_second(one) for one in (plain, compiled, fp8)]
+    rates = list(map(_tokens_per_second, (plain, compiled, fp8)))
     assert rates == sorted(rates)
     assert rates[2] / rates[1] < 1.5
     lora = a_candidate(micro=4, length=2048, compile_mode=CompileMode.DEFAULT)
@@ -145,14 +145,12 @@ def test_generation_dominates_a_grpo_step_and_vllm_shortens_it() -> None:
     assert step_time(replace(grpo, vllm_share=0.3), PassWork(8 * 600, 600)).generate_s < step.generate_s / 3
 
 
-def test_sharded_generation_gathers_the_model_for_every_token() -> None:
+def test_sharded_generation_gathers_the_model_for_every_token_or_once_or_most_of_it_once() -> None:
     grpo = a_candidate(task=TaskType.GRPO, world=4, parallelism=Parallelism.DDP, length=768, completion=256)
     sharded = replace(grpo, parallelism=Parallelism.FSDP)
-    work = PassWork(600, 600)
-    assert step_time(sharded, work).generate_s > 1.5 * step_time(grpo, work).generate_s
-    # Or once; or most of it once.
-    most, once = (step_time(replace(sharded, gathered_layers=layers), work).generate_s for layers in (24, 32))
-    alone, every = (step_time(one, work).generate_s for one in (grpo, sharded))
+    ways = (grpo, sharded, *(replace(sharded, gathered_layers=layers) for layers in (24, 32)))
+    alone, every, most, once = (step_time(way, PassWork(600, 600)).generate_s for way in ways)
+    assert every > 1.5 * alone
     assert alone < once < 1.1 * alone
     assert most == pytest.approx(once + (every - once) / 4)
 

@@ -108,11 +108,8 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = "targets:\n  lora_r: -1\n  lora_rr: 1\nlimits:\n  gpu_memory: 5\n"
     with pytest.raises(ConfigError) as caught:
         PROFILE_KIND.parse(text, "p.yaml")
-    assert [problem.where.split(": ")[0] for problem in caught.value.problems] == [
-        "p.yaml:2",
-        "p.yaml:3",
-        "p.yaml:5",
-    ]
+    lines = [problem.where.split(": ")[0] for problem in caught.value.problems]
+    assert lines == ["p.yaml:2", "p.yaml:3", "p.yaml:5"]
 
 
 def test_one_task_may_be_written_without_a_list_and_numbers_as_environment() -> None:

@@ -91,24 +91,14 @@ def in_tournament(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> lis
         [(CRASHED, ""), (CRASHED, NO_KERNEL), (CRASHED, NO_KERNEL)],
         [(OOM, ""), (KILLED, ""), (OOM, ""), (NAN, "")],
         [(OOM, "")] * 12,
-        [(RunEnd.BAD_DATA, "")],
-        [(RunEnd.BAD_MODEL, "")],
-        [(RunEnd.BAD_REWARD, "")],
-        [(RunEnd.INFEASIBLE, "")],
-        [(RunEnd.STOPPED, "")],
+        *([(end, "")] for end in (RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD)),
+        *([(end, "")] for end in (RunEnd.INFEASIBLE, RunEnd.STOPPED)),
     ],
 )
 def test_daemon_and_tournament_retry_alike(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> None:
     def shown(attempts: list[tuple[TrainingPlan, bool]]) -> list[object]:
         return [
-            (
-                resumes,
-                plan.optimizer.learning_rate,
-                plan.precision.attention,
-                plan.precision.gradient_checkpointing,
-                plan.batch,
-                plan.sequence,
-            )
+            (resumes, plan.optimizer.learning_rate, plan.precision, plan.batch, plan.sequence)
             for plan, resumes in attempts
         ]
 

@@ -37,20 +37,16 @@ def test_a_run_reads_back_as_it_was_written() -> None:
 @each("end", RunEnd)
 def test_the_exit_is_zero_exactly_with_a_submission(end: RunEnd) -> None:
     assert RunResult(end=end, submission=True).exit_code is TrainerExitCode.OK
-    assert (
-        RunResult(end=end, submission=False).exit_code
-        is EXIT_OF.get(end, TrainerExitCode.CRASHED)
-        != TrainerExitCode.OK
-    )
+    assert RunResult(end=end, submission=False).exit_code is EXIT_OF.get(end, TrainerExitCode.CRASHED)
+    assert TrainerExitCode.OK not in EXIT_OF.values()
 
 
 def test_better_means_what_the_metric_says() -> None:
-    low, high = HeldOutScore(value=0.1, step=1), HeldOutScore(value=0.2, step=2)
+    low, high = (HeldOutScore(value=value, step=1) for value in (0.1, 0.2))
+    assert low.beats(None)
     assert low.beats(high)
     assert not high.beats(low)
-    reward = HeldOutScore(value=0.2, metric="reward", lower_is_better=False, step=2)
-    assert reward.beats(HeldOutScore(value=0.1, metric="reward", lower_is_better=False, step=1))
-    assert low.beats(None)
+    assert high.model_copy(update={"lower_is_better": False}).beats(low)
 
 
 CHAT = {"chat_template": "chatml", "chat_column": "conversations"}
@@ -63,16 +59,15 @@ def written(folder: Path, content: object) -> Path:
 
 
 def test_the_data_are_looked_for_beside_the_file(tmp_path: Path) -> None:
-    found = EvalTask.read(written(tmp_path, {"dataset_type": CHAT, "data": "sub/rows.json"}))
-    assert found.data == str(tmp_path / "sub/rows.json")
-    assert (found.task_type, found.era, found.kl_coefficient) == (TaskType.CHAT, Era.OFFERS, None)
+    task = EvalTask.read(written(tmp_path, {"dataset_type": CHAT, "data": "sub/rows.json"}))
+    assert task.data == str(tmp_path / "sub/rows.json")
+    assert (task.task_type, task.era, task.kl_coefficient) == (TaskType.CHAT, Era.OFFERS, None)
 
 
 def test_a_tournaments_evaluation_is_asked_for_by_its_year(tmp_path: Path) -> None:
-    found = EvalTask.read(
-        written(tmp_path, {"dataset_type": CHAT, "data": "/d", "era": "2026", "kl_coefficient": 0.5})
-    )
-    assert (found.era, found.kl_coefficient) == (Era.TOURNAMENTS, 0.5)
+    content = {"dataset_type": CHAT, "data": "/d", "era": "2026", "kl_coefficient": 0.5}
+    task = EvalTask.read(written(tmp_path, content))
+    assert (task.era, task.kl_coefficient) == (Era.TOURNAMENTS, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from core.submission import safetensors
 from core.submission.safetensors import BadHeader, read_header
+from tests.core.submission import folders
 from tests.core.submission.folders import bf16
-from tests.core.submission.folders import safetensors as made
 
 
 def read(tmp_path: Path, content: bytes) -> safetensors.SafetensorsHeader:
@@ -23,36 +24,24 @@ def read(tmp_path: Path, content: bytes) -> safetensors.SafetensorsHeader:
         return read_header(file)
 
 
-def told_of(folder: Path, content: bytes) -> str:
-    """What is said against a file; nothing for a good one. Any other exception is a bug."""
-    try:
-        read(folder, content)
-    except BadHeader as error:
-        return str(error)
-    return ""
-
-
 def raw(header: Any, data: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
 def test_a_good_file_is_read_with_places_in_the_file(tmp_path: Path) -> None:
-    content = made(
+    content = folders.safetensors(
         {"a": bf16(2, 3), "b": ("F32", [], b"\0" * 4), "c": ("I64", [0, 9], b"")}, {"format": "pt"}
     )
-    found = read(tmp_path, content)
-    assert {name: (t.dtype, t.shape, t.count) for name, t in found.tensors.items()} == {
+    header = read(tmp_path, content)
+    assert {name: (t.dtype, t.shape, t.count) for name, t in header.tensors.items()} == {
         "a": ("BF16", (2, 3), 6),
         "b": ("F32", (), 1),
         "c": ("I64", (0, 9), 0),
     }
-    assert found.metadata == {"format": "pt"}
-    assert found.tensors["b"].end == found.size == len(content)
-
-
-def test_padding_behind_the_header_is_fine(tmp_path: Path) -> None:
-    assert not read(tmp_path, raw(b"{}      ")).tensors
+    assert header.metadata == {"format": "pt"}
+    assert header.tensors["b"].end == header.size == len(content)
+    assert not read(tmp_path, raw(b"{}      ")).tensors, "padding behind the header is fine"
 
 
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -102,7 +91,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("headers")
 
 
-GOOD = made({"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"})
+GOOD = folders.safetensors(
+    {"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"}
+)
 
 
 @given(
@@ -115,11 +106,11 @@ def test_a_damaged_file_is_refused_or_read_consistently(
     for at, value in changes:
         content[at] = value
     try:
-        found = read(shared, bytes(content[: len(content) - cut]))
+        header = read(shared, bytes(content[: len(content) - cut]))
     except BadHeader:
         return
-    covered = sum(tensor.end - tensor.begin for tensor in found.tensors.values())
-    assert found.data_at + covered == found.size == len(GOOD) - cut
+    covered = sum(tensor.end - tensor.begin for tensor in header.tensors.values())
+    assert header.data_at + covered == header.size == len(GOOD) - cut
 
 
 _JSON = st.recursive(
@@ -138,7 +129,8 @@ _ABOUT = st.fixed_dictionaries(
 
 @given(st.dictionaries(st.text(max_size=6), _ABOUT | _JSON, max_size=3), st.binary(max_size=64))
 def test_any_header_is_read_or_refused(shared: Path, header: dict[str, Any], data: bytes) -> None:
-    assert told_of(shared, raw(header, data)).isprintable()
+    with contextlib.suppress(BadHeader):
+        read(shared, raw(header, data))
 
 
 def test_a_header_longer_than_any_real_one_is_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 from core.submission.safetensors import BadHeader, read_header
-from tests.core.engines.conftest import training_python as training_python
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import bf16, safetensors
 

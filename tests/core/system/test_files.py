@@ -61,7 +61,7 @@ def test_removing_never_follows_a_link(tmp_path: Path) -> None:
     os.link(kept / "file", inside / "same")
     for place in ("link", "not there", "inside"):
         assert remove_tree(tmp_path / place) == 0, "another name of a file frees nothing"
-    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (kept / "file").exists()
 
 
@@ -87,4 +87,4 @@ def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pyte
     assert done == ["fsync", "replace", "fsync"] * 2
     assert (tmp_path / "run.json").read_bytes() == b"second"
     assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o644
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

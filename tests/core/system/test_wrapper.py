@@ -37,48 +37,37 @@ class Wrapped:
         return self.start("python", "-c", code, options=options, **more).wait(PATIENCE)
 
     def read(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / name).read_text())
-        return found
+        record: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return record
 
-    def until(self, name: str) -> str:
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def until(self, name: str) -> None:
+        """Wait until the file is there, with content."""
         ends = time.monotonic() + PATIENCE
         path = self.folder / name
         while not (path.exists() and path.read_text()):
             assert time.monotonic() < ends, name
             time.sleep(0.005)
-        return path.read_text()
 
 
 @pytest.fixture
 def wrapped(tmp_path: Path) -> Iterator[Wrapped]:
     folder = tmp_path / "run"
     folder.mkdir()
-    made = Wrapped(folder)
-    yield made
-    for process in made.started:
+    wrapped = Wrapped(folder)
+    yield wrapped
+    for process in wrapped.started:
         process.kill()
         process.wait()
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
-    except OSError:
-        return True
-
-
-def until_gone(pid: int) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not is_gone(pid):
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
 def test_start_and_end_are_recorded_and_the_code_is_passed_on(wrapped: Wrapped) -> None:
-    before = time.time()
     assert wrapped.run("raise SystemExit(7)") == 7
     start, end = wrapped.read("start.json"), wrapped.read("exit.json")
-    assert before - 0.1 <= start["at"] <= end["at"] <= time.time()
+    assert 0 < start["at"] <= end["at"]
     assert start["pid"] == wrapped.started[0].pid
     assert start["boot"] == wrapper.boot_id()
     assert end["code"] == 7
@@ -88,15 +77,14 @@ def test_start_and_end_are_recorded_and_the_code_is_passed_on(wrapped: Wrapped) 
 
 def test_python_is_the_interpreter_of_the_wrapper(wrapped: Wrapped) -> None:
     wrapped.run("import sys; print(sys.executable)")
-    assert (wrapped.folder / "log").read_text().strip() == sys.executable
+    assert wrapped.log.strip() == sys.executable
 
 
 def test_a_command_that_cannot_be_run_is_named_in_the_log(wrapped: Wrapped) -> None:
     assert wrapped.start("/no/such").wait(PATIENCE) == 127
     assert wrapped.start(str(wrapped.folder)).wait(PATIENCE) == 126
-    log = (wrapped.folder / "log").read_text()
-    assert "/no/such cannot be started" in log
-    assert "Permission denied" in log
+    assert "/no/such cannot be started" in wrapped.log
+    assert "Permission denied" in wrapped.log
 
 
 def test_a_rotated_log_keeps_its_beginning_and_its_newest_part(wrapped: Wrapped) -> None:
@@ -118,18 +106,14 @@ def test_binary_output_is_kept_unchanged(wrapped: Wrapped) -> None:
 
 def test_a_full_disk_costs_output_but_not_the_run_or_its_record(wrapped: Wrapped) -> None:
     """The end was given its room at the start."""
-
-    def no_growth_after_the_start(process: subprocess.Popen[bytes]) -> None:
-        wrapped.until("up")
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (600, 600))
-
     code = f"{UP}\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('x' * 100000); raise SystemExit(5)"
     process = wrapped.start("python", "-c", code)
-    no_growth_after_the_start(process)
+    wrapped.until("up")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (600, 600))
     (wrapped.folder / "go").touch()
     assert process.wait(PATIENCE) == 5
     assert wrapped.read("exit.json")["code"] == 5
-    assert (wrapped.folder / "log").stat().st_size <= 600
+    assert len(wrapped.log) <= 600
 
 
 def test_nothing_starts_when_the_start_cannot_be_recorded(wrapped: Wrapped) -> None:
@@ -157,8 +141,7 @@ def test_a_signal_before_the_trainer_is_there_is_not_lost(wrapped: Wrapped) -> N
         process = wrapped.start("sleep", "60")
         wrapped.until("start.json")
         process.send_signal(signal.SIGTERM)
-        code = process.wait(PATIENCE)
-        assert code in (143, -signal.SIGTERM)
+        assert process.wait(PATIENCE) in (143, -signal.SIGTERM)
         (wrapped.folder / "start.json").unlink()
 
 
@@ -188,13 +171,13 @@ def test_the_timeout_terminates_first_and_kills_then(wrapped: Wrapped, tmp_path:
 
 def test_a_child_that_keeps_the_output_open_does_not_delay_the_end(wrapped: Wrapped) -> None:
     assert wrapped.run("import subprocess; subprocess.Popen(['sleep', '600']); print('done')") == 0
-    assert (wrapped.folder / "log").read_text() == "done\n"
+    assert wrapped.log == "done\n"
 
 
 def test_a_trainer_that_closes_its_output_runs_on(wrapped: Wrapped) -> None:
-    code = "import os, time; os.close(1); os.close(2); time.sleep(0.2); open('on', 'w').write('1')"
+    code = "import os, time; os.close(1); os.close(2); time.sleep(0.2); open('on', 'w')"
     assert wrapped.run(code) == 0
-    assert wrapped.until("on")
+    assert (wrapped.folder / "on").exists()
 
 
 def test_signals_get_through_a_flood_of_output(wrapped: Wrapped) -> None:
@@ -225,7 +208,7 @@ def test_forbidden_limits_become_the_highest_allowed(wrapped: Wrapped) -> None:
         *("--rlimit", "core=0", "--rlimit", "nofile=999999999999"),
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert (wrapped.folder / "log").read_text().strip() == f"(0, 0) ({hard}, {hard})"
+    assert wrapped.log.strip() == f"(0, 0) ({hard}, {hard})"
 
 
 def test_the_lock_is_signed_and_held_by_the_wrapper_alone(wrapped: Wrapped, tmp_path: Path) -> None:
@@ -247,7 +230,7 @@ def test_the_lock_is_signed_and_held_by_the_wrapper_alone(wrapped: Wrapped, tmp_
     fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(other)
     # 0, 1, 2, and the folder that is being listed.
-    assert len(eval((wrapped.folder / "log").read_text())) == 4
+    assert len(eval(wrapped.log)) == 4
 
 
 def test_kills_for_memory_are_counted_from_the_start_on(wrapped: Wrapped, tmp_path: Path) -> None:

@@ -48,14 +48,6 @@ def test_a_wallets_wrapped_signature_is_refused() -> None:
     assert not fiber.is_signed(b"text", KEY.sign(b"<Bytes>text</Bytes>"), KEY.public_key)
 
 
-def test_one_key_has_one_identity_whatever_the_address_prefix() -> None:
-    from bittensor_core import ss58_encode
-
-    other = ss58_encode(KEY.public_key, 0)
-    assert other != KEY.ss58_address
-    assert public_key(other) == public_key(KEY.ss58_address) == KEY.public_key
-
-
 @each(
     "nonce",
     [

@@ -5,7 +5,6 @@ import copy
 import json
 import logging
 import pickle
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,14 +91,12 @@ async def test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on(
     opening = asyncio.create_task(
         asyncio.to_thread(open_hotkey, hotkey_file(at.wallet_path, "miner", "default"), PASSWORD)
     )
-    began = time.monotonic()
-    longest, last = 0.0, began
+    turns = 0
     while not opening.done():
         await asyncio.sleep(0.005)
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        turns += 1
     assert opening.result().public_key == created.public_key
-    # Opened in this process, even by another thread, it is one gap of nearly all the time.
-    assert longest < max(1.0, (last - began) / 2)
+    assert turns > 5  # in this process, even in another thread, it would keep the interpreter for itself
 
 
 def test_a_wrong_password_is_told_apart_and_not_repeated(encrypted: tuple[Wallets, Identity]) -> None:

@@ -22,8 +22,8 @@ KEYS = [Keypair.create_from_uri(f"//{index}") for index in range(8)]
 
 
 def node(uid: int, incentive: float = 0.0, **values: object) -> Node:
-    made = {"ip": None, "port": None, "stake": 1.0, "validator_permit": False} | values
-    return Node(uid=uid, hotkey=KEYS[uid].ss58_address, coldkey="", incentive=incentive, **made)  # type: ignore[arg-type]
+    fields = {"ip": None, "port": None, "stake": 1.0, "validator_permit": False} | values
+    return Node(uid=uid, hotkey=KEYS[uid].ss58_address, coldkey="", incentive=incentive, **fields)  # type: ignore[arg-type]
 
 
 def graph(*nodes: Node) -> Metagraph:
@@ -35,11 +35,11 @@ def key(uid: int) -> bytes:
 
 
 def test_a_node_is_found_by_its_key() -> None:
-    found = graph(node(0), node(1))
-    assert found.nodes_by_key.get(key(1)) is found.nodes[1]
-    assert found.nodes_by_key.get(key(2)) is None
+    subnet = graph(node(0), node(1))
+    assert subnet.nodes_by_key.get(key(1)) is subnet.nodes[1]
+    assert subnet.nodes_by_key.get(key(2)) is None
     with pytest.raises(TypeError):  # nobody can change who is on it
-        found.nodes_by_key[key(2)] = node(2)  # type: ignore[index]
+        subnet.nodes_by_key[key(2)] = node(2)  # type: ignore[index]
 
 
 def test_a_hotkey_that_is_no_address_is_an_error_with_its_uid() -> None:
@@ -56,8 +56,8 @@ def test_one_hotkey_under_two_uids_is_an_error_even_with_another_networks_prefix
 
 
 def test_the_highest_incentive_ranks_first_and_equals_share_a_place() -> None:
-    found = graph(node(0, 0.1), node(1, 0.9), node(2, 0.1), node(3, 0.0))
-    assert [found.rank(key(uid)) for uid in range(5)] == [2, 1, 2, 4, None]
+    subnet = graph(node(0, 0.1), node(1, 0.9), node(2, 0.1), node(3, 0.0))
+    assert [subnet.rank(key(uid)) for uid in range(5)] == [2, 1, 2, 4, None]
 
 
 def test_the_same_nodes_read_again_only_have_a_new_time() -> None:
@@ -136,11 +136,12 @@ def test_ipv6_is_known_to_be_out_of_reach_for_fiber() -> None:
 
 
 def test_nothing_is_submitted_for_an_address_that_is_there_already_or_never_can_be() -> None:
-    found = graph(node(0, ip="8.8.4.4", port=7999))
-    unchanged = result_without_submitting(found, key(0), "8.8.4.4", 7999)
+    subnet = graph(node(0, ip="8.8.4.4", port=7999))
+    unchanged = result_without_submitting(subnet, key(0), "8.8.4.4", 7999)
     assert unchanged is not None
     assert (unchanged.outcome, unchanged.ok) == (PublishOutcome.UNCHANGED, True)
-    assert result_without_submitting(found, key(0), "8.8.4.4", 8000) is None
-    refused = result_without_submitting(found, key(1), "8.8.4.4", 7999)
+    assert result_without_submitting(subnet, key(0), "8.8.4.4", 8000) is None
+    refused = result_without_submitting(subnet, key(1), "8.8.4.4", 7999)
     assert refused is not None
     assert (refused.outcome, refused.ok) == (PublishOutcome.REFUSED, False)
+    assert "btcli subnets register --netuid 56" in refused.message

@@ -67,7 +67,7 @@ def test_the_example_in_the_docs_is_a_good_nodes_file(path: Path) -> None:
 
 
 @each(
-    ("document", "told"),
+    ("document", "said"),
     [
         ({"nodes": [row(stake="much")]}, ["nodes[0].stake", "'much'", "number"]),
         ({"nodes": [row(stake=-1)]}, ["nodes[0].stake", "-1", "greater than or equal to 0"]),
@@ -91,11 +91,11 @@ def test_the_example_in_the_docs_is_a_good_nodes_file(path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_with_the_file_the_field_and_the_value(
-    path: Path, document: Any, told: list[str]
+    path: Path, document: Any, said: list[str]
 ) -> None:
     with pytest.raises(NodesFileError) as caught:
         read_nodes(write(path, document), 56, at=0.0)
-    for part in (str(path), *told):
+    for part in (str(path), *said):
         assert part in str(caught.value)
 
 

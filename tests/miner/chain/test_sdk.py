@@ -33,8 +33,6 @@ pytestmark = pytest.mark.integration
 
 METAGRAPH = "SubnetInfoRuntimeApi_get_metagraph"
 PUBLIC_IP = "8.8.4.4"
-#: What a silence may last: a submission is over long before, also on a slow machine.
-SILENCE_S = 10.0
 
 
 def source(node: ChainDouble, **options: Any) -> SdkSource:
@@ -48,6 +46,7 @@ def miner(uid: int = 20) -> Identity:
 
 async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: ChainDouble) -> None:
     subtensor.subnets[NETUID] = neurons(256)
+    subtensor.subnets[NETUID][21].ip = "2001:db8::5"
     graph = await source(node).metagraph()
     assert (graph.netuid, graph.block, len(graph.nodes)) == (NETUID, 100, 256)
     assert graph.genesis == subtensor.genesis
@@ -55,19 +54,13 @@ async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: Chai
     assert validator.validator_permit
     assert validator.stake == 256_000.0
     assert validator.address is None
+    assert graph.nodes[21].address == "[2001:db8::5]:7021"
     assert (member.ip, member.port, member.stake) == ("198.51.100.20", 7020, 0.5)
     assert (member.last_update, member.emission) == (20, 5.0)
     assert member.incentive == pytest.approx(236 / 256, abs=1e-4)
     assert graph.nodes_by_key.get(miner().public_key) == member
     # The chain sends no ranks: they come from the incentive.
     assert [graph.rank(miner(uid).public_key) for uid in (16, 0)] == [1, 241]
-
-
-async def test_reads_an_ipv6_axon(subtensor: Subtensor, node: ChainDouble) -> None:
-    subtensor.subnets[NETUID][5].ip = "2001:db8::5"
-    graph = await source(node).metagraph()
-    assert graph.nodes[5].ip == "2001:db8::5"
-    assert graph.nodes[5].address == "[2001:db8::5]:7005"
 
 
 async def test_a_subnet_that_does_not_exist_is_named(node: ChainDouble) -> None:
@@ -100,26 +93,8 @@ async def test_publishes_the_axon_and_the_chain_shows_it(subtensor: Subtensor, n
     # What the reference miner's fiber posts, too: validators look at these fields.
     args = subtensor.submitted[0].args
     assert (args["protocol"], args["ip_type"], args["netuid"]) == (4, 4, NETUID)
-
-
-async def test_an_address_that_is_published_already_is_not_published_again(
-    subtensor: Subtensor, node: ChainDouble
-) -> None:
-    mine = source(node, identity=miner())
-    await mine.publish_axon(PUBLIC_IP, 7999)
-    again = await mine.publish_axon(PUBLIC_IP, 7999)
-    assert again.outcome is PublishOutcome.UNCHANGED
-    assert len(subtensor.submitted) == 1
-
-
-async def test_an_unregistered_hotkey_is_refused_without_a_submission(
-    subtensor: Subtensor, node: ChainDouble
-) -> None:
-    stranger = Identity(Keypair.create_from_uri("//stranger"))
-    result = await source(node, identity=stranger).publish_axon(PUBLIC_IP, 7999)
-    assert result.outcome is PublishOutcome.REFUSED
-    assert "btcli subnets register --netuid 56" in result.message
-    assert WATCH not in node.calls
+    again = await source(node, identity=me).publish_axon(PUBLIC_IP, 7999)
+    assert (again.outcome, len(subtensor.submitted)) == (PublishOutcome.UNCHANGED, 1)
 
 
 async def test_a_hotkey_that_is_deregistered_meanwhile_is_refused_by_the_chain(
@@ -148,13 +123,17 @@ async def test_what_cannot_be_published_never_gets_to_the_chain(node: ChainDoubl
     assert node.calls == []
 
 
-@pytest.mark.parametrize("fault", [Fault.DROP_AFTER_INCLUSION, Fault.SILENT_AFTER_READY])
+@pytest.mark.parametrize(
+    ("fault", "timeout"),
+    # The silence lasts so long: by then the submission is in a block, also on a slow machine.
+    [(Fault.DROP_AFTER_INCLUSION, 60.0), (Fault.SILENT_AFTER_READY, 25.0)],
+)
 async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
-    subtensor: Subtensor, node: ChainDouble, fault: Fault
+    subtensor: Subtensor, node: ChainDouble, fault: Fault, timeout: float
 ) -> None:
     node.faults[WATCH] = fault
     mine = source(node, identity=miner())
-    mine._submit_timeout = SILENCE_S
+    mine._submit_timeout = timeout
     result = await mine.publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.PUBLISHED
     assert "the chain shows it" in result.message
@@ -170,7 +149,7 @@ async def test_a_submission_whose_fate_is_unknown_says_so(node: ChainDouble, fau
         pauses.append(seconds)
 
     mine = source(node, identity=miner(), read_back=(0.0, 13.0), pause=pause)
-    mine._submit_timeout = SILENCE_S
+    mine._submit_timeout = 2.0  # nothing is heard, however long one waits
     result = await mine.publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.UNKNOWN
     assert "god-miner chain status" in result.message
@@ -196,26 +175,6 @@ async def test_a_node_in_trouble_costs_the_time_limit_at_most(
     with pytest.raises(ChainUnavailable) as caught:
         await mine.metagraph()
     assert "127.0.0.1" in str(caught.value)
-
-
-async def test_a_closed_port_is_reported_at_once(node: ChainDouble) -> None:
-    mine = source(node)
-    node.stop()
-    with pytest.raises(ChainUnavailable, match=r"ws://127\.0\.0\.1"):
-        await mine.metagraph()
-
-
-async def test_a_node_that_was_killed_and_came_back_is_used_again(
-    subtensor: Subtensor, node: ChainDouble
-) -> None:
-    mine = source(node)
-    await mine.metagraph()
-    node.stop()
-    with pytest.raises(ChainUnavailable):
-        await mine.metagraph()
-    subtensor.block = 130
-    node.start()
-    assert (await mine.metagraph()).block == 130
 
 
 async def test_the_second_node_is_asked_when_the_first_is_gone(

@@ -11,7 +11,7 @@ from core.domain.errors import ConfigError
 from core.domain.job_states import JobState
 from miner.__main__ import app
 from miner.offers.backtest.synthetic import synthetic_offers
-from miner.offers.past_offers import NoSuchOffer, offer_to_line
+from miner.offers.past_offers import NoSuchOffer, offer_to_line, read_offer_lines
 from miner.store.database import NoStore
 from tests.miner.offers.builders import HOUR, NOON, decided, offer, policy
 from tests.miner.offers.filled import answer, job, lapse, store
@@ -75,6 +75,7 @@ def test_what_if_twelve_hours_were_allowed_is_one_command(stored: Path) -> None:
 def test_what_became_of_offers_is_counted_and_priced(stored: Path) -> None:
     _, found = read()
     assert found["known"] == {"published": 1, "failed": 1, "lapsed": 1}
+    assert [one["offers"] for one in read("--since", "2025-10-02")] == [2, 2]
     assert found["realised_points"] < 0  # a failure costs more than one publication is expected to bring
     assert "published in fact" in run().output
 
@@ -86,10 +87,6 @@ def test_one_offer_is_explained_in_every_run(stored: Path) -> None:
     found = read("--set", "hours.instruct=12", "--offer", "long")
     assert [one["accepted"] for one in found.values()] == [False, False, True]
     assert isinstance(run("--offer", "nope").exception, NoSuchOffer)
-
-
-def test_only_offers_since_then_are_played(stored: Path) -> None:
-    assert [one["offers"] for one in read("--since", "2025-10-02")] == [2, 2]
 
 
 def test_a_file_of_offers_is_played_against_several_policies(lines: Path) -> None:
@@ -139,13 +136,12 @@ def test_the_page_shows_figures_occupancy_and_differences(lines: Path) -> None:
     assert "Answered differently" in said
 
 
-def test_settings_hold_for_the_policy_in_force_alone(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_hold_for_the_policy_in_force_alone_and_ones_own_is_found_in_its_folder(
+    lines: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAX_JOBS", "0")
     assert read("--jsonl", str(lines))[0]["accepted"] == 0
     assert read("--jsonl", str(lines), "--policy", "h100x4")[0]["accepted"] > 0
-
-
-def test_a_policy_of_one_s_own_is_found_in_its_folder(lines: Path, data_dir: Path) -> None:
     (data_dir / "policies").mkdir()
     (data_dir / "policies" / "mine.yaml").write_text("extends: h100x4\nrules: {max_jobs: 0}\n")
     assert read("--jsonl", str(lines), "--policy", "mine")[0]["refused"]["jobs"] > 0
@@ -170,3 +166,17 @@ def test_the_policy_in_force_is_played_on_this_hosts_gpus(
     assert "h100x4" in [one["policy"] for one in read("--policy", "h100x4")]
     monkeypatch.setenv("GPUS", "cpu")
     assert "everything-feasible" in [one["policy"] for one in read()]
+
+
+def test_generated_offers_are_lines_that_can_be_read_again(tmp_path: Path) -> None:
+    words = ["policy", "generate", "--days", "1", "--per-day", "20", "--seed", "5"]
+    words += ["--start", "2025-10-01T12:00"]
+    printed = runner.invoke(app, words)
+    assert printed.exit_code == 0
+    expected = list(synthetic_offers(5, days=1, per_day=20, start=NOON))
+    assert read_offer_lines(printed.stdout.splitlines(), "x") == expected
+    file = tmp_path / "o.jsonl"
+    written = runner.invoke(app, [*words, "--write", str(file)])
+    assert (written.stdout, file.read_text()) == ("", printed.stdout)
+    assert f"{len(expected)} offers" in written.stderr
+    assert isinstance(runner.invoke(app, [*words, "--start", "tomorrow"]).exception, ConfigError)

@@ -33,7 +33,7 @@ class Cli:
             "DATA_DIR": str(folder / "data"),
             "NODES_FILE": str(folder / "nodes.json"),
             "WALLET_PATH": str(folder / "wallets"),
-            "CHAIN_TIMEOUT_SECONDS": "5",
+            "CHAIN_TIMEOUT_SECONDS": "120",
         }
 
     def __call__(self, *args: str, **env: str) -> Result:
@@ -63,16 +63,12 @@ def hotkey(cli: Cli) -> str:
 
 def test_status_shows_the_subnet_and_the_own_place_in_it(cli: Cli, hotkey: str) -> None:
     code, shown = cli.json("status")
-
     assert code == 0
     assert shown["hotkey"] == hotkey
     assert (shown["registered"], shown["uid"], shown["rank"], shown["stake"]) == (True, 0, 1, 5.0)
     assert (shown["nodes"], shown["netuid"], shown["from_cache"]) == (1, NETUID, False)
 
-
-def test_status_for_people_says_the_same_in_words(cli: Cli, hotkey: str) -> None:
     result = cli("status")
-
     assert result.exit_code == 0
     for part in (hotkey, "registered", "yes", "age seconds", f"file:{cli.folder}/nodes.json"):
         assert part.replace(" ", "") in "".join(result.stdout.split())
@@ -91,37 +87,23 @@ def test_status_falls_back_on_the_daemons_copy_and_says_so(cli: Cli, hotkey: str
     assert "nodes.json" in shown["error"]
 
 
-def test_status_without_any_metagraph_still_tells_what_it_knows(cli: Cli, hotkey: str) -> None:
-    (cli.folder / "nodes.json").unlink()
-
+def test_status_tells_what_it_knows_without_a_metagraph_or_a_hotkey(cli: Cli) -> None:
     code, shown = cli.json("status")
-
-    assert code == os.EX_CONFIG
-    assert (shown["hotkey"], shown["registered"]) == (hotkey, None)
+    assert (code, shown["registered"]) == (os.EX_CONFIG, None)
     assert "no such file" in shown["error"]
 
-
-def test_status_without_a_hotkey_shows_the_subnet_and_the_problem(cli: Cli) -> None:
     cli.nodes()
-
     code, shown = cli.json("status")
-
-    assert code == NEEDS_ACTION
-    assert shown["nodes"] == 0
+    assert (code, shown["nodes"]) == (NEEDS_ACTION, 0)
     assert "there is no hotkey at" in shown["hotkey_problem"]
 
 
-def test_a_registered_hotkey_passes_the_check(cli: Cli, hotkey: str) -> None:
+def test_an_unregistered_hotkey_is_told_how_to_register(cli: Cli, hotkey: str) -> None:
     code, shown = cli.json("register-check")
-
     assert (code, shown["registered"], shown["uid"]) == (0, True, 0)
 
-
-def test_an_unregistered_hotkey_is_told_how_to_register(cli: Cli, hotkey: str) -> None:
     cli.nodes()
-
     result = cli("register-check")
-
     assert result.exit_code == NEEDS_ACTION
     assert "btcli subnets register --netuid 56" in " ".join(result.stdout.split())
 
@@ -212,7 +194,7 @@ def test_a_chain_that_is_down_has_an_exit_code_of_its_own(
 ) -> None:
     node.stop()
 
-    code, shown = cli.json("status", **on_chain)
+    code, shown = cli.json("status", CHAIN_TIMEOUT_SECONDS="5", **on_chain)
 
     assert code == os.EX_UNAVAILABLE
     assert "ws://127.0.0.1" in shown["error"]

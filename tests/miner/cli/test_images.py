@@ -53,7 +53,7 @@ def checkout(tmp_path: Path, docker_host: Dockerd, monkeypatch: pytest.MonkeyPat
         (root / name / "__init__.py").write_text("")
     (root / "trainer" / "runner").mkdir()
     (root / "trainer" / "runner" / "__init__.py").write_text("")
-    (root / "trainer" / "runner" / "ready.py").write_text(base_image.READY)
+    (root / "trainer" / "runner" / "check_engines.py").write_text(base_image.READY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", docker_host.host)
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
@@ -114,7 +114,7 @@ def test_an_image_from_elsewhere_runs_by_its_name_and_that_is_told(
 
 
 def test_an_image_that_cannot_train_is_told(checkout: Path) -> None:
-    (checkout / "trainer" / "runner" / "ready.py").unlink()
+    (checkout / "trainer" / "runner" / "check_engines.py").unlink()
     assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
     (checked,) = told("check", "text")
     assert "trainer.runner.check_engines" in checked["problem"]

@@ -39,7 +39,7 @@ def asked(*_):
 signal.signal(signal.SIGTERM, asked)
 say('{{"t": 1, "event": "stage", "stage": "load", "text": "the model"}}')
 print("a line for the log")
-if {waits}: time.sleep(30)
+if {waits}: time.sleep(600)
 sys.exit(34)
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.table import Table
@@ -65,65 +67,70 @@ def test_moments_are_known_by_their_names(capsys: pytest.CaptureFixture[str]) ->
     }
 
 
+@pytest.fixture
+def god_miner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str, str]]:
+    """The console script: its exit code and what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["god-miner", *words])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+GONE = GodMinerError("it is gone\x1b[2J")
+MISSING = ConfigError("task.json", [Problem("dataset", "x", "is missing")])
+
+
 @pytest.mark.parametrize(
-    ("error", "words", "code", "told"),
+    ("error", "code", "told", "as_json"),
     [
         (
-            GodMinerError("it is gone\x1b[2J"),
-            ("--json",),
+            GONE,
             1,
+            "it is gone\N{REPLACEMENT CHARACTER}[2J\n",
             {"code": "error", "message": "it is gone\x1b[2J"},
         ),
-        (GodMinerError("it is gone\x1b[2J"), (), 1, "it is gone\N{REPLACEMENT CHARACTER}[2J\n"),
         (
-            ConfigError("task.json", [Problem("dataset", "x", "is missing")]),
-            ("--json",),
+            MISSING,
             78,
+            f"{MISSING}\n",
             {
                 "code": "bad_config",
-                "message": "task.json: 1 problem\n  - dataset has value x: is missing",
+                "message": str(MISSING),
                 "problems": [{"where": "dataset", "value": "x", "rule": "is missing"}],
             },
         ),
     ],
+    ids=["an error", "a wrong setting"],
 )
-def test_an_error_is_json_where_json_was_asked_for(
+def test_an_error_is_a_line_and_json_where_json_was_asked_for(
     error: GodMinerError,
-    words: tuple[str, ...],
     code: int,
-    told: object,
+    told: str,
+    as_json: object,
+    god_miner: Callable[..., tuple[object, str, str]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
 ) -> None:
-    def fail() -> None:
-        raise error
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("miner.settings.load_settings", fail)
-    monkeypatch.setattr(sys, "argv", ["god-miner", "jobs", "list", *words])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == code
-    out, err = capsys.readouterr()
-    assert (json.loads(out) if out else err) == ({"error": told} if out else told)
+    monkeypatch.setattr("miner.settings.load_settings", Mock(side_effect=error))
+    assert god_miner("jobs", "list") == (code, "", told)
+    ended, out, err = god_miner("jobs", "list", "--json")
+    assert (ended, json.loads(out), err) == (code, {"error": as_json}, "")
 
 
-def test_a_wrong_option_is_json_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_option_is_json_too_and_a_command_that_is_well_ends_with_zero(
+    god_miner: Callable[..., tuple[object, str, str]],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["god-miner", "jobs", "list", "--json", "--limit", "many"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    told = json.loads(capsys.readouterr().out)["error"]
-    assert (ended.value.code, told["code"], "--limit" in told["message"]) == (2, "usage", True)
-
-
-def test_a_command_that_is_well_ends_with_zero(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["god-miner", "config", "env"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert not ended.value.code
-    assert "LOG_FORMAT" in capsys.readouterr().out
+    code, out, _ = god_miner("jobs", "list", "--json", "--limit", "many")
+    error = json.loads(out)["error"]
+    assert (code, error["code"], "--limit" in error["message"]) == (2, "usage", True)
+    assert god_miner("jobs", "list", "--limit", "many")[0] == 2
+    code, out, _ = god_miner("config", "env")
+    assert not code
+    assert "LOG_FORMAT" in out
+    assert god_miner("--version")[1].startswith("god-miner ")

@@ -95,11 +95,6 @@ def test_one_number_changed_in_a_profile_shows_in_config_memory_and_time(tmp_pat
     assert "mine.yaml:2" in shown
 
 
-def test_json_is_the_plan_itself() -> None:
-    found = _run(*TASK, "--json")
-    assert TrainingPlan.from_json(found.stdout).verdict.feasible
-
-
 def test_written_files_are_what_an_attempt_would_get(tmp_path: Path) -> None:
     found = _run(*TASK, "--write", str(tmp_path / "out"))
     assert found.exit_code == 0
@@ -172,29 +167,21 @@ def _file(folder: Path, text: str) -> str:
 
 def test_a_dataset_file_is_counted_and_measured(tmp_path: Path) -> None:
     rows = [{"instruct": "word " * (n % 400 + 20), "output": "answer " * 30} for n in range(3000)]
-    file = _file(tmp_path, json.dumps(rows))
-    found = _run(*TASK[:-2], "--dataset", file, "--json")
+    found = _run(*TASK[:-2], "--dataset", _file(tmp_path, json.dumps(rows)), "--json")
     data = TrainingPlan.from_json(found.stdout).data
     assert data.rows == 3000
     assert 1000 <= data.sampled_rows <= 3000
     assert 400 < data.prompt.max < 700
-
-
-def test_json_lines_are_read_as_well(tmp_path: Path) -> None:
-    file = _file(tmp_path, '{"instruct": "a", "output": "b"}\n\n{"instruct": "c", "output": "d"}\n')
-    found = _run(*TASK[:-2], "--dataset", file, "--json")
+    lines = '{"instruct": "a", "output": "b"}\n\n{"instruct": "c", "output": "d"}\n'
+    found = _run(*TASK[:-2], "--dataset", _file(tmp_path, lines), "--json")
     assert TrainingPlan.from_json(found.stdout).data.rows == 2
+    assert "empty_dataset" in _run(*TASK[:-2], "--dataset", _file(tmp_path, "[]")).output
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "{broken", '["unclosed', "nonsense", "[" * 100_000])
+@each("text", ["[1, 2]", "{broken", '["unclosed', "nonsense", "[" * 100_000])
 def test_a_file_that_is_no_dataset_is_told_apart(tmp_path: Path, text: str) -> None:
     found = _run(*TASK[:-2], "--dataset", _file(tmp_path, text))
     assert isinstance(found.exception, ConfigError)
-
-
-def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
-    found = _run(*TASK[:-2], "--dataset", _file(tmp_path, "[]"))
-    assert "empty_dataset" in found.output
 
 
 def test_a_model_folder_is_read_from_its_config(tmp_path: Path) -> None:

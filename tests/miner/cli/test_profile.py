@@ -37,12 +37,15 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_names_the_shipped_profiles() -> None:
-    rows = {row["name"]: row for row in read("list")}
-    assert {"h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady", "cpu-demo"} <= set(rows)
-    assert rows["h100x8"]["hardware"] == "8xH100"
+def test_list_names_an_operators_own_profiles_first_and_the_shipped_ones(mine: Path) -> None:
+    rows = read("list", "--dir", str(mine))
+    assert [row["name"] for row in rows[:2]] == ["broken", "mine"]
+    assert "lora_rr" in rows[0]["description"]
+    by_name = {row["name"]: row for row in rows}
+    assert {"h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady", "cpu-demo"} <= set(by_name)
+    assert by_name["h100x8"]["hardware"] == "8xH100"
+    assert [name for name, row in by_name.items() if row["in_force"]] == ["h100x4"]
     assert "h100x4-strategy" in run("list").output
-    assert [name for name, row in rows.items() if row["in_force"]] == ["h100x4"]
 
 
 @pytest.mark.parametrize(("command", "name"), [(app, "cpu-demo"), (policy_app, "everything-feasible")])
@@ -64,27 +67,15 @@ def test_what_is_in_force_without_a_gpu_is_what_doctor_says(
     assert [row["name"] for row in rows if row["in_force"]] == [name]
 
 
-def test_list_shows_an_operator_s_own_first_and_broken_ones_as_broken(mine: Path) -> None:
-    rows = read("list", "--dir", str(mine))
-    assert [row["name"] for row in rows[:2]] == ["broken", "mine"]
-    assert "lora_rr" in rows[0]["description"]
-
-
-def test_show_gives_every_value_with_its_line() -> None:
+def test_show_gives_every_value_with_its_line_and_with_defaults_what_nobody_wrote() -> None:
     found = read("show", "h100x8", "--task", "grpo", "--model", "Qwen/Qwen2.5-7B")
     settings = {each["path"]: each for each in found["settings"]}
     assert found["sections"] == ["grpo", "medium-models"]
     assert settings["targets.lora_r"]["value"] == 816
     assert settings["targets.lora_r"]["unscaled"] == 512
     assert "816 (scaled from 512)" in run("show", "h100x8", "--task", "grpo").output
-
-
-def test_show_knows_image_types_by_name() -> None:
     assert read("show", "h100x4", "--model", "flux")["for"] == "image flux"
     assert read("show", "h100x4", "--task", "image")["for"] == "image sdxl"
-
-
-def test_show_with_defaults_shows_what_nobody_wrote() -> None:
     assert "targets.neftune_alpha" not in run("show", "steady").output
     assert "targets.neftune_alpha" in run("show", "steady", "--defaults").output
 
@@ -105,21 +96,14 @@ def test_check_tells_file_and_line_and_fails(mine: Path) -> None:
     result = run("check", "broken", "--dir", str(mine))
     assert result.exit_code == 1
     assert "broken.yaml:2: targets.lora_rr: no such key; nearest is lora_r" in result.output
-    assert run("check", str(mine / "mine.yaml")).exit_code == 0
-
-
-def test_check_of_a_file_that_is_not_there_does_not_propose_it(tmp_path: Path) -> None:
-    result = run("check", str(tmp_path / "missing.yaml"))
-    assert result.exit_code == 1
-    assert "no such profile" in result.output
-    assert "chooses it" not in result.output
-
-
-def test_check_for_programs(mine: Path) -> None:
     result = run("check", "mine", "broken", "--dir", str(mine), "--json")
-    found = json.loads(result.output)
-    assert found["broken"][0]["level"] == "error"
     assert result.exit_code == 1
+    assert json.loads(result.output)["broken"][0]["level"] == "error"
+    assert run("check", str(mine / "mine.yaml")).exit_code == 0
+    missing = run("check", str(mine / "missing.yaml"))
+    assert missing.exit_code == 1
+    assert "no such profile" in missing.output
+    assert "chooses it" not in missing.output
 
 
 def test_schema_is_a_json_schema_and_the_page() -> None:

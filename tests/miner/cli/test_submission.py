@@ -37,28 +37,32 @@ def test_a_good_folder_is_shown_with_what_is_mended_and_left_out(adapter: Path, 
         assert text in result.stdout
 
 
-def test_what_is_wrong_is_told_with_the_way_out_and_exit_code_1(adapter: Path) -> None:
-    (adapter / "adapter_model.safetensors").write_bytes(b"x" * 20)
-    result = cli("submission", "check", adapter, "--model", BASE_ID)
-    assert result.exit_code == 1
-    assert "fault     adapter_model.safetensors: says that its header" in result.stdout
-    assert "not good" in result.stdout
-
-
-def test_as_a_tournament_takes_it_strays_and_local_names_are_faults(adapter: Path) -> None:
+def test_a_programs_verdict_has_everything(adapter: Path, base: Path) -> None:
+    result = cli("submission", "check", adapter, "--model", BASE_ID, "--base", base, "--json")
+    told: dict[str, Any] = json.loads(result.stdout)
+    assert (told["good"], told["kind"], len(told["model_hash"])) == (True, "adapter", 64)
+    assert told["files"]["adapter_model.safetensors"]["size"] > 0
+    # As a tournament takes it, strays and local names are faults.
     result = cli("submission", "check", adapter, "--model", BASE_ID, "--as-is", "--json")
     assert result.exit_code == 1
     kinds = {fault["kind"] for fault in json.loads(result.stdout)["faults"]}
     assert kinds == {"stray", "pickle", "wrong_base", "bad_card"}
 
 
-def test_everything_is_there_for_programs(adapter: Path, base: Path) -> None:
-    result = cli("submission", "check", adapter, "--model", BASE_ID, "--base", base, "--json")
-    told: dict[str, Any] = json.loads(result.stdout)
-    assert told["good"]
-    assert told["kind"] == "adapter"
-    assert told["files"]["adapter_model.safetensors"]["size"] > 0
-    assert len(told["model_hash"]) == 64
+def test_what_is_wrong_is_told_with_the_way_out_and_exit_code_1(adapter: Path, tmp_path: Path) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"x" * 20)
+    result = cli("submission", "check", adapter, "--model", BASE_ID)
+    assert result.exit_code == 1
+    assert "fault     adapter_model.safetensors: says that its header" in result.stdout
+    assert "not good" in result.stdout
+    for arguments, why in (
+        ((tmp_path / "nothing",), "No such file"),
+        ((adapter, "--task-type", "nonsense"), "a task type is one of"),
+        ((adapter, "--task-type", ""), "a task type is one of"),
+    ):
+        result = cli("submission", "check", *arguments)
+        assert result.exit_code == 1
+        assert why in str(result.exception)
 
 
 def test_the_hash_is_the_one_that_validators_take(adapter: Path, tmp_path: Path) -> None:
@@ -70,18 +74,6 @@ def test_the_hash_is_the_one_that_validators_take(adapter: Path, tmp_path: Path)
     result = cli("submission", "hash", empty)
     assert result.exit_code == 1
     assert "nothing that counts" in result.stderr
-
-
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    result = cli("submission", "check", tmp_path / "nothing")
-    assert result.exit_code == 1
-    assert "No such file" in str(result.exception)
-
-
-@pytest.mark.parametrize("word", ["nonsense", ""])
-def test_a_task_type_that_is_none_is_told(adapter: Path, word: str) -> None:
-    result = cli("submission", "check", adapter, "--task-type", word)
-    assert "a task type is one of" in str(result.exception)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -19,34 +20,28 @@ from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.settings import Settings
 
 
-def test_without_a_training_environment_the_demo_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(_settings: object) -> None:
-        raise NoEngine("no python with the training stack")
-
-    monkeypatch.setattr(demo, "training_interpreter", none)
-    result = run_demo(tmp_path)
-    assert not result.held
-    assert result.trouble is not None
-    assert "make demo" in result.trouble
-
-
-def test_a_broken_training_environment_is_named_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("python", "way_out"),
+    [
+        (None, "make demo"),
+        (SOURCE_ROOT / ".venv-demo" / "bin" / "gone", "rm -rf .venv-demo && make demo"),
+        (Path("/nowhere/bin/gone"), "set TRAINER_PYTHON to another"),
+    ],
+    ids=["none", "of the demo", "of the operator"],
+)
+def test_without_a_training_environment_the_demo_fails_and_names_the_way_out(
+    python: Path | None, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(settings: Settings) -> None:
         raise NoEngine(f"TRAINER_PYTHON={settings.trainer_python} does not work")
 
     monkeypatch.setattr(demo, "training_interpreter", broken)
-    for python, way_out in (
-        (SOURCE_ROOT / ".venv-demo" / "bin" / "gone", "rm -rf .venv-demo && make demo"),
-        (tmp_path / "bin" / "gone", "set TRAINER_PYTHON to another"),
-    ):
+    if python is not None:
         monkeypatch.setenv("TRAINER_PYTHON", str(python))
-        trouble = run_demo(tmp_path).trouble or ""
-        assert str(python) in trouble
-        assert way_out in trouble
+    result = run_demo(tmp_path)
+    assert not result.held
+    assert str(python) in (result.trouble or "")
+    assert way_out in (result.trouble or "")
 
 
 async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what_is_missing(
@@ -59,11 +54,7 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
         {"engine": "process", "trouble": None, "lacks": {"kohya": "not built"}},
         {"engine": "process", "trouble": None, "lacks": {"native": "no torch"}},
         {"engine": None, "trouble": "no sandbox", "lacks": {}},
-        {
-            "engine": "process",
-            "trouble": None,
-            "lacks": {"native": f"{TRIAL_FAILED} text image: slow"},
-        },
+        {"engine": "process", "trouble": None, "lacks": {"native": f"{TRIAL_FAILED} text image: slow"}},
     ]
     left = itertools.chain(pages, itertools.repeat({"engine": "process", "trouble": None, "lacks": being}))
 
@@ -85,15 +76,8 @@ async def test_only_what_lacks_something_is_to_be_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever else went wrong is told with the end of the daemon's log."""
-    answers: list[str | StackError] = ["no torch", StackError("it was not known")]
-
-    async def missing(_operator: object) -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, StackError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(demo, "_wait_for_trial", missing)
+    trial = AsyncMock(side_effect=["no torch", StackError("it was not known")])
+    monkeypatch.setattr(demo, "_wait_for_trial", trial)
     ground = stack.DevStack(tmp_path, throwaway_keys(tmp_path), 1, 2)
     task = demo._example_task("http://127.0.0.1:3/rows.json")
     with pytest.raises(NoEngine, match="cannot train: no torch"):

@@ -29,14 +29,9 @@ def test_the_tokenizer_has_a_sign_for_every_byte() -> None:
     assert vocabulary["a"] == 3 + ord("a")
 
 
-def test_the_same_seed_makes_the_same_model_and_rows() -> None:
-    assert demo_inputs.model_files(1) == demo_inputs.model_files(1) != demo_inputs.model_files(2)
-    assert (
-        demo_inputs.training_rows(5, 1) == demo_inputs.training_rows(5, 1) != demo_inputs.training_rows(5, 2)
-    )
-
-
-def test_rows_are_words_and_the_same_backwards() -> None:
+def test_a_seed_names_a_model_and_rows_of_words_and_the_same_backwards() -> None:
+    for make in (demo_inputs.model_files, lambda seed: demo_inputs.training_rows(5, seed)):
+        assert make(1) == make(1) != make(2)
     for row in json.loads(demo_inputs.training_rows(20)):
         asked = row["instruct"].removeprefix("Backwards: ").rstrip(". ")
         assert row["output"].split() == asked.split()[::-1]

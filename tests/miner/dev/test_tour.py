@@ -1,7 +1,7 @@
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -59,7 +59,14 @@ async def toured(answer: Answer) -> list[TourStep]:
 
 
 async def test_the_tour_visits_every_request_of_every_task_type_and_a_good_miner_passes() -> None:
-    steps = await toured(good_miner)
+    starts: list[dict[str, str]] = []
+
+    def noting(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/start_training/":
+            starts.append(json.loads(request.content))
+        return good_miner(request)
+
+    steps = await toured(noting)
     assert [step.title for step in steps if not step.held] == []
     paths = {f"{step.exchange.method} {step.exchange.path}" for step in steps}
     assert {
@@ -75,6 +82,8 @@ async def test_the_tour_visits_every_request_of_every_task_type_and_a_good_miner
     } < paths
     for call in ("offer", "start", "submission"):
         assert sum(step.exchange.call == call for step in steps) >= len(TaskType)
+    again = [start for start in starts if start["task_id"] == starts[0]["task_id"]]
+    assert len({start["expected_repo_name"] for start in again}) == 2, "the second start has a new name"
 
 
 @pytest.mark.parametrize(
@@ -91,59 +100,34 @@ async def test_a_bad_miner_does_not_pass(broken: Answer, failing: str) -> None:
     assert any(failing in step.title for step in steps if not step.held)
 
 
-async def test_the_second_start_names_another_repository_for_the_same_task() -> None:
-    starts: list[dict[str, str]] = []
+@pytest.mark.parametrize(
+    ("answers_after", "patience_s", "outcome", "slept"),
+    [
+        (2, 60.0, ValidatorOutcome.SUBMISSION, 2 * touring.POLL_S),
+        (99, 10.0, ValidatorOutcome.NO_SUBMISSION, 10.0),
+        (99, 0.0, ValidatorOutcome.NO_SUBMISSION, 0.0),
+        (99, -5.0, ValidatorOutcome.NO_SUBMISSION, 0.0),
+    ],
+)
+async def test_waiting_ends_with_the_first_submission_or_with_patience_and_asks_at_least_once(
+    answers_after: int, patience_s: float, outcome: ValidatorOutcome, slept: float
+) -> None:
+    task, now, asked = sample_task(TaskType.CHAT, Random(1)), 0.0, 0
 
-    def noting(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/start_training/":
-            starts.append(json.loads(request.content))
-        return good_miner(request)
-
-    await toured(noting)
-    again = [start for start in starts if start["task_id"] == starts[0]["task_id"]]
-    assert len(again) == 2
-    assert again[0]["expected_repo_name"] != again[1]["expected_repo_name"]
-
-
-class Clock:
-    """Time that passes only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-async def asked_until(answer: Answer, patience_s: float) -> tuple[ValidatorOutcome, float]:
-    clock = Clock()
-    sleep: Callable[[float], Awaitable[None]] = clock.sleep
-    async with asking(answer) as client:
-        task = sample_task(TaskType.CHAT, Random(1))
-        done = await wait_for_submission(client, task, patience_s, sleep=sleep, clock=clock)
-    return done.conclusion.outcome, clock.now
-
-
-async def test_waiting_ends_with_the_first_submission() -> None:
-    repo = f"me/{sample_task(TaskType.CHAT, Random(1)).expected_repo_name}"
-    asked = 0
-
-    def third_time(_request: httpx.Request) -> httpx.Response:
+    def answer(_request: httpx.Request) -> httpx.Response:
         nonlocal asked
         asked += 1
-        return httpx.Response(404, json={}) if asked < 3 else httpx.Response(200, json={"repo": repo})
+        there = asked > answers_after
+        return httpx.Response(200 if there else 404, json={"repo": f"me/{task.expected_repo_name}"})
 
-    assert await asked_until(third_time, 60.0) == (ValidatorOutcome.SUBMISSION, 2 * touring.POLL_S)
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-
-async def test_waiting_ends_with_patience_and_asks_at_least_once() -> None:
-    outcome, slept = await asked_until(good_miner, 10.0)
-    assert (outcome, slept) == (ValidatorOutcome.NO_SUBMISSION, 10.0)
-    assert await asked_until(good_miner, 0.0) == (ValidatorOutcome.NO_SUBMISSION, 0.0)
-    assert await asked_until(good_miner, -5.0) == (ValidatorOutcome.NO_SUBMISSION, 0.0)
+    async with asking(answer) as client:
+        done = await wait_for_submission(client, task, patience_s, sleep=sleep, clock=lambda: now)
+    assert asked >= 1
+    assert (done.conclusion.outcome, now) == (outcome, slept)
 
 
 async def test_with_patience_a_submission_is_expected() -> None:
@@ -156,11 +140,10 @@ async def test_with_patience_a_submission_is_expected() -> None:
 
 async def test_a_tour_holds_only_when_every_step_did_and_the_daemon_ended_well(tmp_path: Path) -> None:
     steps = await toured(good_miner)
-    assert TourResult(tmp_path, steps, exit_code=0).held
-    assert not TourResult(tmp_path, steps, exit_code=-9).held
-    assert not TourResult(tmp_path, [], exit_code=0).held
     bad = TourStep(steps[0].title, steps[0].exchange, TourExpectation(404, ValidatorOutcome.ALIVE))
-    assert not TourResult(tmp_path, [*steps, bad], exit_code=0).held
+    results = [(steps, 0), (steps, -9), ([], 0), ([*steps, bad], 0)]
+    held = [TourResult(tmp_path, taken, exit_code=code).held for taken, code in results]
+    assert held == [True, False, False, False]
     shown = TourResult(tmp_path, steps, exit_code=0).as_json()
     assert len(json.loads(json.dumps(shown))["steps"]) == len(steps)
 
@@ -179,12 +162,6 @@ def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
     assert ended.value.code == 143
     assert not seen[0].exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
-    with work_folder(tmp_path) as place:
-        (place / "kept").touch()
-    assert (tmp_path / "kept").exists()
 
 
 @pytest.mark.integration

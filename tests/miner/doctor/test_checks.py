@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,24 +44,20 @@ def check(tmp_path: Path) -> Check:
 # The machine
 
 
-def test_a_settings_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
-    env_file = tmp_path / ".env"
-    env_file.write_text("NETUID=56\n")
-    env_file.chmod(0o644)
-    context = CheckContext(load_settings(env={}, env_file=None), env_file)
-    assert by_name(machine.check_settings(context))["secrets"].fix == f"chmod 600 {env_file}"
-    env_file.chmod(0o600)
-    assert by_name(machine.check_settings(context))["secrets"].status is OK
-    env_file.unlink()
-    assert "secrets" not in by_name(machine.check_settings(context))
-
-
-def test_a_slip_in_the_settings_file_is_a_finding(tmp_path: Path) -> None:
+def test_slips_in_the_settings_file_and_a_file_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
     env_file.write_text("MAX_HOUR=3\n")
-    loaded = load_settings(env={}, env_file=env_file)
-    last = list(machine.check_settings(CheckContext(loaded, tmp_path / "none")))[-1]
-    assert (last.status, "did you mean MAX_HOURS?" in last.detail) == (WARN, True)
+    context = CheckContext(load_settings(env={}, env_file=env_file), env_file)
+    for mode, status, fix in ((0o644, WARN, f"chmod 600 {env_file}"), (0o600, OK, "")):
+        env_file.chmod(mode)
+        found = by_name(machine.check_settings(context))
+        assert (found["secrets"].status, found["secrets"].fix) == (status, fix)
+        assert (found["settings"].status, "did you mean MAX_HOURS?" in found["settings"].detail) == (
+            WARN,
+            True,
+        )
+    env_file.unlink()
+    assert "secrets" not in by_name(machine.check_settings(context))
 
 
 @each(
@@ -83,25 +81,20 @@ def test_too_few_open_files_come_with_the_limit_to_raise(
 # The data directory and the database
 
 
-def test_a_data_directory_is_tried_for_real(check: Check, tmp_path: Path) -> None:
-    assert "will be created" in check(machine.check_data_dir)["data directory"].detail
-    (tmp_path / "data").mkdir()
-    assert "can be written" in check(machine.check_data_dir)["data directory"].detail
-    assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_a_data_directory_that_cannot_be_written_fails(
+def test_a_data_directory_is_tried_for_real(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def tried(**more: Any) -> Finding:
+        return check(machine.check_data_dir, **more)["data directory"]
+
+    assert "will be created" in tried().detail
+    (tmp_path / "data").mkdir()
+    assert "can be written" in tried().detail
+    assert list((tmp_path / "data").iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert check(machine.check_data_dir, data_dir=tmp_path / "file")["data directory"].status is FAIL
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    finding = check(machine.check_data_dir)["data directory"]
-    assert (finding.status, "Read-only" in finding.detail) == (FAIL, True)
+    assert tried(data_dir=tmp_path / "file").status is FAIL
+    monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=OSError(30, "Read-only file system")))
+    assert (tried().status, "Read-only" in tried().detail) == (FAIL, True)
 
 
 @each(("gib", "status"), [(0.5, FAIL), (20, WARN), (500, OK)])
@@ -233,14 +226,13 @@ def test_the_clock_is_compared_with_the_date_of_the_chain_node(check: Check) -> 
     assert "a-key-that" not in finding.detail
 
 
-@pytest.mark.parametrize("date", [None, "yesterday"])
-def test_a_node_without_a_date_is_skipped(check: Check, date: str | None) -> None:
+@each("date", [None, "yesterday"])
+def test_without_a_chain_or_a_date_there_is_nothing_to_compare_the_clock_with(
+    check: Check, date: str | None
+) -> None:
     with _server(date=date) as port:
         where = {"chain": "bittensor", "subtensor_address": f"ws://127.0.0.1:{port}"}
         assert check(machine.check_clock, **where)["clock"].status is SKIP
-
-
-def test_without_a_chain_there_is_nothing_to_compare_the_clock_with(check: Check) -> None:
     finding = check(machine.check_clock)["clock"]
     assert (finding.status, "CHAIN=file" in finding.detail) == (SKIP, True)
 
@@ -264,7 +256,10 @@ def test_the_time_service_is_asked_where_there_is_one(
 
 
 def test_the_nodes_behind_the_network_names_are_those_of_the_sdk() -> None:
-    source = Path(_package("bittensor"), "settings.py").read_text()
+    spec = find_spec("bittensor")
+    assert spec
+    assert spec.origin
+    source = Path(spec.origin).with_name("settings.py").read_text()
     for name, address in machine.NODES.items():
         assert f'"{name}": ' in source
         assert f'"{address}"' in source
@@ -291,42 +286,32 @@ def test_a_port_that_cannot_be_listened_on_says_what_to_do(check: Check) -> None
     assert (finding.status, "PUBLIC_HOST" in finding.fix) == (FAIL, True)
 
 
-@pytest.fixture
-def check_daemon(check: Check, tmp_path: Path) -> Callable[[int, int], Findings]:
-    """Check the ports of a data directory whose daemon wrote this port and process id."""
-
-    def run(port: int, pid: int) -> Findings:
-        (tmp_path / "data").mkdir()
+@each(
+    ("body", "pid", "port_status", "daemon_status", "words"),
+    [
+        ({"status": "ok", "version": "9.9"}, os.getpid(), OK, OK, "9.9"),
+        (["something", "else"], os.getpid(), OK, FAIL, "/healthz"),
+        (None, 2**22 + 1, FAIL, None, ""),  # the file of a dead daemon
+    ],
+)
+def test_a_port_held_by_this_daemon_is_good_and_the_daemon_if_it_answers(
+    body: object,
+    pid: int,
+    port_status: FindingStatus,
+    daemon_status: FindingStatus | None,
+    words: str,
+    check: Check,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    with _server(body=body) as port:
         content = {"pid": pid, "public_port": port, "operator_port": 1}
         (tmp_path / "data" / "daemon.json").write_text(json.dumps(content))
-        return check(subnet.check_ports, public_port=port, operator_port=0)
-
-    return run
-
-
-def test_a_port_held_by_this_daemon_is_good_if_it_answers(
-    check_daemon: Callable[[int, int], Findings],
-) -> None:
-    with _server(body={"status": "ok", "version": "9.9"}) as port:
-        findings = check_daemon(port, os.getpid())
-    assert findings["public port"].status is OK
-    assert f"pid {os.getpid()}" in findings["public port"].detail
-    assert "9.9" in findings["daemon"].detail
-
-
-def test_a_daemon_that_holds_its_port_and_does_not_answer_fails(
-    check_daemon: Callable[[int, int], Findings],
-) -> None:
-    with _server(body=["something", "else"]) as port:
-        finding = check_daemon(port, os.getpid())["daemon"]
-    assert (finding.status, "/healthz" in finding.detail) == (FAIL, True)
-
-
-def test_the_file_of_a_dead_daemon_is_ignored(check_daemon: Callable[[int, int], Findings]) -> None:
-    with _server() as port:
-        findings = check_daemon(port, 2**22 + 1)
-    assert findings["public port"].status is FAIL
-    assert "daemon" not in findings
+        findings = check(subnet.check_ports, public_port=port, operator_port=0)
+    assert findings["public port"].status is port_status
+    daemon = findings.get("daemon")
+    assert (daemon and daemon.status) is daemon_status
+    assert words in (daemon.detail if daemon else "")
 
 
 # pm2
@@ -386,12 +371,3 @@ def _program(path: Path, script: str) -> None:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def _package(name: str) -> str:
-    from importlib.util import find_spec
-
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return spec.submodule_search_locations[0]

@@ -12,8 +12,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
@@ -21,7 +23,10 @@ from starlette.types import Receive, Scope, Send
 from miner.http.limits import HttpLimits, protocol_class
 from tests.miner.http.raw_connection import PATIENCE
 
-LIMITS = HttpLimits(header_seconds=2.5, body_seconds=2.5, max_body_bytes=10_000, max_connections=50)
+#: A busy machine fails no test by being slow. Where time is what is tested, `be_hasty` limits it.
+PATIENT = HttpLimits(header_seconds=300, body_seconds=300, max_body_bytes=10_000, max_connections=50)
+HASTY = replace(PATIENT, header_seconds=2.5, body_seconds=2.5)
+HASTY_KEEP_ALIVE = 2.5
 
 
 class ProtocolServer:
@@ -38,6 +43,8 @@ class ProtocolServer:
         self.ready = threading.Event()
         self.loop: asyncio.AbstractEventLoop
         self.uvicorn: uvicorn.Server
+        self.config: uvicorn.Config
+        self.protocol: type[asyncio.Protocol]
         self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,9 +84,10 @@ class ProtocolServer:
 
     async def _serve(self, listening: socket.socket, limits: HttpLimits, keep_alive: float) -> None:
         self.loop = asyncio.get_running_loop()
-        config = uvicorn.Config(
+        self.protocol = protocol_class(limits, lambda status: self._record(self.refused, status))
+        self.config = uvicorn.Config(
             self,
-            http=protocol_class(limits, lambda status: self._record(self.refused, status)),
+            http=self.protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -88,7 +96,7 @@ class ProtocolServer:
             timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
             timeout_graceful_shutdown=10,
         )
-        self.uvicorn = _Server(config)
+        self.uvicorn = _Server(self.config)
         self.ready.set()
         await self.uvicorn.serve([listening])
 
@@ -99,9 +107,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+def be_hasty(server: ProtocolServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the time of connections, and of the phases of requests, that begin from now on."""
+    monkeypatch.setattr(server.protocol, "limits", HASTY)
+    monkeypatch.setattr(server.config, "timeout_keep_alive", HASTY_KEEP_ALIVE)
+
+
 @contextmanager
 def run_protocol_server(
-    limits: HttpLimits = LIMITS, *, keep_alive: float = 2.5, send_buffer: int | None = None
+    limits: HttpLimits = PATIENT, *, keep_alive: float = 300, send_buffer: int | None = None
 ) -> Iterator[ProtocolServer]:
     server = ProtocolServer()
     listening = socket.create_server(("127.0.0.1", 0))

@@ -1,40 +1,14 @@
-"""A connection to write bytes into and read replies from, strict about what a reply is."""
+"""A connection to write bytes into and read replies from."""
 
 from __future__ import annotations
 
-import json
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
+
+from tests.doubles.http_bytes import Reply, Torn, take_reply
 
 PATIENCE = 60.0
-
-
-class Torn(AssertionError):
-    """What came is not a whole reply."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        assert self.headers["content-type"] == "application/json", self
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> str:
-        content = self.json()
-        assert isinstance(content["message"], str)
-        assert content["message"]
-        return str(content["error"])
-
-    @property
-    def closes(self) -> bool:
-        return self.headers.get("connection") == "close"
 
 
 class RawConnection:
@@ -48,7 +22,7 @@ class RawConnection:
         self._socket.bind((address, 0))
         self._socket.connect(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._left = b""
+        self._left = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -85,35 +59,22 @@ class RawConnection:
         self._socket.close()
 
     def reply(self, *, to_head: bool = False) -> Reply:
-        while b"\r\n\r\n" not in self._left:
+        while (reply := take_reply(self._left, to_head=to_head)) is None:
             self._more()
-        head, _, self._left = self._left.partition(b"\r\n\r\n")
-        status_line, *lines = head.decode("latin-1").split("\r\n")
-        version, status, _ = status_line.split(" ", 2)
-        assert version == "HTTP/1.1", head
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, _, value = line.partition(": ")
-            assert name not in headers, f"{name} twice: {head!r}"
-            headers[name] = value
-        size = 0 if to_head or status == "100" else int(headers["content-length"])
-        while len(self._left) < size:
-            self._more()
-        body, self._left = self._left[:size], self._left[size:]
-        return Reply(int(status), headers, body)
+        return reply
 
     def at_end(self) -> bool:
         """Wait for more; whether the other side hung up instead."""
         if not self._left:
             try:
-                self._left = self._socket.recv(65536)
+                self._left += self._socket.recv(65536)
             except ConnectionResetError:
                 return True
         return not self._left
 
     def closed(self) -> bool:
         """Wait for the other side to hang up; anything that comes before that is an error."""
-        assert self.at_end(), f"came unasked: {self._left[:300]!r}"
+        assert self.at_end(), f"came unasked: {bytes(self._left[:300])!r}"
         return True
 
     def last_reply(self) -> Reply:
@@ -139,25 +100,5 @@ class RawConnection:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise Torn(f"the other side hung up after {self._left[:300]!r}")
+            raise Torn(f"the other side hung up after {bytes(self._left[:300])!r}")
         self._left += data
-
-
-def request(
-    target: str,
-    headers: dict[str, str] | None = None,
-    body: bytes = b"",
-    *,
-    method: str | None = None,
-    version: str = "HTTP/1.1",
-) -> bytes:
-    """One whole request."""
-    lines = [f"{method or ('POST' if body else 'GET')} {target} {version}", "host: miner"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    if body:
-        lines.append(f"content-length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)

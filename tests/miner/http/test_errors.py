@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from pydantic import ValidationError
 from core.domain.errors import ConfigError, GodMinerError
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
-from miner.chain import fiber
-from miner.chain.auth import BadCredentials, CallerRefused, HeaderInvalid, MetagraphUnknown
+from miner.chain.auth import BadCredentials, CallerRefused, HeaderInvalid, HeaderMissing, MetagraphUnknown
 from miner.chain.metagraph import NodesFileError
 from miner.chain.nonces import NoncesFull, NonceUsed
 from miner.http import errors
@@ -25,9 +23,8 @@ from miner.jobs.manager import JobsNotReady, JobStateConflict
 from miner.store.database import StoreUnavailable
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import (
-    MINER,
+    FEW_FAILURES,
     STRANGER,
-    VALIDATOR,
     DaemonInProcess,
     open_daemon,
     task,
@@ -149,15 +146,6 @@ async def test_a_wrong_value_is_shown_up_to_a_point(running: DaemonInProcess) ->
     assert errors.MAX_VALUE_CHARS - 5 < len(named["value"]) <= errors.MAX_VALUE_CHARS + 1
 
 
-async def test_a_million_wrong_values_do_not_keep_others_waiting(running: DaemonInProcess) -> None:
-    start = {**task().start(), "dataset_type": {"environment_names": [0] * 1_000_000}}
-    body = json.dumps(start).encode()
-    began = time.process_time()
-    reply = await running.post("/start_training/", body)
-    assert reply.status_code == 422
-    assert time.process_time() - began < 1.0
-
-
 # Who is calling
 
 
@@ -168,38 +156,13 @@ async def test_strangers_are_refused_before_their_body_is_judged(running: Daemon
     assert running.rows("SELECT * FROM nonces") == []
 
 
-@each("name", fiber.AUTH_HEADERS)
-async def test_a_missing_header_is_named(running: DaemonInProcess, name: str) -> None:
-    headers = fiber.sign_headers(VALIDATOR, MINER.ss58_address, b"{}")
-    del headers[name]
-    reply = await running.public.post("/task_offer/", content=b"{}", headers=headers)
-    assert (reply.status_code, reply.json()["error"]) == (422, "header_missing")
-    assert name in reply.json()["message"]
-
-
-async def test_a_repeated_request_is_refused(running: DaemonInProcess) -> None:
-    nonce = fiber.new_nonce()
-    assert (await running.offer(task(), nonce=nonce)).status_code == 200
-    again = await running.offer(task(), nonce=nonce)
-    assert (again.status_code, again.json()["error"]) == (401, "bad_credentials")
-    assert running.rows("SELECT times_seen FROM offers") == [{"times_seen": 1}]
-
-
-async def test_without_a_metagraph_validators_are_asked_to_come_back(tmp_path: Path) -> None:
-    (tmp_path / "nodes.json").write_text("{")
-    async with open_daemon(tmp_path) as running:
-        reply = await running.offer(task())
-        assert (reply.status_code, reply.json()["error"]) == (503, "metagraph_unknown")
-        assert (await running.public.get("/healthz")).status_code == 200
-
-
 async def test_too_many_failures_are_refused_with_a_retry_after(tmp_path: Path) -> None:
-    async with open_daemon(tmp_path, FAILURE_BURST_PER_ADDRESS="3") as running:
+    async with open_daemon(tmp_path, **FEW_FAILURES) as running:
         for _ in range(3):
             assert (await running.offer(task(), signer=STRANGER)).status_code == 403
         reply = await running.offer(task())
         assert (reply.status_code, reply.json()["error"]) == (429, "too_many_requests")
-        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        assert int(reply.headers["retry-after"]) > 0
 
 
 # Our own failures
@@ -223,6 +186,7 @@ async def test_a_bug_is_a_500_in_json_and_a_traceback_in_the_log(
 @each(
     ("error", "status"),
     [
+        (HeaderMissing("nonce"), 422),
         (HeaderInvalid("x"), 400),
         (CallerRefused("x"), 403),
         (BadCredentials("x"), 401),

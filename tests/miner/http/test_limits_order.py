@@ -12,8 +12,15 @@ import pytest
 
 from miner.http import limits
 from miner.http.limits import MAX_QUEUED, HttpLimits
-from tests.miner.http.protocol_server import LIMITS, ProtocolServer, run_protocol_server
-from tests.miner.http.raw_connection import PATIENCE, RawConnection, chunk, request
+from tests.doubles.http_bytes import chunk, request
+from tests.miner.http.protocol_server import (
+    HASTY,
+    HASTY_KEEP_ALIVE,
+    ProtocolServer,
+    be_hasty,
+    run_protocol_server,
+)
+from tests.miner.http.raw_connection import PATIENCE, RawConnection
 
 #: The beginning of a request whose body has ten bytes.
 TEN = " HTTP/1.1\r\ncontent-length: 10\r\n\r\n"
@@ -24,6 +31,14 @@ CHUNKED = " HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 def server() -> Iterator[ProtocolServer]:
     with run_protocol_server() as running:
         yield running
+
+
+@pytest.fixture
+def hasty(server: ProtocolServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawConnection]:
+    """A connection to a server that does not wait long."""
+    be_hasty(server, monkeypatch)
+    with RawConnection(server.port) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -48,7 +63,7 @@ def test_requests_sent_at_once_are_answered_in_order(server: ProtocolServer, raw
     raw.send(*(request(path, body=b"x" * 2000) for path in paths))
     started(server, "/wait/3")
     server.release("/wait/3")
-    assert [raw.reply().json()["path"] for _ in paths] == paths
+    assert [raw.reply().json["path"] for _ in paths] == paths
 
 
 @pytest.mark.parametrize(
@@ -62,14 +77,21 @@ def test_requests_sent_at_once_are_answered_in_order(server: ProtocolServer, raw
     ids=["not http", "slow", "large", "large chunk"],
 )
 def test_a_refused_second_request_waits_for_the_reply_to_the_first(
-    server: ProtocolServer, raw: RawConnection, second: str, status: int, error: str
+    server: ProtocolServer,
+    raw: RawConnection,
+    second: str,
+    status: int,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, before = f"/wait/second/{len(second)}", server.refused.count(status)
+    if error == "headers_too_slow":
+        be_hasty(server, monkeypatch)
     raw.send(request(path), second, request("/now/after") if status == 413 else "")
     started(server, path)
     server.wait_until(lambda: server.refused.count(status) > before)
     server.release(path)
-    assert raw.reply().json() == {"path": path}
+    assert raw.reply().json == {"path": path}
     assert raw.last_reply().error == error
     assert not {"/body/never", "/now/after"} & set(server.started)
 
@@ -82,63 +104,62 @@ def test_nothing_is_done_for_what_follows_a_refusal(server: ProtocolServer, raw:
 
 def test_a_body_that_goes_on_after_the_reply_is_not_answered_again(raw: RawConnection) -> None:
     raw.send("POST /now/early" + CHUNKED)
-    assert raw.reply().json() == {"path": "/now/early"}
+    assert raw.reply().json == {"path": "/now/early"}
     raw.send_until_refused(chunk(b"x" * 5000), 200_000)
     assert raw.closed()
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 10], ids=["stays away", "comes late"])
-def test_a_body_nobody_read_ends_the_connection_in_silence(raw: RawConnection, body: bytes) -> None:
-    raw.send("POST /now/unread" + TEN)
-    assert raw.reply().status == 200
-    raw.send(body)  # now it is idle
-    assert raw.closed()
+def test_a_body_nobody_read_ends_the_connection_in_silence(hasty: RawConnection, body: bytes) -> None:
+    hasty.send("POST /now/unread" + TEN)
+    assert hasty.reply().status == 200
+    hasty.send(body)  # now it is idle
+    assert hasty.closed()
 
 
 def test_a_connection_goes_on_after_a_body_nobody_read(raw: RawConnection) -> None:
     raw.send("POST /now/unread" + TEN)
     assert raw.reply().status == 200
     raw.send(b"x" * 10, request("/now/next"))
-    assert raw.reply().json() == {"path": "/now/next"}
+    assert raw.reply().json == {"path": "/now/next"}
 
 
-def test_blank_lines_between_requests_keep_no_connection_open(raw: RawConnection) -> None:
-    raw.send(request("/now/blank"))
-    assert raw.reply().status == 200
-    for _ in range(600):
-        if not raw.silent(0.05):
-            break
-        raw.send_until_refused(b"\r\n", 1)
-    else:
-        raise AssertionError("still open after half a minute of blank lines")
+def test_blank_lines_between_requests_keep_no_connection_open(hasty: RawConnection) -> None:
+    hasty.send(request("/now/blank"))
+    assert hasty.reply().status == 200
+    ends = time.monotonic() + PATIENCE
+    while hasty.silent(0.05):
+        assert time.monotonic() < ends
+        hasty.send_until_refused(b"\r\n", 1)
 
 
 @pytest.mark.parametrize(("rest", "error"), [(TEN + "123", "body"), (" HTTP/1.1\r\n", "headers")])
 def test_a_request_that_begins_where_a_body_ends_has_its_time_limit(
-    server: ProtocolServer, raw: RawConnection, rest: str, error: str
+    server: ProtocolServer, raw: RawConnection, rest: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.send(f"POST /body/one/{error}" + TEN + "12345")
     started(server, f"/body/one/{error}")
+    be_hasty(server, monkeypatch)
     raw.send("67890POST /body/two" + rest)
-    assert raw.reply().json() == {"path": f"/body/one/{error}"}
+    assert raw.reply().json == {"path": f"/body/one/{error}"}
     assert raw.last_reply().error == f"{error}_too_slow"
 
 
-def test_a_body_that_we_keep_waiting_has_time_enough(server: ProtocolServer, raw: RawConnection) -> None:
-    raw.send(request("/wait/busy"), "POST /body/patient" + TEN)
+def test_a_body_that_we_keep_waiting_has_time_enough(server: ProtocolServer, hasty: RawConnection) -> None:
+    hasty.send(request("/wait/busy"), "POST /body/patient" + TEN)
     started(server, "/wait/busy")
-    raw.send("1234567890")
-    assert raw.silent(2 * LIMITS.body_seconds)  # nothing is read while the first is being answered
+    hasty.send("1234567890")
+    assert hasty.silent(2 * HASTY.body_seconds)  # nothing is read while the first is being answered
     server.release("/wait/busy")
-    assert raw.reply().json() == {"path": "/wait/busy"}
-    assert raw.reply().json() == {"path": "/body/patient"}
+    assert hasty.reply().json == {"path": "/wait/busy"}
+    assert hasty.reply().json == {"path": "/body/patient"}
 
 
 def test_whoever_waits_for_a_body_learns_that_it_will_not_come(
-    server: ProtocolServer, raw: RawConnection
+    server: ProtocolServer, hasty: RawConnection
 ) -> None:
-    raw.send("POST /body/lost" + TEN + "123")
-    assert raw.last_reply().error == "body_too_slow"
+    hasty.send("POST /body/lost" + TEN + "123")
+    assert hasty.last_reply().error == "body_too_slow"
     server.wait_until(lambda: "/body/lost" in server.disconnected)
 
 
@@ -146,8 +167,8 @@ def test_a_half_closed_connection_still_gets_its_replies(server: ProtocolServer,
     raw.send(request("/wait/half"), request("/now/half")).end()
     started(server, "/wait/half")
     server.release("/wait/half")
-    assert raw.reply().json() == {"path": "/wait/half"}
-    assert raw.last_reply().json() == {"path": "/now/half"}
+    assert raw.reply().json == {"path": "/wait/half"}
+    assert raw.last_reply().json == {"path": "/now/half"}
 
 
 def test_a_half_closed_connection_without_a_whole_request_is_closed(server: ProtocolServer) -> None:
@@ -162,7 +183,7 @@ def test_a_half_closed_connection_without_a_whole_request_is_closed(server: Prot
 def test_a_request_to_change_protocols_is_answered_as_it_is(raw: RawConnection) -> None:
     upgrade = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "http2-settings": "AAMAAABk"}
     raw.send(request("/now/upgrade", upgrade), b"whatever comes now is no HTTP")
-    assert raw.last_reply().json() == {"path": "/now/upgrade"}
+    assert raw.last_reply().json == {"path": "/now/upgrade"}
 
 
 @pytest.mark.parametrize("body", ["content-length: 5\r\n\r\nhello", "transfer-encoding: chunked\r\n\r\n"])
@@ -195,7 +216,7 @@ def test_only_so_many_requests_may_wait_on_one_connection(server: ProtocolServer
 def test_who_does_not_read_its_reply_is_not_waited_for(size: int) -> None:
     """The smaller one fits under the mark at which a transport reports that it is full."""
     with (
-        run_protocol_server(send_buffer=4096) as server,
+        run_protocol_server(HASTY, keep_alive=HASTY_KEEP_ALIVE, send_buffer=4096) as server,
         RawConnection(server.port, receive_buffer=4096) as raw,
     ):
         raw.send(request(f"/big/{size}"))
@@ -216,20 +237,20 @@ def test_a_server_that_stops_answers_what_it_began() -> None:
         server.uvicorn.should_exit = True
         assert idle.closed()
         server.release("/wait/last")
-        assert raw.reply().json() == {"path": "/wait/last"}
-        assert raw.last_reply().json() == {"path": "/now/last"}
+        assert raw.reply().json == {"path": "/wait/last"}
+        assert raw.last_reply().json == {"path": "/now/last"}
 
 
 def test_a_request_that_was_just_written_when_the_daemon_stops_is_answered_as_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "DRAIN_SECONDS", PATIENCE)
-    with run_protocol_server(keep_alive=PATIENCE) as server, RawConnection(server.port) as raw:
+    with run_protocol_server() as server, RawConnection(server.port) as raw:
         assert not raw.send(request("/now/1")).reply().closes
         server.uvicorn.should_exit = True
         assert eventually(lambda: not listens(server.port))
         reply = raw.send(request("/now/2")).last_reply()
-        assert (reply.json()["path"], reply.closes) == ("/now/2", True)
+        assert (reply.json["path"], reply.closes) == ("/now/2", True)
 
 
 def listens(port: int) -> bool:

@@ -18,13 +18,21 @@ from miner.app import public_app
 from miner.chain.fiber import AUTH_HEADERS, sign_headers
 from miner.chain.identity import Identity
 from miner.http.middleware import CLIENT_GONE
-from tests.miner.http.daemon_in_process import MINER, STRANGER, VALIDATOR, DaemonInProcess, open_daemon, task
+from tests.miner.http.daemon_in_process import (
+    FEW_FAILURES,
+    MINER,
+    STRANGER,
+    VALIDATOR,
+    DaemonInProcess,
+    open_daemon,
+    task,
+)
 
 
 @pytest.fixture
 async def narrow(tmp_path: Path) -> AsyncIterator[DaemonInProcess]:
-    async with open_daemon(tmp_path, MAX_CONCURRENT_REQUESTS="3") as made:
-        yield made
+    async with open_daemon(tmp_path, MAX_CONCURRENT_REQUESTS="3") as running:
+        yield running
 
 
 def hold(running: DaemonInProcess, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -118,7 +126,7 @@ async def test_who_hangs_up_is_counted_as_such_and_is_no_error(
 
 
 async def test_bodies_that_do_not_come_count_as_failures(tmp_path: Path) -> None:
-    async with open_daemon(tmp_path, FAILURE_BURST_PER_ADDRESS="3") as running:
+    async with open_daemon(tmp_path, **FEW_FAILURES) as running:
         for _ in range(3):
             await hang_up(running, "127.0.0.1")
         assert (await running.offer(task())).status_code == 429
@@ -168,7 +176,7 @@ async def test_a_flood_of_garbage_wakes_nobody_and_stores_nothing(
     """Requests of every wrong kind, half of them with the rate limit open, half with it closed."""
     random = Random(4)
     strangers = [Identity(Keypair.create_from_seed(random.randbytes(32))) for _ in range(5)]
-    async with open_daemon(tmp_path, FAILURE_BURST_PER_ADDRESS="200") as running:
+    async with open_daemon(tmp_path, **FEW_FAILURES | {"FAILURE_BURST_PER_ADDRESS": "200"}) as running:
         empty, size = running.counts(), running.daemon.store.path.stat().st_size
         statuses = set()
         for number in range(400):

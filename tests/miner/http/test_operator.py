@@ -13,7 +13,15 @@ from core.domain.tasks import TaskType
 from miner import __version__
 from miner.app import operator_app
 from tests.doubles.each import each
-from tests.miner.http.daemon_in_process import COMPACT, MINER, STRANGER, DaemonInProcess, open_daemon, task
+from tests.miner.http.daemon_in_process import (
+    COMPACT,
+    FEW_FAILURES,
+    MINER,
+    STRANGER,
+    DaemonInProcess,
+    open_daemon,
+    task,
+)
 
 TOKEN = "operator-token-0123456789"
 PAGES = ("/metrics", "/status")
@@ -22,22 +30,22 @@ WRONG = (f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}")
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[DaemonInProcess]:
-    async with open_daemon(tmp_path, OPERATOR_TOKEN=TOKEN) as made:
-        yield made
+    async with open_daemon(tmp_path, OPERATOR_TOKEN=TOKEN) as running:
+        yield running
 
 
 async def test_without_a_token_of_the_operators_the_daemon_makes_one_that_only_its_user_can_read(
     running: DaemonInProcess,
 ) -> None:
     path = running.daemon.settings.data_dir / "operator-token"
-    made = path.read_text().strip()
-    assert (path.stat().st_mode & 0o777, len(made)) == (0o600, 48)
+    token = path.read_text().strip()
+    assert (path.stat().st_mode & 0o777, len(token)) == (0o600, 48)
     operator_app(running.daemon)  # another start
-    assert path.read_text().strip() == made
+    assert path.read_text().strip() == token
     for page in PAGES:
         assert (await running.operator.get(page, headers={"authorization": ""})).status_code == 401
         assert (
-            await running.operator.get(page, headers={"authorization": f"Bearer {made}"})
+            await running.operator.get(page, headers={"authorization": f"Bearer {token}"})
         ).status_code == 200
 
 
@@ -47,12 +55,7 @@ async def test_without_a_token_of_the_operators_the_daemon_makes_one_that_only_i
 )
 async def test_wrong_tokens_are_limited_by_address(tmp_path: Path, address: str, right: int) -> None:
     """On loopback every user has the operator's address, and must not shut the operator out."""
-    async with open_daemon(
-        tmp_path,
-        OPERATOR_TOKEN=TOKEN,
-        FAILURE_BURST_PER_ADDRESS="3",
-        FAILURE_RATE_PER_ADDRESS="0.001",
-    ) as running:
+    async with open_daemon(tmp_path, OPERATOR_TOKEN=TOKEN, **FEW_FAILURES) as running:
         transport = httpx.ASGITransport(operator_app(running.daemon), client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://miner.example") as client:
             wrong = [
@@ -69,7 +72,8 @@ async def test_jobs_are_read_without_an_engine(running: DaemonInProcess) -> None
     (job,) = (await running.operator.get("/jobs")).json()["jobs"]
     assert (job["task_id"], job["state"], job["live"]) == (task(seed=1).task_id, "queued", None)
     assert (await running.operator.get(f"/jobs/{job['id']}")).json()["attempts"] == []
-    assert (await running.operator.post(f"/jobs/{job['id']}/cancel")).json()["error"] == "no_jobs_yet"
+    reply = await running.operator.post(f"/jobs/{job['id']}/cancel")
+    assert (reply.status_code, reply.json()["error"]) == (503, "no_jobs_yet")
 
 
 @each("path", PAGES)
@@ -119,6 +123,8 @@ async def test_the_status_is_there_before_the_metagraph_is(tmp_path: Path) -> No
         assert (status["uid"], status["chain"]["nodes"]) == (None, 0)
         assert "nodes.json" in status["chain"]["last_error"]
         assert running.metric('god_miner_alerts_total{kind="bad_nodes_file"}') == 1
+        assert (await running.offer(task())).json()["error"] == "metagraph_unknown"
+        assert (await running.public.get("/healthz")).status_code == 200
 
 
 async def test_prometheus_can_read_the_page_and_finds_what_happened(running: DaemonInProcess) -> None:

@@ -73,13 +73,6 @@ async def test_both_spellings_of_json_verify_and_are_kept_byte_for_byte(
     assert (kept["task_type"], kept["hours"]) == ("InstructTextTask", 4.0)
 
 
-async def test_a_repeated_offer_gets_the_same_answer_and_one_row(running: DaemonInProcess) -> None:
-    first, again = [(await running.offer(task())).json() for _ in range(2)]
-    assert first == again
-    (kept,) = running.rows("SELECT times_seen FROM offers")
-    assert kept["times_seen"] == 2
-
-
 # Starts
 
 
@@ -91,12 +84,13 @@ async def test_a_start_is_a_job_and_a_repeat_renames_it_and_moves_its_deadline(
     again = replace(sample.restarted(Random(7)), hours=sample.hours + 3)
     messages = ("Training is queued.", "Training is queued; repository name and deadline updated.")
     for starts, (given, message) in enumerate(zip((sample, again), messages, strict=True), 1):
+        before = time.time()
         reply = await running.start(given)
         assert (reply.status_code, reply.json()) == (200, {"message": message, "task_id": sample.task_id})
         (job,) = running.rows("SELECT * FROM jobs WHERE task_id = ?", sample.task_id)
         assert (job["task_type"], job["model"], job["state"]) == (kind, sample.model, "queued")
         assert (job["expected_repo_name"], job["starts"]) == (given.expected_repo_name, starts)
-        assert job["deadline_at"] - time.time() == pytest.approx(3600 * given.hours, abs=5)
+        assert before - 1 < job["deadline_at"] - 3600 * given.hours < time.time() + 1
         assert json.loads(job["request"]) == given.start()
 
 
@@ -134,8 +128,8 @@ async def test_there_is_no_submission_until_one_is_made(running: DaemonInProcess
     assert await running.daemon.store.write(record_submission, key, MinerSubmission(repo="me/it"), 1.0)
     reply = await running.get(path)
     assert (reply.status_code, reply.json()) == (200, {"repo": "me/it", "model_hash": None})
-    made = MinerSubmission(repo="me/it", model_hash="ab" * 32)
-    assert await running.daemon.store.write(record_submission, key, made, 2.0)
+    submission = MinerSubmission(repo="me/it", model_hash="ab" * 32)
+    assert await running.daemon.store.write(record_submission, key, submission, 2.0)
     assert (await running.get(path)).json() == {"repo": "me/it", "model_hash": "ab" * 32}
     assert (await running.get(path, signer=SECOND)).status_code == 404  # that one has published nothing
 

@@ -15,8 +15,9 @@ import pytest
 
 from core.domain.tasks import TaskType
 from miner.dev.samples import sample_task
+from tests.doubles.http_bytes import chunk, request
 from tests.miner.http.daemon_process import DaemonProcess, run_daemon_process
-from tests.miner.http.raw_connection import RawConnection, chunk, request
+from tests.miner.http.raw_connection import RawConnection
 
 pytestmark = pytest.mark.integration
 
@@ -25,15 +26,15 @@ OPEN = {"MAX_JOBS": "10000", "FAILURE_BURST_PER_ADDRESS": "100000"}
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with run_daemon_process(tmp_path_factory.mktemp("daemon"), OPEN) as made:
-        yield made
-    assert made.logged("WARNING", "ERROR", "CRITICAL") == []
+    with run_daemon_process(tmp_path_factory.mktemp("daemon"), OPEN) as process:
+        yield process
+    assert process.logged("WARNING", "ERROR", "CRITICAL") == []
 
 
 @pytest.fixture
 def raw(daemon: DaemonProcess) -> Iterator[RawConnection]:
-    with daemon.connect() as made:
-        yield made
+    with daemon.connect() as connection:
+        yield connection
 
 
 def is_stored(daemon: DaemonProcess, task_id: str) -> bool:
@@ -98,7 +99,7 @@ def test_a_request_in_pieces_of_any_size_is_the_same_request(daemon: DaemonProce
         with daemon.connect() as raw:
             for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
                 raw.send(whole[start:end])
-            assert raw.reply().json()["accepted"] is True
+            assert raw.reply().json["accepted"] is True
         assert is_stored(daemon, task.task_id)
 
 
@@ -115,7 +116,7 @@ def test_a_client_that_expects_100_continue_gets_it(daemon: DaemonProcess, raw: 
     body = json.dumps(sample_task(TaskType.DPO, Random("expect")).offer()).encode()
     head, _, body = daemon.post("/task_offer/", body, expect="100-continue").partition(b"\r\n\r\n")
     assert raw.send(head, b"\r\n\r\n").reply().status == 100
-    assert raw.send(body).reply().json()["accepted"] is True
+    assert raw.send(body).reply().json["accepted"] is True
 
 
 def test_a_stranger_that_expects_100_continue_is_refused(raw: RawConnection) -> None:
@@ -134,10 +135,11 @@ def test_signatures_in_trailers_are_none(daemon: DaemonProcess, raw: RawConnecti
 def test_many_connections_each_get_their_own_answers(daemon: DaemonProcess) -> None:
     def send(number: int) -> None:
         tasks = [sample_task(TaskType.INSTRUCT, Random(f"many {number} {turn}")) for turn in range(10)]
+        requests = [daemon.post(task.start_path, json.dumps(task.start()).encode()) for task in tasks]
         with daemon.connect() as raw:
-            raw.send(*(daemon.post(task.start_path, json.dumps(task.start()).encode()) for task in tasks))
+            raw.send(*requests)
             for task in tasks:
-                assert raw.reply().json() == {"message": "Training is queued.", "task_id": task.task_id}
+                assert raw.reply().json == {"message": "Training is queued.", "task_id": task.task_id}
 
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(send, range(40)))

@@ -193,14 +193,7 @@ def test_an_expired_address_is_reported(store: FileStore, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "pause", "requests"),
-    [
-        ("2", 2.0, 4),
-        ("nonsense", None, 4),
-        ("-1", None, 4),
-        ("99999999999999", 999999.0, 1),
-        ("Fri, 01 Jan 2100 00:00:00 GMT", pytest.approx(2.3e9, rel=0.2), 1),
-    ],
+    ("given", "pause", "requests"), [("2", 2.0, 4), ("nonsense", None, 4), ("99999999999999", 999999.0, 1)]
 )
 def test_the_pause_that_a_server_requests_is_passed_on(
     store: FileStore, target: Path, given: str, pause: float | None, requests: int

@@ -99,8 +99,8 @@ def test_lean_lines_say_the_same(monkeypatch: pytest.MonkeyPatch, log_format: st
     assert one == two
 
 
-def test_bound_fields_end_with_their_block() -> None:
-    out = logged("json")
+def test_bound_fields_end_with_their_block_and_a_later_configuration_replaces_the_first() -> None:
+    replaced, out = logged("json"), logged("json")
     with logs.bind(task_id="outer"):
         with logs.bind(task_id="inner", job_id=0):
             logging.warning("one")
@@ -112,6 +112,7 @@ def test_bound_fields_end_with_their_block() -> None:
         ("outer", None),
         (None, None),
     ]
+    assert replaced.getvalue() == ""
 
 
 def test_nothing_from_outside_can_forge_a_json_field() -> None:
@@ -128,23 +129,18 @@ def test_nothing_from_outside_can_forge_a_console_line() -> None:
     out = logged("console")
     evil = "a\nERROR forged\r\x1b[2J\u2028next\x85\u202eright to left"
     logging.warning("offer from %s", evil, extra={"hotkey": f"5x job_id=forged {evil}"})
-    (line,) = out.getvalue().splitlines()
-    assert "\\n" in line
-    assert "\\x1b[2J" in line
-    assert "\u202e" not in line
-    assert 'hotkey="5x job_id=forged' in line
-
-
-def test_a_traceback_on_the_console_is_indented_so_that_it_cannot_pass_for_a_line() -> None:
-    out = logged("console")
     try:
         raise RuntimeError("two\n2026-01-01T00:00:00.000Z INFO    miner: forged")
     except RuntimeError:
         logging.exception("broke")
-    first, *rest = out.getvalue().splitlines()
-    assert "broke" in first
-    assert rest
-    assert all(line.startswith("    | ") for line in rest)
+    line, second, *traceback = out.getvalue().splitlines()
+    assert "\\n" in line
+    assert "\\x1b[2J" in line
+    assert "\u202e" not in line
+    assert 'hotkey="5x job_id=forged' in line
+    assert "broke" in second
+    assert traceback
+    assert all(line.startswith("    | ") for line in traceback)
 
 
 def test_colour_and_words_are_for_people_who_watch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,27 +160,16 @@ def test_colour_and_words_are_for_people_who_watch(monkeypatch: pytest.MonkeyPat
     assert "\x1b[" not in plain.getvalue()
 
 
-def test_configuring_twice_does_not_write_twice() -> None:
-    first, second = logged("json"), logged("json")
-    logging.warning("once")
-    assert (first.getvalue(), len(second.getvalue().splitlines())) == ("", 1)
-
-
-def test_uvicorns_loggers_write_through_ours_and_only_once() -> None:
+def test_uvicorn_writes_through_ours_and_only_once_and_what_libraries_log_of_requests_at_debug_only() -> None:
     noisy = logging.getLogger("uvicorn.error")
     noisy.addHandler(logging.StreamHandler(other := io.StringIO()))
     noisy.propagate = False
     out = logged("json")
     noisy.info("started")
-    logging.getLogger("uvicorn.access").info("GET /healthz")
+    for name in ("uvicorn.access", "httpx"):
+        logging.getLogger(name).info("GET https://x/?secret=1")
     assert other.getvalue() == ""
     assert [json.loads(line)["msg"] for line in out.getvalue().splitlines()] == ["started"]
-
-
-def test_libraries_that_log_every_request_speak_at_debug_only() -> None:
-    out = logged("json")
-    logging.getLogger("httpx").info("HTTP Request: GET https://x/?secret=1")
-    assert out.getvalue() == ""
     logs.configure(settings(log_level="debug", log_format="json"), out)
     logging.getLogger("httpx").info("HTTP Request")
     assert "HTTP Request" in out.getvalue()

@@ -60,17 +60,13 @@ def test_a_secret_is_hidden_in_every_spelling(secret: str, spelling: str) -> Non
 
 
 @given(
-    secret=st.text(min_size=4, max_size=60).filter(lambda text: "*" not in text),
+    secret=st.text(st.characters(codec="utf-8", exclude_characters="*"), min_size=4, max_size=60),
     before=st.text(max_size=30),
     after=st.text(max_size=30),
 )
 def test_whatever_stands_around_a_secret_it_does_not_come_through(
     secret: str, before: str, after: str
 ) -> None:
-    try:
-        secret.encode()
-    except UnicodeEncodeError:
-        return
     assert secret not in Redactor([secret])(before + secret + after).replace(HIDDEN, "\0")
 
 

@@ -102,8 +102,8 @@ def decided(
 
 
 def verdict(decision: Decision, rule: str) -> Reason:
-    (found,) = [reason for reason in decision.reasons if reason.rule == rule]
-    return found
+    (verdict,) = (reason for reason in decision.reasons if reason.rule == rule)
+    return verdict
 
 
 def outcome(job_id: int = 1, **changes: Any) -> JobOutcome:

@@ -155,8 +155,8 @@ def test_a_gpu_that_is_out_is_not_given_and_is_named() -> None:
     idle = fleet("2xH100")
     first = replace(idle.gpus[0], unusable_reason="fell off the bus")
     hardware = idle.hardware
-    one = hardware.model_copy(update={"gpus": hardware.gpus.take(1)})
-    decision = decided(on=replace(idle, gpus=(first, idle.gpus[1]), hardware=one))
+    usable = hardware.model_copy(update={"gpus": hardware.gpus.take(1)})
+    decision = decided(on=replace(idle, gpus=(first, idle.gpus[1]), hardware=usable))
     assert decision.placement.gpus == ("1",)
     assert "not 0 (fell off the bus)" in verdict(decision, "inventory").text
 
@@ -216,9 +216,9 @@ def test_the_last_gpus_are_kept_for_what_is_worth_them() -> None:
 
 
 def test_the_hashes_are_those_of_policy_and_profile() -> None:
-    one, other = policy("h100x4"), policy("h100x4", rules__max_jobs=5)
-    first, second = decided(by=one), decided(by=other)
-    assert one.digest.startswith(first.policy_hash)
+    plain, limited = policy("h100x4"), policy("h100x4", rules__max_jobs=5)
+    first, second = decided(by=plain), decided(by=limited)
+    assert plain.digest.startswith(first.policy_hash)
     assert first.policy_hash != second.policy_hash
     assert profile().digest.startswith(first.profile_hash or "-")
 

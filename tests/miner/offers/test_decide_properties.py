@@ -84,9 +84,9 @@ def assert_no_gpu_is_held_twice(decision: Decision, on: FleetSnapshot, now: floa
     assert len(set(place.gpus)) == len(place.gpus)
     assert set(place.gpus) <= {gpu.id for gpu in on.usable}
     assert now <= place.starts_at < place.ends_at
-    for one in on.reservations:
-        if set(one.gpus) & set(place.gpus):
-            assert one.ends_at <= place.starts_at or place.ends_at <= one.starts_at
+    for taken in on.reservations:
+        if set(taken.gpus) & set(place.gpus):
+            assert taken.ends_at <= place.starts_at or place.ends_at <= taken.starts_at
 
 
 @given(OFFERS, POLICIES, PROFILES, fleets())
@@ -142,9 +142,9 @@ def test_a_kinder_limit_never_turns_an_acceptance_into_a_refusal(
 ) -> None:
     strict, kind = data.draw(LIMITS[key])
     # A longer limit makes a task look shorter, never longer, so the score can only rise.
-    one = decided(asked, policy("h100x8", **{key.replace(".", "__"): strict}), on)
-    other = decided(asked, policy("h100x8", **{key.replace(".", "__"): kind}), on)
-    assert one.accepted <= other.accepted
+    stricter = decided(asked, policy("h100x8", **{key.replace(".", "__"): strict}), on)
+    kinder = decided(asked, policy("h100x8", **{key.replace(".", "__"): kind}), on)
+    assert stricter.accepted <= kinder.accepted
 
 
 @given(SENSIBLE, st.lists(st.booleans(), max_size=12))

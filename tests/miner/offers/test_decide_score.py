@@ -18,17 +18,17 @@ def test_the_work_score_is_the_validators_own() -> None:
 
 
 def test_the_score_of_the_strategy_for_eight_is_its_formula() -> None:
-    found = decided(by=policy("h100x8"), plan_by="h100x8")
+    decision = decided(by=policy("h100x8"), plan_by="h100x8")
     by_hand = (
         0.35 * 0.35  # task weight of instruct
         + 0.25 * 0.95  # llama
         + 0.20 * 0.95  # success of instruct
         + 0.10 * (1 - 3 / 20)  # three of twenty hours
         + 0.05 * 1.0  # 8B lies in 7B-13B
-        + 0.05 * found.plan.share
+        + 0.05 * decision.plan.share
     )
-    assert found.score == pytest.approx(by_hand)
-    assert found.threshold == 0.45
+    assert decision.score == pytest.approx(by_hand)
+    assert decision.threshold == 0.45
 
 
 @each(
@@ -46,7 +46,7 @@ def test_the_score_of_the_strategy_for_eight_is_its_formula() -> None:
     ],
 )
 def test_a_factor_rises_with_what_it_stands_for(name: str, low: dict[str, Any], high: dict[str, Any]) -> None:
-    small, large = (decided(offer(**one), policy("h100x4")).factors[name] for one in (low, high))
+    small, large = (decided(offer(**changes), policy("h100x4")).factors[name] for changes in (low, high))
     assert small.value < large.value
     assert small.weight == large.weight > 0
     assert small.contribution == pytest.approx(small.value * small.weight)
@@ -65,14 +65,14 @@ def value_of(**overrides: Any) -> ExpectedValue | None:
 
 
 def test_expected_value_weighs_winning_against_failing() -> None:
-    found = value_of(
+    value = value_of(
         value__win_chance={"instruct": 0.2}, value__penalty=2, value__training_exponent={"instruct": 0}
     )
-    assert found.work == pytest.approx(2 * math.sqrt(3 * 8))
-    assert found.success == 0.95
-    assert found.win == 0.2
-    assert found.points == pytest.approx(found.work * (3 * 0.95 * 0.2 - 2 * 0.05))
-    assert found.per_gpu_hour == pytest.approx(found.points / found.gpu_hours)
+    assert value.work == pytest.approx(2 * math.sqrt(3 * 8))
+    assert value.success == 0.95
+    assert value.win == 0.2
+    assert value.points == pytest.approx(value.work * (3 * 0.95 * 0.2 - 2 * 0.05))
+    assert value.per_gpu_hour == pytest.approx(value.points / value.gpu_hours)
 
 
 def test_a_training_cut_short_wins_less_often() -> None:
@@ -85,8 +85,12 @@ def test_a_training_cut_short_wins_less_often() -> None:
 
 
 def test_pictures_can_lose_points_though_they_are_published() -> None:
-    found = decided(picture_offer(), policy(value__punished={"image": 0.25}, value__win_chance={"flux": 0.1}))
-    assert found.value.punished == 0.25
-    success = found.value.success
+    decision = decided(
+        picture_offer(), policy(value__punished={"image": 0.25}, value__win_chance={"flux": 0.1})
+    )
+    assert decision.value.punished == 0.25
+    success = decision.value.success
     lost = 1 - success + 0.25 * success
-    assert found.value.points == pytest.approx(found.value.work * (3 * success * found.value.win - lost))
+    assert decision.value.points == pytest.approx(
+        decision.value.work * (3 * success * decision.value.win - lost)
+    )

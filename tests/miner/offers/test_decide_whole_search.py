@@ -42,17 +42,17 @@ OFFERS = 60
 
 
 def decisions() -> list[Decision]:
-    random, found = Random(56), []
+    random, results = Random(56), []
     for there, terms, plans in STATES:
         by, on, none = policy(terms, fitting__max_wait="30m"), profile(plans), SuccessHistory()
         for _ in range(OFFERS):
             asked = MinerTaskOffer(**unknown_task(random).offer())
-            found.append(decide_parsed(parse_offer(asked), NOON, there, none, by, on))
-    return found
+            results.append(decide_parsed(parse_offer(asked), NOON, there, none, by, on))
+    return results
 
 
 def every_one(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
-    return next((at for at, one in enumerate(falling) if fits(one)), None)
+    return next((at for at, item in enumerate(falling) if fits(item)), None)
 
 
 def every_moment(candidate: RunCandidate, budget: float) -> bool:
@@ -74,7 +74,9 @@ def every_end(
     latest: float,
     end_of: Callable[[float], float],
 ) -> FreeWindow | None:
-    ends = {one.end for windows in self._taken.values() for one in windows if first < one.end <= latest}
+    ends = {
+        window.end for windows in self._taken.values() for window in windows if first < window.end <= latest
+    }
     for start in sorted({first, *ends}):
         free = self.free_gpus(pool, start, end_of(start))
         if end_of(start) > start and len(free) >= count > 0:
@@ -83,17 +85,17 @@ def every_end(
 
 
 def test_what_is_skipped_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decisions()
+    searched = decisions()
     monkeypatch.setattr(ladder, "_first", every_one)
     monkeypatch.setattr(memory, "fits_memory", every_moment)
     monkeypatch.setattr(planning_fit, "_could_beat", any_count_that_exchanges_less)
     monkeypatch.setattr(GpuCalendar, "earliest", every_end)
-    assert decisions() == found
+    assert decisions() == searched
     monkeypatch.setattr(offers_fit._FitSearch, "no_gpu_in_time", lambda self: None)
-    for planned, one in zip(decisions(), found, strict=True):
-        if planned != one:
-            assert one.plan is None
-            assert not one.accepted
+    for planned, decision in zip(decisions(), searched, strict=True):
+        if planned != decision:
+            assert decision.plan is None
+            assert not decision.accepted
             assert not planned.accepted
-    assert any(one.plan is None for one in found)
-    assert {one.accepted for one in found} == {True, False}
+    assert any(decision.plan is None for decision in searched)
+    assert {decision.accepted for decision in searched} == {True, False}

@@ -40,10 +40,10 @@ def test_a_task_waits_for_its_gpus_and_is_planned_for_the_hours_that_are_left() 
 def test_no_task_waits_longer_than_allowed() -> None:
     busy = fleet("4xH100", hold("a", "0123", end=1.5))
     refused = decided(on=busy, by=policy(fitting__max_wait="30m"))
-    found = verdict(refused, "gpus")
-    assert not found.passed
-    assert "free in 1 h 30 min" in found.text
-    assert found.way.startswith("fitting.max_wait of 90m")
+    reason = verdict(refused, "gpus")
+    assert not reason.passed
+    assert "free in 1 h 30 min" in reason.text
+    assert reason.way.startswith("fitting.max_wait of 90m")
     assert decided(on=busy, by=policy(fitting__max_wait="90m")).accepted
     never = verdict(decided(on=fleet("4xH100", hold("a", "0123", end=9))), "gpus")
     assert "before its deadline" in never.text
@@ -81,8 +81,8 @@ def test_where_too_few_gpus_are_free_it_is_planned_for_fewer() -> None:
 
 def test_of_waiting_and_fewer_gpus_the_one_that_trains_more_is_taken() -> None:
     soon = fleet("4xH100", hold("a", "01", end=0.1))
-    found = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="all", on=soon)
-    assert len(found.placement.gpus) == 4
+    decision = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="all", on=soon)
+    assert len(decision.placement.gpus) == 4
     later = fleet("4xH100", hold("a", "01", end=0.45))
     small = decided(picture_offer(), plan_by="all", on=later)
     assert small.placement.starts_at == NOON
@@ -118,10 +118,10 @@ def test_the_reference_pass_must_leave_time_with_the_largest_dataset_too() -> No
         hours_to_complete=4.0,
     )
     assert decided(asked, plan_by="steady").accepted
-    found = decided(asked, plan_by="steady", on=fleet("1xH100"))
-    assert not verdict(found, "plan").passed
-    assert "500,000 rows" in verdict(found, "plan").text
-    assert found.message.startswith("Not taken: the task cannot be finished")
+    decision = decided(asked, plan_by="steady", on=fleet("1xH100"))
+    assert not verdict(decision, "plan").passed
+    assert "500,000 rows" in verdict(decision, "plan").text
+    assert decision.message.startswith("Not taken: the task cannot be finished")
     busy = fleet("4xH100", hold("a", "012", end=9))
     assert not decided(asked, plan_by="steady", on=busy).accepted
     assert decided(asked, plan_by="h100x4-strategy", on=busy).accepted

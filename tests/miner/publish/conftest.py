@@ -72,8 +72,8 @@ class Bench:
         return PublishRequest(**about | changes)
 
     async def publish(self, publisher: HubPublisher | None = None, **changes: Any) -> MinerSubmission:
-        made = publisher or self.publisher()
-        return await made.publish(self.outgoing(**changes), lambda *what: self.reported.append(what))
+        publisher = publisher or self.publisher()
+        return await publisher.publish(self.outgoing(**changes), lambda *what: self.reported.append(what))
 
     def there(self, name: str = REPO, owner: str = "tester") -> dict[str, Blob]:
         files = dict(self.hub.repo(f"{owner}/{name}").head.files)
@@ -98,14 +98,14 @@ def bench(hub: Hub, tmp_path: Path) -> Bench:
 
 def workers(parent: int | None = None) -> list[int]:
     """The publishing processes of this process that are running."""
-    found = []
+    pids = []
     for thread in Path(f"/proc/{parent or os.getpid()}/task").iterdir():
         with suppress(OSError):  # the thread, or what it started, has ended
             for pid in (thread / "children").read_text().split():
                 with suppress(OSError):
                     if b"miner.publish.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        found.append(int(pid))
-    return found
+                        pids.append(int(pid))
+    return pids
 
 
 def until(happened: Callable[[], object], seconds: float = 300.0) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from miner.publish.messages import PublishOrder, PublishTask
 from miner.publish.publisher import publish_environment
 from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, write
-from tests.doubles.hub import Hub
 from tests.miner.publish.conftest import REPO, Bench, workers
 
 
@@ -33,6 +33,7 @@ async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators
     assert any("mended: adapter_config.json" in text for text in bench.noted)
     assert bench.reported[-1] == ("upload", bench.reported[-1][2], bench.reported[-1][2])
     assert bench.reported[0][0] == "check"
+    assert workers() == [], "no process is left behind"
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -81,19 +82,18 @@ async def test_a_repository_that_was_there_before_is_emptied_of_other_things(ben
     assert "old/model.bin" not in bench.there()
 
 
-async def test_what_an_account_keeps_private_under_that_name_is_not_thrown_open(bench: Bench) -> None:
-    bench.hub.add(f"tester/{REPO}", {"mine.bin": b"x", ".gitattributes": b"y"}, private=True)
-    with pytest.raises(StepFailed, match="private and not empty") as caught:
+@pytest.mark.parametrize("is_empty", [True, False])
+async def test_only_an_empty_private_repository_is_opened(bench: Bench, is_empty: bool) -> None:
+    files = {".gitattributes": b"y"} if is_empty else {"mine.bin": b"x", ".gitattributes": b"y"}
+    bench.hub.add(f"tester/{REPO}", files, private=True)
+    if is_empty:
         await bench.publish()
-    assert caught.value.reason is EndReason.HUB_REFUSED
-    assert bench.hub.repo(f"tester/{REPO}").private
-    assert set(bench.there()) == {"mine.bin"}
-
-
-async def test_an_empty_private_repository_is_opened(bench: Bench) -> None:
-    bench.hub.add(f"tester/{REPO}", {".gitattributes": b"y"}, private=True)
-    made = await bench.publish()
-    assert not bench.hub.repo(made.repo).private
+    else:
+        with pytest.raises(StepFailed, match="private and not empty") as caught:
+            await bench.publish()
+        assert caught.value.reason is EndReason.HUB_REFUSED
+        assert set(bench.there()) == {"mine.bin"}
+    assert bench.hub.repo(f"tester/{REPO}").private is not is_empty
 
 
 async def test_without_a_user_the_tokens_own_is_asked_once(bench: Bench) -> None:
@@ -162,7 +162,7 @@ async def test_publishing_under_another_name_takes_what_is_there_along(bench: Be
     made = await bench.publish(publisher, repo_name="second-name", earlier=earlier)
     assert made.repo == "tester/second-name"
     assert bench.hub.bytes_taken("PUT /upload") == taken
-    assert f"models/tester/{REPO}" not in bench.hub.repos
+    assert f"tester/{REPO}" not in bench.hub.repos
 
 
 async def test_a_file_is_read_once_however_often_it_is_published(bench: Bench) -> None:
@@ -195,14 +195,7 @@ async def test_a_token_tells_whose_it_is_and_what_it_may(bench: Bench) -> None:
     assert (await bench.publisher().account()).may_write
 
 
-async def test_no_process_is_left_behind(bench: Bench) -> None:
-    await bench.publish()
-    assert workers() == []
-
-
 def test_the_daemon_does_not_load_the_client() -> None:
-    import subprocess
-
     code = "import sys, miner.publish; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -217,12 +210,9 @@ async def test_deduplicated_content_is_published_and_verified_too(bench: Bench, 
     assert bench.there()["adapter_model.safetensors"].sha256 == hashlib.sha256(weights).hexdigest()
 
 
-async def test_a_hub_without_deduplication_gets_plain_uploads_at_the_first_try(
-    bench: Bench, hub: Hub
-) -> None:
-    assert hub.deduplicated is None
+async def test_a_hub_without_deduplication_gets_plain_uploads_at_the_first_try(bench: Bench) -> None:
     await bench.publish(bench.publisher(tries=1))
-    assert hub.lines("PUT /upload")
+    assert bench.hub.lines("PUT /upload")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -45,9 +46,9 @@ def large(bench: Bench, files: int = 1) -> Path:
     )
 
 
-async def failed(bench: Bench, made: module.HubPublisher | None = None, **changes: object) -> StepFailed:
+async def failed(bench: Bench, publisher: module.HubPublisher | None = None, **changes: object) -> StepFailed:
     with pytest.raises(StepFailed) as caught:
-        await bench.publish(made, **changes)
+        await bench.publish(publisher, **changes)
     return caught.value
 
 
@@ -96,8 +97,8 @@ async def test_killed_at_the_end_a_deduplicated_file_goes_on_in_its_middle(
     made = await publishing
     assert made.model_hash is not None
     assert bench.hub.lines("PUT /upload") == []
-    (said,) = [text for text in bench.noted if text.startswith("published")]
-    assert int(said.split("bytes, ")[1].split(" ")[0].replace(",", "")) < 0.75 * size
+    (note,) = [text for text in bench.noted if text.startswith("published")]
+    assert int(note.split("bytes, ")[1].split(" ")[0].replace(",", "")) < 0.75 * size
 
 
 def _stored(folder: Path) -> int:
@@ -124,18 +125,41 @@ async def test_a_hub_in_trouble_is_asked_again(bench: Bench, where: str, status:
     assert (await bench.publish()).model_hash == bench.hash_of()
 
 
-async def test_a_hub_that_stays_in_trouble_is_left_for_later(bench: Bench) -> None:
-    bench.hub.fail("POST /api/repos/create", status=500, times=None)
-    error = await failed(bench, bench.publisher(tries=3))
-    assert error.reason is EndReason.NETWORK
-    assert "answers 500" in str(error)
-    assert len(bench.hub.lines("POST /api/repos/create")) == 3
+READER = {"tester": {"role": "read"}}
+WRONG = "hf_" + "w" * 34
 
 
-async def test_a_hub_that_is_not_there_is_left_for_later(bench: Bench) -> None:
-    error = await failed(bench, bench.publisher(tries=2, endpoint="http://127.0.0.1:9"))
-    assert error.reason is EndReason.NETWORK
-    assert "cannot be reached" in str(error)
+@pytest.mark.parametrize(
+    ("fault", "roles", "more", "reason", "text", "creations"),
+    [
+        ({"status": 500}, {}, {"tries": 3}, EndReason.NETWORK, "answers 500", 3),
+        ({"status": 429}, {}, {"tries": 2}, EndReason.RATE_LIMITED, "answers 429", 2),
+        ({}, {}, {"tries": 2, "endpoint": "http://127.0.0.1:9"}, EndReason.NETWORK, "cannot be reached", 0),
+        ({}, {}, {"token": None}, EndReason.HUB_REFUSED, "HF_TOKEN is not set", 0),
+        ({}, {}, {"token": SecretStr(WRONG), "user": None}, EndReason.HUB_REFUSED, "HF_TOKEN", 0),
+        ({}, READER, {}, EndReason.HUB_REFUSED, "may not write there", 1),
+    ],
+    ids=["server", "rate limit", "away", "no token", "wrong token", "may only read"],
+)
+async def test_trouble_that_stays_is_left_for_later_or_refused_at_once(
+    bench: Bench,
+    fault: dict[str, Any],
+    roles: dict[str, Any],
+    more: dict[str, Any],
+    reason: EndReason,
+    text: str,
+    creations: int,
+) -> None:
+    bench.hub.roles |= roles
+    if fault:
+        bench.hub.fail("POST /api/repos/create", times=None, headers={"Retry-After": "0"}, **fault)
+    error = await failed(bench, bench.publisher(**more))
+    assert error.reason is reason
+    assert text in str(error)
+    assert WRONG not in str(error)
+    assert error.retry_after == (0 if fault else None)
+    assert len(bench.hub.lines("POST /api/repos/create")) == creations
+    assert len(bench.hub.requests) <= 1 or creations
 
 
 async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: Bench) -> None:
@@ -145,66 +169,28 @@ async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: 
     assert len(bench.hub.repo(made.repo).commits) == 2
 
 
-async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("status", "retry_after", "finish_by", "pause"),
+    [(429, "7", 100.0, 7.0), (503, "3600", 100.0, 50.0), (503, "3600", None, module.MAX_REQUESTED_PAUSE)],
+    ids=["as requested", "half of the time that is left", "the most"],
+)
+async def test_the_pause_that_a_hub_requests_is_kept_within_limits(
+    bench: Bench, status: int, retry_after: str, finish_by: float | None, pause: float
+) -> None:
     waited: list[float] = []
 
-    async def pause(seconds: float) -> None:
+    async def wait(seconds: float) -> None:
         waited.append(seconds)
 
-    bench.hub.fail("POST /api/repos/create", status=429, headers={"Retry-After": "7"})
-    await bench.publish(bench.publisher(pause=pause))
-    assert waited == [7.0]
-
-
-async def test_no_hub_is_waited_for_beyond_half_of_the_time_that_is_left(bench: Bench) -> None:
-    waited: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        waited.append(seconds)
-
-    bench.hub.fail("POST /api/repos/create", status=503, headers={"Retry-After": "3600"})
-    await bench.publish(bench.publisher(pause=pause), finish_by=time.time() + 100)
-    bench.hub.fail("POST /api/repos/create", status=503, headers={"Retry-After": "3600"})
-    await bench.publish(bench.publisher(pause=pause), finish_by=None)
-    assert 30 < waited[0] < 50
-    assert waited[1] == module.MAX_REQUESTED_PAUSE
-
-
-async def test_a_rate_limit_that_stays_is_told_as_one(bench: Bench) -> None:
-    bench.hub.fail("POST /api/repos/create", status=429, times=None, headers={"Retry-After": "0"})
-    error = await failed(bench, bench.publisher(tries=2))
-    assert error.reason is EndReason.RATE_LIMITED
-    assert error.retry_after == 0
+    bench.hub.fail("POST /api/repos/create", status=status, headers={"Retry-After": retry_after})
+    await bench.publish(bench.publisher(pause=wait, clock=lambda: 0.0), finish_by=finish_by)
+    assert waited == [pause]
 
 
 async def test_a_rate_limit_in_the_middle_of_an_upload_is_shown_while_it_is_waited_for(bench: Bench) -> None:
     bench.hub.fail("PUT /upload", status=429, headers={"Retry-After": "0"})
     await bench.publish()
     assert any("Rate limited. Waiting" in text for text in bench.noted)
-
-
-async def test_a_wrong_token_is_told_at_once_and_never_shown(bench: Bench) -> None:
-    wrong = "hf_" + "w" * 34
-    error = await failed(bench, bench.publisher(token=SecretStr(wrong), user=None))
-    assert error.reason is EndReason.HUB_REFUSED
-    assert "HF_TOKEN" in str(error)
-    assert len(bench.hub.requests) == 1
-    assert wrong not in str(error)
-
-
-async def test_no_token_is_told_without_asking(bench: Bench) -> None:
-    error = await failed(bench, bench.publisher(token=None))
-    assert error.reason is EndReason.HUB_REFUSED
-    assert "HF_TOKEN is not set" in str(error)
-    assert bench.hub.requests == []
-
-
-async def test_a_token_that_may_only_read_is_told_at_once(bench: Bench) -> None:
-    bench.hub.roles["tester"] = {"role": "read"}
-    error = await failed(bench)
-    assert error.reason is EndReason.HUB_REFUSED
-    assert "may not write there" in str(error)
-    assert len(bench.hub.lines("create")) == 1
 
 
 async def test_somebody_who_writes_at_the_same_time_is_seen_and_overruled(bench: Bench) -> None:
@@ -224,24 +210,20 @@ class DamagingHub(Hub):
         reply = super().answer(request)
         if request.line.endswith("/commit/main") and reply.status == 200 and self.times:
             self.times -= 1
-            repo = self.repo(f"tester/{REPO}")
+            repo = self.repo(request.path.split("/models/")[1].removesuffix("/commit/main"))
             head, name = repo.head, "adapter_model.safetensors"
             files = {**head.files, name: Blob(b"x" * head.files[name].size, large=True)}
             repo.commits[-1] = Commit(head.sha, head.title, head.at, files)
         return reply
 
 
-async def test_damage_on_the_hubs_side_is_noticed_and_repaired(tmp_path: Path) -> None:
+async def test_damage_on_the_hubs_side_is_repaired_or_reported_with_the_file(tmp_path: Path) -> None:
     with DamagingHub(times=1) as hub:
         bench = Bench(hub, tmp_path)
         assert (await bench.publish()).model_hash == bench.hash_of()
         assert len(hub.lines("POST .*/commit")) == 2
-
-
-async def test_damage_that_stays_is_told_with_the_file(tmp_path: Path) -> None:
-    with DamagingHub(times=99) as hub:
-        bench = Bench(hub, tmp_path)
-        error = await failed(bench, bench.publisher(tries=2))
+        hub.times = 99
+        error = await failed(bench, bench.publisher(tries=2), repo_name="damaged")
         assert error.reason is EndReason.NETWORK
         assert "differs from what was sent: adapter_model.safetensors" in str(error)
 
@@ -252,20 +234,33 @@ async def test_a_repository_that_strangers_cannot_see_is_no_success(bench: Bench
     assert "is not visible without a token" in str(error)
 
 
-async def test_an_upload_that_will_be_late_is_told_and_ended_at_its_time(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_upload_that_will_be_late_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miner.publish.publisher.MIN_MEASURED_SECONDS", 0.3)
-    began = time.time()
-    await bench.publish(job_id=2, repo_name="small")
-    # Long enough for a process to start on this machine as it is now, a third of what the upload takes.
-    limit = 5 + 3 * (time.time() - began)
-    folder = large(bench)
-    bench.hub.fail("PUT /upload", request_rate=10 * PART / (3 * limit), times=None)
-    finish_by = time.time() + limit
-    error = await failed(bench, folder=folder, finish_by=finish_by)
+    bench.hub.fail("PUT /upload", request_rate=PART, times=None)
+
+    def clock() -> float:
+        """Once the upload has begun there are seconds left of the minutes."""
+        return time.time() + (595 if any(what == "upload" for what, _, _ in bench.reported) else 0)
+
+    publishing = asyncio.create_task(
+        bench.publish(bench.publisher(clock=clock), folder=large(bench), finish_by=time.time() + 600)
+    )
+    late = "will not be done in time"
+    assert await asyncio.to_thread(until, lambda: any(late in text for text in bench.noted))
+    await cancelled(publishing)
+
+
+async def test_an_upload_is_ended_at_its_time(bench: Bench) -> None:
+    bench.hub.fail("PUT /upload", request_rate=PART / 100, times=None)
+    error = await failed(bench, folder=large(bench), finish_by=time.time() + 3)
     assert error.reason is EndReason.DEADLINE
-    assert any("will not be done in time" in text for text in bench.noted)
+    assert workers() == []
+
+
+async def cancelled(publishing: asyncio.Task[MinerSubmission]) -> None:
+    publishing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
     assert workers() == []
 
 
@@ -279,18 +274,18 @@ async def test_an_upload_can_be_cancelled_at_any_moment(bench: Bench) -> None:
     bench.hub.fail("PUT /upload", request_rate=50_000, times=None)
     publishing = asyncio.create_task(bench.publish(folder=folder))
     assert await asyncio.to_thread(until, lambda: bench.hub.bytes_taken("PUT /upload") > 1000)
-    publishing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await publishing
+    await cancelled(publishing)
     assert not bench.hub.lines("POST /complete"), "it was ended, and not waited for"
-    assert workers() == []
 
 
-async def test_a_hub_that_falls_silent_is_not_waited_for_without_end(bench: Bench) -> None:
-    bench.hub.fail("POST /api/repos/create", delay=60)
-    made = await bench.publish(bench.publisher(silence=10.0))
-    assert made.model_hash == bench.hash_of()
-    assert len(bench.hub.lines("POST /api/repos/create")) >= 2
+async def test_a_process_that_falls_silent_is_ended_and_tried_again(bench: Bench, tmp_path: Path) -> None:
+    """As when the client waits for a hub without end."""
+    deaf = f"import time; open({str(tmp_path / 'starts')!r}, 'a').write('x'); time.sleep(600)"
+    error = await failed(
+        bench, bench.publisher(worker=(sys.executable, "-S", "-c", deaf), silence=3.0, tries=2)
+    )
+    assert error.reason is EndReason.NETWORK
+    assert "silent for 3 s" in str(error)
 
 
 async def test_the_token_is_in_no_argument_environment_or_file(bench: Bench) -> None:

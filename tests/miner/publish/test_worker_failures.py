@@ -49,9 +49,9 @@ def test_what_happened_to_a_file_is_found_below_the_clients_wrapping() -> None:
     assert (found.trouble, found.retry_after) == (PublishTrouble.RATE_LIMITED, 12)
 
 
-@pytest.mark.parametrize("given", ["soon", "Wed, 21 Oct 2026 07:28:00 GMT", ""])
-def test_a_retry_after_that_is_no_number_is_passed_over(given: str) -> None:
-    assert failure_of(answered(429, **{"Retry-After": given})).retry_after is None
+@pytest.mark.parametrize(("given", "seconds"), [("soon", None), ("Fri, 01 Jan 2100 00:00:00 GMT", 3600)])
+def test_no_pause_that_a_server_asks_for_is_longer_than_an_hour(given: str, seconds: float | None) -> None:
+    assert failure_of(answered(429, **{"Retry-After": given})).retry_after == seconds
 
 
 @each(

@@ -70,11 +70,7 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
     (tmp_path / ".env").write_text("\ufeffMAX_HOURS=3")
     settings = load_settings()
     assert (settings.max_jobs, settings.max_hours) == (7, 3.0)
-
-
-def test_building_settings_directly_reads_nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NETUID", "7")
-    assert Settings().netuid == 56
+    assert Settings().max_jobs != 7, "the class itself reads nothing from outside"
 
 
 def test_all_problems_are_reported_at_once_with_variable_value_and_rule() -> None:
@@ -101,12 +97,6 @@ def test_all_problems_are_reported_at_once_with_variable_value_and_rule() -> Non
     assert "40 hexadecimal digits" in found["TRAINING_REPO_TEXT_COMMIT"].rule
     assert "TRAINING_REPO_IMAGE_URL" in found["TRAINING_REPO_IMAGE_COMMIT"].rule
     assert "65535" in found["PUBLIC_PORT"].rule
-
-
-def test_a_problem_says_that_the_value_came_from_the_file(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("NETUID=x")
-    assert set(problems(file)) == {"NETUID (in .env)"}
 
 
 def test_a_rule_between_settings_is_not_checked_if_one_of_them_is_wrong_itself() -> None:
@@ -220,8 +210,12 @@ def test_a_named_file_that_cannot_be_read_is_a_problem_but_a_missing_default_is_
         assert rule in problems(Path(name))[name].rule
 
 
-def test_misspelled_names_and_repeats_in_the_file_are_warned_of(tmp_path: Path) -> None:
+def test_wrong_values_in_the_file_are_named_and_misspelled_names_and_repeats_warned_of(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / ".env"
+    file.write_text("NETUID=x")
+    assert set(problems(file)) == {"NETUID (in .env)"}
     file.write_text("MIN_STAKE_TRESHOLD=0\nWANDB_PROJECT=x\nNETUID=1\nNETUID=2\n")
     settings = load(file)
     assert settings.netuid == 2
@@ -266,11 +260,6 @@ def test_secrets_appear_in_no_print_of_the_settings_nor_in_an_error() -> None:
     wrong = problems(**secrets, SUBTENSOR_ADDRESS=address.replace("wss:", "http:"))
     assert len(wrong) == 4
     assert "hush-hush" not in str([str(problem) for problem in wrong.values()])
-
-
-def test_settings_cannot_be_changed_afterwards() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        load().netuid = 3  # type: ignore[misc]
 
 
 def test_a_very_long_value_is_shortened() -> None:

@@ -11,13 +11,13 @@ from miner.support.background import PeriodicTask, PeriodicTasks, run_in_thread
 
 
 async def test_the_result_and_the_error_come_back() -> None:
-    assert await run_in_thread(lambda: 7, 5, "call") == 7
+    assert await run_in_thread(lambda: 7, 60, "call") == 7
 
     def broken() -> None:
         raise ValueError("of the call")
 
     with pytest.raises(ValueError, match="of the call"):
-        await run_in_thread(broken, 5, "call")
+        await run_in_thread(broken, 60, "call")
 
     def late() -> None:
         raise TimeoutError("its own")
@@ -36,14 +36,6 @@ async def test_nobody_waits_for_a_call_that_hangs() -> None:
     over.set()
     thread.join(60)
     await asyncio.sleep(0)
-
-
-async def test_the_loop_goes_on_meanwhile() -> None:
-    over = threading.Event()
-    waiting = asyncio.create_task(run_in_thread(lambda: over.wait(60), 60, "call"))
-    await asyncio.sleep(0)
-    over.set()
-    assert await waiting
 
 
 def test_a_loop_that_is_closed_meanwhile_does_not_break_the_thread() -> None:

@@ -25,7 +25,9 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", f"import os, sys, time\n{code}"]
 
 
-async def answer_of(code: str, silence: float = 20.0) -> tuple[ChildAnswer[PublishEvent], list[PublishEvent]]:
+async def answer_of(
+    code: str, silence: float = 300.0
+) -> tuple[ChildAnswer[PublishEvent], list[PublishEvent]]:
     events: list[PublishEvent] = []
     answer = await run_order(
         PROTOCOL, ORDER, events.append, environment=ENVIRONMENT, silence=silence, command=python(code)

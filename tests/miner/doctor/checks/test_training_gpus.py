@@ -24,9 +24,19 @@ def found(folder: Path, gpus: str) -> list[tuple[FindingStatus, str]]:
     return [(one.status, one.detail) for one in check_gpus(CheckContext(settings))]
 
 
-def test_cards_that_answer_are_fine(nvml_host: Host, tmp_path: Path) -> None:
-    nvml_host(4)
+def test_cards_that_answer_are_fine_and_one_that_fails_at_once_is_not_counted(
+    nvml_host: Host, tmp_path: Path
+) -> None:
+    cards = nvml_host(4)
     assert found(tmp_path, "auto") == [(FindingStatus.OK, "4xH100-SXM (driver 550.127.05)")]
+    cards.gpu(3, error=LOST)
+    assert found(tmp_path, "nvml") == [(FindingStatus.OK, "3xH100-SXM (driver 550.127.05)")]
+
+
+def test_no_card_at_all_is_a_failure(nvml_host: Host, tmp_path: Path) -> None:
+    nvml_host(0)
+    assert found(tmp_path, "nvml")[0][0] is FindingStatus.FAIL
+    assert [one.status for one in gpu_findings(InventoryState(), "never read")] == [FindingStatus.FAIL]
 
 
 def test_a_driver_that_does_not_answer_is_a_failure_with_a_way_out(nvml_host: Host, tmp_path: Path) -> None:
@@ -39,17 +49,3 @@ def test_a_driver_that_does_not_answer_is_a_failure_with_a_way_out(nvml_host: Ho
 def test_a_host_without_a_driver_has_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert found(tmp_path, "auto") == [(FindingStatus.WARN, "a pretended GPU (no NVIDIA driver)")]
-
-
-def test_no_card_at_all_is_a_failure(nvml_host: Host, tmp_path: Path) -> None:
-    nvml_host(0)
-    assert found(tmp_path, "nvml")[0][0] is FindingStatus.FAIL
-
-
-def test_a_card_that_fails_at_once_is_not_counted(nvml_host: Host, tmp_path: Path) -> None:
-    nvml_host(4).gpu(3, error=LOST)
-    assert found(tmp_path, "nvml") == [(FindingStatus.OK, "3xH100-SXM (driver 550.127.05)")]
-
-
-def test_an_inventory_that_was_never_read_is_empty() -> None:
-    assert [one.status for one in gpu_findings(InventoryState(), "x")] == [FindingStatus.FAIL]

@@ -208,7 +208,7 @@ async def test_a_container_that_another_request_started_is_not_started_again(
 async def test_a_run_that_began_although_its_start_was_refused_is_not_started_again(spec: EngineSpec) -> None:
     client = FakeDocker(container("old"))
     client.broken = ("old",)
-    client.meanwhile = [lambda: write_untrusted(spec.run_dir, START_FILE, b'{"at": 1}')]
+    client.meanwhile = [lambda: write_untrusted(spec.run_dir / START_FILE, b'{"at": 1}')]
     assert await submit(client, spec) == "new-0"
     assert client.calls == ["start old", "remove old", "create new-0"]
 

@@ -45,10 +45,12 @@ def test_a_sound_policy_has_no_findings(tmp_path: Path, text: str) -> None:
 
 def test_representative_offers_of_each_type_are_counted() -> None:
     hardware = Hardware(gpus=parse_gpus("8xH100"))
-    found = {one.task: one for one in acceptance_counts(load_policy("h100x8"), profile("h100x8"), hardware)}
-    assert (found["dpo"].accepted, found["dpo"].mostly) == (0, "task")
-    assert 0 < found["instruct"].accepted < found["instruct"].asked
-    assert found["image"] == ("image", 2, 2, "")
+    counts = {
+        count.task: count for count in acceptance_counts(load_policy("h100x8"), profile("h100x8"), hardware)
+    }
+    assert (counts["dpo"].accepted, counts["dpo"].mostly) == (0, "task")
+    assert 0 < counts["instruct"].accepted < counts["instruct"].asked
+    assert counts["image"] == ("image", 2, 2, "")
 
 
 def test_representative_offers_come_at_a_quiet_hour(tmp_path: Path) -> None:
@@ -56,4 +58,4 @@ def test_representative_offers_come_at_a_quiet_hour(tmp_path: Path) -> None:
         tmp_path, "extends: everything-feasible\nrules: {blackout: ['Mon-Sat 00:00-24:00']}"
     )
     hardware = Hardware(gpus=parse_gpus("4xH100"))
-    assert all(one.accepted for one in acceptance_counts(closed, profile(), hardware))
+    assert all(count.accepted for count in acceptance_counts(closed, profile(), hardware))

@@ -171,7 +171,7 @@ def test_only_offers_that_are_decided_differently_are_changes(backtest: Backtest
     assert any("over the limit of 2" in change.why for change in lost)
     assert all(change.why for change in changes)
     pairs = list(zip(before.entries, strict.entries, strict=True))
-    assert len(changes) == sum(one.decision.accepted != other.decision.accepted for one, other in pairs)
+    assert len(changes) == sum(first.decision.accepted != second.decision.accepted for first, second in pairs)
 
 
 def test_all_are_valued_alike_so_that_their_sums_can_be_compared(backtest: Backtest) -> None:

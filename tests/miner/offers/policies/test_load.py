@@ -43,7 +43,7 @@ def load(folder: Path, text: str, **more: str) -> LoadedPolicy:
 def test_an_unknown_key_is_reported_with_its_line(text: str, line: int, meant: str) -> None:
     with pytest.raises(ConfigError) as caught:
         POLICY_KIND.parse(f"description: x\n{text}\n", "mine.yaml")
-    (problem,) = [one for one in caught.value.problems if "no such key" in one.rule]
+    (problem,) = [problem for problem in caught.value.problems if "no such key" in problem.rule]
     assert problem.where.startswith(f"mine.yaml:{line}:")
     assert meant in problem.rule
 
@@ -118,12 +118,12 @@ def test_description_is_not_inherited_but_hardware_and_profile_are(tmp_path: Pat
 
 
 def test_the_digest_changes_with_text_and_overrides(tmp_path: Path) -> None:
-    one = load(tmp_path, "rules: {max_jobs: 1}")
+    first = load(tmp_path, "rules: {max_jobs: 1}")
     again = load(tmp_path, "rules: {max_jobs: 1}")
     other = load(tmp_path, "rules: {max_jobs: 2}")
-    overrides = one.with_overrides({"rules.max_jobs": 2})
-    assert one.digest == again.digest
-    assert len({one.digest, other.digest, overrides.digest}) == 3
+    overrides = first.with_overrides({"rules.max_jobs": 2})
+    assert first.digest == again.digest
+    assert len({first.digest, other.digest, overrides.digest}) == 3
     assert overrides.terms == other.terms
 
 

@@ -51,12 +51,14 @@ def test_h100x4_takes_models_of_70b_first_and_never_holds_the_gpus_back_from_the
     for name, params in (("Llama-3.1-70B", 70_600_000_000), ("Qwen2.5-72B", 72_700_000_000)):
         for task in (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO):
             for hours in (4, 6, 7):
-                one = offer(model=name, model_params_count=params, task_type=task, hours_to_complete=hours)
-                found = decide(one, NOON, fleet(), SuccessHistory(), policy, load_profile("h100x4"))
+                sent = offer(model=name, model_params_count=params, task_type=task, hours_to_complete=hours)
+                decision = decide(sent, NOON, fleet(), SuccessHistory(), policy, load_profile("h100x4"))
                 asked += 1
-                if not found.accepted:
-                    assert found.refusal is not None or (found.value is not None and found.value.points < 0)
-                    refused.append(one)
+                if not decision.accepted:
+                    assert decision.refusal is not None or (
+                        decision.value is not None and decision.value.points < 0
+                    )
+                    refused.append(sent)
     assert len(refused) <= asked // 4
 
 

@@ -31,26 +31,26 @@ def host(gpus: str | None) -> Hardware | None:
 def test_unless_chosen_policy_and_profile_follow_the_gpus(
     gpus: str | None, policy: str, profile: str
 ) -> None:
-    found = active_config(settings(), host(gpus))
-    assert (found.policy.name, found.profile.name) == (policy, profile)
-    assert "POLICY is auto" in found.why_policy
-    assert "PROFILE is auto" in found.why_profile
+    active = active_config(settings(), host(gpus))
+    assert (active.policy.name, active.profile.name) == (policy, profile)
+    assert "POLICY is auto" in active.why_policy
+    assert "PROFILE is auto" in active.why_profile
 
 
 def test_what_is_chosen_is_taken_and_a_policy_names_its_profile() -> None:
     chosen = active_config(settings(POLICY="conservative", PROFILE="h100-fast"), host("8xH100"))
     assert (chosen.policy.name, chosen.profile.name) == ("conservative", "h100-fast")
     assert chosen.why_policy == "POLICY=conservative in the environment"
-    found = active_config(settings(POLICY="conservative"), host("8xH100"))
-    assert found.profile.name == "steady"
-    assert found.why_profile == "policy conservative names it and PROFILE is auto"
+    active = active_config(settings(POLICY="conservative"), host("8xH100"))
+    assert active.profile.name == "steady"
+    assert active.why_profile == "policy conservative names it and PROFILE is auto"
 
 
 def test_the_environment_is_laid_over_any_policy() -> None:
     assert settings_overrides(settings()) == {}
-    found = load_policy(
+    policy = load_policy(
         "h100x8", (), settings_overrides(settings(TASK_TYPES="chat,dpo", MAX_HOURS="3", MAX_JOBS="0"))
     )
-    rules = found.terms.rules
+    rules = policy.terms.rules
     assert [task.value for task in rules.tasks or ()] == ["ChatTask", "DpoTask"]
     assert (rules.max_hours.hours, rules.max_jobs) == (3, 0)

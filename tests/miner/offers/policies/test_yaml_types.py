@@ -102,5 +102,5 @@ def test_a_window_touches_exactly_the_minutes_of_blackout_hours(
     text = f"{hour:02}:{minute:02}-{last // 60:02}:{last % 60:02}"
     blackout: BlackoutHours = BLACKOUT.validate_python(text)
     minutes = range(start // 60, min((start + lasts - 1) // 60, start // 60 + 24 * 60) + 1)
-    by_hand = any((one - first) % (24 * 60) < length for one in minutes)
+    by_hand = any((at - first) % (24 * 60) < length for at in minutes)
     assert blackout.touches(start, start + lasts) is by_hand

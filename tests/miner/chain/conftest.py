@@ -1,0 +1,3 @@
+from tests.miner.store.conftest import store
+
+__all__ = ["store"]
