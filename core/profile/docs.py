@@ -73,9 +73,9 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("limits", "", ProfileLimits),
     ("container", "Not within sections.", ContainerTargets),
     ("sections: when", _SECTIONS, SectionSelector),
-    ("targets.gpus_by_size", "A list of these.", GpuStep),
+    ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),
-    ("targets.lr_stages", "A list of these.", LrStageTarget),
+    ("targets.lr_stages", "", LrStageTarget),
 )
 
 _ENGINE_CONFIG = """\

@@ -85,7 +85,7 @@ class Targets(Record):
         default=None,
         ge=1,
         le=65536,
-        description="Sequences per optimizer step over all GPUs; sets the accumulation. "
+        description="Sequences per optimizer step over all GPUs. "
         "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
     )
     least_steps: int | None = Field(
