@@ -28,7 +28,6 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/engines/test_launch_launchers.py",
         "core/submission/test_folder.py",
         "core/submission/test_swap.py::test_a_trainer_killed_before",
-        "doubles/test_hub.py",
         "doubles/test_watch.py",
         "fuzz",
         "integration",
@@ -130,7 +129,6 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_engines_docker.py::test_an_engine_killed_at_any_instant",
         "miner/jobs/test_worker_in_chaos.py",
         "trainer/session/test_submission.py::test_kill_9_at_random_instants",
-        "trainer/runner/test_text_runner.py::test_killed_at_random_instants",
     ),
 }
 

@@ -61,9 +61,6 @@ class ChainDouble:
     def stop(self) -> None:
         self._run(self._stop())
 
-    def drop_connections(self) -> None:
-        self._run(self._drop())
-
     def __enter__(self) -> Self:
         self.start()
         return self

@@ -19,8 +19,6 @@ from tests.doubles.hub_repos import Blob, Commit, Repo
 Route = Callable[["Hub", Request, re.Match[str]], Reply]
 ROUTES: list[tuple[str, re.Pattern[str], Route]] = []
 
-#: The most entries that one page of a tree holds.
-PAGE = 1000
 _ID = r"(?P<id>[^/]+(?:/[^/]+)?)"
 
 
@@ -35,11 +33,10 @@ def route(method: str, pattern: str) -> Callable[[Route], Route]:
 
 
 class Hub(FlakyServer):
-    def __init__(self, page: int = PAGE) -> None:
+    def __init__(self) -> None:
         # The store of large files is another site: signed addresses, and a token must never get there.
         super().__init__(doors=2)
-        self.page = page
-        #: "models/owner/name" → the repository.
+        #: By "owner/name".
         self.repos: dict[str, Repo] = {}
         #: sha256 → a large file that was uploaded, whether or not a commit names it yet.
         self.blobs: dict[str, Blob] = {}
@@ -64,16 +61,14 @@ class Hub(FlakyServer):
     def token(self) -> str:
         return next(iter(self.tokens))
 
-    def add(
-        self, repo_id: str, files: Mapping[str, bytes | Path], kind: str = "models", **about: Any
-    ) -> Repo:
+    def add(self, repo_id: str, files: Mapping[str, bytes | Path], **about: Any) -> Repo:
         """A repository with one commit."""
-        repo = self.repos[f"{kind}/{repo_id}"] = Repo(repo_id, kind, **about)
+        repo = self.repos[repo_id] = Repo(repo_id, **about)
         repo.commit(files)
         return repo
 
-    def repo(self, repo_id: str, kind: str = "models") -> Repo:
-        return self.repos[f"{kind}/{repo_id}"]
+    def repo(self, repo_id: str) -> Repo:
+        return self.repos[repo_id]
 
     def answer(self, request: Request) -> Reply:
         method = "GET" if request.method == "HEAD" else request.method
@@ -88,9 +83,9 @@ class Hub(FlakyServer):
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         return self.tokens.get(given)
 
-    def readable(self, request: Request, kind: str, repo_id: str) -> Repo | Reply:
+    def readable(self, request: Request, repo_id: str) -> Repo | Reply:
         """The repository, if whoever asks may know of it; what the hub says otherwise."""
-        user, repo = self.user(request), self.repos.get(f"{kind}/{unquote(repo_id)}")
+        user, repo = self.user(request), self.repos.get(unquote(repo_id))
         if "authorization" in request.headers and user is None:
             return problem(401, "Invalid credentials in Authorization header")
         if repo is None or (repo.private and user not in (repo.members | {repo.id.split("/")[0]})):
@@ -133,26 +128,17 @@ def _whoami(hub: Hub, request: Request, _: re.Match[str]) -> Reply:
     return reply_json({"type": "user", "name": user, "fullname": user, "orgs": orgs, "auth": access})
 
 
-@route("GET", rf"/api/(?P<kind>models|datasets)/{_ID}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?")
+@route("GET", rf"/api/models/{_ID}/tree/(?P<revision>[^/]+)")
 def _tree(hub: Hub, request: Request, found: re.Match[str]) -> Reply:
+    """All files, as one page."""
     _, commit = _commit_of(hub, request, found)
     if isinstance(commit, Reply):
         return commit
-    folder = unquote(found["path"] or "")
-    recursive = request.query.get("recursive", ["false"])[0].lower() == "true"
-    entries = _entries(commit, folder, recursive)
-    if folder and not entries:
-        return problem(404, f"{folder} does not exist on {found['revision']}", "EntryNotFound")
-    start = int(request.query.get("cursor", ["0"])[0])
-    reply = reply_json(entries[start : start + hub.page])
-    if start + hub.page < len(entries):
-        query = f"recursive={recursive}&expand=False&cursor={start + hub.page}"
-        reply.headers["Link"] = f'<{hub.url}{request.path}?{query}>; rel="next"'
-    return reply
+    return reply_json([_file(path, blob) for path, blob in commit.files.items()])
 
 
-@route("GET", rf"/api/(?P<kind>models|datasets)/{_ID}/revision/(?P<revision>[^/]+)")
-@route("GET", rf"/api/(?P<kind>models|datasets)/{_ID}")
+@route("GET", rf"/api/models/{_ID}/revision/(?P<revision>[^/]+)")
+@route("GET", rf"/api/models/{_ID}")
 def _info(hub: Hub, request: Request, found: re.Match[str]) -> Reply:
     repo, commit = _commit_of(hub, request, found)
     if isinstance(commit, Reply):
@@ -175,12 +161,11 @@ def _info(hub: Hub, request: Request, found: re.Match[str]) -> Reply:
             "tags": [],
             "siblings": [_sibling(path, blob, blobs) for path, blob in commit.files.items()],
             "usedStorage": sum(blob.size for blob in commit.files.values()),
-            **repo.extra,
         }
     )
 
 
-@route("GET", rf"(?:/(?P<kind>datasets))?/{_ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+@route("GET", rf"/{_ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 def _resolve(hub: Hub, request: Request, found: re.Match[str]) -> Reply:
     """Small files come at once; large ones by a redirect to a signed address of the store beside."""
     repo, commit = _commit_of(hub, request, found)
@@ -217,27 +202,12 @@ def _store(hub: Hub, request: Request, found: re.Match[str]) -> Reply:
 
 def _commit_of(hub: Hub, request: Request, found: re.Match[str]) -> tuple[Repo, Commit | Reply]:
     parts = found.groupdict()
-    repo = hub.readable(request, parts.get("kind") or "models", found["id"])
+    repo = hub.readable(request, found["id"])
     if isinstance(repo, Reply):
         return Repo(""), repo
     revision = unquote(parts.get("revision") or "main")
     commit = repo.at(revision) if repo.commits else None
     return repo, commit or problem(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-
-
-def _entries(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]]:
-    prefix, found, folders = f"{folder}/" if folder else "", [], set()
-    for path, blob in commit.files.items():
-        if not path.startswith(prefix):
-            continue
-        inner = path[len(prefix) :].split("/")[:-1]
-        folders |= {prefix + "/".join(inner[: depth + 1]) for depth in range(len(inner))}
-        if recursive or not inner:
-            found.append(_file(path, blob))
-    if not recursive:
-        folders = {name for name in folders if "/" not in name[len(prefix) :]}
-    found += [{"type": "directory", "oid": "0" * 40, "size": 0, "path": name} for name in folders]
-    return sorted(found, key=lambda entry: str(entry["path"]))
 
 
 def _file(path: str, blob: Blob) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 #: As the hub's default .gitattributes: what is stored beside the repository.
 LARGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".zip", ".model")
@@ -59,14 +58,12 @@ class Commit:
 @dataclass
 class Repo:
     id: str
-    kind: str = "models"
     private: bool = False
     #: False, "auto" or "manual"; who may nevertheless read stands in `members`.
     gated: str | bool = False
     disabled: bool = False
     members: set[str] = field(default_factory=set)
     commits: list[Commit] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def head(self) -> Commit:
@@ -91,9 +88,8 @@ class Repo:
         number = next(_CLOCK)
         sha = hashlib.sha1(f"{self.id} {number} {sorted(kept)}".encode(), usedforsecurity=False).hexdigest()
         at = f"2026-01-01T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}.000Z"
-        made = Commit(sha, title, at, dict(sorted(kept.items())))
-        self.commits.append(made)
-        return made
+        self.commits.append(Commit(sha, title, at, dict(sorted(kept.items()))))
+        return self.head
 
 
 def _git_oid(data: bytes) -> str:

@@ -48,7 +48,7 @@ def writable(hub: Hub, request: Request, repo_id: str) -> Repo | Reply:
         return problem(401, "Invalid username or password.")
     if not may_write(hub, user, repo_id.split("/")[0]):
         return problem(403, f"You don't have the rights to write to {repo_id}")
-    repo = hub.repos.get(f"models/{repo_id}")
+    repo = hub.repos.get(repo_id)
     return repo or problem(404, "Repository not found", "RepoNotFound")
 
 
@@ -66,7 +66,7 @@ def _create(hub: Hub, request: Request, _: re.Match[str]) -> Reply:
     repo_id = f"{asked.get('organization') or user}/{asked['name']}"
     if not may_write(hub, user, repo_id.split("/")[0]):
         return problem(403, "You don't have the rights to create a model under this namespace")
-    if f"models/{repo_id}" in hub.repos:
+    if repo_id in hub.repos:
         return reply_json(
             {"error": "You already created this model repo", "url": f"{hub.url}/{repo_id}"}, 409
         )
@@ -92,12 +92,11 @@ def _move(hub: Hub, request: Request, _: re.Match[str]) -> Reply:
     repo = writable(hub, request, asked["fromRepo"])
     if isinstance(repo, Reply):
         return repo
-    target = f"models/{asked['toRepo']}"
-    if target in hub.repos:
+    if asked["toRepo"] in hub.repos:
         return problem(409, f"{asked['toRepo']} exists already")
-    del hub.repos[f"models/{repo.id}"]
+    del hub.repos[repo.id]
     repo.id = asked["toRepo"]
-    hub.repos[target] = repo
+    hub.repos[repo.id] = repo
     return reply_json({})
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from miner.dev.stack import DevStack
+from tests.doubles.required import missing
 
 ROOT = Path(__file__).parents[2]
 VERSION = "7.0.4"
@@ -55,12 +54,6 @@ def _install() -> str:
         else:
             return ""
     return problem
-
-
-def missing(why: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(why)
-    pytest.skip(why)
 
 
 @dataclass

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -172,34 +171,6 @@ def test_what_goes_while_one_looks_is_not_counted_and_ends_nobody(
         found = [cached.bytes for cached in cache.unfinished()]
     assert gone
     assert found in seen
-
-
-def test_one_may_look_while_another_fetches(cache: ModelCache) -> None:
-    """For real: a thread makes, renames, commits and prunes as fast as it can."""
-    over, trouble = threading.Event(), []
-
-    def work() -> None:
-        try:
-            while not over.is_set():
-                with cache.fetching("a/1"):
-                    partial = cache.partial("a/1", COMMIT)
-                    for number in range(20):
-                        (partial / f"{number}.part").write_bytes(b"w" * 10)
-                        (partial / f"{number}.part").rename(partial / str(number))
-                    cache.commit("a/1", COMMIT, {})
-                cache.prune()
-        except Exception as error:
-            trouble.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        looks = [one.bytes for _ in range(100) for one in (*cache.unfinished(), *cache.snapshots())]
-    finally:
-        over.set()
-        thread.join()
-    assert not trouble
-    assert all(0 <= seen <= 200 for seen in looks)
 
 
 def test_another_commit_gives_up_what_was_begun(cache: ModelCache) -> None:

@@ -162,7 +162,7 @@ async def test_publishing_under_another_name_takes_what_is_there_along(bench: Be
     made = await bench.publish(publisher, repo_name="second-name", earlier=earlier)
     assert made.repo == "tester/second-name"
     assert bench.hub.bytes_taken("PUT /upload") == taken
-    assert f"models/tester/{REPO}" not in bench.hub.repos
+    assert f"tester/{REPO}" not in bench.hub.repos
 
 
 async def test_a_file_is_read_once_however_often_it_is_published(bench: Bench) -> None:
