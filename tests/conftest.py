@@ -129,7 +129,6 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_engines_docker.py::test_an_engine_killed_at_any_instant",
         "miner/jobs/test_worker_in_chaos.py",
         "trainer/session/test_submission.py::test_kill_9_at_random_instants",
-        "trainer/runner/test_text_runner.py::test_killed_at_random_instants",
     ),
 }
 
@@ -171,12 +170,10 @@ THOROUGH = (
 ROWS: dict[str, tuple[str, ...]] = {
     "integration/jobs/test_docker_dies.py::test_an_engine_that_is_killed_while_inputs": ("live-restore",),
     "integration/jobs/test_docker_dies.py::test_what_the_trainer_finished": ("no live-restore",),
-    "integration/jobs/test_faults.py::test_a_crash_is_tried_again_once": ("process",),
+    "integration/jobs/test_faults.py::test_a_crash_is_tried": ("process-crash", "process-bad data"),
     "integration/jobs/test_faults.py::test_a_hang_is_seen": ("process",),
-    "integration/jobs/test_faults.py::test_a_loss_of_nan": ("process",),
-    "integration/jobs/test_faults.py::test_bad_data_is_not_tried_again": ("process",),
-    "integration/jobs/test_faults.py::test_out_of_gpu_memory": ("process",),
     "integration/jobs/test_faults.py::test_the_deadline_is_kept": ("process",),
+    "integration/jobs/test_faults.py::test_what_a_changed_plan": ("process-oom", "process-nan"),
     "integration/jobs/test_network.py::test_a_dataset_behind_a_bad_network": ("cut",),
     "integration/jobs/test_network.py::test_a_hub_behind_a_bad_network": ("no reply",),
     "integration/test_disk.py::test_a_database_that_is_removed": ("",),

@@ -32,6 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TORCH:
     block_imports("trackio", "sklearn")  # as in a training process
+    # `datasets` forks its workers. One of them collected what this process had left, and waited for ever for
+    # a thread that a fork does not have.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 #: A file that says so is slow and pure: once is enough, with the daemon's packages.
 ONCE = "# Once: "

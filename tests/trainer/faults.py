@@ -67,12 +67,12 @@ def worse_every_time() -> None:
     """The held-out score after the first evaluation."""
     from trainer.axolotl.scorers import HeldOutScorer
 
-    told: list[float] = []
+    scores: list[float] = []
 
     def score(self: HeldOutScorer) -> float:
-        told.append(5.0 + len(told))
+        scores.append(5.0 + len(scores))
         self.rewarded = None
-        return told[-1]
+        return scores[-1]
 
     HeldOutScorer.score = score  # type: ignore[method-assign]
 
@@ -82,12 +82,12 @@ def better_every_time() -> None:
     from trainer.axolotl.scorers import HeldOutScorer
     from trainer.session.clock import RunClock
 
-    told: list[float] = []
+    scores: list[float] = []
 
     def score(self: HeldOutScorer) -> float:
-        told.append(1.0 / (len(told) + 2))
+        scores.append(1.0 / (len(scores) + 2))
         self.rewarded = None
-        return told[-1] if self.lower_is_better else -told[-1]
+        return scores[-1] if self.lower_is_better else -scores[-1]
 
     HeldOutScorer.score = score  # type: ignore[method-assign]
     RunClock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
@@ -118,40 +118,58 @@ def cut_off(seconds: str) -> None:
     plain = Session.begin
 
     def begin(self: Session) -> None:
-        _ends_by(self, time.time() + float(seconds))
+        _ends_by(self, self.clock.now() + float(seconds))
         plain(self)
 
     Session.begin = begin  # type: ignore[method-assign]
 
 
-def goes_on_after_the_first_submission() -> None:
-    """Not before some more evaluations would have had room, however slow the machine is."""
+def steps_take(seconds: str) -> None:
+    """By the session's clock, which stands still otherwise: how fast this machine is makes no difference."""
+    from trainer.session import session
     from trainer.session.session import Session
 
-    plain, extended = Session._write, []
+    session.AGREE_S = 0.0
+    begin, stepped, began = Session.begin, Session.stepped, time.time()
+
+    def with_own_clock(self: Session) -> None:
+        self.clock.now = lambda: began + self.step * float(seconds)
+        begin(self)
+
+    Session.begin = with_own_clock  # type: ignore[method-assign]
+    Session.stepped = lambda self, _: stepped(self, float(seconds))  # type: ignore[method-assign]
+
+
+def _after_a_submission(act: Any) -> None:
+    """`act(session)` after each."""
+    from trainer.session.session import Session
+
+    plain = Session._write
 
     def write(self: Session, *rest: Any) -> None:
         plain(self, *rest)
-        if not extended:
-            extended.append(True)
-            _ends_by(self, max(self.clock.end_by, time.time() + 3 + 3 * self.clock.eval_s))
+        act(self)
 
     Session._write = write  # type: ignore[method-assign]
 
 
-def has_room_for(steps: str) -> None:
-    """Once a few steps have been timed, so many more fit."""
-    from trainer.session.session import Session
+def goes_on_after_the_first_submission() -> None:
+    """Not before some more evaluations would have had room, however slow the machine is."""
+    extended = []
 
-    plain = Session.stepped
+    def extend(session: Any) -> None:
+        if not extended:
+            extended.append(True)
+            _ends_by(session, max(session.clock.end_by, time.time() + 3 + 3 * session.clock.eval_s))
 
-    def stepped(self: Session, seconds: float) -> Any:
-        if self.step == 6:
-            room = int(steps) * self.clock.step_s + self.clock.finish_s
-            _ends_by(self, max(self.clock.end_by, time.time() + room))
-        return plain(self, seconds)
+    _after_a_submission(extend)
 
-    Session.stepped = stepped  # type: ignore[method-assign]
+
+def asked_to_stop_after_the_first_submission() -> None:
+    from trainer.handoff import LaunchSpec
+
+    # Rows are prepared in a process of their own, which has no launch yet.
+    _after_a_submission(lambda session: Path(LaunchSpec.read().run.stop_path).touch())
 
 
 def searches_in_few_steps(most: str) -> None:
@@ -176,10 +194,12 @@ def dumps_arguments() -> None:
 
     def train(self: Any, *rest: Any, **named: Any) -> Any:
         place = Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("arguments.json")
-        found = {key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)}
-        found["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
-        found["trainer"] = type(self).__name__
-        place.write_text(json.dumps(found), encoding="utf-8")
+        arguments = {
+            key: value for key, value in vars(self.args).items() if isinstance(value, int | float | str)
+        }
+        arguments["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
+        arguments["trainer"] = type(self).__name__
+        place.write_text(json.dumps(arguments), encoding="utf-8")
         return plain(self, *rest, **named)
 
     Trainer.train = train

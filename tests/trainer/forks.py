@@ -83,7 +83,7 @@ class ForkServer:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(ask) + "\n")
         self._process.stdin.flush()
-        return Fork(self._pids.get(timeout=60), self._codes, log)
+        return Fork(self._pids.get(timeout=RUN_LIMIT_S), self._codes, log)
 
     def run(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> tuple[int, str]:
         """To its end: the exit code, and all that it said."""

@@ -70,17 +70,17 @@ def no_padding() -> Any:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**{**SHAPE, "pad_token_id": None}))
 
 
-KINDS = {made.__name__: made for made in (gpt2, tied, mixture, fewer_rows, seeing, no_padding)}
+KINDS = {kind.__name__: kind for kind in (gpt2, tied, mixture, fewer_rows, seeing, no_padding)}
 
 
 def save(folder: Path, kind: str) -> Path:
     torch.manual_seed(0)
-    made = KINDS[kind]()
+    model = KINDS[kind]()
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in model.parameters():
             if weight.dim() == 2:
                 weight.mul_(2)
-    made.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer = tiny.tokenizer(adds_begin=True, pad=kind != no_padding.__name__)
     if kind == fewer_rows.__name__:
         tokenizer.add_tokens(["<picture>"], special_tokens=True)

@@ -117,7 +117,7 @@ def planned(
     """The same run with a plan as a daemon makes it, for so many processes on the CPU."""
     rows = json.loads(Path(run.data_path).read_text("utf-8"))
     hardware = Hardware(gpus=parse_gpus(f"{processes}xcpu"))
-    made = plan_task(
+    plan = plan_task(
         TaskSpec(task_type=run.task_type, hours=max(run.deadline_at - time.time(), 60) / 3600),
         model_facts(Path(run.model_path), run.model_id),
         facts_from_rows(run.task_type, rows, len(rows)),
@@ -125,10 +125,10 @@ def planned(
         load_profile(str(_with(profile, method, processes))),
         conditions=JobConditions(hardware, model_cached=True, publishes=False),
     )
-    made = forced_feasible(made)
-    steps = made.steps.model_copy(update={"log_every": log_every})
+    plan = forced_feasible(plan)
+    steps = plan.steps.model_copy(update={"log_every": log_every})
     path = Path(run.work_dir) / "asked.json"
-    path.write_text(made.model_copy(update={"steps": steps}).to_json(), encoding="utf-8")
+    path.write_text(plan.model_copy(update={"steps": steps}).to_json(), encoding="utf-8")
     return run.model_copy(update={"plan_path": str(path)})
 
 

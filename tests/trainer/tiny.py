@@ -35,27 +35,27 @@ def sentence(chance: random.Random, words: int) -> str:
 @cache
 def _vocabulary() -> str:
     chance = random.Random(0)
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator((sentence(chance, chance.randint(5, 30)) for _ in range(2000)), trainer)
-    return str(made.to_str())
+    words.train_from_iterator((sentence(chance, chance.randint(5, 30)) for _ in range(2000)), trainer)
+    return str(words.to_str())
 
 
 def tokenizer(*, adds_begin: bool = False, end: str = TURN, pad: bool = True) -> Any:
     """`adds_begin` as Llama's does; Qwen's does not."""
-    made = Tokenizer.from_str(_vocabulary())
+    words = Tokenizer.from_str(_vocabulary())
     if adds_begin:
-        made.post_processor = processors.TemplateProcessing(
-            single=f"{BEGIN} $A", special_tokens=[(BEGIN, made.token_to_id(BEGIN))]
+        words.post_processor = processors.TemplateProcessing(
+            single=f"{BEGIN} $A", special_tokens=[(BEGIN, words.token_to_id(BEGIN))]
         )
     more = {"pad_token": PAD} if pad else {}
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=BEGIN, eos_token=end, model_max_length=2048, **more
+        tokenizer_object=words, bos_token=BEGIN, eos_token=end, model_max_length=2048, **more
     )
 
 
@@ -65,7 +65,7 @@ KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen": (Qwen2Config, Qwen2Fo
 def model(kind: str = "llama", *, seed: int = 0, window: int = WINDOW) -> Any:
     config, cls = KINDS[kind]
     torch.manual_seed(seed)
-    made = cls(
+    built = cls(
         config(
             vocab_size=len(tokenizer()),
             hidden_size=64,
@@ -82,10 +82,10 @@ def model(kind: str = "llama", *, seed: int = 0, window: int = WINDOW) -> Any:
     )
     # As initialised, every token is as likely as any other; this way models differ and have opinions.
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in built.parameters():
             if weight.dim() == 2:
                 weight.mul_(4)
-    return made.eval()
+    return built.eval()
 
 
 def save(

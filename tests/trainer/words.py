@@ -26,17 +26,17 @@ class WordTokenizer:
         return re.finditer(r"<begin>|<end>|<pad>| ?\w+|[^\w]", text)
 
     def _one(self, text: str, special: bool, limit: int | None) -> tuple[list[int], list[tuple[int, int]]]:
-        found = list(self._pieces(text))
-        ids = [self._ids.setdefault(piece.group(), len(self._ids)) for piece in found]
+        pieces = list(self._pieces(text))
+        ids = [self._ids.setdefault(piece.group(), len(self._ids)) for piece in pieces]
         begin = self._begin if special else []
-        offsets = [(0, 0)] * len(begin) + [piece.span() for piece in found]
+        offsets = [(0, 0)] * len(begin) + [piece.span() for piece in pieces]
         return ([*begin, *ids])[:limit], offsets[:limit]
 
     def __call__(self, text: Any, **options: Any) -> dict[str, Any]:
         limit = options.get("max_length") if options.get("truncation") else None
         texts = [text] if isinstance(text, str) else text
-        made = [self._one(one, options.get("add_special_tokens", True), limit) for one in texts]
-        ids, offsets = [one[0] for one in made], [one[1] for one in made]
+        encoded = [self._one(one, options.get("add_special_tokens", True), limit) for one in texts]
+        ids, offsets = [one[0] for one in encoded], [one[1] for one in encoded]
         if isinstance(text, str):
             return {"input_ids": ids[0], "offset_mapping": offsets[0]}
         return {"input_ids": ids, "offset_mapping": offsets}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -47,8 +48,12 @@ def leave_out_trackio(config: Mapping[str, Any]) -> None:
 
 def keep_imports_out_of_collections() -> None:
     """Axolotl collects garbage four to seven times before the first step, a third of a second each: most
-    of that goes through the 770,000 objects of the imported packages, which stay anyway."""
+    of that goes through the 770,000 objects of the imported packages, which stay anyway.
+
+    In a fork nothing is collected that was there before: a worker of `datasets` once ran a destructor that
+    waited for ever for a thread, which a fork does not have."""
     gc.freeze()
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def save_few_rows_here() -> None:

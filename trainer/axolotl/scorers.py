@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from core.domain.evaluation import RewardScore
@@ -97,10 +98,7 @@ class HeldOutScorer:
 
     def _of_base(self, model: Any) -> HeldOutSums:
         rank = {"rank": self._ranks.rank, "world": self._world}
-        if has_adapter(model):
-            with model.disable_adapter():
-                self._held.base = self._together(self._held.remember_base(model, **rank))
-        else:
+        with model.disable_adapter() if has_adapter(model) else nullcontext():
             self._held.base = self._together(self._held.remember_base(model, **rank))
         return self._held.base
 

@@ -144,6 +144,7 @@ class ImageMonitor:
     _checked_at: float = -math.inf
 
     def __post_init__(self) -> None:
+        self._started = self.now()
         place = Path(self.run.submission_dir)
         base = Path(self.run.model_path)
         self.submission = Submission(place, self.run.model_id, base, TaskType.IMAGE)
@@ -224,7 +225,7 @@ class ImageMonitor:
             return None
         # Starting takes as long again: loading, encoding, compiling.
         began = self._timed[0][1] - self._timed[0][0] * seconds
-        start_s = max(began - self.started, 0.0)
+        start_s = max(began - self._started, 0.0)
         fits = int((left - start_s) / seconds * (1 - SLACK))
         if fits < 2 * step.step:
             return None
@@ -232,5 +233,3 @@ class ImageMonitor:
         return Termination(
             RunEnd.CLOCK, f"{seconds:.3g} s a step: {fits:,} steps fit into {show_seconds(left)}"
         )
-
-    started: float = field(default_factory=time.time)

@@ -46,8 +46,8 @@ class Trainer:
         self._metrics = {"train": {"loss": [1.0]}}
 
     def get_batch_samples(self, rows: Any, count: int, device: Any) -> tuple[list[Any], int]:
-        found = [row for _, row in zip(range(count), rows, strict=False)]
-        return [{"x": row} for row in found], len(found)
+        batch = [row for _, row in zip(range(count), rows, strict=False)]
+        return [{"x": row} for row in batch], len(batch)
 
     def training_step(self, model: Any, inputs: Any, count: int) -> torch.Tensor:
         rows = inputs.pop("x")

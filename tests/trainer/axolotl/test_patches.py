@@ -61,11 +61,6 @@ def test_imported_objects_are_left_out_of_garbage_collections() -> None:
         gc.unfreeze()
 
 
-def test_lora_on_all_linear_layers_finds_those_of_gpt2() -> None:
-    """Axolotl finds none, and the run ends before it began."""
-    assert linear_names(odd_models.gpt2()) == ["c_attn", "c_fc", "c_proj"]
-
-
 def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,10 +72,15 @@ def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
     assert max(module.AutoTokenizer.from_pretrained(folder)("<picture>")["input_ids"]) < odd_models.ROWS
 
 
-def test_the_head_is_no_layer_for_lora_tied_or_not() -> None:
-    expected = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    assert linear_names(odd_models.tied()) == expected
-    assert linear_names(odd_models.fewer_rows()) == expected
+LLAMAS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("gpt2", ["c_attn", "c_fc", "c_proj"]), ("tied", LLAMAS), ("fewer_rows", LLAMAS)]
+)
+def test_lora_is_for_all_linear_layers_but_the_head(kind: str, layers: list[str]) -> None:
+    """Of GPT-2 Axolotl finds none, and the run ends before it began."""
+    assert linear_names(odd_models.KINDS[kind]()) == layers
 
 
 def test_of_a_model_that_also_sees_only_what_reads_text_gets_lora() -> None:
@@ -175,10 +175,10 @@ def logits(seed: int, rows: int = 3, length: int = 9, words: int = 17) -> torch.
 
 
 def labels(rows: int = 3, length: int = 9) -> torch.Tensor:
-    found = torch.arange(rows * length).reshape(rows, length) % 17
-    found[:, :3] = -100
-    found[1, 6:] = -100
-    return found
+    marked = torch.arange(rows * length).reshape(rows, length) % 17
+    marked[:, :3] = -100
+    marked[1, 6:] = -100
+    return marked
 
 
 def test_it_is_the_mean_over_the_labels_own_positions_of_what_the_library_computes() -> None:

@@ -224,10 +224,10 @@ def ranks_with_unequal_shares(rank: int) -> None:
         )  # type: ignore[arg-type]
         model = split(tiny.model().eval())
         patch_generate(model, whole, True, moment)
-        found = sample_completions(model, rows, tokenizer, rewards, OFFERS, reference=split(base), **named)  # type: ignore[arg-type]
-        assert found.rewards == alone.rewards
-        assert (found.kl_prompts, len(found.rewards[0])) == ((4, 8) if rank == 0 else (3, 6))
-        assert found.kl_total == pytest.approx(alone.kl_total, rel=1e-4)
+        sampled = sample_completions(model, rows, tokenizer, rewards, OFFERS, reference=split(base), **named)  # type: ignore[arg-type]
+        assert sampled.rewards == alone.rewards
+        assert (sampled.kl_prompts, len(sampled.rewards[0])) == ((4, 8) if rank == 0 else (3, 6))
+        assert sampled.kl_total == pytest.approx(alone.kl_total, rel=1e-4)
 
 
 def everything(rank: int) -> None:
@@ -282,10 +282,10 @@ def test_layers_are_counted_that_read_text_with_all_that_is_inside(
     model.visual.blocks = layers(5)
     model.language_model.layers = layers(8, matrices=3)
     model.language_model.norm = Part()
-    found = kept_parts(model, whole)
+    parts = kept_parts(model, whole)
     text = model.language_model.layers
     named = [part for number in expected for part in text[number].modules()]
-    assert found == ([model, *named] if whole else [])
+    assert parts == ([model, *named] if whole else [])
     assert len(kept_parts(model, 1)) == 1 + 5 + 8 * 4 + 1 + 1
 
 

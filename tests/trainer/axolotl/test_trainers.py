@@ -34,13 +34,17 @@ def test_pairs_of_tournaments_are_encoded_and_cut_as_trl_does(habit: str) -> Non
     stand_in: Any = SimpleNamespace(_tokenizer=tokenizer)
     arguments = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
     theirs = DPOTrainer._prepare_dataset(stand_in, Dataset.from_list(data), tokenizer, arguments, "train")
-    for ours, found in zip(pair_rows(DATASET, data, tokenizer, rules), theirs, strict=True):
-        assert [list(side) for side in ours] == [found[name] for name in PAIR_COLUMNS]
-        shorter, room = cut_pair(ours, rules, LENGTH), max(LENGTH - len(found["prompt_ids"]), 0)
+    for ours, theirs_row in zip(pair_rows(DATASET, data, tokenizer, rules), theirs, strict=True):
+        assert [list(side) for side in ours] == [theirs_row[name] for name in PAIR_COLUMNS]
+        shorter, room = cut_pair(ours, rules, LENGTH), max(LENGTH - len(theirs_row["prompt_ids"]), 0)
         if not room:
             assert shorter is None
         elif shorter is not None:
-            kept = [found["prompt_ids"], found["chosen_ids"][:room], found["rejected_ids"][:room]]
+            kept = [
+                theirs_row["prompt_ids"],
+                theirs_row["chosen_ids"][:room],
+                theirs_row["rejected_ids"][:room],
+            ]
             assert [list(side) for side in shorter] == kept
 
 

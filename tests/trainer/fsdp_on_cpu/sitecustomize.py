@@ -45,12 +45,12 @@ def mesh(distributed: Any) -> None:
     def build(cfg: Any) -> Any:
         from accelerate.parallelism_config import ParallelismConfig
 
-        made: Any = ParallelismConfig.build_device_mesh
-        ParallelismConfig.build_device_mesh = lambda self, device: made(self, "cpu")
+        device_mesh: Any = ParallelismConfig.build_device_mesh
+        ParallelismConfig.build_device_mesh = lambda self, device: device_mesh(self, "cpu")
         try:
             return plain(cfg)
         finally:
-            ParallelismConfig.build_device_mesh = made
+            ParallelismConfig.build_device_mesh = device_mesh
 
     distributed.build_parallelism_config = build
 

@@ -37,8 +37,12 @@ def one(row: dict[str, Any]) -> tuple[WordTokenizer, LabelledRow | None]:
 
 
 def taught(row: dict[str, Any]) -> str | None:
-    tokenizer, found = one(row)
-    return None if found is None else tokenizer.decode([label for label in found.labels if label != IGNORED])
+    tokenizer, labelled = one(row)
+    return (
+        None
+        if labelled is None
+        else tokenizer.decode([label for label in labelled.labels if label != IGNORED])
+    )
 
 
 def test_the_assistants_turns_and_their_ends_are_learned_and_nothing_else() -> None:

@@ -54,11 +54,11 @@ def test_conversations_are_encoded_as_axolotl_encodes_them(habit: str, name: str
     theirs = engine(name, tokenizer)
     for row, ours in zip(rows, chat_rows(dataset, rows, tokenizer), strict=True):
         try:
-            found = theirs.tokenize_prompt({"conversations": [dict(one) for one in row["conversations"]]})
+            expected = theirs.tokenize_prompt({"conversations": [dict(one) for one in row["conversations"]]})
         except Exception:
             assert ours is None, "the template refuses this row"
             continue
         if ours is None:
-            assert set(found["labels"]) == {IGNORED}, row
+            assert set(expected["labels"]) == {IGNORED}, row
         else:
-            assert (list(ours.ids), list(ours.labels)) == (found["input_ids"], found["labels"]), row
+            assert (list(ours.ids), list(ours.labels)) == (expected["input_ids"], expected["labels"]), row

@@ -79,22 +79,22 @@ ids = st.lists(st.integers(3, 99), max_size=30)
 def test_long_pairs_of_offers_lose_their_beginning_as_in_trl(
     prompt: list[int], chosen: list[int], rejected: list[int], most: int
 ) -> None:
-    found = cut_pair(PairRow(prompt, chosen, rejected), OFFERS, most)
+    shorter = cut_pair(PairRow(prompt, chosen, rejected), OFFERS, most)
     first, second, good, bad = reference_cut(prompt, chosen, rejected, most)
-    if found is None:
+    if shorter is None:
         assert not good or not bad
     else:
-        assert [[*found.prompt, *found.chosen], [*found.prompt, *found.rejected]] == [first, second]
-        assert [list(found.chosen), list(found.rejected)] == [good, bad]
+        assert [[*shorter.prompt, *shorter.chosen], [*shorter.prompt, *shorter.rejected]] == [first, second]
+        assert [list(shorter.chosen), list(shorter.rejected)] == [good, bad]
 
 
 @given(ids, ids, ids, st.integers(1, 60))
 def test_long_pairs_of_tournaments_lose_their_end(
     prompt: list[int], chosen: list[int], rejected: list[int], most: int
 ) -> None:
-    found = cut_pair(PairRow(prompt, chosen, rejected), TOURNAMENTS, most)
+    shorter = cut_pair(PairRow(prompt, chosen, rejected), TOURNAMENTS, most)
     wanted = [(prompt + side)[:most][len(prompt) :] for side in (chosen, rejected)]
-    assert found is None if not all(wanted) else [list(found.chosen), list(found.rejected)] == wanted  # type: ignore[union-attr]
+    assert shorter is None if not all(wanted) else [list(shorter.chosen), list(shorter.rejected)] == wanted  # type: ignore[union-attr]
 
 
 def test_cutting_twice_is_cutting_once() -> None:

@@ -25,24 +25,20 @@ def count(text: str) -> int:
     return len(WordTokenizer()(text)["input_ids"])
 
 
-@pytest.mark.parametrize("column", ["extra", "extra_data"])
-def test_what_rewards_want_to_know_is_found_under_the_tasks_name_or_the_files(column: str) -> None:
-    rows = [{"prompt": "p", column: '{"k": 1}'}]
-    assert [row.extra for row in prompt_rows(task(field_prompt="prompt", extra_column="extra"), rows)] == [
-        '{"k": 1}'
-    ]
-
-
-def test_a_task_without_an_extra_column_hands_nothing_on() -> None:
-    assert (
-        next(iter(prompt_rows(task(field_prompt="prompt"), [{"prompt": "p", "extra_data": "x"}]))).extra
-        is None
-    )
-
-
-def test_the_prompt_is_found_under_the_tasks_name_or_the_files() -> None:
-    assert [row.prompt for row in prompt_rows(task(field_prompt="question"), [{"prompt": "p"}])] == ["p"]
-    assert [row.prompt for row in prompt_rows(task(field_prompt="question"), [{"question": "q"}])] == ["q"]
+@pytest.mark.parametrize(
+    ("fields", "row", "expected"),
+    [
+        ({"field_prompt": "prompt", "extra_column": "extra"}, {"prompt": "p", "extra": "x"}, ("p", "x")),
+        ({"field_prompt": "prompt", "extra_column": "extra"}, {"prompt": "p", "extra_data": "x"}, ("p", "x")),
+        ({"field_prompt": "prompt"}, {"prompt": "p", "extra_data": "x"}, ("p", None)),
+        ({"field_prompt": "question"}, {"prompt": "p"}, ("p", None)),
+        ({"field_prompt": "question"}, {"question": "q"}, ("q", None)),
+    ],
+)
+def test_prompt_and_extra_are_under_the_tasks_names_or_the_files(
+    fields: dict[str, str], row: dict[str, str], expected: tuple[str, str | None]
+) -> None:
+    assert [tuple(prompt) for prompt in prompt_rows(task(**fields), [row])] == [expected]
 
 
 def test_a_long_prompt_keeps_its_last_512_tokens() -> None:

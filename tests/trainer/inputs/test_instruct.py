@@ -153,10 +153,10 @@ def test_a_last_piece_of_one_token_is_left_out_because_nothing_predicts_it() -> 
 )
 def test_whatever_rows_hold_each_becomes_a_row_of_tokens(rows: list[dict[str, Any]], limit: int) -> None:
     try:
-        made = list(instruct_rows(PLAIN, rows, WordTokenizer(adds_begin=True), limit))
+        encoded_rows = list(instruct_rows(PLAIN, rows, WordTokenizer(adds_begin=True), limit))
     except BadData:
         return
-    assert len(made) == len(rows)
-    for row in made:
+    assert len(encoded_rows) == len(rows)
+    for row in encoded_rows:
         assert len(row.ids) == len(row.labels) <= 2 * limit
         assert all(label in (IGNORED, one) for one, label in zip(row.ids, row.labels, strict=True))

@@ -20,10 +20,10 @@ def split(rows: list[list[int]], count: int, seed: int = 1) -> Split:
 
 
 def test_as_many_rows_as_wanted_are_held_out_and_the_rest_is_trained_on() -> None:
-    found = split(sequences(500), 40)
-    assert len(found.held) == 40
-    assert sorted(found.train + found.held) == list(range(500))
-    assert not found.left_out
+    parts = split(sequences(500), 40)
+    assert len(parts.held) == 40
+    assert sorted(parts.train + parts.held) == list(range(500))
+    assert not parts.left_out
 
 
 def test_the_same_seed_holds_out_the_same_rows() -> None:
@@ -38,10 +38,10 @@ def test_a_row_with_a_few_words_changed_is_not_on_both_sides() -> None:
     for row in doubles:
         for _ in range(6):
             row[chance.randrange(len(row))] = chance.randrange(5000)
-    found = split(rows + doubles, 60)
-    assert len(found.held) == 60
-    trained = set(found.train)
-    for place in found.held:
+    parts = split(rows + doubles, 60)
+    assert len(parts.held) == 60
+    trained = set(parts.train)
+    for place in parts.held:
         twin = place + 200 if place < 100 else place - 200 if place >= 200 else None
         assert twin is None or twin not in trained
 
@@ -51,8 +51,8 @@ def test_rows_that_differ_in_case_and_punctuation_only_are_the_same() -> None:
     assert fingerprint(["is it so"]) != fingerprint(["is it not so"])
     rows = sequences(100)
     prints = [place // 2 for place in range(100)]  # every row has one twin in words, none in tokens
-    found = hold_out(rows, prints, 10, 1)
-    assert not {prints[place] for place in found.held} & {prints[place] for place in found.train}
+    parts = hold_out(rows, prints, 10, 1)
+    assert not {prints[place] for place in parts.held} & {prints[place] for place in parts.train}
 
 
 def test_a_template_that_all_rows_share_does_not_make_them_doubles() -> None:
@@ -63,11 +63,11 @@ def test_a_template_that_all_rows_share_does_not_make_them_doubles() -> None:
 
 def test_few_rows_are_left_out_even_where_everything_is_there_twice() -> None:
     rows = sequences(200)
-    found = split(rows + rows, 60)
-    assert len(found.left_out) <= 400 * MAX_LEFT_OUT
-    assert found.held
-    places = {place % 200 for place in found.held}
-    assert not places & {place % 200 for place in found.train}
+    parts = split(rows + rows, 60)
+    assert len(parts.left_out) <= 400 * MAX_LEFT_OUT
+    assert parts.held
+    places = {place % 200 for place in parts.held}
+    assert not places & {place % 200 for place in parts.train}
 
 
 def test_most_rows_are_trained_on_however_many_are_wanted() -> None:
@@ -78,8 +78,8 @@ def test_most_rows_are_trained_on_however_many_are_wanted() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=60), st.integers(0, 20))
 def test_every_row_is_in_exactly_one_part(rows: list[list[int]], count: int) -> None:
-    found = split(rows, count)
-    assert sorted([*found.train, *found.held, *found.left_out]) == list(range(len(rows)))
+    parts = split(rows, count)
+    assert sorted([*parts.train, *parts.held, *parts.left_out]) == list(range(len(rows)))
 
 
 def test_a_run_is_the_same_wherever_it_stands() -> None:

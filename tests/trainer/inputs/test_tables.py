@@ -58,27 +58,27 @@ def config(folder: Path, task: TaskType, **more: Any) -> Any:
 @pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT])
 @pytest.mark.parametrize("packing", [False, True])
 def test_labelled_rows_are_trained_on_as_they_are(tmp_path: Path, task: TaskType, packing: bool) -> None:
-    made, files = config(tmp_path, task, sample_packing=packing, eval_sample_packing=False)
-    train, held, _, _ = prepare_datasets(made, load_tokenizer(made.base_model))
-    for found, path in ((train, files.train_path), (held, files.eval_path)):
+    settings, files = config(tmp_path, task, sample_packing=packing, eval_sample_packing=False)
+    train, held, _, _ = prepare_datasets(settings, load_tokenizer(settings.base_model))
+    for rows, path in ((train, files.train_path), (held, files.eval_path)):
         ours = sorted(
             (list(row.ids), list(row.labels)) for row in read_table(path) if isinstance(row, LabelledRow)
         )
-        theirs = sorted((list(row["input_ids"]), list(row["labels"])) for row in found)
+        theirs = sorted((list(row["input_ids"]), list(row["labels"])) for row in rows)
         assert theirs == ours
 
 
 def test_pairs_reach_the_trainer_as_they_are(tmp_path: Path) -> None:
-    made, files = config(tmp_path, TaskType.DPO, rl="dpo")
-    train, held = prepare_preference_datasets(made, load_tokenizer(made.base_model))
+    settings, files = config(tmp_path, TaskType.DPO, rl="dpo")
+    train, held = prepare_preference_datasets(settings, load_tokenizer(settings.base_model))
     assert held is not None
-    for found, path in ((train, files.train_path), (held, files.eval_path)):
+    for rows, path in ((train, files.train_path), (held, files.eval_path)):
         ours = [tuple(map(list, row)) for row in read_table(path) if isinstance(row, PairRow)]
-        assert sorted(tuple(list(row[name]) for name in PAIR_COLUMNS) for row in found) == sorted(ours)
+        assert sorted(tuple(list(row[name]) for name in PAIR_COLUMNS) for row in rows) == sorted(ours)
 
 
 def test_prompts_reach_the_trainer_with_what_the_rewards_ask_for(tmp_path: Path) -> None:
-    made, files = config(tmp_path, TaskType.GRPO, rl="grpo")
-    train, _ = prepare_preference_datasets(made, load_tokenizer(made.base_model))
+    settings, files = config(tmp_path, TaskType.GRPO, rl="grpo")
+    train, _ = prepare_preference_datasets(settings, load_tokenizer(settings.base_model))
     ours = [(row.prompt, row.extra) for row in read_table(files.train_path) if isinstance(row, PromptRow)]
     assert sorted((row["prompt"], row["extra_data"]) for row in train) == sorted(ours)

@@ -15,7 +15,7 @@ from core.domain.evaluation import Era
 from core.domain.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
 from core.runs.run_files import EXIT_OF, RunEnd, TrainerExitCode
 from tests.trainer import odd_models, tiny
-from tests.trainer.tasks import rows_plan, spec
+from tests.trainer.tasks import ROWS, rows_plan, spec
 from trainer.errors import BadData, BadModel, BadReward
 from trainer.handoff import PreparedRows
 from trainer.inputs.tables import read_table
@@ -72,24 +72,17 @@ def test_a_task_becomes_tables_of_training_and_held_out_rows(tmp_path: Path, tas
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_preparing_twice_gives_the_same_files_and_leaves_the_data_alone(
+def test_the_same_data_give_the_same_files_and_new_data_at_the_old_place_others(
     tmp_path: Path, task: TaskType
 ) -> None:
+    """Axolotl's cache knows data by their path only."""
     first = prepared(tmp_path, task)
     before = (tmp_path / "rows.json").read_bytes()
     stamps = {file: file.stat().st_mtime_ns for file in first.train_path.rglob("*")}
-    again = prepared(tmp_path, task)
-    assert again == first
-    assert {file: file.stat().st_mtime_ns for file in again.train_path.rglob("*")} == stamps
+    assert prepared(tmp_path, task) == first
+    assert {file: file.stat().st_mtime_ns for file in first.train_path.rglob("*")} == stamps
     assert (tmp_path / "rows.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_new_data_at_the_old_place_lie_at_a_new_one(tmp_path: Path, task: TaskType) -> None:
-    """Axolotl's cache knows data by their path only."""
-    first = prepared(tmp_path, task)
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    second = prepared(tmp_path, task, rows[1:])
+    second = prepared(tmp_path, task, json.loads(before)[1:])
     assert second.train_path != first.train_path
     assert second.digest != first.digest
 
@@ -206,13 +199,8 @@ def test_where_no_row_is_short_enough_evaluation_looks_further(tmp_path: Path) -
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_single_row_is_trained_on_with_none_held_out(tmp_path: Path, task: TaskType) -> None:
-    files = prepared(tmp_path, task, [json.loads(spec_rows(task))[0]])
+    files = prepared(tmp_path, task, ROWS[task](1))
     assert (files.train_rows, files.eval_rows, files.eval_path) == (1, 0, None)
-
-
-def spec_rows(task: TaskType) -> str:
-    makers = {TaskType.INSTRUCT: tiny.instruct_rows, TaskType.CHAT: tiny.chat_rows}
-    return json.dumps({**makers, TaskType.DPO: tiny.pair_rows, TaskType.GRPO: tiny.prompt_rows}[task](3))
 
 
 ODD = "emoji \U0001f600\u200d, nul \0, half \ud83d, {brace, 日本語, \r\n\t"
@@ -299,17 +287,17 @@ ENDLESS = "def f(completions):\n    import time\n    time.sleep(3600)  # endless
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Functions that never come back, as often as they were called, with little time for each. Others have
     what a busy machine needs."""
-    found: list[str] = []
+    waited: list[str] = []
     request = sandbox.RewardProcess.request
 
     def soon(self: sandbox.RewardProcess, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if question.get("source") != ENDLESS:
             return request(self, question, seconds)
-        found.append(ENDLESS)
+        waited.append(ENDLESS)
         return request(self, question, 0.3)
 
     monkeypatch.setattr(sandbox.RewardProcess, "request", soon)
-    return found
+    return waited
 
 
 def test_an_endless_reward_ends_the_run(tmp_path: Path, waited_for: list[str]) -> None:
@@ -354,9 +342,16 @@ def test_a_model_without_tokenizer_or_config_ends_the_run_with_a_reason(
     assert raised.value.end is RunEnd.BAD_MODEL
 
 
-def test_a_tokenizer_without_a_pad_token_is_padded_with_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pad", [None, "<added later>"])
+def test_a_tokenizer_without_a_pad_token_that_the_model_knows_is_padded_with_its_end(
+    tmp_path: Path, pad: str | None
+) -> None:
+    """It is masked, and looked up all the same: the first batch of unequal rows would end the run."""
     model = tiny.save(tmp_path / "model")
-    tiny.tokenizer(pad=False).save_pretrained(model)
+    unpadded = tiny.tokenizer(pad=False)
+    if pad:
+        unpadded.add_special_tokens({"pad_token": pad})
+    unpadded.save_pretrained(model)
     tokenizer = load_tokenizer(str(model))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
     assert pad_token_for_engine(tokenizer) == tiny.TURN
@@ -372,24 +367,3 @@ def test_a_models_window_is_found_by_whatever_name_its_family_has_for_it(tmp_pat
     assert model_window(str(tmp_path / "seeing")) == 512
     (tmp_path / "config.json").write_text('{"model_type": "unheard of", "max_position_embeddings": 77}')
     assert model_window(str(tmp_path)) == 77
-
-
-def test_a_pad_token_that_the_model_has_no_row_for_is_not_padded_with(tmp_path: Path) -> None:
-    """It is masked, and looked up all the same: the first batch of unequal rows would end the run."""
-    model = tiny.save(tmp_path / "model")
-    made = tiny.tokenizer(pad=False)
-    made.add_special_tokens({"pad_token": "<added later>"})
-    made.save_pretrained(model)
-    tokenizer = load_tokenizer(str(model))
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id
-    assert pad_token_for_engine(tokenizer) == tiny.TURN
-
-
-def test_nothing_of_a_row_is_learned_that_is_not_the_answer(tmp_path: Path) -> None:
-    run = spec(tmp_path, TaskType.CHAT)
-    tokenizer: Any = load_tokenizer(run.model_path)
-    for row in read_task(run, tokenizer).rows:
-        assert isinstance(row, LabelledRow)
-        taught = tokenizer.decode([label for label in row.labels if label != IGNORED])
-        assert "user" not in taught.split("<|im_end|>")[-1]
-        assert taught.endswith(tiny.TURN)

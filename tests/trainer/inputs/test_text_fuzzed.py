@@ -61,15 +61,15 @@ def test_any_data_become_rows_or_a_reason(task: TaskType, era: Era, rows: list[A
         run = run_spec(folder, task_type=task, dataset=DATASETS[task], era=era, model_path=place)
         tokenizer: Any = WordTokenizer(adds_begin=True)
         try:
-            found = read_task(run, tokenizer)
+            read = read_task(run, tokenizer)
         except TrainingError:
             return
     objects = sum(isinstance(row, dict) for row in rows)
-    assert len(found.rows) + sum(found.dropped.values()) == objects
-    assert len(found.rows) == len(found.fingerprints) == found.facts.rows
-    for row in found.rows:
+    assert len(read.rows) + sum(read.dropped.values()) == objects
+    assert len(read.rows) == len(read.fingerprints) == read.facts.rows
+    for row in read.rows:
         if isinstance(row, LabelledRow):
-            assert len(row.ids) == len(row.labels) <= found.limit
+            assert len(row.ids) == len(row.labels) <= read.limit
             assert any(label != IGNORED for label in row.labels)
         elif isinstance(row, PairRow):
             assert row.chosen

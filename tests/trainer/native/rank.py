@@ -26,7 +26,7 @@ from trainer.session.failures import failure_of
 from trainer.session.watchdog import HangWatchdog
 
 #: What a rank that stands still is given, and what a healthy one never needs.
-SOON_S, LONG_S = {"hang": 3.0, "die": 15.0}, 300.0
+SOON_S, LONG_S = 3.0, 300.0
 
 
 def one(folder: Path, case: str) -> None:
@@ -44,23 +44,24 @@ def one(folder: Path, case: str) -> None:
         plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        made = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
-        group.require_same("rows", *made.setup.train.tokens.fingerprint())
+        trainer = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
+        group.require_same("rows", *trainer.setup.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
             group.require_same("rows", *rows.fingerprint())
         if trouble == "resume":
             state = checkpoints.newest_checkpoint(folder / name / "states")
             assert state is not None
-            assert resume(made, state) == state
+            assert resume(trainer, state) == state
         # Watched from here on: how long a busy machine takes to begin is nobody's hang.
-        with HangWatchdog(SOON_S.get(trouble, LONG_S), hung) as watch:
+        stands_still = trouble == "hang" and group.rank == 1
+        with HangWatchdog(SOON_S if stands_still else LONG_S, hung) as watch:
             reported.append(watch.heartbeat)
             if trouble == "die" and group.rank == 1:
                 os._exit(7)
-            if trouble == "hang" and group.rank == 1:
-                time.sleep(60)
-            run_loop(made)
+            if stands_still:
+                time.sleep(600)
+            run_loop(trainer)
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:

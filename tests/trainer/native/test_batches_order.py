@@ -37,7 +37,7 @@ def rows_of(step: list) -> list[int]:
 
 
 @given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=60).filter(lambda found: min(found) <= 32),
+    st.lists(st.integers(1, 40), min_size=1, max_size=60).filter(lambda sizes: min(sizes) <= 32),
     st.sampled_from([1, 2, 3]),
     st.integers(1, 3),
     st.integers(1, 3),
@@ -47,21 +47,21 @@ def rows_of(step: list) -> list[int]:
 def test_every_rank_gets_the_same_number_of_full_batches_and_a_run_resumes_where_it_stopped(
     lengths: list[int], world: int, micro: int, accumulation: int, packing: bool, grouped: bool
 ) -> None:
-    made = order(
+    sample_order = order(
         lengths, world=world, micro=micro, accumulation=accumulation, packing=packing, grouped=grouped
     )
-    steps = list(islice(made.steps(), 7))
+    steps = list(islice(sample_order.steps(), 7))
     for step in steps:
         assert [len(rank) for rank in step] == [accumulation] * world
         assert all(len(batch) == micro for rank in step for batch in rank)
-    assert list(islice(made.steps(3), 4)) == steps[3:]
-    assert list(islice(made.for_rank(world - 1, 2), 2)) == [step[world - 1] for step in steps[2:4]]
+    assert list(islice(sample_order.steps(3), 4)) == steps[3:]
+    assert list(islice(sample_order.for_rank(world - 1, 2), 2)) == [step[world - 1] for step in steps[2:4]]
 
 
 def test_an_epoch_has_each_row_at_most_once_and_the_next_one_another_order() -> None:
-    made = order(list(range(1, 33)), micro=4)
-    steps = list(islice(made.steps(), 2 * made.steps_per_epoch))
-    first, second = steps[: made.steps_per_epoch], steps[made.steps_per_epoch :]
+    sample_order = order(list(range(1, 33)), micro=4)
+    steps = list(islice(sample_order.steps(), 2 * sample_order.steps_per_epoch))
+    first, second = steps[: sample_order.steps_per_epoch], steps[sample_order.steps_per_epoch :]
     assert sorted(row for step in first for row in rows_of(step)) == list(range(32))
     assert first != second
 
@@ -78,9 +78,9 @@ def test_neighbours_are_of_like_length_when_grouped() -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 33, size=512).tolist()
 
-    def spread(made: SampleOrder) -> float:
+    def spread(sample_order: SampleOrder) -> float:
         spans = []
-        for step in islice(made.steps(), made.steps_per_epoch):
+        for step in islice(sample_order.steps(), sample_order.steps_per_epoch):
             sizes = [lengths[row] for row in rows_of(step)]
             spans.append(max(sizes) - min(sizes))
         return sum(spans) / len(spans)
@@ -89,15 +89,15 @@ def test_neighbours_are_of_like_length_when_grouped() -> None:
 
 
 def test_rows_that_are_too_long_are_left_out_and_none_left_is_an_error() -> None:
-    made = order([40, 3, 50, 4])
-    assert {row for step in islice(made.steps(), 3) for row in rows_of(step)} == {1, 3}
+    sample_order = order([40, 3, 50, 4])
+    assert {row for step in islice(sample_order.steps(), 3) for row in rows_of(step)} == {1, 3}
     with pytest.raises(ValueError, match="no row"):
         next(order([40]).steps())
 
 
 def test_a_growing_batch_reaches_its_size_uses_every_row_once_and_resumes_where_it_stopped() -> None:
-    made = SampleOrder(np.full(200, 8), 32, 2, 4, 2, ramp=6)
-    steps = list(islice(made.steps(), 20))
+    sample_order = SampleOrder(np.full(200, 8), 32, 2, 4, 2, ramp=6)
+    steps = list(islice(sample_order.steps(), 20))
     sizes = [len(rows_of(step)) for step in steps]
     assert sizes[0] == 4
     assert sizes[:7] == sorted(sizes[:7])
@@ -105,12 +105,12 @@ def test_a_growing_batch_reaches_its_size_uses_every_row_once_and_resumes_where_
     assert all(len(step[0]) == len(step[1]) for step in steps)
     seen = [row for step in steps[:13] for row in rows_of(step)]
     assert len(seen) == len(set(seen))
-    assert list(islice(made.steps(9), 11)) == steps[9:]
+    assert list(islice(sample_order.steps(9), 11)) == steps[9:]
 
 
 def test_one_micro_batch_grows_by_its_rows() -> None:
-    made = SampleOrder(np.full(64, 8), 32, 8, 1, 1, ramp=4)
-    assert [len(rows_of(step)) for step in islice(made.steps(), 6)] == [2, 3, 5, 6, 8, 8]
+    sample_order = SampleOrder(np.full(64, 8), 32, 8, 1, 1, ramp=4)
+    assert [len(rows_of(step)) for step in islice(sample_order.steps(), 6)] == [2, 3, 5, 6, 8, 8]
 
 
 @given(st.lists(st.integers(0, 70), max_size=200), st.integers(1, 64))

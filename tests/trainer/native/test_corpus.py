@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +34,12 @@ def lines(path: Path, count: int, column: str = "text") -> Path:
 
 def test_documents_end_with_the_end_token_and_are_built_once(tmp_path: Path, model: Path) -> None:
     (tokenizer, size), source = corpus.load_corpus(str(model)), lines(tmp_path / "rows.jsonl", 30)
-    made = corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
-    assert len(made) == 30
-    assert {int(made[row].ids[-1]) for row in range(30)} == {tokenizer.eos_token_id}
+    tokens = corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
+    assert len(tokens) == 30
+    assert {int(tokens[row].ids[-1]) for row in range(30)} == {tokenizer.eos_token_id}
     wanted = tokenizer("near plum 7 far", add_special_tokens=False)["input_ids"]
-    assert made[7].ids[:-1].tolist() == wanted
-    assert made[7].trained.all()
+    assert tokens[7].ids[:-1].tolist() == wanted
+    assert tokens[7].trained.all()
     before = (tmp_path / "tokens/meta.json").stat().st_mtime_ns
     corpus.build_corpus(source, tmp_path / "tokens", tokenizer, size)
     assert (tmp_path / "tokens/meta.json").stat().st_mtime_ns == before
@@ -57,8 +58,8 @@ def test_a_long_text_is_read_in_pieces_and_nothing_is_lost(
     assert "".join(piece for piece, _ in pieces) == text
     assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
     tokenizer, size = corpus.load_corpus(str(model))
-    made = corpus.build_corpus(tmp_path / "book.txt", tmp_path / "tokens", tokenizer, size)
-    ids = np.concatenate([made[row].ids for row in range(len(made))]).tolist()
+    tokens = corpus.build_corpus(tmp_path / "book.txt", tmp_path / "tokens", tokenizer, size)
+    ids = np.concatenate([tokens[row].ids for row in range(len(tokens))]).tolist()
     assert ids == [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
@@ -105,28 +106,35 @@ def test_a_plain_file_of_tokens_is_taken_as_it_is_or_refused_with_the_reason(tmp
         corpus.open_corpus(tmp_path / "tokens.bin", 100, 32)
 
 
-def test_of_labelled_rows_the_labels_count(tmp_path: Path) -> None:
-    rows = [
-        {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]},
-        {"input_ids": [5, 6], "labels": [5, 6]},
-    ]
+@pytest.mark.parametrize(
+    ("rows", "pairs", "ids", "trained"),
+    [
+        (
+            [
+                {"input_ids": [1, 2, 3, 4], "labels": [-100, -100, 3, 4]},
+                {"input_ids": [5, 6], "labels": [5, 6]},
+            ],
+            False,
+            [[1, 2, 3, 4], [5, 6]],
+            [[False, False, True, True], [True, True]],
+        ),
+        (
+            [{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}],
+            True,
+            [[1, 2, 3], [1, 2, 4, 5]],
+            [[False, False, True], [False, False, True, True]],
+        ),
+    ],
+    ids=["labelled rows", "pairs, each answer after its prompt"],
+)
+def test_of_prepared_rows_the_labels_and_answers_count(
+    tmp_path: Path, rows: list[Any], pairs: bool, ids: list[list[int]], trained: list[list[bool]]
+) -> None:
     Dataset.from_list(rows).save_to_disk(str(tmp_path / "table"))
-    file, pairs = open_rows(tmp_path / "table", tmp_path / "train", 64, tiny.plan(), tiny.ALONE)
-    assert not pairs
-    assert [file[row].ids.tolist() for row in range(2)] == [[1, 2, 3, 4], [5, 6]]
-    assert [file[row].trained.tolist() for row in range(2)] == [[False, False, True, True], [True, True]]
-
-
-def test_of_pairs_both_answers_follow_the_prompt_and_count(tmp_path: Path) -> None:
-    rows = [{"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]}]
-    Dataset.from_list(rows).save_to_disk(str(tmp_path / "table"))
-    file, pairs = open_rows(tmp_path / "table", tmp_path / "train", 64, tiny.plan(), tiny.ALONE)
-    assert pairs
-    assert [file[row].ids.tolist() for row in range(2)] == [[1, 2, 3], [1, 2, 4, 5]]
-    assert [file[row].trained.tolist() for row in range(2)] == [
-        [False, False, True],
-        [False, False, True, True],
-    ]
+    file, in_pairs = open_rows(tmp_path / "table", tmp_path / "train", 64, tiny.plan(), tiny.ALONE)
+    assert in_pairs is pairs
+    assert [file[row].ids.tolist() for row in range(2)] == ids
+    assert [file[row].trained.tolist() for row in range(2)] == trained
 
 
 def test_another_table_is_refused_with_its_columns(tmp_path: Path) -> None:

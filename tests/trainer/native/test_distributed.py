@@ -96,11 +96,9 @@ def test_a_rank_that_is_gone_ends_the_other_with_the_reason(runs: Runs) -> None:
 
 
 def test_a_rank_that_stands_still_ends_all_with_its_stacks(runs: Runs) -> None:
-    # Whichever looks first: the one that waits for the other may be told by its end.
     assert runs.codes(HUNG)[1] == TrainerExitCode.HUNG
     assert runs.codes(HUNG)[0] != 0
-    waited = runs.said(HUNG)
-    assert "waiting for the other processes" in waited or "gone or silent" in waited
+    assert "gone or silent" in runs.said(HUNG)
     assert "most recent call first" in runs.said(HUNG, 1)
     assert re.search(r"stands still: nothing done for \d+ s", runs.said(HUNG, 1))
 
@@ -127,5 +125,5 @@ def test_a_plan_for_gpus_without_gpus_fails_with_a_way_out() -> None:
 
 
 def test_the_decoders_layers_are_found_under_adapters(tmp_path: Path) -> None:
-    made = tiny.training(tmp_path, tiny.plan())
-    assert len(distributed.layers_of(made.setup.net)) == 2
+    trainer = tiny.training(tmp_path, tiny.plan())
+    assert len(distributed.layers_of(trainer.setup.net)) == 2

@@ -17,7 +17,6 @@ from tests.trainer.native import tiny
 from tests.trainer.native.test_train_launched import task
 from trainer.handoff import LaunchSpec
 from trainer.native import measure
-from trainer.native import measure as native_measure
 from trainer.native.external_launch import prepare_launch
 
 PROFILE = """
@@ -38,19 +37,17 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> LaunchSpec:
 
 
 def test_steps_are_timed_after_the_first_ones(spec: LaunchSpec) -> None:
-    found = native_measure.measure_speed(spec, native_measure.single_gpu_plan(spec.plan), 3)
-    assert found["tokens_s"] > 0
-    assert found["loss"] == pytest.approx(6, abs=1)
+    measured = measure.measure_speed(spec, measure.single_gpu_plan(spec.plan), 3)
+    assert measured["tokens_s"] > 0
+    assert measured["loss"] == pytest.approx(6, abs=1)
 
 
 def test_a_trace_names_the_operations_that_take_the_time(
     spec: LaunchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which operations are the slowest varies: every one is shown here."""
-    monkeypatch.setattr(native_measure, "_SHOWN_KERNELS", 10_000)
-    events = list(
-        native_measure.trace(spec, native_measure.single_gpu_plan(spec.plan), tmp_path / "trace", 2)
-    )
+    monkeypatch.setattr(measure, "_SHOWN_KERNELS", 10_000)
+    events = list(measure.trace(spec, measure.single_gpu_plan(spec.plan), tmp_path / "trace", 2))
     kernels = [event for event in events if event["event"] == "kernel"]
     assert "aten::mm" in [kernel["name"] for kernel in kernels]
     shares = [kernel["share"] for kernel in kernels]
@@ -73,9 +70,9 @@ def test_a_sweep_keeps_what_is_faster_and_builds_on_it(
         slower = 0.5 if plan.optimizer.name is Optimizer.MUON else 1.0
         return {"tokens_s": 100.0 * plan.batch.micro * slower, "step_ms": 1.0, "memory_bytes": 0, "loss": 1.0}
 
-    monkeypatch.setattr(native_measure, "_in_own_process", apart)
-    plan = native_measure.single_gpu_plan(spec.plan)
-    events = list(native_measure.sweep(spec, plan, 3, ["numbers", "micro", "optimizer"]))
+    monkeypatch.setattr(measure, "_in_own_process", apart)
+    plan = measure.single_gpu_plan(spec.plan)
+    events = list(measure.sweep(spec, plan, 3, ["numbers", "micro", "optimizer"]))
     assert events[0]["name"] == "as planned"
     assert events[1]["failed"] == "no bf16 here"
     *_, keep = events
@@ -89,8 +86,8 @@ def test_a_sweep_keeps_what_is_faster_and_builds_on_it(
 def test_a_setting_that_breaks_costs_its_own_process_only(
     spec: LaunchSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_measure.sys, "executable", "/bin/false")
-    assert native_measure._in_own_process(spec, spec.plan, 1) == {"failed": "ended with 1"}
+    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
+    assert measure._in_own_process(spec, spec.plan, 1) == {"failed": "ended with 1"}
 
 
 @pytest.mark.parametrize("name", measure.AXES)

@@ -42,10 +42,10 @@ def test_whatever_is_computed_again_the_gradients_stay(tmp_path: Path) -> None:
         ({"recompute": "layers", "recompute_every": 2}, [True, False, True]),
         ({"recompute": "cheap"}, [True, True, True]),
     ):
-        found, flags = gradients(tmp_path, **settings)
+        again, flags = gradients(tmp_path, **settings)
         assert flags == wanted
         for name, gradient in kept.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_cheap_recomputation_multiplies_no_matrix_twice(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(
         monkeypatch.setattr(model, "KEPT_BYTES", kept)
         monkeypatch.setattr(model, "CHUNK_BYTES", 4 * 50 * 10)
         inputs = [hidden.clone().requires_grad_(), head.clone().requires_grad_()]
-        found = model.token_losses(*inputs, targets, cap)
-        (found * weight).sum().backward()
-        return [found.detach(), *(one.grad for one in inputs)]
+        losses = model.token_losses(*inputs, targets, cap)
+        (losses * weight).sum().backward()
+        return [losses.detach(), *(one.grad for one in inputs)]
 
     for chunked, plain in zip(gradients(0), gradients(1 << 30), strict=True):
         torch.testing.assert_close(chunked, plain, rtol=1e-4, atol=1e-5)
@@ -124,5 +124,5 @@ def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_preferences_are_the_papers() -> None:
-    found = model.preference_losses(torch.tensor([1.0]), torch.tensor([0.5]), beta=0.1)
-    torch.testing.assert_close(found, -F.logsigmoid(torch.tensor([0.1 * (1.0 - 0.5)])))
+    losses = model.preference_losses(torch.tensor([1.0]), torch.tensor([0.5]), beta=0.1)
+    torch.testing.assert_close(losses, -F.logsigmoid(torch.tensor([0.1 * (1.0 - 0.5)])))

@@ -13,7 +13,6 @@ from core.planning.plan import BatchPlan, PrecisionPlan, SequencePlan
 from tests.trainer.native import tiny
 from trainer.native import model as nets
 from trainer.native import speed
-from trainer.native import speed as native_speed
 from trainer.native.batches import BatchLayout
 
 
@@ -62,17 +61,15 @@ def test_cuda_graphs_are_for_fixed_shapes_only(packing: bool, checkpointing: boo
 @pytest.mark.parametrize(("most", "wanted"), [(4, (4, 8)), (8, (8, 4)), (100, (32, 1)), (1, (4, 8))])
 def test_the_batch_grows_as_far_as_it_fits_and_the_step_stays(most: int, wanted: tuple[int, int]) -> None:
     plan = tiny.plan(batch=BatchPlan(micro=4, accumulation=8, world_size=1))
-    found = native_speed.larger_micro(plan, lambda micro: micro <= most).batch
-    assert (found.micro, found.accumulation) == wanted
-    assert found.effective == plan.batch.effective
+    batch = speed.larger_micro(plan, lambda micro: micro <= most).batch
+    assert (batch.micro, batch.accumulation) == wanted
+    assert batch.effective == plan.batch.effective
 
 
 def test_a_batch_is_not_grown_beyond_what_gets_faster() -> None:
     sequence = SequencePlan(length=4096, per_epoch=1, tokens_per_epoch=1)
     plan = tiny.plan(sequence=sequence, batch=BatchPlan(micro=1, accumulation=64, world_size=1))
-    assert (
-        native_speed.larger_micro(plan, lambda micro: True).batch.micro * 4096 == native_speed.ENOUGH_TOKENS
-    )
+    assert speed.larger_micro(plan, lambda micro: True).batch.micro * 4096 == speed.ENOUGH_TOKENS
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -80,7 +77,7 @@ def test_the_batch_that_is_tried_is_the_largest_that_can_come(tmp_path: Path, pa
     plan = tiny.plan(full=True)
     model, attention = nets.load_model(tiny.model_folder(tmp_path / "model"), plan, tiny.CPU)
     net = nets.DpoLossModel(model, attention, 0.1) if pairs else nets.LossModel(model, attention)
-    batch = native_speed._longest_batch(3, 16, BatchLayout(by_row=not pairs, pairs=pairs))
+    batch = speed._longest_batch(3, 16, BatchLayout(by_row=not pairs, pairs=pairs))
     assert batch.ids.shape == (6 if pairs else 3, 16)
     net(batch).sum().backward()
     assert all(weight.grad is not None for weight in net.parameters())

@@ -49,12 +49,12 @@ PATIENCE = 800
 
 
 def model_with_tokenizer(folder: Path) -> Path:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-    made.train_from_iterator([" ".join(WORDS)] * 20, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    words.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
     tiny.model_folder(folder, vocab_size=len(tokenizer), max_position_embeddings=512)
     tokenizer.save_pretrained(folder)
     return folder

@@ -67,13 +67,13 @@ def rows(folder: Path, count: int = 48, *, seed: int = 0, pairs: bool = False) -
         ids = [(start + step * max(at - prompt, 0)) % VOCABULARY for at in range(prompt + answer)]
         return ids, [at >= prompt for at in range(prompt + answer)]
 
-    made = []
+    written = []
     for _ in range(count):
         start, prompt, answer = (int(random.integers(low, high)) for low, high in ((0, 64), (2, 6), (4, 20)))
-        made.append(row(start, prompt, answer, 1))
+        written.append(row(start, prompt, answer, 1))
         if pairs:
-            made.append(row(start, prompt, answer, -1))
-    return write_rows(folder, VOCABULARY, made)
+            written.append(row(start, prompt, answer, -1))
+    return write_rows(folder, VOCABULARY, written)
 
 
 def plan(
@@ -131,7 +131,7 @@ def reported(folder: Path) -> Reported:
 
 def training(
     folder: Path,
-    made: TrainingPlan,
+    planned: TrainingPlan,
     ranks: NativeCommunicator = ALONE,
     *,
     stop_at: int | None = None,
@@ -146,36 +146,36 @@ def training(
     if not path.exists():
         model_folder(path)
     torch.manual_seed(1)
-    model, attention = nets.load_model(path, made, ranks.device)
+    model, attention = nets.load_model(path, planned, ranks.device)
     layout = BatchLayout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
     train, held_out = rows(own / f"train{ranks.rank}"), rows(own / f"held{ranks.rank}", 8, seed=9)
     held = TokenRows(held_out, BatchLayout(by_row=True))
     net = nets.LossModel(model, attention)
     if kl:
-        base = nets.frozen_base(path, made, ranks.device) if made.adapter is None else None
+        base = nets.frozen_base(path, planned, ranks.device) if planned.adapter is None else None
         net = nets.KlLossModel(model, attention, kl, base)
     host = NativeHost(net, ranks, HeldOutLoss(net, held, ranks, 4))
     session = Session(
-        plan=made,
-        clock=RunClock(made, end_by=time.time() + 3600),
+        plan=planned,
+        clock=RunClock(planned, end_by=time.time() + 3600),
         submission=Submission(own / "submission", "tests/tiny", path),
         progress=ProgressLog(own / "progress.jsonl" if ranks.rank == 0 else None),
         ranks=ranks,
         host=host,
         stop_requested=lambda: stop_at is not None and session.step >= stop_at,
     )
-    batch, sampling = made.batch, {"seed": 7, **order}
+    batch, sampling = planned.batch, {"seed": 7, **order}
     sample_order = SampleOrder(
-        train.lengths, made.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
+        train.lengths, planned.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
     )
     trainer = Trainer(
-        TrainingSetup(made, net, TokenRows(train, layout), held, sample_order, "tiny"),
+        TrainingSetup(planned, net, TokenRows(train, layout), held, sample_order, "tiny"),
         ranks,
         session,
         host,
-        stepper=Stepper(net, made, ranks),
-        saver=Saver(own / "states", ranks, made.steps.keep_checkpoints),
+        stepper=Stepper(net, planned, ranks),
+        saver=Saver(own / "states", ranks, planned.steps.keep_checkpoints),
         position=TrainingPosition(0, "tiny"),
     )
-    host.average = moving_average(net, made)
+    host.average = moving_average(net, planned)
     return trainer

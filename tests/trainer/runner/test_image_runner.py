@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ from tests.trainer.run_specs import run_spec
 from tests.trainer.runner.engines import lay_out
 from tests.trainer.runner.pictures import picture_zip
 from tests.trainer.session.simulated import safetensors
-from trainer.runner.image_runner import fewer_steps
-from trainer.runner.processes import descendants
+from trainer.runner import supervise
+from trainer.runner.image_monitor import ImageMonitor
+from trainer.runner.image_runner import ImageRunner, fewer_steps
+from trainer.runner.processes import StopRequest, descendants
+from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import submission_kind
 
 ROOT = Path(__file__).parents[3]
 
 
-def image_run(folder: Path, kind: ImageModelType, seconds: float = 60.0, **changes: Any) -> RunSpec:
+def image_run(folder: Path, kind: ImageModelType, seconds: float = 900.0, **changes: Any) -> RunSpec:
     model = folder / "model"
     model.mkdir(parents=True)
     for name in ("base.safetensors", "clip_l.safetensors", "t5xxl_fp16.safetensors", "ae.safetensors"):
@@ -53,7 +57,7 @@ def planned(
 ) -> RunSpec:
     """A plan for a card that nobody here has: the stand-ins only count."""
     assert run.image_type is not None
-    made = image_plan(
+    plan = image_plan(
         run.image_type,
         model=image_model_facts("org/pictures", run.image_type),
         batch=BatchPlan(micro=micro, accumulation=1, world_size=1),
@@ -62,7 +66,7 @@ def planned(
         image=ImagePlan(save_every_epochs=5),
     )
     path = Path(run.work_dir).parent / "plan.json"
-    path.write_text(made.to_json(), encoding="utf-8")
+    path.write_text(plan.to_json(), encoding="utf-8")
     return run.model_copy(update={"plan_path": str(path)})
 
 
@@ -146,27 +150,57 @@ def test_for_the_daemon_it_lies_in_the_folder_that_is_published(tmp_path: Path) 
     assert (tmp_path / "submission/checkpoint/last.safetensors").is_file()
 
 
-def test_cut_off_by_the_clock_the_newest_whole_file_is_the_submission(tmp_path: Path) -> None:
-    """A constant rate loses nothing by being cut off, so it is not begun anew."""
-    run = planned(image_run(tmp_path, ImageModelType.SDXL, seconds=15.0), total=10_000)
-    code, result = finished(run, STAND_IN_STEP_S="0.05")
-    assert (code, result.end, result.submission) == (0, RunEnd.CLOCK, True), result.detail
-    assert time.time() <= run.deadline_at
+class Endless:
+    """In the place of an engine that has written a file and half of the next one, and goes on for ever."""
+
+    pid, tail = 0, ()
+
+    def __init__(self, command: Any, env: Any, cwd: Path, on_line: Callable[[str], None]) -> None:
+        (output,) = Path(env["HOME"]).parents[1].glob("launch-*/output")
+        (output / "last-000005.safetensors").write_bytes(safetensors())
+        (output / "last.safetensors").write_bytes(safetensors()[:-3])
+        on_line("steps:  5%|#    | 10/10000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
+
+    def ended(self) -> None:
+        """It never does."""
+
+    def close(self) -> int:
+        return -9
+
+
+def test_cut_off_by_the_clock_the_newest_whole_file_is_the_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "dump_stacks", lambda: False)
+    run = planned(image_run(tmp_path, ImageModelType.SDXL, seconds=0.5), total=10_000)
+    result = ImageRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=Endless).execute()
+    assert (result.end, result.submission, result.steps) == (RunEnd.CLOCK, True, 10), result.detail
     assert submission_kind(tmp_path / "submission", TaskType.IMAGE) is not None
-    assert not any(isinstance(event, NoteEvent) and event.kind == "refit" for event in events(run))
 
 
-def test_a_decaying_schedule_is_started_again_when_it_would_be_cut_off(tmp_path: Path) -> None:
-    run = planned(image_run(tmp_path, ImageModelType.Z_IMAGE, seconds=20.0), 4000, LrSchedule.COSINE)
-    code, result = finished(run, STAND_IN_STEP_S="0.02")
-    assert (code, result.end) == (0, RunEnd.FINISHED), result.detail
+class Slower(ImageRunner):
+    """Its first launch finds that so many steps fit."""
+
+    plans: list[tuple[int, bool]]
+
+    def _train(self, plan: TrainingPlan, pictures: Any, model: Path, may_refit: bool) -> Any:
+        self.plans.append((plan.steps.total, may_refit))
+        monitor = ImageMonitor(self.run, plan, self.work, 0.0, self.progress)
+        monitor.refit = 700 if may_refit else None
+        return LaunchResult(RunEnd.CLOCK if may_refit else RunEnd.FINISHED, "700 steps fit"), monitor
+
+
+def test_a_training_that_would_be_cut_off_is_started_again_once_with_fewer_steps(tmp_path: Path) -> None:
+    run = planned(image_run(tmp_path, ImageModelType.Z_IMAGE), 4000, LrSchedule.COSINE)
+    runner = Slower(run, StopRequest(Path(run.stop_path)), retries=False)
+    runner.plans = []
+    assert runner.execute().end is RunEnd.FINISHED
+    assert runner.plans == [(4000, True), (700, False)]
     assert any(isinstance(event, NoteEvent) and event.kind == "refit" for event in events(run))
-    assert time.time() <= run.deadline_at
-    assert 50 < result.steps < 1000
 
 
 def test_asked_to_stop_it_ends_at_once_with_the_newest_file(tmp_path: Path) -> None:
-    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE, seconds=900.0), 10_000)
+    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE), 10_000)
     child = started(run, STAND_IN_STEP_S="0.1")
     until = time.time() + 600
     while not Path(run.progress_path).exists() or not any(
@@ -184,7 +218,7 @@ def test_asked_to_stop_it_ends_at_once_with_the_newest_file(tmp_path: Path) -> N
 
 
 def test_out_of_memory_goes_down_the_ladder(tmp_path: Path) -> None:
-    run = planned(image_run(tmp_path, ImageModelType.SDXL, seconds=120.0))
+    run = planned(image_run(tmp_path, ImageModelType.SDXL))
     code, result = finished(run, STAND_IN_FAULT="oom")
     assert (code, result.end) == (TrainerExitCode.OOM, RunEnd.OOM)
     remedies = [e.text for e in events(run) if isinstance(e, NoteEvent) and e.kind == "remedy"]
@@ -193,7 +227,7 @@ def test_out_of_memory_goes_down_the_ladder(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_file_from_before(tmp_path: Path) -> None:
-    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE, era=Era.OFFERS))
+    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE, era=Era.OFFERS), 10_000)
     code, result = finished(run, STAND_IN_FAULT="nan", STAND_IN_STEP_S="0.05")
     assert code == 0
     assert result.end is RunEnd.NAN

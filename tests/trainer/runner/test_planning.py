@@ -17,7 +17,6 @@ from core.runs.run_files import RunSpec
 from tests.trainer.run_specs import run_spec
 from trainer.errors import BadModel, UnusableGpu
 from trainer.runner import planning
-from trainer.runner import planning as module
 from trainer.runner.planning import make_own_plan, model_facts
 
 LLAMA = {
@@ -50,9 +49,9 @@ def run_of(folder: Path, hours: float, reserve: float = 300.0, **changes: Any) -
 def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(gpus: str) -> None:
         hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=24, memory_bytes=200 * 10**9)
-        monkeypatch.setattr(module, "detect_machine", lambda disk: hardware)
+        monkeypatch.setattr(planning, "detect_machine", lambda disk: hardware)
 
-    monkeypatch.delenv(module.PROFILE_VARIABLE, raising=False)
+    monkeypatch.delenv(planning.PROFILE_VARIABLE, raising=False)
     return put
 
 
@@ -63,8 +62,8 @@ def llama(tmp_path: Path) -> ModelFacts:
 
 
 def facts(rows: int = 2000) -> Any:
-    found = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
-    return facts_from_rows(TaskType.INSTRUCT, found, rows)
+    records = [{"q": f"what is {number}?", "a": "a number " * 20} for number in range(rows)]
+    return facts_from_rows(TaskType.INSTRUCT, records, rows)
 
 
 def test_it_is_made_for_the_gpus_that_are_visible(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_the_profile_is_the_environments_to_choose(
     on: Any, llama: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on("1xH100")
-    monkeypatch.setenv(module.PROFILE_VARIABLE, "base")
+    monkeypatch.setenv(planning.PROFILE_VARIABLE, "base")
     assert make_own_plan(run_of(tmp_path, 1), llama, facts()).profile == "base"
 
 

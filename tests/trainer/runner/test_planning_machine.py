@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,24 +60,24 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def put(*cards: tuple[str, int, tuple[int, int]]) -> Driver:
-        made = Driver(*cards)
-        monkeypatch.setitem(sys.modules, "pynvml", made)
-        return made
+        library = Driver(*cards)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        return library
 
     return put
 
 
 def test_four_gpus_of_one_kind(driver: Any) -> None:
-    made = driver(H100, H100, H100, H100)
-    found = planning.visible_gpus()
-    assert (found.kind.name, found.count) == ("H100-SXM", 4)
-    assert made.closed
+    library = driver(H100, H100, H100, H100)
+    gpus = planning.visible_gpus()
+    assert (gpus.kind.name, gpus.count) == ("H100-SXM", 4)
+    assert library.closed
 
 
 def test_of_several_kinds_those_with_the_most_memory_are_used(driver: Any) -> None:
     driver(T4, H100, T4)
-    found = planning.visible_gpus()
-    assert (found.kind.name, found.count) == ("H100-SXM", 1)
+    gpus = planning.visible_gpus()
+    assert (gpus.kind.name, gpus.count) == ("H100-SXM", 1)
 
 
 def test_gpus_that_cuda_may_not_use_are_not_counted(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,36 +93,32 @@ def test_without_a_driver_there_is_the_cpu(driver: Any) -> None:
     assert planning.visible_gpus().is_cpu
 
 
-def test_a_containers_limits_count_and_not_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("150000 100000\n", encoding="ascii")
-    (tmp_path / "memory.max").write_text(f"{2 * GB}\n", encoding="ascii")
+WHOLE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        ({"cpu.max": "150000 100000", "memory.max": f"{2 * GB}"}, 1, 2 * GB),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, 8, WHOLE_MEMORY),
+        ({"quota": "300000", "period": "100000"}, 3, WHOLE_MEMORY),
+    ],
+    ids=["limits", "none", "an older kernel's"],
+)
+def test_a_containers_limits_count_and_not_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int, memory: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
     monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 1
-    assert planning.usable_memory() == 2 * GB
-
-
-def test_without_limits_it_is_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
-    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
-    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 8
-    assert planning.usable_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_an_older_kernels_quota_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, number in (("quota", 300_000), ("period", 100_000)):
-        (tmp_path / name).write_text(f"{number}\n", encoding="ascii")
-    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "none")
     monkeypatch.setattr(planning, "_CGROUP_QUOTA", (tmp_path / "quota", tmp_path / "period"))
+    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert planning.usable_cores() == 3
+    assert (planning.usable_cores(), planning.usable_memory()) == (cores, memory)
 
 
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "visible_gpus", lambda: GpuSet(kind=CPU, count=1))
-    seen = planning.detect_machine(tmp_path)
-    assert seen.disk_free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    free = {tmp_path: 7 * GB, Path("/"): GB}
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    assert planning.detect_machine(tmp_path).disk_free_bytes == 7 * GB

@@ -21,13 +21,13 @@ def failed(end: RunEnd, **changes: Any) -> FailedLaunch:
 
 
 def planned() -> TrainingPlan:
-    made = plan()
+    whole = plan()
     phases = (
         TimelinePhase(name="load", seconds=60),
         TimelinePhase(name="train", seconds=4000),
         TimelinePhase(name="finish", seconds=5),
     )
-    return made.model_copy(update={"time": made.time.model_copy(update={"phases": phases})})
+    return whole.model_copy(update={"time": whole.time.model_copy(update={"phases": phases})})
 
 
 def test_out_of_memory_goes_down_one_rung_and_resumes() -> None:
@@ -96,10 +96,10 @@ def test_a_crash_is_tried_again_from_the_last_checkpoint(end: RunEnd, attempts: 
 )
 def test_an_attention_kernel_that_fails_is_done_without(kind: str, said: str, used: str | None) -> None:
     """The same plan again would fail in the same way."""
-    made = planned()
-    precision = made.precision.model_copy(update={"attention": Attention(kind)})
-    made = made.model_copy(update={"precision": precision})
-    remedy = remedy_for(made, failed(RunEnd.CRASHED, detail=said), [])
+    before = planned()
+    precision = before.precision.model_copy(update={"attention": Attention(kind)})
+    before = before.model_copy(update={"precision": precision})
+    remedy = remedy_for(before, failed(RunEnd.CRASHED, detail=said), [])
     assert remedy is not None
     assert remedy.resumes
     assert remedy.plan.precision.attention == (used or kind)

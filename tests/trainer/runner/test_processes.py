@@ -23,7 +23,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-def run(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     """In a process of its own: what is tested kills every child of whoever calls it."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],

@@ -42,5 +42,5 @@ def test_an_older_driver_is_helped_by_what_the_image_brings(
     monkeypatch.setattr(processes, "DRIVER", version)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
     wanted = f"{compat}:/usr/local/nvidia/lib64" if used else "/usr/local/nvidia/lib64"
-    for made in (processes.child_environment, processes.engine_environment):
-        assert made(tmp_path / "work", {})["LD_LIBRARY_PATH"] == wanted
+    for environment_of in (processes.child_environment, processes.engine_environment):
+        assert environment_of(tmp_path / "work", {})["LD_LIBRARY_PATH"] == wanted

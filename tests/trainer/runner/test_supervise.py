@@ -51,23 +51,19 @@ class FakeTime:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    made = FakeTime()
-    monkeypatch.setattr(module.time, "sleep", made.sleep)
+    fake = FakeTime()
+    monkeypatch.setattr(module.time, "sleep", fake.sleep)
     monkeypatch.setattr(module, "dump_stacks", lambda: None)
     monkeypatch.setattr(module, "reap", lambda pid: None)
-    return made
+    return fake
 
 
 def watched(
     time: FakeTime, folder: Path, ends: Callable[[float], bool] = lambda now: False, **limits: Any
 ) -> ProcessEnd:
     child = FakeChild(ends, time)
-    ended = supervise(
-        child,
-        SupervisionLimits(**{"hard_end": START + 10_000, **limits}),
-        StopRequest(folder / "stop"),
-        now=time,
-    )
+    supervision = SupervisionLimits(**{"hard_end": START + 10_000, **limits})
+    ended = supervise(child, supervision, StopRequest(folder / "stop"), now=time)
     assert child.closed
     return ended
 
@@ -77,21 +73,28 @@ def test_a_child_that_ends_by_itself_is_left_alone(time: FakeTime, tmp_path: Pat
     assert ended == ProcessEnd(0, None, ("last",))
 
 
-def test_a_training_that_overruns_its_time_is_ended(time: FakeTime, tmp_path: Path) -> None:
-    ended = watched(time, tmp_path, hard_end=START + 100)
-    assert ended.termination is not None
-    assert ended.termination.end is RunEnd.CLOCK
-    assert time.now == pytest.approx(START + 103, abs=3)
-
-
-def test_asked_to_stop_before_the_first_step_there_is_nothing_to_wait_for(
-    time: FakeTime, tmp_path: Path
+@pytest.mark.parametrize(
+    ("limits", "asked", "end", "after"),
+    [
+        ({"hard_end": START + 100}, None, RunEnd.CLOCK, 102.5),
+        # Before the first step there is nothing to wait for; after it a training gets the time to save.
+        ({"begun": "not-there"}, 10, RunEnd.STOPPED, 10),
+        ({"begun": "there"}, 0, RunEnd.STOPPED, STOP_S + 0.5),
+        ({"marker": "not-there", "marker_s": 30.0}, None, RunEnd.CRASHED, 30.5),
+    ],
+    ids=["overrun", "stopped before the first step", "asked to stop and goes on", "without our plugin"],
+)
+def test_a_child_is_ended(
+    time: FakeTime, tmp_path: Path, limits: dict[str, Any], asked: float | None, end: RunEnd, after: float
 ) -> None:
-    time.events.append((START + 10, (tmp_path / "stop").touch))
-    ended = watched(time, tmp_path, begun=tmp_path / "begun")
+    (tmp_path / "there").touch()
+    if asked is not None:
+        time.events.append((START + asked, (tmp_path / "stop").touch))
+    paths = {key: tmp_path / value for key, value in limits.items() if isinstance(value, str)}
+    ended = watched(time, tmp_path, **{**limits, **paths})
     assert ended.termination is not None
-    assert ended.termination.end is RunEnd.STOPPED
-    assert time.now < START + 12
+    assert ended.termination.end is end
+    assert time.now == pytest.approx(START + after, abs=3)
 
 
 def test_asked_to_stop_a_training_gets_the_time_to_save(time: FakeTime, tmp_path: Path) -> None:
@@ -99,22 +102,6 @@ def test_asked_to_stop_a_training_gets_the_time_to_save(time: FakeTime, tmp_path
     time.events.append((START + 10, (tmp_path / "stop").touch))
     gentle = watched(time, tmp_path, lambda now: now > START + 40, begun=tmp_path / "begun")
     assert gentle.termination is None
-
-
-def test_asked_to_stop_a_training_that_does_not_is_ended(time: FakeTime, tmp_path: Path) -> None:
-    (tmp_path / "begun").touch()
-    (tmp_path / "stop").touch()
-    ended = watched(time, tmp_path, begun=tmp_path / "begun")
-    assert ended.termination is not None
-    assert ended.termination.end is RunEnd.STOPPED
-    assert time.now == pytest.approx(START + STOP_S, abs=2)
-
-
-def test_an_engine_that_never_loads_our_plugin_is_ended_early(time: FakeTime, tmp_path: Path) -> None:
-    ended = watched(time, tmp_path, marker=tmp_path / "marker", marker_s=30.0)
-    assert ended.termination is not None
-    assert "plugin" in ended.termination.detail
-    assert time.now < START + 40
 
 
 def test_a_training_without_a_sign_of_life_hangs(time: FakeTime, tmp_path: Path) -> None:

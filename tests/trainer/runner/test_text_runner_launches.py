@@ -110,7 +110,7 @@ def test_when_one_of_two_processes_is_killed_the_run_ends_at_once_with_what_it_h
     ]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    assert child.wait(timeout=240) == 0, log_of(run)
+    assert child.wait(timeout=PATIENCE) == 0, log_of(run)
     result = result_of(run)
     assert (result.end, result.submission) == (RunEnd.KILLED, True), result.detail
     assert [pid for pid in family if _alive(pid)] == []

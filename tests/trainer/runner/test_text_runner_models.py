@@ -49,8 +49,8 @@ def test_it_is_trained_and_what_is_submitted_is_a_fine_tune_of_it(
 
 
 def names(folder: Path) -> set[str]:
-    found: set[str] = set()
+    tensors: set[str] = set()
     for file in folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as weights:
-            found |= set(weights.keys())
-    return found
+            tensors |= set(weights.keys())
+    return tensors

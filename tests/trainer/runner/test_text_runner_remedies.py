@@ -50,20 +50,22 @@ def launched(folder: Path, *ends: RunEnd) -> Launches:
     return runner
 
 
-def test_a_crash_is_resumed_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    runner = launched(tmp_path, RunEnd.CRASHED, RunEnd.FINISHED)
-    assert runner.resumed == [None, str(runner.output / "checkpoint-90")]
-
-
-def test_a_launch_that_starts_again_never_resumes_from_an_earlier_one(tmp_path: Path) -> None:
-    """The model had become NaN at step 90: its checkpoint is none to go on from after the next crash."""
-    runner = launched(tmp_path, RunEnd.NAN, RunEnd.CRASHED, RunEnd.FINISHED)
-    assert runner.resumed == [None, None, str(runner.output / "checkpoint-10")]
-
-
-@pytest.mark.parametrize("end", [RunEnd.BAD_DATA, RunEnd.DISK_FULL, RunEnd.STOPPED])
-def test_what_nothing_helps_against_is_launched_once(tmp_path: Path, end: RunEnd) -> None:
-    assert launched(tmp_path, end).resumed == [None]
+@pytest.mark.parametrize(
+    ("ends", "resumed"),
+    [
+        ([RunEnd.CRASHED, RunEnd.FINISHED], [None, 90]),
+        # The model had become NaN at step 90: its checkpoint is none to go on from after the next crash.
+        ([RunEnd.NAN, RunEnd.CRASHED, RunEnd.FINISHED], [None, None, 10]),
+        ([RunEnd.BAD_DATA], [None]),
+    ],
+    ids=["a crash", "a launch that starts again", "what nothing helps against"],
+)
+def test_a_retry_resumes_from_the_newest_checkpoint_of_a_training_that_it_continues(
+    tmp_path: Path, ends: list[RunEnd], resumed: list[int | None]
+) -> None:
+    runner = launched(tmp_path, *ends)
+    paths = [step and str(runner.output / f"checkpoint-{step}") for step in resumed]
+    assert runner.resumed == paths
 
 
 def test_a_kernel_of_flash_attention_is_known_by_the_stack(tmp_path: Path) -> None:

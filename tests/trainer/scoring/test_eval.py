@@ -28,6 +28,11 @@ def task(folder: Path, kind: TaskType, count: int = 24, **more: Any) -> Path:
     return file
 
 
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tiny.save(tmp_path / "base")
+
+
 def tuned(base: Path, folder: Path, kind: TaskType) -> Path:
     """An adapter that was trained on the rows for a moment, so that it is surely better than the base."""
     model = get_peft_model(tiny.load(base), LoraConfig(r=8, target_modules="all-linear"))
@@ -43,8 +48,10 @@ def tuned(base: Path, folder: Path, kind: TaskType) -> Path:
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_the_base_an_adapter_and_a_full_model_stand_side_by_side(tmp_path: Path, kind: TaskType) -> None:
-    base, other = tiny.save(tmp_path / "base"), tiny.save(tmp_path / "other", seed=8)
+def test_the_base_an_adapter_and_a_full_model_stand_side_by_side(
+    base: Path, tmp_path: Path, kind: TaskType
+) -> None:
+    other = tiny.save(tmp_path / "other", seed=8)
     adapter = tuned(base, tmp_path / "ours", kind)
     count = 6 if kind.generates else 24
     report = evaluate(EvalTask.read(task(tmp_path, kind, count)), base, [adapter, other], allow_rewards=True)
@@ -62,8 +69,7 @@ def test_the_base_an_adapter_and_a_full_model_stand_side_by_side(tmp_path: Path,
         assert report.models[2].over_first is not None
 
 
-def test_a_model_that_learned_the_rows_wins_against_the_base(tmp_path: Path) -> None:
-    base = tiny.save(tmp_path / "base")
+def test_a_model_that_learned_the_rows_wins_against_the_base(base: Path, tmp_path: Path) -> None:
     adapter = tuned(base, tmp_path / "ours", TaskType.INSTRUCT)
     report = evaluate(EvalTask.read(task(tmp_path, TaskType.INSTRUCT)), base, [adapter])
     verdict = report.models[1].over_base
@@ -72,9 +78,8 @@ def test_a_model_that_learned_the_rows_wins_against_the_base(tmp_path: Path) -> 
     assert "WINS" in comparison_table(report)
 
 
-def test_an_adapter_is_put_on_the_base_that_was_given(tmp_path: Path) -> None:
+def test_an_adapter_is_put_on_the_base_that_was_given(base: Path, tmp_path: Path) -> None:
     """Whatever base its own configuration names: a hub's name, or a path of another machine."""
-    base = tiny.save(tmp_path / "base")
     adapter = tuned(base, tmp_path / "ours", TaskType.INSTRUCT)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(
@@ -83,8 +88,9 @@ def test_an_adapter_is_put_on_the_base_that_was_given(tmp_path: Path) -> None:
     assert len(evaluate(EvalTask.read(task(tmp_path, TaskType.INSTRUCT)), base, [adapter]).models) == 2
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = tiny.save(tmp_path / "base")
+def test_the_command_prints_a_table_or_json(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--base", str(base), "--task", str(task(tmp_path, TaskType.CHAT)), "--rows", "6"]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 6
@@ -95,23 +101,20 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_what_cannot_be_scored_is_one_line_on_the_error_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = tiny.save(tmp_path / "base")
     file = task(tmp_path, TaskType.CHAT)
     (tmp_path / "rows.json").write_text("[]")
     assert main(["--base", str(base), "--task", str(file)]) == 1
     assert "no rows" in capsys.readouterr().err
 
 
-def test_reward_code_is_not_run_here_without_being_asked_to(tmp_path: Path) -> None:
-    base = tiny.save(tmp_path / "base")
+def test_reward_code_is_not_run_here_without_being_asked_to(base: Path, tmp_path: Path) -> None:
     with pytest.raises(BadReward, match="--allow-rewards"):
         evaluate(EvalTask.read(task(tmp_path, TaskType.GRPO)), base, [])
 
 
-def test_an_invalid_model_is_refused(tmp_path: Path) -> None:
-    base = tiny.save(tmp_path / "base")
+def test_an_invalid_model_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadModel, match="empty cannot be loaded"):
         evaluate(EvalTask.read(task(tmp_path, TaskType.CHAT)), base, [tmp_path / "empty"])
@@ -127,8 +130,8 @@ def test_environments_are_not_scored_on_rows(tmp_path: Path) -> None:
 def test_a_run_file_is_a_task_too(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(spec(tmp_path, TaskType.CHAT, era=Era.TOURNAMENTS, kl_coefficient=0.5).to_json())
-    found = EvalTask.read(file)
-    assert (found.era, found.kl_coefficient, found.data) == (
+    read = EvalTask.read(file)
+    assert (read.era, read.kl_coefficient, read.data) == (
         Era.TOURNAMENTS,
         0.5,
         str(tmp_path / "rows.json"),

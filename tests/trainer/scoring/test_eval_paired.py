@@ -14,37 +14,37 @@ BOSS = CHANCE.gamma(2.0, 0.5, 800)
 
 
 def test_a_clearly_better_challenger_wins() -> None:
-    found = compare_models(BOSS.tolist(), (BOSS - 0.1 + CHANCE.normal(0, 0.05, 800)).tolist())
-    assert found.won
-    assert found.win_rate_bound > 0.9
-    assert found.mean_gap == pytest.approx(0.1, abs=0.01)
-    assert found.mean_gap_bound < found.mean_gap
+    comparison = compare_models(BOSS.tolist(), (BOSS - 0.1 + CHANCE.normal(0, 0.05, 800)).tolist())
+    assert comparison.won
+    assert comparison.win_rate_bound > 0.9
+    assert comparison.mean_gap == pytest.approx(0.1, abs=0.01)
+    assert comparison.mean_gap_bound < comparison.mean_gap
 
 
 def test_a_model_does_not_beat_itself() -> None:
-    found = compare_models(BOSS.tolist(), BOSS.tolist())
-    assert (found.wins, found.losses, found.won) == (0, 0, False)
-    assert found.win_rate_bound == 0.0
+    comparison = compare_models(BOSS.tolist(), BOSS.tolist())
+    assert (comparison.wins, comparison.losses, comparison.won) == (0, 0, False)
+    assert comparison.win_rate_bound == 0.0
 
 
 def test_differences_within_the_dead_zone_decide_nothing() -> None:
-    found = compare_models(BOSS.tolist(), (BOSS - DEAD_ZONE * 0.9).tolist())
-    assert (found.wins, found.won) == (0, False)
+    comparison = compare_models(BOSS.tolist(), (BOSS - DEAD_ZONE * 0.9).tolist())
+    assert (comparison.wins, comparison.won) == (0, False)
 
 
 def test_noise_does_not_win() -> None:
-    found = compare_models(BOSS.tolist(), (BOSS + CHANCE.normal(0, 0.3, 800)).tolist())
-    assert not found.won
-    assert 0.4 < found.win_rate < 0.6
+    comparison = compare_models(BOSS.tolist(), (BOSS + CHANCE.normal(0, 0.3, 800)).tolist())
+    assert not comparison.won
+    assert 0.4 < comparison.win_rate < 0.6
 
 
 def test_many_hairline_wins_do_not_outweigh_a_few_heavy_losses() -> None:
     challenger = BOSS - 0.02
     challenger[:100] += 1.0
-    found = compare_models(BOSS.tolist(), challenger.tolist())
-    assert found.win_rate > 0.8
-    assert not found.won
-    assert "mean gap" in found.reason
+    comparison = compare_models(BOSS.tolist(), challenger.tolist())
+    assert comparison.win_rate > 0.8
+    assert not comparison.won
+    assert "mean gap" in comparison.reason
 
 
 def test_high_losses_need_a_wider_gap() -> None:
@@ -54,8 +54,8 @@ def test_high_losses_need_a_wider_gap() -> None:
 
 
 def test_rows_that_could_not_be_scored_count_for_nobody() -> None:
-    found = compare_models([1.0, float("nan"), 1.0, float("inf")], [0.5, 0.5, float("nan"), 0.5])
-    assert (found.rows, found.wins) == (1, 1)
+    comparison = compare_models([1.0, float("nan"), 1.0, float("inf")], [0.5, 0.5, float("nan"), 0.5])
+    assert (comparison.rows, comparison.wins) == (1, 1)
     assert compare_models([], []).won is False
 
 
@@ -71,9 +71,9 @@ def test_the_bounds_are_those_of_the_validators_bootstrap() -> None:
         decided = (abs(picked) > 0.01).sum(axis=1)
         rates += list((picked > 0.01).sum(axis=1) / decided)
         means += list(picked.mean(axis=1))
-    found = compare_models(boss.tolist(), challenger.tolist())
-    assert found.win_rate_bound == pytest.approx(numpy.percentile(rates, 1), abs=1e-12)
-    assert found.mean_gap_bound == pytest.approx(numpy.percentile(means, 1), abs=1e-9)
+    comparison = compare_models(boss.tolist(), challenger.tolist())
+    assert comparison.win_rate_bound == pytest.approx(numpy.percentile(rates, 1), abs=1e-12)
+    assert comparison.mean_gap_bound == pytest.approx(numpy.percentile(means, 1), abs=1e-9)
 
 
 def test_vectors_of_different_rows_are_not_compared() -> None:

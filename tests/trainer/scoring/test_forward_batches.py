@@ -12,9 +12,9 @@ LENGTHS = st.lists(st.integers(1, 400), max_size=60)
 
 @given(LENGTHS, st.integers(1, 1000))
 def test_every_row_is_in_one_batch_and_no_batch_is_too_large(lengths: list[int], most: int) -> None:
-    found = length_batches(lengths, most)
-    assert sorted(place for batch in found for place in batch) == list(range(len(lengths)))
-    for batch in found:
+    batches = length_batches(lengths, most)
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= most
 
 

@@ -48,8 +48,8 @@ def test_the_kl_is_the_mean_over_a_prompts_positions_of_base_against_tuned() -> 
             one = base(input_ids=ids).logits[0].log_softmax(-1)
             other = model(input_ids=ids).logits[0].log_softmax(-1)
         expected.append(float((one.exp() * (one - other)).sum(-1).mean()))
-    found = list(prompt_kl(model, base, PROMPTS, tokenizer, None))
-    assert sorted(found) == pytest.approx(sorted(expected), rel=1e-4)
+    divergences = list(prompt_kl(model, base, PROMPTS, tokenizer, None))
+    assert sorted(divergences) == pytest.approx(sorted(expected), rel=1e-4)
 
 
 def test_long_prompts_lose_their_end_in_the_kl_of_a_small_window() -> None:
@@ -67,11 +67,13 @@ def test_rewards_are_called_with_every_completion_and_its_rows_data(tmp_path: Pa
     rewards = Rewards.open(write_rewards(task(source), tmp_path) / REWARD_TABLE)
     rows = [PromptRow(prompt, str(place)) for place, prompt in enumerate(PROMPTS)]
     model = tiny.model()
-    found = sample_completions(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    sampled = sample_completions(
+        model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4
+    )
     rewards.close()
-    assert found.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
-    assert found.kl_prompts == 3
-    assert math.isclose(found.kl_total, 0.0, abs_tol=1e-4)
+    assert sampled.rewards == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]]
+    assert sampled.kl_prompts == 3
+    assert math.isclose(sampled.kl_total, 0.0, abs_tol=1e-4)
 
 
 def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(tmp_path: Path) -> None:
@@ -88,7 +90,9 @@ def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(
         return plain(**named)
 
     model.generate = generate
-    found = sample_completions(model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4)
+    sampled = sample_completions(
+        model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4
+    )
     rewards.close()
     assert sizes == [6, 3, 1, 2, 3, 1, 2]
-    assert len(found.rewards[0]) == GRPO_GENERATIONS * len(rows)
+    assert len(sampled.rewards[0]) == GRPO_GENERATIONS * len(rows)

@@ -89,13 +89,13 @@ def test_a_task_with_a_kl_term_is_scored_with_it(tmp_path: Path) -> None:
     model = adapted(tmp_path, moved=True)
     without = plain.score(model)
     dear = opened(tmp_path, TaskType.INSTRUCT, kl_coefficient=2.0)
-    found = dear.score(model)
-    assert found.metric == "eval_loss+kl"
-    kl = found.sums[2] / found.sums[3]
+    with_kl = dear.score(model)
+    assert with_kl.metric == "eval_loss+kl"
+    kl = with_kl.sums[2] / with_kl.sums[3]
     assert kl > 0
-    assert found.value == pytest.approx(without.value + 2.0 * kl, rel=1e-4)
+    assert with_kl.value == pytest.approx(without.value + 2.0 * kl, rel=1e-4)
     assert dear.score(model, reference=tiny.load(tmp_path / "model")).value == pytest.approx(
-        found.value, rel=1e-4
+        with_kl.value, rel=1e-4
     )
 
 

@@ -49,10 +49,10 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_an_exception_has_the_end_that_it_means(error: Exception, end: RunEnd) -> None:
-    found = failure_of(error, "train")
-    assert found.end is end
-    assert type(error).__name__ in found.detail
-    assert found.moment == ("train" if end is RunEnd.OOM else None)
+    failure = failure_of(error, "train")
+    assert failure.end is end
+    assert type(error).__name__ in failure.detail
+    assert failure.moment == ("train" if end is RunEnd.OOM else None)
 
 
 def test_the_cause_of_an_exception_counts() -> None:
@@ -94,7 +94,7 @@ def test_a_rank_that_fails_records_why_and_ends_at_once(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == code
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_records_why_and_ends_at_once(
     ],
 )
 def test_a_rank_that_lost_the_others_is_a_consequence(text: str) -> None:
-    found = failure_of(RuntimeError(text), "train")
-    assert found.consequence
-    assert found.detail.startswith("another process of this training is gone or silent")
+    failure = failure_of(RuntimeError(text), "train")
+    assert failure.consequence
+    assert failure.detail.startswith("another process of this training is gone or silent")
     assert not failure_of(ValueError(text), "train").consequence

@@ -21,11 +21,11 @@ def optimizer(schedule: LrSchedule, **changes: Any) -> OptimizerPlan:
 
 def rates(plan: OptimizerPlan, total: int, warmup: int = 0) -> list[float]:
     """The factors of a whole training."""
-    schedule, found = ScheduleProgress(total, warmup), []
+    schedule, factors = ScheduleProgress(total, warmup), []
     for _ in range(total):
-        found.append(rate_factor(plan, schedule))
+        factors.append(rate_factor(plan, schedule))
         schedule.advance()
-    return found
+    return factors
 
 
 DECAYING = (
@@ -38,51 +38,55 @@ DECAYING = (
 
 @pytest.mark.parametrize("schedule", DECAYING)
 def test_a_decay_begins_at_the_peak_after_the_warmup_and_ends_near_nothing(schedule: LrSchedule) -> None:
-    found = rates(optimizer(schedule), 100, warmup=10)
-    assert max(found) == pytest.approx(1.0)
-    assert found.index(max(found)) in (9, 10)
-    assert found[-1] < 0.02
-    assert found[10:] == sorted(found[10:], reverse=True)
+    factors = rates(optimizer(schedule), 100, warmup=10)
+    assert max(factors) == pytest.approx(1.0)
+    assert factors.index(max(factors)) in (9, 10)
+    assert factors[-1] < 0.02
+    assert factors[10:] == sorted(factors[10:], reverse=True)
 
 
-def test_the_first_step_already_moves_the_weights() -> None:
-    assert rates(optimizer(LrSchedule.COSINE), 100, warmup=10)[0] == pytest.approx(0.1)
-
-
-def test_the_decay_ends_at_the_least_rate_that_was_asked_for() -> None:
-    found = rates(optimizer(LrSchedule.LINEAR, min_lr_ratio=0.25), 400)
-    assert found[-1] == pytest.approx(0.25, abs=0.005)
+def test_the_first_step_moves_the_weights_and_the_last_has_the_least_rate_that_was_asked_for() -> None:
+    factors = rates(optimizer(LrSchedule.LINEAR, min_lr_ratio=0.25), 400, warmup=10)
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[-1] == pytest.approx(0.25, abs=0.005)
 
 
 def test_restarts_come_as_often_as_asked_and_the_last_cycle_ends_low() -> None:
-    found = rates(optimizer(LrSchedule.COSINE_WITH_RESTARTS, cycles=4), 400)
-    jumps = [at for at in range(1, 400) if found[at] > found[at - 1] + 0.5]
+    factors = rates(optimizer(LrSchedule.COSINE_WITH_RESTARTS, cycles=4), 400)
+    jumps = [at for at in range(1, 400) if factors[at] > factors[at - 1] + 0.5]
     assert jumps == [pytest.approx(at, abs=1) for at in (100, 200, 300)]
-    assert found[-1] < 0.01
+    assert factors[-1] < 0.01
 
 
 def test_warmup_stable_decay_holds_until_the_cooldown() -> None:
-    found = rates(optimizer(LrSchedule.WSD, cooldown_share=0.2), 100)
-    assert set(found[:80]) == {1.0}
-    assert found[80:] == sorted(found[80:], reverse=True)
-    assert found[-1] < 0.06
+    factors = rates(optimizer(LrSchedule.WSD, cooldown_share=0.2), 100)
+    assert set(factors[:80]) == {1.0}
+    assert factors[80:] == sorted(factors[80:], reverse=True)
+    assert factors[-1] < 0.06
 
 
-def test_a_constant_rate_stays_with_and_without_warmup() -> None:
-    assert set(rates(optimizer(LrSchedule.CONSTANT), 20, warmup=5)) == {1.0}
-    assert rates(optimizer(LrSchedule.CONSTANT_WITH_WARMUP), 20, warmup=5)[4:] == [1.0] * 16
+STAGES = (LrStage(share=0.3, factor=1.0), LrStage(share=0.5, factor=0.5), LrStage(share=0.2, factor=0.1))
 
 
-def test_three_stages_multiply_the_schedule_for_their_share_of_the_training() -> None:
-    stages = (LrStage(share=0.3, factor=1.0), LrStage(share=0.5, factor=0.5), LrStage(share=0.2, factor=0.1))
-    found = rates(optimizer(LrSchedule.CONSTANT, stages=stages), 100)
-    assert found == [1.0] * 30 + [0.5] * 50 + [0.1] * 20
+@pytest.mark.parametrize(
+    ("plan", "warmup", "expected"),
+    [
+        (optimizer(LrSchedule.CONSTANT), 5, [1.0] * 20),
+        (optimizer(LrSchedule.CONSTANT_WITH_WARMUP), 5, [0.2, 0.4, 0.6, 0.8] + [1.0] * 16),
+        (optimizer(LrSchedule.CONSTANT, stages=STAGES), 0, [1.0] * 6 + [0.5] * 10 + [0.1] * 4),
+    ],
+    ids=["constant", "with a warmup", "three stages"],
+)
+def test_a_constant_rate_stays_but_for_warmup_and_stages(
+    plan: OptimizerPlan, warmup: int, expected: list[float]
+) -> None:
+    assert rates(plan, 20, warmup) == pytest.approx(expected)
 
 
 def test_a_warmup_takes_half_of_a_training_that_turns_out_short() -> None:
-    found = rates(optimizer(LrSchedule.LINEAR), 10, warmup=1000)
-    assert found.index(max(found)) in (4, 5)
-    assert found[-1] < 0.25
+    factors = rates(optimizer(LrSchedule.LINEAR), 10, warmup=1000)
+    assert factors.index(max(factors)) in (4, 5)
+    assert factors[-1] < 0.25
 
 
 @given(
@@ -128,10 +132,10 @@ def test_a_schedule_resumes_where_another_process_left_it() -> None:
 
 
 def test_one_cycle_rises_along_a_cosine_from_a_25th() -> None:
-    found = rates(optimizer(LrSchedule.ONE_CYCLE), 1000, warmup=100)
-    assert found[0] == pytest.approx(1 / 25, abs=1e-3)
-    assert found[49] == pytest.approx((1 + 1 / 25) / 2, abs=1e-3)
-    assert found[99] == pytest.approx(1.0)
+    factors = rates(optimizer(LrSchedule.ONE_CYCLE), 1000, warmup=100)
+    assert factors[0] == pytest.approx(1 / 25, abs=1e-3)
+    assert factors[49] == pytest.approx((1 + 1 / 25) / 2, abs=1e-3)
+    assert factors[99] == pytest.approx(1.0)
 
 
 PLATEAU = PlateauPlan(factor=0.8, growth=1.05, patience=2)
@@ -140,20 +144,17 @@ PLATEAU = PlateauPlan(factor=0.8, growth=1.05, patience=2)
 def test_a_plateau_lowers_the_rate_after_the_patience_and_reports_it() -> None:
     plateau = PlateauFactor(PLATEAU)
     assert plateau.update(better=False) is None
-    said = plateau.update(better=False)
-    assert said is not None
-    assert "0.8" in said
+    change = plateau.update(better=False)
+    assert change is not None
+    assert "0.8" in change
     assert plateau.factor == 0.8
     assert plateau.update(better=False) is None
 
 
-def test_the_rate_rises_while_the_score_improves() -> None:
+def test_the_rate_rises_while_the_score_improves_where_growth_was_asked_for() -> None:
     plateau = PlateauFactor(PLATEAU)
     assert plateau.update(better=True) is not None
     assert plateau.factor == 1.05
-
-
-def test_without_growth_an_improvement_changes_nothing() -> None:
     assert PlateauFactor(PlateauPlan(factor=0.5)).update(better=True) is None
 
 

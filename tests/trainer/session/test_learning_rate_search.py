@@ -75,51 +75,51 @@ def search(slope: Slope, most: float = 10.0, score: Callable[[], float] | None =
     )
 
 
-def factors(found: LrSearch) -> list[float]:
-    return [probe.factor for probe in found.probes]
+def factors(lr_search: LrSearch) -> list[float]:
+    return [probe.factor for probe in lr_search.probes]
 
 
 def test_a_rate_that_is_too_low_is_raised_as_long_as_it_helps() -> None:
     slope = Slope(rate=0.01)
-    found = search(slope)
-    assert found.run(AIM**2, 20.0) == pytest.approx(10.0)
-    assert factors(found) == pytest.approx([1.0, math.sqrt(10), 10.0])
+    lr_search = search(slope)
+    assert lr_search.run(AIM**2, 20.0) == pytest.approx(10.0)
+    assert factors(lr_search) == pytest.approx([1.0, math.sqrt(10), 10.0])
 
 
 def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_tried() -> None:
     slope = Slope(rate=9.0)
-    found = search(slope)
-    chosen = found.run(AIM**2, 60.0)
+    lr_search = search(slope)
+    chosen = lr_search.run(AIM**2, 60.0)
     assert chosen is not None
     assert chosen < 0.4
-    assert found.probes[0] == Probe(1.0, None)
-    assert max(factors(found)) == 1.0
+    assert lr_search.probes[0] == Probe(1.0, None)
+    assert max(factors(lr_search)) == 1.0
 
 
 def test_no_rate_above_the_profiles_limit_is_tried() -> None:
     slope = Slope(rate=0.01)
-    found = search(slope)
-    found.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
-    assert found.run(AIM**2, 30.0) == pytest.approx(math.sqrt(10))
+    lr_search = search(slope)
+    lr_search.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
+    assert lr_search.run(AIM**2, 30.0) == pytest.approx(math.sqrt(10))
     assert max(slope.taken) < 3.2
 
 
 def test_a_diverging_candidate_is_cut_short_and_never_scored() -> None:
     slope = Slope(rate=0.5)
-    found = search(slope)
-    found.run(AIM**2, 40.0)
-    [diverged] = [probe for probe in found.probes if probe.score is None]
+    lr_search = search(slope)
+    lr_search.run(AIM**2, 40.0)
+    [diverged] = [probe for probe in lr_search.probes if probe.score is None]
     assert diverged.factor == pytest.approx(math.sqrt(10))
-    steps = [place for place in slope.places if place == found.steps - 1]
-    assert len(steps) == len(found.probes) - 1
+    steps = [place for place in slope.places if place == lr_search.steps - 1]
+    assert len(steps) == len(lr_search.probes) - 1
 
 
 def test_every_candidate_sees_the_same_batches_and_the_model_is_left_as_it_was() -> None:
     slope = Slope(rate=0.02)
-    found = search(slope)
-    found.run(AIM**2, 20.0)
-    once = list(range(found.steps))
-    assert slope.places == [0, 1, 2, *once * len(found.probes)]
+    lr_search = search(slope)
+    lr_search.run(AIM**2, 20.0)
+    once = list(range(lr_search.steps))
+    assert slope.places == [0, 1, 2, *once * len(lr_search.probes)]
     assert (slope.weight, slope.ended) == (0.0, True)
 
 
@@ -127,24 +127,24 @@ def test_every_candidate_sees_the_same_batches_and_the_model_is_left_as_it_was()
 def test_it_is_over_in_the_time_that_it_was_given(seconds: float) -> None:
     slope = Slope(rate=0.01)
     began = slope.time()
-    found = search(slope, most=100.0)
-    assert found.run(AIM**2, seconds) is not None
+    lr_search = search(slope, most=100.0)
+    assert lr_search.run(AIM**2, seconds) is not None
     assert slope.time() - began <= seconds
-    assert MIN_STEPS <= found.steps <= MAX_STEPS
+    assert MIN_STEPS <= lr_search.steps <= MAX_STEPS
 
 
 def test_without_time_for_candidates_the_planned_rate_is_kept() -> None:
     slope = Slope()
-    found = search(slope)
-    assert found.run(AIM**2, 2.0) is None
-    assert (found.probes, slope.weight) == ([], 0.0)
+    lr_search = search(slope)
+    assert lr_search.run(AIM**2, 2.0) is None
+    assert (lr_search.probes, slope.weight) == ([], 0.0)
 
 
 def test_a_broken_score_is_a_diverged_candidate() -> None:
     slope = Slope(rate=0.01)
-    found = search(slope, score=lambda: math.nan if max(slope.taken) > 2 else slope.score())
-    assert found.run(AIM**2, 30.0) == 1.0
-    assert found.probes[1].score is None
+    lr_search = search(slope, score=lambda: math.nan if max(slope.taken) > 2 else slope.score())
+    assert lr_search.run(AIM**2, 30.0) == 1.0
+    assert lr_search.probes[1].score is None
 
 
 @each(
@@ -186,9 +186,9 @@ def test_rewards_are_compared_among_the_candidates(
     base: float, probes: list[tuple[float, float, float]], chosen: float
 ) -> None:
     """Against the base alone, anything over a base of nothing is all there is to win."""
-    made = [RewardScore(means=(mean,), base=(base,), weights=(1.0,), kl=kl) for _, mean, kl in probes]
-    found = [Probe(factor, one.margin, one) for (factor, _, _), one in zip(probes, made, strict=True)]
-    assert choose_rate(found, 0.0, lower_is_better=False, noise=0.05) == chosen
+    scores = [RewardScore(means=(mean,), base=(base,), weights=(1.0,), kl=kl) for _, mean, kl in probes]
+    candidates = [Probe(factor, one.margin, one) for (factor, _, _), one in zip(probes, scores, strict=True)]
+    assert choose_rate(candidates, 0.0, lower_is_better=False, noise=0.05) == chosen
 
 
 def test_the_climb_ends_where_rewards_fall_though_all_are_far_above_the_base() -> None:
@@ -199,24 +199,24 @@ def test_the_climb_ends_where_rewards_fall_though_all_are_far_above_the_base() -
         said.append(RewardScore(means=(next(means),), base=(0.001,), weights=(1.0,), kl=0.0))
         return said[-1].margin
 
-    found = search(Slope(rate=0.01), score=score)
-    found.lower_is_better, found.noise, found.rewarded = False, 0.05, lambda: said[-1]
-    assert found.run(0.0, 30.0) == pytest.approx(1 / math.sqrt(10))
+    lr_search = search(Slope(rate=0.01), score=score)
+    lr_search.lower_is_better, lr_search.noise, lr_search.rewarded = False, 0.05, lambda: said[-1]
+    assert lr_search.run(0.0, 30.0) == pytest.approx(1 / math.sqrt(10))
 
 
 def test_a_candidate_that_has_hardly_moved_does_not_end_the_climb() -> None:
     slope = Slope(rate=0.01)
     values = iter([0.0, -0.01, 0.01])
-    found = search(slope, score=lambda: next(values))
-    found.lower_is_better, found.noise = False, 0.05
-    assert found.run(0.0, 30.0) == pytest.approx(10.0)
+    lr_search = search(slope, score=lambda: next(values))
+    lr_search.lower_is_better, lr_search.noise = False, 0.05
+    assert lr_search.run(0.0, 30.0) == pytest.approx(10.0)
 
 
 def test_a_probe_is_a_training_in_small() -> None:
-    found = [probe_rate_factor(place, 50) for place in range(50)]
-    assert found[4] == 1.0 == max(found)
-    assert found[0] == pytest.approx(0.2)
-    assert 0 < found[-1] < 0.05
+    shape = [probe_rate_factor(place, 50) for place in range(50)]
+    assert shape[4] == 1.0 == max(shape)
+    assert shape[0] == pytest.approx(0.2)
+    assert 0 < shape[-1] < 0.05
 
 
 # — in a session

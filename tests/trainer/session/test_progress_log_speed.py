@@ -20,9 +20,9 @@ class Watch:
 
 def begun(**changes: object) -> tuple[SpeedMeter, Watch]:
     watch = Watch()
-    made = SpeedMeter(plan().model_copy(update=changes), now=watch)
-    assert made.read() == SpeedReading()
-    return made, watch
+    meter = SpeedMeter(plan().model_copy(update=changes), now=watch)
+    assert meter.read() == SpeedReading()
+    return meter, watch
 
 
 def test_tokens_are_counted_over_all_ranks_and_for_the_time_of_steps_alone() -> None:

@@ -153,28 +153,15 @@ def test_asked_to_stop_it_saves_what_it_has_and_ends_soon(tmp_path: Path) -> Non
     assert run.session.submission.score.step == outcome.steps
 
 
-def test_asked_to_stop_a_long_evaluation_is_left_out_where_a_submission_is_there(tmp_path: Path) -> None:
-    run = simulation(tmp_path, eval_s=60.0, seconds=20_000.0, plan=plan_of(5000, 5000, 1.0), stop_at=3000)
-    run.session.begin()
-    before = None
-    while run.session.stop is None:
-        run.time.pass_by(1.0)
-        run.session.optimizer_stepped()
-        run.session.stepped(1.0)
-        before = run.time.now
-    run.session.finish()
-    assert before is not None
-    assert run.time.now - before < 1.0
+@pytest.mark.parametrize(("stop_at", "scored"), [(3000, True), (3, False)])
+def test_asked_to_stop_a_long_evaluation_is_left_out(tmp_path: Path, stop_at: int, scored: bool) -> None:
+    """What was submitted before stays; before the first evaluation the state is submitted without a score."""
+    run = simulation(tmp_path, eval_s=60.0, seconds=20_000.0, plan=plan_of(5000, 5000, 1.0), stop_at=stop_at)
+    outcome = run.run()
+    assert (outcome.end, outcome.steps) == (RunEnd.STOPPED, pytest.approx(stop_at, abs=1))
+    assert run.session.step not in run.scored
     assert run.session.submission.exists
-
-
-def test_asked_to_stop_before_the_first_evaluation_the_state_is_submitted_without_a_score(
-    tmp_path: Path,
-) -> None:
-    run = simulation(tmp_path, eval_s=60.0, seconds=20_000.0, plan=plan_of(5000, 5000, 1.0), stop_at=3)
-    run.run()
-    assert run.session.submission.exists
-    assert run.session.submission.score is None
+    assert (run.session.submission.score is not None) is scored
 
 
 def test_patience_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
@@ -195,31 +182,25 @@ def test_a_plateau_lowers_the_rate_of_the_steps_that_follow(tmp_path: Path) -> N
     assert flat.rates[250] < 0.5 * falls.rates[250]
 
 
-def test_losses_that_are_no_numbers_end_the_run_and_keep_the_submission(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("losses", "end"),
+    [([1.0] * 100 + [math.nan] * 3, RunEnd.NAN), ([1.0, math.inf, 1.0, math.nan, 1.0], None)],
+    ids=["a broken model", "one bad batch"],
+)
+def test_losses_that_are_no_numbers_in_a_row_end_the_run_and_keep_the_submission(
+    tmp_path: Path, losses: list[float], end: RunEnd | None
+) -> None:
     run = simulation(tmp_path)
     run.session.begin()
-    for step in range(200):
+    for loss in losses:
         run.time.pass_by(1.0)
         run.session.optimizer_stepped()
+        run.session.logged(loss, 1.0)
         run.session.stepped(1.0)
-        run.session.logged(math.nan if step > 100 else 1.0, 1.0)
-        if run.session.stop:
-            break
-    assert run.session.stop is not None
-    assert run.session.stop.end is RunEnd.NAN
-    outcome = run.session.finish()
-    assert outcome.end is RunEnd.NAN
-    assert run.session.submission.exists
-
-
-def test_one_bad_batch_is_no_broken_model(tmp_path: Path) -> None:
-    run = simulation(tmp_path)
-    run.session.begin()
-    for value in (1.0, math.inf, 1.0, math.nan, 1.0):
-        run.time.pass_by(1.0)
-        run.session.stepped(1.0)
-        run.session.logged(value, None)
-    assert run.session.stop is None
+    assert (run.session.stop and run.session.stop.end) is end
+    if end is not None:
+        assert run.session.finish().end is end
+        assert run.session.submission.exists
 
 
 def test_a_model_whose_score_is_no_number_is_broken(tmp_path: Path) -> None:

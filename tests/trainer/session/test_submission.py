@@ -39,9 +39,9 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def submission(tmp_path: Path, base: Path) -> Submission:
-    made = Submission(tmp_path / "out" / "submission", "org/model", base)
-    made.prepare()
-    return made
+    empty = Submission(tmp_path / "out" / "submission", "org/model", base)
+    empty.prepare()
+    return empty
 
 
 def write_full(folder: Path, shards: int = 1) -> None:

@@ -19,7 +19,7 @@ from trainer.session import watchdog
 watchdog.RUNNER_S = 0.05
 watchdog.exit_with_runner(int(sys.argv[1]))
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 DUMPING = """
 import time
@@ -27,7 +27,7 @@ from trainer.session.watchdog import dump_stacks_on_request
 dump_stacks_on_request()
 def a_place_with_a_name():
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 a_place_with_a_name()
 """
 
@@ -46,7 +46,7 @@ def started(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_a_training_without_its_runner_ends() -> None:
-    wrapper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    wrapper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     training = started(WATCHING, str(wrapper.pid))
     wrapper.kill()  # a zombie until it is waited for: gone all the same
     assert training.wait(timeout=120) == 1

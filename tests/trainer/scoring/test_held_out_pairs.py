@@ -19,7 +19,7 @@ from trainer.axolotl.trainers import PairTrainer
 from trainer.inputs.dpo_grpo import cut_pair, pair_rows
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.inputs.tokens import PairRow
-from trainer.scoring.losses import pair_log_probs, pair_losses
+from trainer.scoring.held_out import pair_log_probs, pair_losses
 
 DATASET = DpoDataset(field_prompt="prompt", field_chosen="chosen", field_rejected="rejected")
 
@@ -43,10 +43,12 @@ def one_by_one(model: Any, prompt: Any, answer: Any) -> float:
 @pytest.mark.parametrize("max_tokens", [1, 128, 100_000])
 def test_batched_log_probs_are_those_of_every_answer_by_itself(max_tokens: int) -> None:
     model, rows = tiny.model(), pairs(15)
-    found = pair_log_probs(model, rows, 4, max_tokens=max_tokens)
+    log_probs = pair_log_probs(model, rows, 4, max_tokens=max_tokens)
     for place, row in enumerate(rows):
-        assert found[place].chosen == pytest.approx(one_by_one(model, row.prompt, row.chosen), rel=1e-4)
-        assert found[place].rejected == pytest.approx(one_by_one(model, row.prompt, row.rejected), rel=1e-4)
+        assert log_probs[place].chosen == pytest.approx(one_by_one(model, row.prompt, row.chosen), rel=1e-4)
+        assert log_probs[place].rejected == pytest.approx(
+            one_by_one(model, row.prompt, row.rejected), rel=1e-4
+        )
 
 
 def arguments(folder: Path) -> DPOConfig:
@@ -100,13 +102,13 @@ def test_axolotls_trainer_scores_the_encoded_rows_alike(tmp_path: Path, era: Era
 
 
 def test_a_model_that_learned_nothing_has_a_loss_of_ln_2() -> None:
-    found = pair_log_probs(tiny.model(), pairs(4), 4)
-    assert list(pair_losses(found, found).values()) == pytest.approx([math.log(2)] * 4)
+    log_probs = pair_log_probs(tiny.model(), pairs(4), 4)
+    assert list(pair_losses(log_probs, log_probs).values()) == pytest.approx([math.log(2)] * 4)
 
 
 def test_answers_are_summed_and_not_averaged() -> None:
     model = tiny.model()
     short = PairRow([7, 8], [9], [10])
     long = PairRow([7, 8], [9, 9, 9, 9], [10])
-    found = pair_log_probs(model, [short, long], 4)
-    assert found[1].chosen < found[0].chosen
+    log_probs = pair_log_probs(model, [short, long], 4)
+    assert log_probs[1].chosen < log_probs[0].chosen

@@ -13,8 +13,8 @@ from transformers import Trainer, TrainingArguments
 
 from tests.trainer import tiny
 from trainer.inputs.tokens import IGNORED, LabelledRow
-from trainer.scoring import losses
-from trainer.scoring.losses import row_losses
+from trainer.scoring import held_out
+from trainer.scoring.held_out import row_losses
 
 
 def labelled(count: int, seed: int = 0, longest: int = 60) -> list[LabelledRow]:
@@ -40,10 +40,10 @@ def one_by_one(model: Any, row: LabelledRow) -> float:
 @pytest.mark.parametrize("max_tokens", [1, 64, 100_000])
 def test_batched_losses_are_those_of_every_row_by_itself(kind: str, max_tokens: int) -> None:
     model, rows = tiny.model(kind), labelled(40)
-    found = row_losses(model, rows, 4, max_tokens=max_tokens).rows
-    assert sorted(found) == list(range(40))
+    losses = row_losses(model, rows, 4, max_tokens=max_tokens).rows
+    assert sorted(losses) == list(range(40))
     for place, row in enumerate(rows):
-        assert found[place] == pytest.approx(one_by_one(model, row), rel=1e-4)
+        assert losses[place] == pytest.approx(one_by_one(model, row), rel=1e-4)
 
 
 def test_the_score_is_what_the_evaluations_own_trainer_reports(tmp_path: Path) -> None:
@@ -57,22 +57,8 @@ def test_the_score_is_what_the_evaluations_own_trainer_reports(tmp_path: Path) -
     assert sum(ours.values()) / len(ours) == pytest.approx(theirs, rel=1e-4)
 
 
-def test_ranks_share_the_rows_and_make_equally_many_passes() -> None:
-    model, rows = tiny.model(), labelled(23)
-    parts = [row_losses(model, rows, 4, rank=rank, world=4, max_tokens=150).rows for rank in range(4)]
-    assert sorted(place for part in parts for place in part) == list(range(23))
-    whole = row_losses(model, rows, 4).rows
-    assert {place: loss for part in parts for place, loss in part.items()} == pytest.approx(whole, rel=1e-4)
-
-
-def test_more_ranks_than_rows_leave_some_with_nothing_to_report() -> None:
-    model, rows = tiny.model(), labelled(2)
-    parts = [row_losses(model, rows, 4, rank=rank, world=5, max_tokens=1).rows for rank in range(5)]
-    assert [len(part) for part in parts] == [1, 1, 0, 0, 0]
-
-
 def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows, real, sizes = tiny.model(), labelled(13), losses.predict, []
+    model, rows, real, sizes = tiny.model(), labelled(13), held_out.predict, []
 
     def small(*arguments: Any) -> Any:
         sizes.append(len(arguments[1]))
@@ -81,7 +67,7 @@ def test_a_batch_that_does_not_fit_the_memory_is_taken_in_halves(monkeypatch: py
         return real(*arguments)
 
     whole = row_losses(model, rows, 4).rows
-    monkeypatch.setattr(losses, "predict", small)
+    monkeypatch.setattr(held_out, "predict", small)
     assert row_losses(model, rows, 4).rows == pytest.approx(whole, rel=1e-4)
     assert sizes[0] == 13
 
@@ -90,15 +76,15 @@ def test_a_row_that_does_not_fit_by_itself_is_an_error(monkeypatch: pytest.Monke
     def never(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(losses, "predict", never)
+    monkeypatch.setattr(held_out, "predict", never)
     with pytest.raises(torch.OutOfMemoryError):
         row_losses(tiny.model(), labelled(2), 4)
 
 
 def test_the_kl_is_the_mean_over_the_labels_own_positions_and_leaves_the_losses_alone() -> None:
     model, base, rows = tiny.model(seed=1), tiny.model(seed=2), labelled(9)
-    found = row_losses(model, rows, 4, reference=base, kl=True)
-    assert found.rows == pytest.approx(row_losses(model, rows, 4).rows, rel=1e-4)
+    losses = row_losses(model, rows, 4, reference=base, kl=True)
+    assert losses.rows == pytest.approx(row_losses(model, rows, 4).rows, rel=1e-4)
     total, tokens = 0.0, 0
     for row in rows:
         ids = torch.tensor([list(row.ids)])
@@ -108,8 +94,8 @@ def test_the_kl_is_the_mean_over_the_labels_own_positions_and_leaves_the_losses_
         places = [at for at, label in enumerate(row.labels) if label != IGNORED]
         apart = (mine.exp() * (mine - theirs)).sum(-1)[places]
         total, tokens = total + float(apart.sum()), tokens + len(places)
-    assert found.kl_tokens == tokens
-    assert found.kl_total / found.kl_tokens == pytest.approx(total / tokens, rel=1e-4)
+    assert losses.kl_tokens == tokens
+    assert losses.kl_total / losses.kl_tokens == pytest.approx(total / tokens, rel=1e-4)
 
 
 def test_scoring_leaves_a_model_in_training_mode_as_it_was() -> None:
