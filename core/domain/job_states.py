@@ -119,8 +119,12 @@ def _final(operator: str) -> EndMeaning:
     return EndMeaning(RetryRule.NO, operator, _NOTHING)
 
 
-def _retried(retry: RetryRule, operator: str) -> EndMeaning:
-    return EndMeaning(retry, operator, _LATER)
+def _retried(retry: RetryRule) -> Callable[[str], EndMeaning]:
+    return lambda operator: EndMeaning(retry, operator, _LATER)
+
+
+_wait, _again, _once = _retried(RetryRule.WAIT), _retried(RetryRule.AGAIN), _retried(RetryRule.ONCE)
+_smaller = _retried(RetryRule.LADDER)
 
 
 END_MEANINGS: dict[EndReason, EndMeaning] = {
@@ -131,10 +135,8 @@ END_MEANINGS: dict[EndReason, EndMeaning] = {
     EndReason.DEADLINE: _final("The deadline passed before a model was published."),
     EndReason.CANCELLED: _final("Cancelled by the operator."),
     EndReason.STOPPED: _final("The training was stopped before it had anything to save."),
-    EndReason.NETWORK: _retried(RetryRule.WAIT, "The other side cannot be reached."),
-    EndReason.RATE_LIMITED: _retried(
-        RetryRule.WAIT, "Rate-limited by the Hugging Face Hub; HF_TOKEN raises the limit."
-    ),
+    EndReason.NETWORK: _wait("The other side cannot be reached."),
+    EndReason.RATE_LIMITED: _wait("Rate-limited by the Hugging Face Hub; HF_TOKEN raises the limit."),
     EndReason.DATA_GONE: _final("The dataset's address is wrong or has expired."),
     EndReason.URL_REFUSED: _final("The dataset's address leads into a private network."),
     EndReason.BAD_DATA: _final("The dataset cannot be trained on: its format, its columns or its rows."),
@@ -142,30 +144,24 @@ END_MEANINGS: dict[EndReason, EndMeaning] = {
     EndReason.MODEL_MISSING: _final("The hub knows no such model."),
     EndReason.MODEL_GATED: _final("The model is gated: accept its terms with the account of HF_TOKEN."),
     EndReason.BAD_MODEL: _final("The model cannot be loaded, or no model of its kind is trained here."),
-    EndReason.HUB_REFUSED: _retried(
-        RetryRule.WAIT, "The hub refuses the upload: check HF_TOKEN's write access and the account's quota."
+    EndReason.HUB_REFUSED: _wait(
+        "The hub refuses the upload: check HF_TOKEN's write access and the account's quota."
     ),
-    EndReason.BAD_SUBMISSION: _retried(
-        RetryRule.ONCE, "What the training left is not a valid submission; its check says why."
-    ),
-    EndReason.DISK_FULL: _retried(RetryRule.WAIT, "The disk is full; the job continues when there is space."),
-    EndReason.ENGINE_GONE: _retried(
-        RetryRule.WAIT, "The engine does not respond; what is running continues without it."
-    ),
+    EndReason.BAD_SUBMISSION: _once("What the training left is not a valid submission; its check says why."),
+    EndReason.DISK_FULL: _wait("The disk is full; the job continues when there is space."),
+    EndReason.ENGINE_GONE: _wait("The engine does not respond; what is running continues without it."),
     EndReason.ENGINE_REJECTED: _final("The engine refuses to run this; its message is in the job's log."),
-    EndReason.NO_GPU: _retried(RetryRule.WAIT, "No GPU of this host can be used."),
-    EndReason.GPU_LOST: _retried(RetryRule.AGAIN, "A GPU failed during the job, which continues on others."),
-    EndReason.HOST_MEMORY: _retried(
-        RetryRule.ONCE, "The host's memory ran out: use fewer loader workers or jobs."
-    ),
-    EndReason.KILLED: _retried(RetryRule.AGAIN, "Something outside ended the training."),
-    EndReason.LOST: _retried(RetryRule.AGAIN, "The training vanished, as when a host restarts."),
+    EndReason.NO_GPU: _wait("No GPU of this host can be used."),
+    EndReason.GPU_LOST: _again("A GPU failed during the job, which continues on others."),
+    EndReason.HOST_MEMORY: _once("The host's memory ran out: use fewer loader workers or jobs."),
+    EndReason.KILLED: _again("Something outside ended the training."),
+    EndReason.LOST: _again("The training vanished, as when a host restarts."),
     EndReason.INFEASIBLE: _final("No training of this task fits the GPUs and the time that is left."),
-    EndReason.OOM: _retried(RetryRule.LADDER, "The GPU's memory ran out; a smaller plan is tried."),
-    EndReason.NAN: _retried(RetryRule.ONCE, "The loss became NaN; retried at 0.3 of the learning rate."),
-    EndReason.HUNG: _retried(RetryRule.ONCE, "The training hung; its stacks are in its log."),
-    EndReason.CRASHED: _retried(RetryRule.ONCE, "The training failed unexpectedly; see its log."),
-    EndReason.BUG: _retried(RetryRule.ONCE, "god-miner itself failed; its log has the traceback."),
+    EndReason.OOM: _smaller("The GPU's memory ran out; a smaller plan is tried."),
+    EndReason.NAN: _once("The loss became NaN; retried at 0.3 of the learning rate."),
+    EndReason.HUNG: _once("The training hung; its stacks are in its log."),
+    EndReason.CRASHED: _once("The training failed unexpectedly; see its log."),
+    EndReason.BUG: _once("god-miner itself failed; its log has the traceback."),
 }
 
 

@@ -36,12 +36,8 @@ class Confidence(StrEnum):
     GUESS = "guess"  # a typical value, because nothing better was there
 
 
-#: Best first, to find the weakest of several.
-CONFIDENCE_ORDER = tuple(Confidence)
-
-
 def weakest_confidence(confidences: list[Confidence]) -> Confidence:
-    return max(confidences, key=CONFIDENCE_ORDER.index, default=Confidence.GUESS)
+    return max(confidences, key=list(Confidence).index, default=Confidence.GUESS)
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

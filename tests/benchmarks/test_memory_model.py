@@ -11,12 +11,12 @@ __all__ = ["training_python"]
 
 
 def test_the_cases_cover_shapes_methods_ranks_and_checkpointing() -> None:
-    found = list(memory_model.cases())
-    assert {name for name, _ in found} == set(memory_model.MODELS)
-    assert {case["method"] for _, case in found} == {"full", "lora"}
-    assert {case["rank"] for _, case in found} >= {0, 16, 128, 512}
-    assert {case["checkpointing"] for _, case in found} == {True, False}
-    assert len(found) > 250
+    cases = list(memory_model.cases())
+    assert {name for name, _ in cases} == set(memory_model.MODELS)
+    assert {case["method"] for _, case in cases} == {"full", "lora"}
+    assert {case["rank"] for _, case in cases} >= {0, 16, 128, 512}
+    assert {case["checkpointing"] for _, case in cases} == {True, False}
+    assert len(cases) > 250
 
 
 def test_without_a_training_environment_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_without_a_training_environment_it_says_so(monkeypatch: pytest.MonkeyPat
 @pytest.mark.integration
 def test_the_model_holds_against_torchs_own_bookkeeping(training_python: str) -> None:
     picked = list(memory_model.cases())[5::37]
-    found = memory_model.compare(picked, training_python)
-    assert len(found) == len(picked) >= 7
-    assert all(row.holds for row in found), [memory_model.shown(row) for row in found]
-    assert sum(abs(row.error) for row in found) / len(found) < 0.08
+    rows = memory_model.compare(picked, training_python)
+    assert len(rows) == len(picked) >= 7
+    assert all(row.holds for row in rows), [memory_model.shown(row) for row in rows]
+    assert sum(abs(row.error) for row in rows) / len(rows) < 0.08

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from benchmarks import policy
@@ -13,18 +14,15 @@ from miner.offers.past_offers import HistoricalOffer
 from tests.miner.offers.builders import offer
 
 
-def overlapping(taken: Sequence[ReplayedOffer]) -> list[tuple[str, str]]:
+def overlapping(taken: Sequence[ReplayedOffer]) -> int:
     """Pairs of tasks that hold one GPU at one time; written without the benchmark's own way of counting."""
-    found = []
-    for index, one in enumerate(taken):
-        for other in taken[index + 1 :]:
-            there, here = one.decision.placement, other.decision.placement
-            assert there is not None
-            assert here is not None
-            shared = set(there.gpus) & set(here.gpus)
-            if shared and there.starts_at < here.ends_at and here.starts_at < there.ends_at:
-                found.append((one.historical.offer.task_id, other.historical.offer.task_id))
-    return found
+    placements = [replayed.decision.placement for replayed in taken]
+    return sum(
+        bool(set(this.gpus) & set(other.gpus))
+        and this.starts_at < other.ends_at
+        and other.starts_at < this.ends_at
+        for this, other in itertools.combinations(placements, 2)
+    )
 
 
 def entry(gpus: str, start: float, end: float) -> ReplayedOffer:
@@ -34,16 +32,16 @@ def entry(gpus: str, start: float, end: float) -> ReplayedOffer:
 
 def test_windows_that_share_a_gpu_are_counted() -> None:
     apart = [entry("01", 0, 10), entry("2", 5, 15), entry("0", 10, 20)]
-    assert policy.doubly_booked(apart) == len(overlapping(apart)) == 0
+    assert policy.doubly_booked(apart) == overlapping(apart) == 0
     clash = [*apart, entry("1", 9, 11)]
-    assert policy.doubly_booked(clash) == len(overlapping(clash)) == 1
+    assert policy.doubly_booked(clash) == overlapping(clash) == 1
 
 
 def test_a_week_of_the_stand_in_is_one_llama_at_a_time_on_the_whole_host() -> None:
     offers = list(synthetic_offers(1, days=2, per_day=60))
     hardware = Hardware(gpus=parse_gpus("4xH100"))
     week = policy._reference(offers, load_profile("steady"), hardware)
-    assert 0 < week.accepted <= sum("llama" in one.offer.model.lower() for one in offers)
+    assert 0 < week.accepted <= sum("llama" in past.offer.model.lower() for past in offers)
     assert week.gpu_hours <= 4 * (2 * 24 + 6)
 
 

@@ -117,12 +117,12 @@ def test_every_kind_can_be_made_and_says_which_statuses_are_right() -> None:
 def test_unheard_of_offers_have_names_of_their_own_and_as_many_shapes_as_are_meant() -> None:
     for kind, most in ((LoadKind.SHAPED_OFFER, SHAPES), (LoadKind.NEW_OFFER, 600)):
         offers = [MinerTaskOffer.model_validate_json(request.body) for request in presigned(kind, 600)]
-        assert len({one.model for one in offers}) == len(offers)
-        shapes = {(one.task_type, one.hours_to_complete, one.model_params_count) for one in offers}
+        assert len({offer.model for offer in offers}) == len(offers)
+        shapes = {(offer.task_type, offer.hours_to_complete, offer.model_params_count) for offer in offers}
         assert most * 0.8 < len(shapes) <= most
 
 
 def test_the_same_seed_asks_about_the_same_tasks_with_fresh_nonces() -> None:
-    one, two = presigned(LoadKind.OFFER), presigned(LoadKind.OFFER)
-    assert [request.body for request in one] == [request.body for request in two]
-    assert one[0].headers[fiber.NONCE] != two[0].headers[fiber.NONCE]
+    first, second = presigned(LoadKind.OFFER), presigned(LoadKind.OFFER)
+    assert [request.body for request in first] == [request.body for request in second]
+    assert first[0].headers[fiber.NONCE] != second[0].headers[fiber.NONCE]

@@ -39,13 +39,13 @@ def test_a_report_is_a_table_with_its_notes_and_a_file_of_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
-    made = report.Report("Things", ("thing", "n"), [("a", "1")], ["[b]of note[/b]"], {"runs": [1]})
+    things = report.Report("Things", ("thing", "n"), [("a", "1")], ["[b]of note[/b]"], {"runs": [1]})
     console = Console(record=True, width=60, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
-        made.show(console)
+        things.show(console)
     assert "Things" in (text := console.export_text())
     assert "[b]of note[/b]" in text
-    written = json.loads(made.write("things", {"CPU": "1"}).read_text())
+    written = json.loads(things.write("things", {"CPU": "1"}).read_text())
     assert written == {"benchmark": "things", "machine": {"CPU": "1"}, "runs": [1]}
 
 

@@ -35,20 +35,20 @@ DATASETS: dict[str, DatasetType] = {
 
 def config(folder: Path, kind: str, *, capped: bool = True) -> dict[str, Any]:
     path = write_config(folder / "run", Path("base"), DATASETS[kind], [ROW], capped=capped, seed=1)
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    written: dict[str, Any] = yaml.safe_load(path.read_text())
+    return written
 
 
 @pytest.mark.parametrize("kind", list(DATASETS))
 def test_upstreams_own_numbers_are_run(tmp_path: Path, kind: str) -> None:
-    found = config(tmp_path, kind)
-    assert found["max_steps"] == 10
-    assert (found["learning_rate"], found["lora_r"], found["lora_alpha"]) == (2e-4, 8, 16)
-    assert (found["micro_batch_size"], found["gradient_accumulation_steps"]) == (
+    written = config(tmp_path, kind)
+    assert written["max_steps"] == 10
+    assert (written["learning_rate"], written["lora_r"], written["lora_alpha"]) == (2e-4, 8, 16)
+    assert (written["micro_batch_size"], written["gradient_accumulation_steps"]) == (
         4 if kind == "grpo" else 2,
         4,
     )
-    assert found["num_epochs"] == 1
+    assert written["num_epochs"] == 1
 
 
 def test_without_the_cap_nothing_else_changes(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_without_the_cap_nothing_else_changes(tmp_path: Path) -> None:
 
 
 def test_preferences_are_trained_in_chatml_under_the_handlers_names(tmp_path: Path) -> None:
-    found = config(tmp_path, "dpo")
-    assert (found["rl"], found["datasets"][0]["type"]) == ("dpo", "chatml.default")
-    [row] = json.loads(Path(found["datasets"][0]["path"]).read_text())
+    written = config(tmp_path, "dpo")
+    assert (written["rl"], written["datasets"][0]["type"]) == ("dpo", "chatml.default")
+    [row] = json.loads(Path(written["datasets"][0]["path"]).read_text())
     assert row == {"question": "a", "chosen": "b", "rejected": "c"}
 
 
@@ -78,7 +78,7 @@ def test_rewards_lie_in_a_module_with_weights_that_sum_to_one(tmp_path: Path) ->
 def test_best_is_better_than_every_other(lower: bool) -> None:
     def trial(**scores: float) -> dict[str, Any]:
         sign = 1 if lower else -1
-        return {"lower": lower, "sides": {name: {"score": sign * one} for name, one in scores.items()}}
+        return {"lower": lower, "sides": {name: {"score": sign * score} for name, score in scores.items()}}
 
     assert is_best(trial(base=3, upstream=2, ours=1))
     assert not is_best(trial(base=3, upstream=1, ours=1))
@@ -92,7 +92,7 @@ def test_our_side_is_the_default_profile_but_for_what_a_cpu_lacks() -> None:
         *("dataloader_num_workers", "dataloader_pin_memory"),
     }
     path = Path(__file__).parents[2] / "benchmarks" / "training.yaml"
-    for task in (one for one in TaskType if one.is_text):
+    for task in (task for task in TaskType if task.is_text):
         ours = resolve_profile(load_profile(str(path)), task, llama_8b()).targets.model_dump()
         shipped = resolve_profile(load_profile("steady"), task, llama_8b()).targets.model_dump()
         assert {key for key in ours if ours[key] != shipped[key]} <= machine

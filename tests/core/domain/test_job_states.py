@@ -10,5 +10,5 @@ PAGE = (Path(__file__).parents[3] / "docs/jobs.md").read_text()
 
 @each("reason", EndReason)
 def test_every_end_reason_is_documented_with_the_operator_s_text(reason: EndReason) -> None:
-    (line,) = [one for one in PAGE.splitlines() if one.startswith(f"| `{reason}` |")]
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{reason}` |")]
     assert line.endswith(f"| {END_MEANINGS[reason].operator} |")

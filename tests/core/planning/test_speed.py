@@ -114,9 +114,9 @@ def _throughput(candidate: RunCandidate) -> float:
 
 @pytest.mark.parametrize("parallelism", [Parallelism.DDP, Parallelism.FSDP])
 def test_more_gpus_on_nvlink_train_more(parallelism: Parallelism) -> None:
-    one = a_candidate(micro=4, length=2048)
-    several = [replace(one, world=n, parallelism=parallelism) for n in (2, 4, 8)]
-    rates = [_throughput(one), *map(_throughput, several)]
+    single = a_candidate(micro=4, length=2048)
+    several = [replace(single, world=n, parallelism=parallelism) for n in (2, 4, 8)]
+    rates = [_throughput(single), *map(_throughput, several)]
     assert rates == sorted(rates)
     assert rates[-1] > 5 * rates[0]
 

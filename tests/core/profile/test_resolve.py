@@ -30,18 +30,18 @@ def resolved(folder: Path, text: str, **others: str) -> ResolvedProfile:
 
 
 def test_later_files_win_and_values_have_an_origin(tmp_path: Path) -> None:
-    found = resolved(
+    profile = resolved(
         tmp_path,
         "extends: parent\ntargets:\n  lora_r: 32\n",
         parent="targets: {lora_r: 16, lora_alpha: 5}\nlimits: {gpu_memory: 70GB}\n",
     )
-    assert (found.targets.lora_r, found.targets.lora_alpha) == (32, 5)
-    assert found.limits.gpu_memory == 70_000_000_000
-    assert str(found.origin("targets.lora_r")) == "mine.yaml:3"
-    assert str(found.origin("targets.lora_alpha")) == "parent.yaml:1"
-    assert str(found.origin("targets.learning_rate")) == "default"
-    assert found.is_set("targets.lora_r")
-    assert not found.is_set("targets.learning_rate")
+    assert (profile.targets.lora_r, profile.targets.lora_alpha) == (32, 5)
+    assert profile.limits.gpu_memory == 70_000_000_000
+    assert str(profile.origin("targets.lora_r")) == "mine.yaml:3"
+    assert str(profile.origin("targets.lora_alpha")) == "parent.yaml:1"
+    assert str(profile.origin("targets.learning_rate")) == "default"
+    assert profile.is_set("targets.lora_r")
+    assert not profile.is_set("targets.learning_rate")
 
 
 def test_null_takes_back_what_a_parent_has_set(tmp_path: Path) -> None:
@@ -52,25 +52,25 @@ def test_null_takes_back_what_a_parent_has_set(tmp_path: Path) -> None:
 
 
 def test_a_section_beats_a_general_value_even_of_a_later_file(tmp_path: Path) -> None:
-    found = resolved(
+    profile = resolved(
         tmp_path,
         "extends: parent\ntargets: {lora_r: 32}",
         parent="sections: {small: {when: {size: <13B}, targets: {lora_r: 8}}}",
     )
-    assert found.targets.lora_r == 8
-    assert found.sections == ("small",)
-    assert str(found.origin("targets.lora_r")) == "parent.yaml:1 (small)"
+    assert profile.targets.lora_r == 8
+    assert profile.sections == ("small",)
+    assert str(profile.origin("targets.lora_r")) == "parent.yaml:1 (small)"
 
 
 def test_a_section_of_the_same_name_is_merged_into_the_parent_s_in_its_place(tmp_path: Path) -> None:
-    found = resolved(
+    profile = resolved(
         tmp_path,
         "extends: parent\nsections: {one: {targets: {lora_r: 99, lora_dropout: 0.3}}}",
         parent="sections:\n  one: {when: {task: instruct}, targets: {lora_r: 1, lora_alpha: 2}}\n"
         "  two: {targets: {lora_r: 7}}",
     )
-    assert found.sections == ("one", "two")
-    assert (found.targets.lora_r, found.targets.lora_alpha, found.targets.lora_dropout) == (7, 2, 0.3)
+    assert profile.sections == ("one", "two")
+    assert (profile.targets.lora_r, profile.targets.lora_alpha, profile.targets.lora_dropout) == (7, 2, 0.3)
 
 
 def test_a_section_of_the_same_name_may_change_the_selector(tmp_path: Path) -> None:
@@ -106,18 +106,18 @@ def test_all_that_a_selector_says_must_hold(
 
 
 def test_factors_of_all_matching_sections_multiply_at_the_very_end(tmp_path: Path) -> None:
-    found = resolved(
+    profile = resolved(
         tmp_path,
         "targets: {lora_r: 512, learning_rate: 4e-4, micro_batch_size: 3}\n"
         "sections:\n"
         "  a: {scale: {lora_r: 1.4, learning_rate: 1.2}}\n"
         "  b: {targets: {lora_r: 256}, scale: {lora_r: 0.5, micro_batch_size: 0.1}}\n",
     )
-    assert found.targets.lora_r == 176, "256 · 0.7, to a multiple of 8"
-    assert found.targets.learning_rate == 0.00048
-    assert found.targets.micro_batch_size == 1
-    assert found.before_scale == {"lora_r": 256, "learning_rate": 0.0004, "micro_batch_size": 3}
-    assert str(found.origin("scale.lora_r")) == "mine.yaml:4 (b)"
+    assert profile.targets.lora_r == 176, "256 · 0.7, to a multiple of 8"
+    assert profile.targets.learning_rate == 0.00048
+    assert profile.targets.micro_batch_size == 1
+    assert profile.before_scale == {"lora_r": 256, "learning_rate": 0.0004, "micro_batch_size": 3}
+    assert str(profile.origin("scale.lora_r")) == "mine.yaml:4 (b)"
 
 
 @pytest.mark.parametrize(("rank", "factor", "scaled"), [(4, 0.5, 2), (1, 0.1, 1), (8, 0.9, 8), (8, 1.6, 16)])
@@ -134,17 +134,17 @@ def test_a_factor_on_what_is_not_set_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_environment_and_engine_keys_are_merged_key_by_key(tmp_path: Path) -> None:
-    found = resolved(
+    profile = resolved(
         tmp_path,
         "extends: parent\nenv: {B: 2}\nengine_config: {axolotl: {x: 1}, ai-toolkit: {train.steps: 3}}\n"
         "sections: {a: {env: {C: 3}, engine_config: {axolotl: {y: [1]}}}}",
         parent="env: {A: 1, B: 1}\nengine_config: {axolotl: {x: 0, z: null}}",
     )
-    assert found.env == {"A": "1", "B": "2", "C": "3"}
-    assert found.engine_config.axolotl == {"x": 1, "y": [1], "z": None}
-    assert found.engine_config.ai_toolkit == {"train.steps": 3}
-    assert str(found.origin("env.C")) == "mine.yaml:4 (a)"
-    assert found.origin("engine_config.ai_toolkit.train.steps").line == 3
+    assert profile.env == {"A": "1", "B": "2", "C": "3"}
+    assert profile.engine_config.axolotl == {"x": 1, "y": [1], "z": None}
+    assert profile.engine_config.ai_toolkit == {"train.steps": 3}
+    assert str(profile.origin("env.C")) == "mine.yaml:4 (a)"
+    assert profile.origin("engine_config.ai_toolkit.train.steps").line == 3
 
 
 def test_contradictory_limits_are_reported_with_both_places(tmp_path: Path) -> None:

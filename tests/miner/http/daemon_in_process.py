@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,6 +20,7 @@ from miner.chain.identity import Identity
 from miner.daemon_client import ensure_operator_token
 from miner.dev.samples import SampleTask, sample_task
 from miner.settings import load_settings
+from tests.miner.http.stored import stored_counts, stored_rows
 
 MINER, VALIDATOR, SECOND, STRANGER = (
     Identity(Keypair.create_from_seed(bytes([byte]) * 32)) for byte in (0x22, 0x11, 0x44, 0x33)
@@ -28,9 +28,6 @@ MINER, VALIDATOR, SECOND, STRANGER = (
 #: Three failures of one address, and none more however slow the machine is.
 FEW_FAILURES = {"FAILURE_BURST_PER_ADDRESS": "3", "FAILURE_RATE_PER_ADDRESS": "0.001"}
 COMPACT, DEFAULT = (",", ":"), (", ", ": ")
-#: All that a request may leave behind, but for its nonce. Events without a task are alerts, as of a host that
-#: has no engine.
-TABLES = ("offers", "decisions", "reservations", "jobs", "events WHERE task_id IS NOT NULL")
 
 
 def task(kind: TaskType = TaskType.INSTRUCT, seed: int = 0) -> SampleTask:
@@ -71,12 +68,10 @@ class DaemonInProcess:
         return await self.post(sample.start_path, sample.start(), **how)
 
     def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with closing(sqlite3.connect(self.daemon.store.path)) as connection:
-            connection.row_factory = sqlite3.Row
-            return [dict(row) for row in connection.execute(sql, values)]
+        return stored_rows(self.daemon.store.path, sql, *values)
 
     def counts(self) -> dict[str, int]:
-        return {name: self.rows(f"SELECT count(*) AS n FROM {name}")[0]["n"] for name in TABLES}
+        return stored_counts(self.daemon.store.path)
 
     def metric(self, line: str) -> float:
         """The value on the line of the metrics page that begins so; 0 where there is none yet."""

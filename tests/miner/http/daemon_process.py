@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,6 +17,7 @@ from miner.dev.stack import ChildProcess, DevStack, daemon_process, prepare_stac
 from miner.store.database import FILE_NAME
 from tests.doubles.http_bytes import Reply, request
 from tests.miner.http.raw_connection import RawConnection
+from tests.miner.http.stored import stored_counts, stored_rows
 
 #: Time enough for a busy machine, and no limit on how much one address may get wrong: all tests come from the
 #: same one.
@@ -31,14 +31,6 @@ PATIENT = {
     "FAILURE_BURST_PER_ADDRESS": "1000000000",
 }
 HASTY = {**PATIENT, "HEADER_TIMEOUT_SECONDS": "2.0", "BODY_TIMEOUT_SECONDS": "2.0"}
-#: All that a request may leave behind, but for its nonce; of events not those that time brings, nor alerts.
-TABLES = (
-    "offers",
-    "decisions",
-    "reservations",
-    "jobs",
-    "events WHERE task_id IS NOT NULL AND kind NOT IN ('job_failed', 'reservation_lapsed')",
-)
 
 
 @dataclass
@@ -79,12 +71,10 @@ class DaemonProcess:
         return self.child.process.poll() is None and self.ask(request("/healthz")).status == 200
 
     def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        with closing(sqlite3.connect(self.stack.data_dir / FILE_NAME)) as connection:
-            connection.row_factory = sqlite3.Row
-            return [dict(row) for row in connection.execute(sql, values)]
+        return stored_rows(self.stack.data_dir / FILE_NAME, sql, *values)
 
     def counts(self) -> dict[str, int]:
-        return {name: self.rows(f"SELECT count(*) AS n FROM {name}")[0]["n"] for name in TABLES}
+        return stored_counts(self.stack.data_dir / FILE_NAME)
 
     def memory_mb(self) -> float:
         text = Path(f"/proc/{self.child.pid}/status").read_text()
