@@ -15,16 +15,6 @@ from pydantic_core import ErrorDetails
 from core.config.yaml_lines import KeyPath, dotted_path
 from core.domain.errors import nearest_name
 
-
-def rule_of_error(item: ErrorDetails) -> str:
-    if item["type"] != "enum":
-        return _rule_text(item)
-    allowed = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
-    nearest = nearest_name(str(item["input"]), allowed)
-    hint = f"; nearest is {nearest}" if nearest else ""
-    return f"one of {', '.join(allowed)} is needed{hint}"
-
-
 #: pydantic's error types in words; `{…}` is filled from its context.
 _RULE_TEXTS = {
     "missing": "is missing",
@@ -50,11 +40,17 @@ _RULE_TEXTS = {
 }
 
 
-def _rule_text(item: ErrorDetails) -> str:
+def rule_of_error(item: ErrorDetails) -> str:
+    context = item.get("ctx", {})
+    if item["type"] == "enum":
+        allowed = re.findall(r"'([^']+)'", str(context.get("expected", "")))
+        nearest = nearest_name(str(item["input"]), allowed)
+        hint = f"; nearest is {nearest}" if nearest else ""
+        return f"one of {', '.join(allowed)} is needed{hint}"
     text = _RULE_TEXTS.get(item["type"])
     if text is None:
         return item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return text.format(**item.get("ctx", {})) + _lost_sign(item)
+    return text.format(**context) + _lost_sign(item)
 
 
 def _lost_sign(item: ErrorDetails) -> str:

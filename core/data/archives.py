@@ -13,7 +13,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,22 +97,16 @@ class Archive:
     def read_chunks(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
         """Yield a file's bytes; its checksum is compared at the end. `BadEntry` when it is damaged."""
         seen = 0
-        with self._reading(entry) as file:
-            while data := file.read(_CHUNK):
-                seen += len(data)
-                self._bytes_left -= len(data)
-                if seen > self._limits.file_bytes or self._bytes_left < 0:
-                    raise BadArchive(
-                        f"{quoted_name(entry.filename)} unpacks to too much: {self._limit_text()}"
-                    )
-                self._check_ratio(entry, seen)
-                yield data
-
-    @contextmanager
-    def _reading(self, entry: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
         try:
             with self._zip.open(entry) as file:
-                yield file
+                while data := file.read(_CHUNK):
+                    seen += len(data)
+                    self._bytes_left -= len(data)
+                    if seen > self._limits.file_bytes or self._bytes_left < 0:
+                        name = quoted_name(entry.filename)
+                        raise BadArchive(f"{name} unpacks to too much: {self._limit_text()}")
+                    self._check_ratio(entry, seen)
+                    yield data
         except _DAMAGE as error:
             raise BadEntry(f"damaged: {str(error)[:100]}") from None
 

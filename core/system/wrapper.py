@@ -58,7 +58,7 @@ def main() -> int:
     if options.lock_fd is not None:
         _sign_lock(options.lock_fd)
     _record(folder, START, _start_record())
-    reserved = _reserve(folder)
+    reserved = _write_new(folder, RESERVED, b" " * RESERVED_BYTES)
     kills = oom_kills(options.oom_file)
     run = WrappedRun(options, RotatingLog(folder, options.log_bytes))
     try:
@@ -306,10 +306,6 @@ def _record(folder: int, name: str, content: dict[str, object]) -> None:
     _write_new(folder, f".{name}.part", json.dumps(content).encode())
     os.rename(f".{name}.part", name, src_dir_fd=folder, dst_dir_fd=folder)
     os.fsync(folder)
-
-
-def _reserve(folder: int) -> int:
-    return _write_new(folder, RESERVED, b" " * RESERVED_BYTES)
 
 
 def _finish(folder: int, reserved: int, content: dict[str, object]) -> None:

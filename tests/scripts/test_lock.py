@@ -35,10 +35,10 @@ def test_every_install_line_of_the_dockerfiles_is_found() -> None:
 
 def test_a_version_asked_for_by_name_is_the_pinned_one() -> None:
     for install in lock.installs():
-        for asked in install.requirements:
-            name, _, version = asked.partition("==")
+        for requirement in install.requirements:
+            name, _, version = requirement.partition("==")
             if version and install.constraints:
-                assert pins(install.constraints)[name] == version, f"{install.name}: {asked}"
+                assert pins(install.constraints)[name] == version, f"{install.name}: {requirement}"
 
 
 def test_torch_on_cpu_or_cuda_finds_its_compiler_pinned_as_it_wants() -> None:

@@ -91,11 +91,11 @@ def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -
     with subprocess.Popen(
         [sys.executable, "-c", "input(); raise SystemExit(2)"], stdin=subprocess.PIPE
     ) as child:
-        wait, asked = child.wait, []
+        wait, polls = child.wait, []
 
         def interrupted() -> int:
-            asked.append(child.poll())
-            if len(asked) == 1:
+            polls.append(child.poll())
+            if len(polls) == 1:
                 raise KeyboardInterrupt
             child.stdin.write(b"\n")
             child.stdin.close()
@@ -104,4 +104,4 @@ def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(child, "wait", interrupted)
         assert run_tests.wait_for(child) == 2
         monkeypatch.undo()
-    assert asked == [None, None]
+    assert polls == [None, None]

@@ -52,7 +52,9 @@ def ai_toolkit_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     template = load_templates(IMAGE_FAMILIES[image_type].template(Engine.AI_TOOLKIT))
     notes: list[str] = []
     settings: EngineConfig = {
-        **_files(plan, inputs),
+        "training_folder": inputs.output_dir,
+        "trigger_word": plan.task.trigger_word,
+        "training_seed": plan.seed,
         "network": _network(plan, image, notes),
         "save": {"save_every": plan.steps.save_every, "max_step_saves_to_keep": plan.steps.keep_checkpoints},
         "datasets": _dataset(plan, image, inputs),
@@ -84,14 +86,6 @@ def _nested(path: str, value: Any) -> EngineConfig:
     for part in rest:
         nested = {part: nested}
     return nested
-
-
-def _files(plan: TrainingPlan, inputs: RunInputs) -> EngineConfig:
-    return {
-        "training_folder": inputs.output_dir,
-        "trigger_word": plan.task.trigger_word,
-        "training_seed": plan.seed,
-    }
 
 
 def _network(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineConfig:
@@ -128,7 +122,18 @@ def _train(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineConf
         notes.append(f"ema_every {ema.every}: ai-toolkit updates its average at every step")
     if image.loss is ImageLoss.SMOOTH_L1:
         notes.append("image_loss smooth_l1: ai-toolkit has pseudo_huber, which is written")
-    notes += _left_out(plan, image)
+    nowhere = {
+        "min_snr_gamma": image.min_snr_gamma,
+        "scale_weight_norms": image.scale_weight_norms,
+        "guidance_scale": image.guidance_scale,
+        "flow_shift": image.flow_shift,
+        "huber_c": image.huber_c,
+        "plateau_factor": plan.plateau,
+        "early_stopping_patience": plan.steps.early_stopping_patience,
+    }
+    for name, value in nowhere.items():
+        if value:
+            notes.append(f"{name}: ai-toolkit has nothing like it here, so it is left out")
     return {
         "steps": plan.steps.total,
         "batch_size": plan.batch.micro,
@@ -193,20 +198,6 @@ def _schedule(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     if name not in (LrSchedule.COSINE, LrSchedule.COSINE_WITH_MIN_LR):
         notes.append(f"lr_scheduler {name}: ai-toolkit cannot pass its settings on; one cosine is written")
     return {"lr_scheduler": "cosine", "lr_scheduler_params": {"eta_min": least * optimizer.learning_rate}}
-
-
-def _left_out(plan: TrainingPlan, image: ImagePlan) -> list[str]:
-    asked = {
-        "min_snr_gamma": image.min_snr_gamma,
-        "scale_weight_norms": image.scale_weight_norms,
-        "guidance_scale": image.guidance_scale,
-        "flow_shift": image.flow_shift,
-        "huber_c": image.huber_c,
-        "plateau_factor": plan.plateau,
-        "early_stopping_patience": plan.steps.early_stopping_patience,
-    }
-    missing = [name for name, value in asked.items() if value]
-    return [f"{name}: ai-toolkit has nothing like it here, so it is left out" for name in missing]
 
 
 def _model(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> EngineConfig:

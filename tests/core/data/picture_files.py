@@ -45,16 +45,14 @@ def bmp(width: int = 128, height: int = 96) -> bytes:
     return b"BM" + struct.pack("<IHHIIii", 54, 0, 0, 54, 40, width, -height) + b"\0" * 28
 
 
+def zip_bytes(files: Mapping[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", how) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return content.getvalue()
+
+
 def make_zip(path: Path, files: Mapping[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> Path:
-    with zipfile.ZipFile(path, "w", how) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
+    path.write_bytes(zip_bytes(files, how))
     return path
-
-
-def zip_bytes(files: Mapping[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return made.getvalue()

@@ -53,9 +53,9 @@ def test_cut_and_kept_means_are_close_to_the_real_ones() -> None:
 
 
 @given(LENGTHS, st.integers(0, 300_000), st.integers(0, 300_000))
-def test_a_longer_limit_never_loses_tokens_or_rows(lengths: list[int], one: int, two: int) -> None:
+def test_a_longer_limit_never_loses_tokens_or_rows(lengths: list[int], limit: int, other: int) -> None:
     stats = LengthStats.from_lengths(lengths)
-    low, high = sorted((one, two))
+    low, high = sorted((limit, other))
     assert stats.mean_cut(low) <= stats.mean_cut(high) + 1e-6
     assert stats.share_over(low) >= stats.share_over(high) - 1e-9
     assert 0 <= stats.mean_kept(low) <= low
@@ -74,14 +74,6 @@ def test_a_sampled_dataset() -> None:
     assert (facts.rows, facts.sampled_rows) == (3000, 3)
     assert facts.total.max == 33
     assert facts.lengths_confidence is Confidence.CONFIG
-
-
-def test_a_preference_row_is_as_long_as_its_longer_answer() -> None:
-    facts = facts_from_lengths(TaskType.DPO, [10, 10], [5, 50], [40, 4])
-    assert facts.total.quantiles[0] == 50
-    assert facts.total.max == 60
-    assert facts.rejected is not None
-    assert facts.rejected.max == 40
 
 
 def test_prompts_without_answers_and_an_empty_file() -> None:

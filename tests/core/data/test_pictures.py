@@ -223,8 +223,8 @@ def test_anything_but_a_complete_picture_header_yields_none(data: bytes) -> None
     rest=st.binary(max_size=200),
 )
 def test_any_bytes_are_a_picture_with_a_size_or_none(start: bytes, rest: bytes) -> None:
-    found = read_picture_info(io.BytesIO(start + rest))
-    assert found is None or (found.width > 0 and found.height > 0)
+    picture = read_picture_info(io.BytesIO(start + rest))
+    assert picture is None or (picture.width > 0 and picture.height > 0)
 
 
 @given(data=st.sampled_from(list(MADE.values())), cut=st.integers(0, 400))

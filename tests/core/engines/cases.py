@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.domain.choices import Engine, LrSchedule, Method, Optimizer, Parallelism
+from core.domain.choices import LrSchedule, Method, Optimizer, Parallelism
 from core.domain.hardware import parse_gpus
-from core.domain.tasks import (
-    ChatDataset,
-    DatasetType,
-    DpoDataset,
-    GrpoDataset,
-    ImageModelType,
-    InstructDataset,
-    RewardFunction,
-    TaskType,
-)
+from core.domain.tasks import DatasetType, GrpoDataset, ImageModelType, RewardFunction, TaskType
+from core.engines import dry_run
 from core.engines.base import ImageFiles, RenderedRun, RunInputs
+from core.models.image_families import IMAGE_FAMILIES
 from core.planning.plan import (
     AdapterPlan,
     BatchPlan,
@@ -34,11 +27,7 @@ from core.planning.plan import (
 from tests.core.builders import plan
 
 DATASETS: dict[TaskType, DatasetType] = {
-    TaskType.INSTRUCT: InstructDataset(
-        field_instruction="instruct", field_input="input", field_output="output"
-    ),
-    TaskType.CHAT: ChatDataset(chat_user_reference="human", chat_assistant_reference="gpt"),
-    TaskType.DPO: DpoDataset(field_prompt="prompt", field_chosen="chosen", field_rejected="rejected"),
+    **dry_run.DATASETS,
     TaskType.GRPO: GrpoDataset(
         field_prompt="prompt",
         reward_functions=[
@@ -100,14 +89,7 @@ def text_plan(
     return plan(**{**values, **changes})
 
 
-IMAGE_ENGINES = {
-    ImageModelType.SDXL: Engine.KOHYA,
-    ImageModelType.FLUX: Engine.KOHYA,
-    ImageModelType.Z_IMAGE: Engine.AI_TOOLKIT,
-    ImageModelType.QWEN_IMAGE: Engine.AI_TOOLKIT,
-    ImageModelType.IDEOGRAM4: Engine.AI_TOOLKIT,
-    ImageModelType.KREA2: Engine.AI_TOOLKIT,
-}
+IMAGE_ENGINES = {kind: family.engines[0] for kind, family in IMAGE_FAMILIES.items()}
 
 
 def image_plan(kind: ImageModelType, gpus: int = 1, **changes: Any) -> TrainingPlan:

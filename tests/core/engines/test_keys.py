@@ -42,8 +42,8 @@ from tests.doubles.each import each
     ],
 )
 def test_an_old_key_is_translated(raw: dict[str, Any], config: dict[str, Any]) -> None:
-    made, notes = translated_axolotl(raw)
-    assert made == config
+    translated, notes = translated_axolotl(raw)
+    assert translated == config
     assert notes != []
 
 
@@ -66,9 +66,9 @@ def test_a_current_key_is_passed_on_without_a_note(raw: dict[str, Any]) -> None:
     )
 )
 def test_no_key_vanishes_without_a_note(raw: dict[str, Any]) -> None:
-    made, notes = translated_axolotl(raw)
+    translated, notes = translated_axolotl(raw)
     for key in raw:
-        assert key in made or any(note.startswith(f"{key}:") for note in notes)
+        assert key in translated or any(note.startswith(f"{key}:") for note in notes)
 
 
 def test_no_dropped_or_renamed_key_has_another_meaning_today() -> None:

@@ -14,9 +14,17 @@ from core.engines.render import render
 from core.engines.schema import engine_table
 from core.engines.validate import validate
 from tests.core.engines.cases import image_inputs, image_plan, inputs, text_plan
-from tests.core.engines.test_schema import json_values
+from tests.doubles.each import each
 
 CHECKED = (Engine.AXOLOTL, Engine.KOHYA, Engine.AI_TOOLKIT)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(list("ab")), inner)
+    ),
+    max_leaves=8,
+)
 
 
 def keys_of(engine: Engine) -> list[str]:
@@ -41,7 +49,7 @@ def test_one_wrong_value_in_a_good_configuration_never_ends_in_a_traceback(data:
     assert all(str(problem) for problem in validate(Engine.AXOLOTL, config, gpus=4))
 
 
-@pytest.mark.parametrize("engine", CHECKED)
+@each("engine", CHECKED)
 def test_an_empty_configuration_is_a_problem(engine: Engine) -> None:
     assert validate(engine, {}, gpus=1) != []
 
@@ -51,7 +59,7 @@ def test_the_native_trainer_has_no_configuration_to_check() -> None:
         validate(Engine.NATIVE, {}, gpus=1)
 
 
-@pytest.mark.parametrize(
+@each(
     "secret",
     [
         {"wandb_name": "hf_" + "A" * 34},
@@ -62,10 +70,9 @@ def test_the_native_trainer_has_no_configuration_to_check() -> None:
 )
 def test_a_secret_is_found_and_not_repeated(secret: dict[str, Any]) -> None:
     config = {**render(text_plan(TaskType.INSTRUCT), inputs()).config, **secret}
-    found = [str(problem) for problem in validate(Engine.AXOLOTL, config, gpus=4)]
-    about = [text for text in found if "secret" in text]
-    assert len(about) == 1
-    assert "hf_" not in about[0]
+    problems = [str(problem) for problem in validate(Engine.AXOLOTL, config, gpus=4)]
+    (about_secret,) = [text for text in problems if "secret" in text]
+    assert "hf_" not in about_secret
 
 
 def test_an_empty_secret_is_accepted() -> None:

@@ -161,8 +161,8 @@ def test_each_rule_finds_its_mistake_in_a_good_configuration(family: str) -> Non
     engine, good, usual_gpus, cases = FAMILIES[family]
     assert problems(engine, good, usual_gpus, family == "flux") == []
     for change, expected, *gpus in cases:
-        found = problems(engine, overlay(good, change), *(gpus or [usual_gpus]), family == "flux")
-        assert any(expected in text for text in found), (change, found)
+        messages = problems(engine, overlay(good, change), *(gpus or [usual_gpus]), family == "flux")
+        assert any(expected in text for text in messages), (change, messages)
 
 
 def test_a_template_that_falls_back_on_the_tokenizers_is_known() -> None:
@@ -206,8 +206,8 @@ def test_ai_toolkit(change: dict[str, Any], expected: str) -> None:
     assert problems(Engine.AI_TOOLKIT, config, gpus=1) == []
     (process,) = config["config"]["process"]
     config["config"]["process"] = [overlay(process, change)]
-    found = problems(Engine.AI_TOOLKIT, config, gpus=1)
-    assert any(expected in text for text in found), found
+    messages = problems(Engine.AI_TOOLKIT, config, gpus=1)
+    assert any(expected in text for text in messages), messages
 
 
 def test_ai_toolkit_trains_one_task_on_one_gpu() -> None:

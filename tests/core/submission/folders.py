@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
 import random
 import struct
@@ -53,10 +54,7 @@ def safetensors(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> 
 
 def bf16(*shape: int, seed: int = 0) -> tuple[str, list[int], bytes]:
     """Healthy weights: small numbers of either sign."""
-    count = 1
-    for one in shape:
-        count *= one
-    raw = bytearray(random.Random(seed).randbytes(2 * count))
+    raw = bytearray(random.Random(seed).randbytes(2 * math.prod(shape)))
     raw[1::2] = bytes(0x3C | (byte & 0x80) for byte in raw[1::2])
     return "BF16", list(shape), bytes(raw)
 
@@ -158,13 +156,9 @@ HASHED_GLOBS = [
 
 def validators_hash(folder: Path) -> str | None:
     """The rule as docs/publishing.md words it, on a downloaded snapshot."""
-    found = {name for name in HASHED_NAMES if (folder / name).is_file()}
+    names = {name for name in HASHED_NAMES if (folder / name).is_file()}
     for pattern in HASHED_GLOBS:
-        found |= {os.path.relpath(path, folder) for path in glob.glob(str(folder / pattern))}
-    outer, any_file = hashlib.sha256(), False
-    for name in sorted(found):
-        content = (folder / name).read_bytes()
-        if content:
-            any_file = True
-            outer.update(f"{name}:{hashlib.sha256(content).hexdigest()}".encode())
-    return outer.hexdigest() if any_file else None
+        names |= {os.path.relpath(path, folder) for path in glob.glob(str(folder / pattern))}
+    contents = {name: content for name in sorted(names) if (content := (folder / name).read_bytes())}
+    digests = "".join(f"{name}:{hashlib.sha256(content).hexdigest()}" for name, content in contents.items())
+    return hashlib.sha256(digests.encode()).hexdigest() if contents else None

@@ -114,9 +114,9 @@ def test_our_card_names_the_real_base_and_has_no_fault(kind: SubmissionKind) -> 
     ],
 )
 def test_a_card_that_the_hub_would_refuse_is_a_fault(text: str, expected: str) -> None:
-    found = card_fault(text.encode(), "a/b")
-    assert found is not None
-    assert expected in str(found)
+    fault = card_fault(text.encode(), "a/b")
+    assert fault is not None
+    assert expected in str(fault)
 
 
 def test_a_card_with_windows_line_ends_or_without_a_known_base_is_accepted() -> None:
@@ -126,8 +126,8 @@ def test_a_card_with_windows_line_ends_or_without_a_known_base_is_accepted() -> 
 
 @given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\n"))
 def test_any_text_is_checked_without_a_traceback(text: str) -> None:
-    found = card_fault(text.encode("utf-8", "surrogatepass"), "a/b")
-    assert found is None or str(found).isprintable()
+    fault = card_fault(text.encode("utf-8", "surrogatepass"), "a/b")
+    assert fault is None or str(fault).isprintable()
 
 
 def test_the_bases_licence_is_passed_on_as_far_as_it_is_one(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ _SAVE = """
 import json, sys
 from pathlib import Path
 from transformers import AutoConfig
-folder, found = Path(sys.argv[1]), {}
+folder, scaling = Path(sys.argv[1]), {}
 for each in sorted(folder.iterdir()):
     config = AutoConfig.from_pretrained(each)
     config.save_pretrained(each / "saved")
-    found[each.name] = config.to_dict()["rope_parameters"]
-json.dump(found, sys.stdout)
+    scaling[each.name] = config.to_dict()["rope_parameters"]
+json.dump(scaling, sys.stdout)
 """
 
 

@@ -42,14 +42,6 @@ def test_a_full_models_configuration_is_mended_from_the_base(tmp_path: Path, bas
     assert "rope_theta" in why
 
 
-def test_what_needs_no_mending_is_published_as_it_is(tmp_path: Path, base: BaseModelRef) -> None:
-    folder = folders.adapter(tmp_path / "a")
-    mend_in_place(folder, base)
-    prepared = prepare(folder, base, keep_card=True)
-    assert prepared.mended == ()
-    assert prepared.items["adapter_config.json"] == folder / "adapter_config.json"
-
-
 @pytest.mark.parametrize("depth", [1, 200, 450, 700, 950, 5000])
 def test_a_strange_configuration_is_mended_or_left(tmp_path: Path, base: BaseModelRef, depth: int) -> None:
     folder = folders.adapter(tmp_path / "a")

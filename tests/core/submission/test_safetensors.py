@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from core.submission import safetensors
 from core.submission.safetensors import BadHeader, read_header
+from tests.core.submission import folders
 from tests.core.submission.folders import bf16
-from tests.core.submission.folders import safetensors as made
 
 
 def read(tmp_path: Path, content: bytes) -> safetensors.SafetensorsHeader:
@@ -30,7 +30,7 @@ def raw(header: Any, data: bytes = b"") -> bytes:
 
 
 def test_a_good_file_is_read_with_places_in_the_file(tmp_path: Path) -> None:
-    content = made(
+    content = folders.safetensors(
         {"a": bf16(2, 3), "b": ("F32", [], b"\0" * 4), "c": ("I64", [0, 9], b"")}, {"format": "pt"}
     )
     header = read(tmp_path, content)
@@ -91,7 +91,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("headers")
 
 
-GOOD = made({"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"})
+GOOD = folders.safetensors(
+    {"a": bf16(4), "b": ("F16", [2, 2], b"\0" * 8), "c": ("I8", [3], b"abc")}, {"k": "v"}
+)
 
 
 @given(

@@ -56,9 +56,9 @@ def test_a_better_submission_replaces_the_old_one_completely(tmp_path: Path, way
 
 
 def test_the_usual_file_systems_swap_in_one_step(tmp_path: Path) -> None:
-    one, two = version(tmp_path / "one", 1), version(tmp_path / "two", 2)
-    assert module._exchange(one, two)
-    assert set(contents(one).values()) == {"2"}
+    old, new = version(tmp_path / "old", 1), version(tmp_path / "new", 2)
+    assert module._exchange(new, old)
+    assert set(contents(old).values()) == {"2"}
 
 
 def test_files_become_readable_for_the_publisher(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def rendered(kind: ImageModelType = Z_IMAGE, gpus: int = 1, **changes: Any) -> R
     return render(plan, image_inputs(kind))
 
 
-def process(made: RenderedRun) -> dict[str, Any]:
-    (only,) = made.config["config"]["process"]
+def process(run: RenderedRun) -> dict[str, Any]:
+    (only,) = run.config["config"]["process"]
     return dict(only)
 
 
@@ -45,10 +45,10 @@ def scheduled(schedule: LrSchedule, cycles: int) -> OptimizerPlan:
 def test_the_plans_numbers_are_the_configs_and_validators_find_the_result(
     kind: ImageModelType, arch: str
 ) -> None:
-    made = rendered(kind)
-    assert yaml.safe_load(made.files["config.yaml"]) == made.config
-    assert made.config["config"]["name"] == "last"
-    settings = process(made)
+    run = rendered(kind)
+    assert yaml.safe_load(run.files["config.yaml"]) == run.config
+    assert run.config["config"]["name"] == "last"
+    settings = process(run)
     assert settings["training_folder"] == "/run/output"
     assert (settings["model"]["arch"], settings["model"]["name_or_path"]) == (arch, "/cache/models/base")
     assert (settings["network"]["linear"], settings["network"]["linear_alpha"]) == (32, 16.0)
@@ -102,9 +102,9 @@ def test_what_the_toolkit_would_not_run_as_written_is_refused(changes: dict[str,
 
 
 def test_the_moving_average_is_the_toolkits_own() -> None:
-    made = rendered(ema=EmaPlan(decay=0.9999, every=5))
-    assert process(made)["train"]["ema_config"] == {"use_ema": True, "ema_decay": 0.9999}
-    assert noted(made, "ema_every 5")
+    run = rendered(ema=EmaPlan(decay=0.9999, every=5))
+    assert process(run)["train"]["ema_config"] == {"use_ema": True, "ema_decay": 0.9999}
+    assert noted(run, "ema_every 5")
 
 
 @each("schedule", list(LrSchedule))
@@ -123,15 +123,15 @@ def test_a_schedule_it_cannot_pass_on_leaves_a_note() -> None:
 
 
 def test_what_the_toolkit_cannot_do_is_noted() -> None:
-    made = rendered(
+    run = rendered(
         image=ImagePlan(min_snr_gamma=5, timestep_sampling="uniform", loss=ImageLoss.SMOOTH_L1),
         plateau=PlateauPlan(factor=0.5),
         adapter=AdapterPlan(rank=8, alpha=8, dropout=0.1, params=1, dora=True),
     )
     for key in ("min_snr_gamma", "plateau_factor", "dora", "timestep_sampling uni", "image_loss smooth_l1"):
-        assert noted(made, key), key
-    assert process(made)["train"]["timestep_type"] == "linear"
-    assert process(made)["network"]["dropout"] == 0.1
+        assert noted(run, key), key
+    assert process(run)["train"]["timestep_type"] == "linear"
+    assert process(run)["network"]["dropout"] == 0.1
 
 
 def test_raw_keys_are_dotted_paths_from_the_process_down() -> None:

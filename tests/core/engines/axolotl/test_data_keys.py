@@ -18,15 +18,15 @@ def keys(dataset: DatasetType, **changes: Any) -> dict[str, Any]:
 
 
 def rewarded(*weights: float) -> GrpoDataset:
-    functions = [RewardFunction(reward_func="def r(completions): ...", reward_weight=one) for one in weights]
+    functions = [RewardFunction(reward_func="def r(): ...", reward_weight=weight) for weight in weights]
     return GrpoDataset(field_prompt="prompt", reward_functions=functions)
 
 
 @pytest.mark.parametrize("task", TEXT_TASKS)
 def test_every_task_reads_the_encoded_tables(task: TaskType) -> None:
-    made = keys(DATASETS[task])
-    assert made["datasets"] == [{"path": "/run/data/train.json"}]
-    assert made["test_datasets"] == [{"path": "/run/data/eval.json"}]
+    config = keys(DATASETS[task])
+    assert config["datasets"] == [{"path": "/run/data/train.json"}]
+    assert config["test_datasets"] == [{"path": "/run/data/eval.json"}]
 
 
 def test_without_held_out_rows_there_is_no_test_set() -> None:
@@ -34,8 +34,8 @@ def test_without_held_out_rows_there_is_no_test_set() -> None:
 
 
 def test_pairs_go_to_the_trainer_that_takes_them_as_they_are() -> None:
-    made = keys(DATASETS[TaskType.DPO])
-    assert (made["trainer_cls"], made["skip_prepare_dataset"]) == (PAIR_TRAINER, True)
+    config = keys(DATASETS[TaskType.DPO])
+    assert (config["trainer_cls"], config["skip_prepare_dataset"]) == (PAIR_TRAINER, True)
 
 
 @pytest.mark.parametrize(("era", "trainer"), [(Era.OFFERS, RAW_PROMPT_TRAINER), (Era.TOURNAMENTS, None)])
@@ -44,8 +44,8 @@ def test_prompts_are_encoded_as_the_evaluation_of_their_era_does(era: Era, train
 
 
 def test_the_rewards_are_named_in_the_order_of_the_request() -> None:
-    made = keys(DATASETS[TaskType.GRPO], reward_module="rewards_of_this_task")
-    assert made["trl"]["reward_funcs"] == ["rewards_of_this_task.reward_0", "rewards_of_this_task.reward_1"]
+    config = keys(DATASETS[TaskType.GRPO], reward_module="rewards_of_this_task")
+    assert config["trl"]["reward_funcs"] == ["rewards_of_this_task.reward_0", "rewards_of_this_task.reward_1"]
 
 
 @pytest.mark.parametrize(

@@ -34,18 +34,18 @@ def optimizer(name: Optimizer = Optimizer.ADAMW_TORCH, **values: Any) -> Optimiz
     return OptimizerPlan(**{"name": name, "learning_rate": 1e-4, "schedule": LrSchedule.LINEAR, **values})
 
 
-def check(made: RenderedRun, *notes: str, **keys: Any) -> None:
+def check(run: RenderedRun, *notes: str, **keys: Any) -> None:
     """It has these keys (None: it lacks them), and notes that begin so."""
-    assert {key: made.config.get(key) for key in keys} == keys
-    assert [note for note in notes if not noted(made, note)] == []
+    assert {key: run.config.get(key) for key in keys} == keys
+    assert [note for note in notes if not noted(run, note)] == []
 
 
 @each("kind", [SDXL, FLUX])
 def test_the_plans_numbers_are_the_configs_and_the_files(kind: ImageModelType) -> None:
-    made = rendered(kind)
-    assert tomllib.loads(made.files["config.toml"]) == made.config
+    run = rendered(kind)
+    assert tomllib.loads(run.files["config.toml"]) == run.config
     check(
-        made,
+        run,
         network_dim=32,
         network_alpha=16.0,
         train_batch_size=4,
@@ -122,26 +122,26 @@ def test_every_schedule_is_one_that_sd_scripts_builds(schedule: LrSchedule) -> N
         min_lr_ratio=0.1,
         cooldown_share=0.2,
     )
-    made = rendered(SDXL, optimizer=shaped)
-    assert made.config["lr_scheduler"] != "constant"  # which takes no warmup
+    run = rendered(SDXL, optimizer=shaped)
+    assert run.config["lr_scheduler"] != "constant"  # which takes no warmup
     if schedule is LrSchedule.COSINE_WITH_RESTARTS:
-        check(made, lr_scheduler_num_cycles=3)
+        check(run, lr_scheduler_num_cycles=3)
     if schedule is LrSchedule.WSD:
-        check(made, lr_decay_steps=0.2, lr_scheduler_min_lr_ratio=0.1)
+        check(run, lr_decay_steps=0.2, lr_scheduler_min_lr_ratio=0.1)
 
 
 def test_as_many_epoch_files_are_kept_as_asked_for() -> None:
     steps = StepsPlan(epochs=40, per_epoch=10, total=400, eval_every=10, save_every=10, keep_checkpoints=3)
-    made = rendered(SDXL, steps=steps, image=ImagePlan(save_every_epochs=10))
-    check(made, save_every_n_epochs=10, save_last_n_epochs=3, save_every_n_steps=None)
+    run = rendered(SDXL, steps=steps, image=ImagePlan(save_every_epochs=10))
+    check(run, save_every_n_epochs=10, save_last_n_epochs=3, save_every_n_steps=None)
 
 
 @each("kind", [SDXL, FLUX])
 @each(("side", "least", "most"), [(64, 64, 2048), (200, 192, 2048), (512, 256, 2048), (2080, 256, 2112)])
 def test_the_buckets_hold_the_resolution(kind: ImageModelType, side: int, least: int, most: int) -> None:
     """sd-scripts refuses a data set with a resolution beyond them."""
-    made = rendered(kind, image=ImagePlan(resolution=side))
-    check(made, min_bucket_reso=least, max_bucket_reso=most)
+    run = rendered(kind, image=ImagePlan(resolution=side))
+    check(run, min_bucket_reso=least, max_bucket_reso=most)
 
 
 def test_what_is_asked_for_in_other_words_is_translated_or_noted() -> None:
@@ -154,8 +154,8 @@ def test_what_is_asked_for_in_other_words_is_translated_or_noted() -> None:
 
 
 def test_raw_keys_that_do_nothing_are_left_out_with_a_note() -> None:
-    made = rendered(SDXL, engine_config={"epoch": 60, "huggingface_token": "", "network_dim": 512})
-    check(made, "epoch", network_dim=512, epoch=None, huggingface_token=None)
+    run = rendered(SDXL, engine_config={"epoch": 60, "huggingface_token": "", "network_dim": 512})
+    check(run, "epoch", network_dim=512, epoch=None, huggingface_token=None)
 
 
 @each(

@@ -49,14 +49,14 @@ def test_what_a_flat_table_cannot_hold_is_refused(value: object) -> None:
 @pytest.mark.parametrize("kind", [ImageModelType.SDXL, ImageModelType.FLUX])
 def test_sd_scripts_own_reader_reads_the_same(training_python: str, kind: ImageModelType) -> None:
     odd = '/run/a "quoted" \\ pathé 火'
-    made = render(image_plan(kind), image_inputs(kind, output_dir=odd))
+    rendered = render(image_plan(kind), image_inputs(kind, output_dir=odd))
     code = "import json, sys, toml; json.dump(toml.loads(sys.stdin.read()), sys.stdout)"
     done = subprocess.run(
         [training_python, "-c", code],
-        input=made.files["config.toml"],
+        input=rendered.files["config.toml"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert json.loads(done.stdout) == made.config
+    assert json.loads(done.stdout) == rendered.config
