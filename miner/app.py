@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -141,7 +141,7 @@ class Daemon:
             "hotkey": self.hotkey,
             "uid": own.uid if own else None,
             "uptime_seconds": round(time.time() - self.started_at, 1),
-            "chain": chain.as_dict(),
+            "chain": asdict(chain),
             "promises": {
                 "jobs": len(self.offer_service.reservations.jobs),
                 "held_offers": len(self.offer_service.reservations.holds),

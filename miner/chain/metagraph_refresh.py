@@ -121,9 +121,6 @@ class ChainStatus:
     last_error_at: float | None
     stale: bool
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class MetagraphRefresher:
     def __init__(

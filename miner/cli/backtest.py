@@ -14,7 +14,7 @@ import typer
 from core.domain.errors import ConfigError, Problem
 from miner.cli import options
 from miner.cli.options import DEFAULT_GPUS, load_settings, local_hardware, parse_time
-from miner.cli.output import echo, echo_json, terminal
+from miner.cli.output import echo, echo_json, print_pages, terminal
 
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
@@ -189,9 +189,7 @@ def _print_runs(runs: Sequence[BacktestRun], profile: str, as_json: bool) -> Non
         echo_json([{**backtest_as_json(run), "profile": profile} for run in runs])
         return
     changes = decision_changes(runs[-2], runs[-1]) if len(runs) > 1 else []
-    console = terminal()
-    for page in backtest_pages(runs, changes):
-        console.print(page)
+    print_pages(backtest_pages(runs, changes))
 
 
 def _explain_offer(
@@ -209,8 +207,7 @@ def _explain_offer(
     console.print(offer_heading(found[0][1].historical.offer))
     for name, entry in found:
         console.print(f"\n{name}", style="bold underline")
-        for page in decision_pages(entry.historical.offer, entry.decision):
-            console.print(page)
+        print_pages(decision_pages(entry.historical.offer, entry.decision))
 
 
 def _find_entry(run: BacktestRun, which: str, stored: Sequence[StoredOffer]) -> ReplayedOffer:

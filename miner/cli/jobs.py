@@ -11,7 +11,7 @@ import typer
 
 from miner.cli import options
 from miner.cli.options import AsJson, load_settings
-from miner.cli.output import echo, echo_json, terminal
+from miner.cli.output import echo, echo_json, print_pages, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
@@ -72,9 +72,7 @@ def show(which: Which, as_json: AsJson = False) -> None:
     if as_json:
         echo_json(found)
         return
-    console = terminal()
-    for page in job_pages(found):
-        console.print(page)
+    print_pages(job_pages(found))
 
 
 @app.command()

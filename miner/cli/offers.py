@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.cli.options import AsJson, Since, load_settings, parse_time
-from miner.cli.output import echo, echo_json, show_time, terminal
+from miner.cli.output import echo, echo_json, print_pages, show_time, terminal
 
 if TYPE_CHECKING:
     from miner.offers.past_offers import StoredOffer
@@ -68,8 +68,7 @@ def explain(which: Which, as_json: AsJson = False) -> None:
         f"{what}, {show_time(one.received_at, year=True)} UTC, from {one.validator}: {one.outcome.value}"
     )
     console.print(f"{offer_heading(one.offer)}\n")
-    for page in decision_pages(one.offer, one.decision):
-        console.print(page)
+    print_pages(decision_pages(one.offer, one.decision))
 
 
 def _load_offer(which: str) -> StoredOffer:

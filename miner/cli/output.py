@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ def show_time(at: float, *, seconds: bool = True, year: bool = False) -> str:
 
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from core.profile.explain import ProfileFinding
 
@@ -57,6 +57,12 @@ def terminal(*, stderr: bool = False) -> Console:
     from miner.cli.render.terminal import Terminal
 
     return Terminal(stderr=stderr)
+
+
+def print_pages(pages: Iterable[RenderableType]) -> None:
+    console = terminal()
+    for page in pages:
+        console.print(page)
 
 
 def _with_rfc3339(value: Any, name: str = "") -> Any:

@@ -18,7 +18,7 @@ from miner.cli.options import (
     read_json_object,
     sample_rows,
 )
-from miner.cli.output import echo, echo_json, terminal
+from miner.cli.output import echo, echo_json, print_pages
 
 if TYPE_CHECKING:
     from core.data.facts import DatasetFacts
@@ -133,7 +133,9 @@ def plan(
     else:
         for line in target.why:
             typer.echo(line)
-        _print_plan(found)
+        from miner.cli.render.plan import plan_pages
+
+        print_pages(plan_pages(found))
     if write is not None:
         _write_plan_files(found, write, launcher, nodes)
     raise typer.Exit(0 if found.verdict.feasible else 1)
@@ -275,23 +277,13 @@ def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
     return load_profile(name, profile_directories(directories))
 
 
-def _print_plan(found: TrainingPlan) -> None:
-    from miner.cli.render.plan import plan_pages
-
-    console = terminal()
-    for page in plan_pages(found, console.width):
-        console.print(page)
-
-
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
     from miner.cli.render.plan import comparison_pages, plan_differences
 
     if as_json:
         echo_json([one._asdict() for one in plan_differences(before, after)])
         return
-    console = terminal()
-    for page in comparison_pages(before, after):
-        console.print(page)
+    print_pages(comparison_pages(before, after))
 
 
 def _read_plan(path: Path) -> TrainingPlan:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from miner.cli.options import load_settings
-from miner.cli.output import echo_json, terminal
+from miner.cli.output import echo_json, print_pages
 
 if TYPE_CHECKING:
     from miner.settings import Settings
@@ -62,7 +62,5 @@ def _run_task(settings: Settings, file: Path, as_json: bool) -> int:
     if as_json:
         echo_json({"event": "end", **job}, line=True)
     else:
-        console = terminal()
-        for page in job_pages(job):
-            console.print(page)
+        print_pages(job_pages(job))
     return 0 if job["state"] == "done" else 1

@@ -190,11 +190,9 @@ ORDER BY jobs.updated_at DESC LIMIT ?
 """  # noqa: S608 - our enums
 
 
-def job_outcomes(
-    connection: sqlite3.Connection, now: float, *, since: float = 0.0, most: int = MAX_OUTCOMES
-) -> list[JobOutcome]:
+def job_outcomes(connection: sqlite3.Connection, now: float, *, since: float = 0.0) -> list[JobOutcome]:
     """Return the newest outcomes, oldest first. What a clock ahead of ours has written counts as of now."""
-    rows = connection.execute(_SELECT_OUTCOMES, (since, most)).fetchall()
+    rows = connection.execute(_SELECT_OUTCOMES, (since, MAX_OUTCOMES)).fetchall()
     return [outcome for row in reversed(rows) for outcome in _outcome(row, now)]
 
 

@@ -31,7 +31,7 @@ MEMORY_LIMIT = 16 << 30
 FILE_LIMIT = 64 << 20
 OPEN_FILES = 256
 MAX_PROBLEM_LENGTH = 500
-#: Processes and threads of a user of its own.
+#: Processes that a reward may have at a time. Where it has a user of its own the kernel counts, threads too.
 PROCESS_LIMIT = 1024
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG
 
@@ -163,8 +163,6 @@ FIXED_VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-#: Processes that a reward may have at a time. Where it has a user of its own the kernel counts, threads too.
-MAX_PROCESSES = PROCESS_LIMIT
 MAX_REPLY_BYTES = 16 << 20
 #: How often the processes are counted, and how long those that were killed may take to go.
 TICK_S, END_S = 0.25, 5.0
@@ -265,9 +263,9 @@ def _relay(trainer: socket.socket, worker: socket.socket, pid: int) -> None:
                 below = descendants()
                 if pid not in below:
                     return
-                if len(below) > MAX_PROCESSES:
+                if len(below) > PROCESS_LIMIT:
                     end_all(pid)
-                    trainer.sendall(b'{"problem": "started more than %d processes"}\n' % MAX_PROCESSES)
+                    trainer.sendall(b'{"problem": "started more than %d processes"}\n' % PROCESS_LIMIT)
                     return
 
 

@@ -64,10 +64,7 @@ def current_activity(job: JobData) -> str:
         total = f"/{live['steps']:,}" if live["steps"] else ""
         loss = f", loss {live['loss']:.4g}" if live["loss"] is not None else ""
         return f"{live['stage']} {live['step']:,}{total}{loss}"
-    if live["bytes_done"] is not None:
-        total = f" of {show_bytes(live['bytes_total'])}" if live["bytes_total"] else ""
-        return f"{live['stage']}: {show_bytes(live['bytes_done'])}{total}"
-    return live["stage"] or ""
+    return (live["stage"] or "") + _transfer(live)
 
 
 def time_left(job: JobData, now: float) -> str:
@@ -228,26 +225,18 @@ class JobDisplay:
         said = (job["state"], job["stage"], job["attempt"], job["trouble"])
         if said != self._said or now - self._said_at >= QUIET_SECONDS:
             self._said, self._said_at = said, now
-            self._console.print(" · ".join(_live_words(job)), soft_wrap=True)
+            facts = (f"{name} {value}" for name, value in _live_facts(job) if isinstance(value, str))
+            self._console.print(" · ".join(facts), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        return Group(*self._lines())
-
-    def _lines(self) -> Iterable[RenderableType]:
         if not self._job:
-            return
+            return Group()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in _live_facts(self._job):
             table.add_row(name, value)
-        yield table
-
-
-def _live_words(job: dict[str, Any]) -> Iterable[str]:
-    for name, value in _live_facts(job):
-        if isinstance(value, str):
-            yield f"{name} {value}"
+        return table
 
 
 def _live_facts(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
@@ -255,7 +244,7 @@ def _live_facts(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
     gpus = f" on GPU {', '.join(job['gpus'])}" if job["gpus"] else ""
     yield "state", f"{job['state']}{attempt}{gpus}"
     if job["stage"]:
-        yield "stage", job["stage"] + _live_transfer(job)
+        yield "stage", job["stage"] + _transfer(job)
     yield from _live_progress(job)
     if job["trouble"]:
         again = f", again in {show_seconds(max(job['retry_at'] - time.time(), 0))}" if job["retry_at"] else ""
@@ -284,7 +273,7 @@ def _live_progress(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
         yield "tokens/s", f"{job['tokens_s']:,.0f}"
 
 
-def _live_transfer(job: dict[str, Any]) -> str:
+def _transfer(job: JobData) -> str:
     if job["bytes_done"] is None:
         return ""
     total = f" of {show_bytes(job['bytes_total'])}" if job["bytes_total"] else ""

@@ -83,18 +83,17 @@ class PlanDifference(NamedTuple):
 
 def plan_differences(before: TrainingPlan, after: TrainingPlan) -> list[PlanDifference]:
     """Return what differs between two plans, from the engine's keys to the totals."""
-    every = (
-        *_configuration_differences(before, after),
-        *_memory_differences(before, after),
-        *_time_differences(before, after),
+    parts = (
+        ("configuration", None, _engine_keys(before), _engine_keys(after)),
+        ("memory", 0, _memory_bytes(before), _memory_bytes(after)),
+        ("time", 0.0, _phase_seconds(before), _phase_seconds(after)),
     )
-    return [one for one in every if one.before != one.after]
-
-
-def _configuration_differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[PlanDifference]:
-    there, here = _engine_keys(before), _engine_keys(after)
-    for key in dict.fromkeys((*there, *here)):
-        yield PlanDifference("configuration", key, there.get(key), here.get(key))
+    return [
+        PlanDifference(part, key, there.get(key, missing), here.get(key, missing))
+        for part, missing, there, here in parts
+        for key in dict.fromkeys((*there, *here))
+        if there.get(key, missing) != here.get(key, missing)
+    ]
 
 
 def _engine_keys(plan: TrainingPlan) -> dict[str, Any]:
@@ -109,20 +108,14 @@ def _batch_words(plan: TrainingPlan) -> str:
     return f"{plan.batch.micro} × {plan.batch.accumulation} × {plan.batch.world_size}"
 
 
-def _memory_differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[PlanDifference]:
-    there = {term.name: term.bytes for term in before.memory.terms}
-    here = {term.name: term.bytes for term in after.memory.terms}
-    for name in dict.fromkeys((*there, *here)):
-        yield PlanDifference("memory", name, there.get(name, 0), here.get(name, 0))
-    yield PlanDifference("memory", "total", before.memory.total_bytes, after.memory.total_bytes)
+def _memory_bytes(plan: TrainingPlan) -> dict[str, Any]:
+    terms = {term.name: term.bytes for term in plan.memory.terms}
+    return {**terms, "total": plan.memory.total_bytes}
 
 
-def _time_differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[PlanDifference]:
-    there = {phase.name: phase.seconds for phase in before.time.phases}
-    here = {phase.name: phase.seconds for phase in after.time.phases}
-    for name in dict.fromkeys((*there, *here)):
-        yield PlanDifference("time", name, there.get(name, 0.0), here.get(name, 0.0))
-    yield PlanDifference("time", "total", before.time.total_s, after.time.total_s)
+def _phase_seconds(plan: TrainingPlan) -> dict[str, Any]:
+    phases = {phase.name: phase.seconds for phase in plan.time.phases}
+    return {**phases, "total": plan.time.total_s}
 
 
 #: Cells of a bar on a terminal of 80 columns.
@@ -130,7 +123,7 @@ BAR = 40
 Page = Text | Table
 
 
-def plan_pages(plan: TrainingPlan, width: int = 100) -> Iterator[Page]:
+def plan_pages(plan: TrainingPlan) -> Iterator[Page]:
     """Yield the pages of a plan, top to bottom."""
     yield _heading(plan)
     yield _numbers(plan)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from miner.dev.stack import ChildProcess, DevStack, prepare_stack
 from miner.engines.base import ExecutionEngine
 from miner.engines.choose import docker_engine, process_engine
 from miner.settings import Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
-from tests.integration.jobs.field import Field, Files, field_of, field_settings
+from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_settings, process_field
 
 KINDS = ("process", "docker")
+DAEMON_SETTINGS = {
+    "ENGINE": "process",
+    "TRAINER_PYTHON": str(PYTHON),
+    "TRAINER_SANDBOX": "off",
+    "TRAINER_ULIMITS": "core=0",
+    "TRAINER_PROCESSES": "256",
+    "GPUS": "4xH100",
+    "PROFILE": "steady",
+    "HF_USER": "tester",
+    "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+    "MIN_FREE_DISK_BYTES": "0",
+    "JOB_POLL_SECONDS": "0.05",
+    "RETRY_PAUSE_SECONDS": "0.1",
+    "STALL_MIN_SECONDS": "60",
+}
 
 
 @pytest.fixture
 def files() -> Iterator[Files]:
-    with Files() as made:
-        yield made
+    with Files() as files:
+        yield files
 
 
 @pytest.fixture(params=KINDS)
@@ -40,23 +57,39 @@ def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Setti
 
 @pytest_asyncio.fixture
 async def engine(kind: str, settings: Settings) -> AsyncIterator[ExecutionEngine]:
-    made: ExecutionEngine = docker_engine(settings) if kind == "docker" else process_engine(settings)
-    yield made
-    await made.close()
+    engine: ExecutionEngine = docker_engine(settings) if kind == "docker" else process_engine(settings)
+    yield engine
+    await engine.close()
 
 
 @pytest_asyncio.fixture
 async def field(settings: Settings, engine: ExecutionEngine, files: Files) -> AsyncIterator[Field]:
     """With a real engine; fetching and publishing are not what is tried."""
-    async with field_of(engine, settings, files, light=True) as made:
-        yield made
+    async with field_of(engine, settings, files, light=True) as field:
+        yield field
 
 
 @pytest_asyncio.fixture
 async def whole(tmp_path: Path, files: Files) -> AsyncIterator[Field]:
     """With everything real, on local processes."""
-    settings = field_settings(tmp_path / "data", trainer_python=PYTHON, trainer_sandbox="off")
-    engine = process_engine(settings)
-    async with field_of(engine, settings, files, light=False) as made:
-        yield made
-    await engine.close()
+    async with process_field(tmp_path / "data", files) as field:
+        yield field
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> DevStack:
+    return prepare_stack(tmp_path / "miner")
+
+
+@pytest.fixture
+def child(stack: DevStack) -> Iterator[ChildProcess]:
+    """A daemon whose trainer is `payload.py`."""
+    child = ChildProcess(
+        [sys.executable, str(DAEMON), "run"],
+        stack.public_port,
+        stack.folder,
+        stack.log_file,
+        {**stack.settings(), **DAEMON_SETTINGS},
+    )
+    yield child
+    child.stop()

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from core.domain.job_states import EndReason, ProgressCallback, StepFailed
-from core.domain.wire import MinerSubmission
+from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.profile.resolve import load_profile
 from miner.engines.base import ExecutionEngine
+from miner.engines.choose import process_engine
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.cleaner import FinishedJobCleaner
@@ -34,9 +34,11 @@ from miner.store.attempts import AttemptRow, attempts_of
 from miner.store.jobs import JobRow, get_job
 from miner.store.store import Store
 from tests.core.submission import folders
+from tests.doubles.base_image import PYTHON
 from tests.doubles.flaky import FlakyServer, Reply, Request
 from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedEngine, fleet_of
 
+DAEMON = Path(__file__).with_name("daemon.py")
 PAYLOAD = Path(__file__).with_name("payload.py").read_text()
 TRAINER = ("python", "-c", PAYLOAD)
 DATASET = {"field_instruction": "instruct", "field_output": "output"}
@@ -78,11 +80,11 @@ class Files(FlakyServer):
 
 
 def rows(do: dict[str, Any], count: int = 40) -> bytes:
-    made: list[dict[str, Any]] = [
+    sums: list[dict[str, Any]] = [
         {"instruct": f"What is {number} + 1?", "output": f"It is {number + 1}."} for number in range(count)
     ]
-    made[0]["_do"] = do
-    return json.dumps(made).encode()
+    sums[0]["_do"] = do
+    return json.dumps(sums).encode()
 
 
 def base_model(folder: Path) -> Path:
@@ -105,13 +107,13 @@ class LightInputs(MemoryInputs):
         self.files = files
 
     async def fetch(self, task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
-        found = await super().fetch(task, on_progress)
+        fetched = await super().fetch(task, on_progress)
         name = str(task.data).rsplit("/", 1)[-1]
         try:
-            found.data_path.write_bytes(self.files.datasets[name])
+            fetched.data_path.write_bytes(self.files.datasets[name])
         except OSError as error:
             raise StepFailed(EndReason.DISK_FULL, str(error)) from None
-        return found
+        return fetched
 
 
 @dataclass
@@ -133,10 +135,6 @@ class Field:
     @property
     def data_dir(self) -> Path:
         return self.settings.data_dir
-
-    @property
-    def hub(self) -> Path:
-        return Path(self.settings.hub.partition(":")[2])
 
     async def up(self) -> None:
         """Begin, or begin again as after a restart."""
@@ -187,7 +185,7 @@ class Field:
         return await self.store.read(attempts_of, job)
 
     async def ends(self, job: int) -> list[str | None]:
-        return [one.end_reason for one in await self.attempts(job)]
+        return [attempt.end_reason for attempt in await self.attempts(job)]
 
     async def over(self, job: int, limit_s: float = LIMIT_S) -> JobRow:
         """Once the job is over and all of it is put away."""
@@ -199,10 +197,23 @@ class Field:
             raise AssertionError(await self.describe(job)) from None
         return row
 
+    async def published(self, job: int) -> JobRow:
+        """Once the job is over: published, whole, and nothing of it is left in the engine."""
+        row, details = await self.over(job), await self.describe(job)
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), details
+        assert row.submission is not None
+        if isinstance(self.publisher, MemoryHub):
+            assert "adapter_model.safetensors" in self.publisher.repos[row.submission.repo], details
+        elif self.settings.hub.startswith("local:"):
+            hub = Path(self.settings.hub.removeprefix("local:"))
+            assert (hub / row.submission.repo / "adapter_model.safetensors").is_file(), details
+        assert await self.orphans() == [], details
+        return row
+
     async def describe(self, job: int) -> str:
         """All that is known of a job that did not come to its end."""
         row, live = await self.row(job), self.jobs.live(job)
-        logs = [Path(one.folder) / "log" for one in await self.attempts(job)]
+        logs = [Path(attempt.folder) / "log" for attempt in await self.attempts(job)]
         tails = [log.read_text(errors="replace")[-1500:] if log.exists() else "no log" for log in logs]
         return f"{row}\n{live}\n{await self.attempts(job)}\n" + "\n---\n".join(tails)
 
@@ -220,7 +231,7 @@ class Field:
 
     def go(self, job: int, attempt: int = 1) -> None:
         """Let a training that waits at a step ("wait_at") go on."""
-        (self.data_dir / f"jobs/{job}/attempt_{attempt}/go").touch()
+        self.attempt_file(job, attempt, "go").touch()
 
     async def anew(self, **timings: float) -> None:
         """Begin again at another timings, or with another engine."""
@@ -229,22 +240,15 @@ class Field:
         await self.up()
 
     def launches(self, job: int, attempt: int = 1) -> int:
-        place = self.data_dir / f"jobs/{job}/attempt_{attempt}/launches"
-        return len(place.read_text()) if place.exists() else 0
+        launches = self.attempt_file(job, attempt, "launches")
+        return len(launches.read_text()) if launches.exists() else 0
+
+    def attempt_file(self, job: int, attempt: int, name: str) -> Path:
+        return self.data_dir / f"jobs/{job}/attempt_{attempt}/{name}"
 
     def run(self, job: int, attempt: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
-            (self.data_dir / f"jobs/{job}/attempt_{attempt}/run.json").read_text()
-        )
-        return found
-
-    def is_published(self, made: MinerSubmission | None) -> bool:
-        """Whether all of it lies in the hub's folder."""
-        if made is None:
-            return False
-        if isinstance(self.publisher, MemoryHub):
-            return "adapter_model.safetensors" in self.publisher.repos[made.repo]
-        return (self.hub / made.repo / "adapter_model.safetensors").is_file()
+        run: dict[str, Any] = json.loads(self.attempt_file(job, attempt, "run.json").read_text())
+        return run
 
     @property
     def light_hub(self) -> MemoryHub:
@@ -253,7 +257,7 @@ class Field:
 
     async def orphans(self) -> list[str]:
         """What the engine still has of jobs that are over."""
-        over = [await self.row(int(one.key.partition("-")[0])) for one in await self.engine.list_runs()]
+        over = [await self.row(int(run.key.partition("-")[0])) for run in await self.engine.list_runs()]
         return [row.task_id for row in over if row.state.is_over]
 
 
@@ -271,7 +275,7 @@ async def field_of(
     store = Store(database.prepare_store(settings.data_dir))
     store.writer.start(asyncio.get_running_loop())
     model = base_model(settings.data_dir / "base")
-    made = Field(
+    field = Field(
         settings.data_dir,
         settings,
         store,
@@ -286,14 +290,26 @@ async def field_of(
     before = dict(launch.TRAINERS)
     launch.TRAINERS["text"] = TRAINER
     try:
-        await made.up()
-        yield made
+        await field.up()
+        yield field
     finally:
-        await made.jobs.stop()
-        for one in await engine.list_runs():
-            await engine.stop(one.ref, force=True)
+        await field.jobs.stop()
+        for run in await engine.list_runs():
+            await engine.stop(run.ref, force=True)
         launch.TRAINERS.update(before)
         await store.writer.close()
+
+
+@asynccontextmanager
+async def process_field(
+    data_dir: Path, files: Files, *, python: str | Path = PYTHON, timings: JobTimings = QUICK, **more: Any
+) -> AsyncIterator[Field]:
+    """With everything real, on local processes; `more`: settings."""
+    settings = field_settings(data_dir, trainer_python=python, trainer_sandbox="off", **more)
+    engine = process_engine(settings)
+    async with field_of(engine, settings, files, light=False, timings=timings) as field:
+        yield field
+    await engine.close()
 
 
 def field_settings(data_dir: Path, **more: Any) -> Settings:

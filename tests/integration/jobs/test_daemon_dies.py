@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -16,49 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from miner.dev.stack import ChildProcess, DevStack, prepare_stack
+from miner.dev.stack import ChildProcess, DevStack
 from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
-from tests.doubles.base_image import PYTHON
 from tests.integration.jobs.field import DATASET, SEED, Files, base_model, rows
 
 pytestmark = pytest.mark.integration
 
 LIVES = 22
-DAEMON = Path(__file__).with_name("daemon.py")
-SETTINGS = {
-    "ENGINE": "process",
-    "TRAINER_PYTHON": str(PYTHON),
-    "TRAINER_SANDBOX": "off",
-    "TRAINER_ULIMITS": "core=0",
-    "TRAINER_PROCESSES": "256",
-    "GPUS": "4xH100",
-    "PROFILE": "steady",
-    "HF_USER": "tester",
-    "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
-    "MIN_FREE_DISK_BYTES": "0",
-    "JOB_POLL_SECONDS": "0.05",
-    "RETRY_PAUSE_SECONDS": "0.1",
-    "STALL_MIN_SECONDS": "60",
-}
-
-
-@pytest.fixture
-def stack(tmp_path: Path) -> DevStack:
-    return prepare_stack(tmp_path / "miner")
-
-
-@pytest.fixture
-def child(stack: DevStack) -> Iterator[ChildProcess]:
-    made = ChildProcess(
-        [sys.executable, str(DAEMON), "run"],
-        stack.public_port,
-        stack.folder,
-        stack.log_file,
-        {**stack.settings(), **SETTINGS},
-    )
-    yield made
-    made.stop()
 
 
 class Operator:
@@ -91,8 +54,8 @@ class Operator:
         ends = time.monotonic() + limit_s
         while True:
             try:
-                if found := ask():
-                    return found
+                if answer := ask():
+                    return answer
             except httpx.HTTPError:
                 if time.monotonic() > ends:
                     raise
@@ -100,22 +63,18 @@ class Operator:
             time.sleep(0.02)
 
     def jobs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/jobs", params={"limit": 1000})["jobs"]
-        return found
+        jobs: list[dict[str, Any]] = self.ask("GET", "/jobs", params={"limit": 1000})["jobs"]
+        return jobs
 
     def adopted(self) -> bool:
         """Whether all that is in training is looked after."""
-        return all(one["live"] and one["live"]["stage"] for one in self.jobs() if one["state"] == "training")
+        return all(job["live"] and job["live"]["stage"] for job in self.jobs() if job["state"] == "training")
 
 
 def kill(child: ChildProcess) -> None:
     assert child.process is not None
     os.kill(child.pid, signal.SIGKILL)
     child.process.wait()
-
-
-def job_named(operator: Operator, name: str) -> dict[str, Any]:
-    return next(one for one in operator.jobs() if one["task_id"] == name)
 
 
 def test_killed_in_every_stage_each_job_is_launched_and_published_once(
@@ -126,7 +85,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     waits = {"*": {"steps": 6, "save": [2, 4], "wait_at": 3}}
 
     def training(name: str) -> bool:
-        job = job_named(operator, name)
+        job = next(job for job in operator.jobs() if job["task_id"] == name)
         return job["state"] == "training" and bool(job["live"]) and (job["live"]["step"] or 0) >= 3
 
     child.start()
@@ -150,7 +109,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
 
     child.start()
     operator.until(operator.adopted)
-    operator.until(lambda: all(one["state"] == "done" for one in operator.jobs()), 240)
+    operator.until(lambda: all(job["state"] == "done" for job in operator.jobs()), 240)
     for job in operator.jobs():
         whole(stack, job)
     assert child.stop() == 0
@@ -174,14 +133,11 @@ def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
         time.sleep(random.uniform(0.0, 1.5))
         kill(child)
     child.start()
-    operator.until(lambda: all(one["state"] == "done" for one in operator.jobs()), 240)
+    operator.until(lambda: all(job["state"] == "done" for job in operator.jobs()), 240)
     wholes = [start + adoption for start, adoption in zip(starts, adoptions, strict=True)]
+    # For whoever reads it: `benchmarks/jobs.py` measures it where nothing else runs.
     print(f"from the process's start to all adopted: {median(wholes):.2f} s in the middle,")
     print(f"{max(wholes):.2f} s at most, {LIVES} times; from its first answer {max(adoptions):.2f} s at most")
-    # The bar is 5 s, and this machine may be busy. One interpreter of many may take long to start and import:
-    # that is not the adoption's.
-    assert median(wholes) < 5 + 5, wholes
-    assert max(adoptions) < 5 + 5, adoptions
     jobs = operator.jobs()
     assert len(jobs) == LIVES - 4
     for job in jobs:

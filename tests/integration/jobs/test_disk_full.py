@@ -13,37 +13,37 @@ import pytest
 import pytest_asyncio
 
 from core.domain.job_states import EndReason, JobState
-from miner.engines.choose import process_engine
-from tests.doubles.base_image import PYTHON
 from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
-from tests.integration.jobs.field import INSTANTS, SEED, Field, Files, field_of, field_settings
+from tests.integration.jobs.field import INSTANTS, SEED, Field, Files, process_field
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    with small_disk(tmp_path / "data", megabytes=24) as made:
-        if made is None:
+    with small_disk(tmp_path / "data", megabytes=24) as disk:
+        if disk is None:
             missing("no file system can be mounted here")
-        yield made
+        yield disk
 
 
 @pytest_asyncio.fixture
 async def field(disk: Disk, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
-    settings = field_settings(tmp_path / "data", trainer_python=PYTHON, trainer_sandbox="off")
-    engine = process_engine(settings)
-    async with field_of(engine, settings, files, light=False) as made:
-        yield made
-    await engine.close()
+    async with process_field(tmp_path / "data", files) as field:
+        yield field
+
+
+def assert_dataset_is_whole(field: Field, files: Files, job: int, attempt: int) -> None:
+    """The data that an attempt was given, but for the first row: it says what to do."""
+    data = Path(field.run(job, attempt)["data_path"]).read_bytes()
+    dataset = next(name for name in files.datasets if field.run(job, attempt)["task_id"] == name)
+    assert json.loads(data)[1:] == json.loads(files.datasets[dataset])[1:]
 
 
 async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_no_more(field: Field) -> None:
     job = await field.start("t1", {"1": {"save": [2], "at": {"4": "fill"}}, "*": {"steps": 4}})
-    row = await field.over(job)
-    assert row.state is JobState.DONE, await field.describe(job)
-    assert field.is_published(row.submission)
+    await field.published(job)
     assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
 
 
@@ -54,42 +54,27 @@ async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(
         saves = list(range(1, 13, random.randint(1, 3)))
         first = {"steps": 12, "save": saves, "checkpoint": saves, "at": {str(full): "fill"}}
         job = await field.start(f"t{number}", {"1": first, "*": {"steps": 4}})
-        row = await field.over(job)
-        assert row.state is JobState.DONE, f"full at step {full}: {await field.describe(job)}"
-        assert field.is_published(row.submission)
-        assert (await field.ends(job))[-1] == EndReason.TRAINED
+        await field.published(job)
+        assert (await field.ends(job))[-1] == EndReason.TRAINED, f"full at step {full}"
 
 
+@pytest.mark.parametrize("count", [40, 8000], ids=["before it comes", "halfway"])
 async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
-    field: Field, disk: Disk, files: Files
+    field: Field, disk: Disk, files: Files, count: int
 ) -> None:
-    files.fail("/t1", delay=1.0)
-    job = await field.start("t1", {"*": {"steps": 4}})
+    halfway = count == 8000
+    files.fail("/t1", **({"rate": 200_000} if halfway else {"delay": 1.0}))
+    job = await field.start("t1", {"*": {"steps": 4}}, count=count)
+    if halfway:
+        await field.until(job, lambda live: live.bytes_done)
     disk.fill(os.getpid())
     await field.until(job, lambda live: live.retry_at is not None)
     live = field.jobs.live(job)
     assert live is not None
     assert "space" in live.trouble or "free" in live.trouble
     disk.free(os.getpid())
-    row = await field.over(job)
-    assert row.state is JobState.DONE, await field.describe(job)
-    data = Path(field.run(job, 1)["data_path"]).read_bytes()
-    assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
-
-
-async def test_a_disk_that_fills_up_halfway_through_a_dataset_leaves_a_whole_one_in_the_end(
-    field: Field, disk: Disk, files: Files
-) -> None:
-    files.fail("/t1", rate=200_000)
-    job = await field.start("t1", {"*": {"steps": 4}}, count=8000)
-    await field.until(job, lambda live: live.bytes_done)
-    disk.fill(os.getpid())
-    await field.until(job, lambda live: live.retry_at is not None)
-    disk.free(os.getpid())
-    row = await field.over(job)
-    assert row.state is JobState.DONE, await field.describe(job)
-    data = Path(field.run(job, 1)["data_path"]).read_bytes()
-    assert json.loads(data)[1:] == json.loads(files.datasets["t1"])[1:]
+    await field.published(job)
+    assert_dataset_is_whole(field, files, job, 1)
 
 
 async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_end(
@@ -105,9 +90,6 @@ async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_
         await asyncio.sleep(random.uniform(0.1, 1.0))
         disk.free(os.getpid())
         row = await field.over(job)
-        details = f"full after {instant:.2f} s: {await field.describe(job)}"
-        assert row.state is JobState.DONE, details
-        assert field.is_published(row.submission), details
-        last = len(await field.attempts(job))
-        data = Path(field.run(job, last)["data_path"]).read_bytes()
-        assert json.loads(data)[1:] == json.loads(files.datasets[f"t{number}"])[1:], details
+        assert row.state is JobState.DONE, f"full after {instant:.2f} s: {await field.describe(job)}"
+        await field.published(job)
+        assert_dataset_is_whole(field, files, job, len(await field.attempts(job)))

@@ -25,87 +25,67 @@ GOOD = {"steps": 6, "save": [3]}
 
 
 def plan_of(field: Field, job: int, attempt: int) -> TrainingPlan:
-    return TrainingPlan.from_json((field.data_dir / f"jobs/{job}/attempt_{attempt}/plan.json").read_text())
-
-
-async def published(field: Field, job: int) -> None:
-    row = await field.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.describe(job)
-    assert field.is_published(row.submission)
-    assert await field.orphans() == []
+    return TrainingPlan.from_json(field.attempt_file(job, attempt, "plan.json").read_text())
 
 
 async def test_a_training_that_goes_well_is_published_and_leaves_nothing_behind(field: Field) -> None:
     job = await field.start("t1", {"*": GOOD})
-    await published(field, job)
+    await field.published(job)
     assert await field.ends(job) == [EndReason.TRAINED]
     assert field.launches(job) == 1
 
 
-async def test_out_of_gpu_memory_becomes_a_smaller_plan(field: Field) -> None:
-    job = await field.start("t1", {"1": {"at": {"2": "oom"}}, "*": GOOD})
-    await published(field, job)
-    assert await field.ends(job) == [EndReason.OOM, EndReason.TRAINED]
-    first, second = (plan_of(field, job, number).batch for number in (1, 2))
-    assert second.micro < first.micro
-    assert second.effective == first.effective
+@pytest.mark.parametrize("fault", ["oom", "nan"])
+async def test_what_a_changed_plan_may_mend_is_tried_again(field: Field, fault: str) -> None:
+    job = await field.start("t1", {"1": {"at": {"2": fault}}, "*": GOOD})
+    await field.published(job)
+    assert await field.ends(job) == [EndReason(fault), EndReason.TRAINED]
+    first, second = (plan_of(field, job, number) for number in (1, 2))
+    assert second.batch.effective == first.batch.effective
+    if fault == "oom":
+        assert second.batch.micro < first.batch.micro
+    else:
+        assert second.optimizer.learning_rate < first.optimizer.learning_rate
 
 
-async def test_a_loss_of_nan_is_tried_again_more_calmly(field: Field) -> None:
-    job = await field.start("t1", {"1": {"at": {"2": "nan"}}, "*": GOOD})
-    await published(field, job)
-    assert await field.ends(job) == [EndReason.NAN, EndReason.TRAINED]
-
-
-async def test_a_crash_is_tried_again_once(field: Field) -> None:
-    job = await field.start("t1", {"*": {"at": {"2": "crash"}}})
+@pytest.mark.parametrize(
+    ("fault", "ends", "told"),
+    [
+        ("crash", [EndReason.CRASHED] * 2, "RuntimeError: a bug of the trainer"),
+        ("bad_data", [EndReason.BAD_DATA], "no row has an answer"),
+    ],
+    ids=["crash", "bad data"],
+)
+async def test_a_crash_is_tried_again_once_and_bad_data_is_not(
+    field: Field, fault: str, ends: list[EndReason], told: str
+) -> None:
+    job = await field.start("t1", {"*": {"at": {"2": fault}}})
     row = await field.over(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.CRASHED)
-    assert await field.ends(job) == [EndReason.CRASHED, EndReason.CRASHED]
-    log = (field.data_dir / f"jobs/{job}/latest/log").read_text()
-    assert "RuntimeError: a bug of the trainer" in log
+    assert (row.state, row.end_reason) == (JobState.FAILED, ends[-1])
+    assert await field.ends(job) == ends
+    assert told in row.detail + (field.data_dir / f"jobs/{job}/latest/log").read_text()
     assert await field.orphans() == []
-
-
-async def test_bad_data_is_not_tried_again(field: Field) -> None:
-    job = await field.start("t1", {"*": {"at": {"1": "bad_data"}}})
-    row = await field.over(job)
-    assert (row.state, row.end_reason, row.detail) == (
-        JobState.FAILED,
-        EndReason.BAD_DATA,
-        "no row has an answer",
-    )
-    assert await field.ends(job) == [EndReason.BAD_DATA]
 
 
 async def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(field: Field) -> None:
     job = await field.start("t1", {"1": {"checkpoint": [3], "at": {"4": "die"}}, "*": GOOD})
-    await published(field, job)
+    await field.published(job)
     assert await field.ends(job) == [EndReason.KILLED, EndReason.TRAINED]
     assert field.run(job, 2)["resume_from"].endswith("/attempt_1/work/checkpoint-3")
 
 
-async def test_a_run_that_somebody_kills_from_outside_goes_on(field: Field) -> None:
-    job = await field.start("t1", {"1": {"steps": 1000, "checkpoint": [2]}, "*": GOOD})
-    await field.training(job, 3)
-    await kill(field, job)
-    await published(field, job)
-    # With a whole process group nobody is left to write the end down.
-    how = EndReason.KILLED if field.engine.name == "docker" else EndReason.LOST
-    assert await field.ends(job) == [how, EndReason.TRAINED]
-    assert field.run(job, 2)["resume_from"] is not None
-
-
 @pytest.mark.parametrize("step", [1, 5], ids=["before a checkpoint", "after one"])
 async def test_killed_at_a_step_it_goes_on_from_its_checkpoint(field: Field, step: int) -> None:
+    """By somebody from outside."""
     first = {"steps": 600, "save": [3], "checkpoint": [3], "wait_at": step}
     job = await field.start("t1", {"1": first, "*": GOOD})
     await field.training(job, step)
     await kill(field, job)
-    await published(field, job)
-    assert (await field.ends(job))[-1] == EndReason.TRAINED
+    await field.published(job)
+    # With a whole process group nobody is left to write the end down.
+    how = EndReason.KILLED if field.engine.name == "docker" else EndReason.LOST
+    assert await field.ends(job) == [how, EndReason.TRAINED]
     assert (field.run(job, 2)["resume_from"] is not None) == (step > 3)
-    assert await field.orphans() == []
 
 
 async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None:
@@ -117,13 +97,10 @@ async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None
         await field.training(job, random.randint(1, 55))
         await asyncio.sleep(random.uniform(0.0, 0.05))
         await kill(field, job)
-        row = await field.over(job)
-        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await field.describe(job)
-        assert field.is_published(row.submission)
+        await field.published(job)
         *before, last = await field.ends(job)
         assert last == EndReason.TRAINED
         assert set(before) <= {EndReason.KILLED, EndReason.LOST}
-        assert await field.orphans() == []
 
 
 async def kill(field: Field, job: int) -> None:
@@ -150,9 +127,9 @@ async def test_a_hang_is_seen_told_where_and_ended(field: Field) -> None:
     hangs = {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}
     # Of five steps it is not known yet how long one takes: a slow disk is not taken for a second hang.
     job = await field.start("t1", {"1": hangs, "*": {"steps": 5, "save": [3]}})
-    await published(field, job)
+    await field.published(job)
     assert await field.ends(job) == [EndReason.HUNG, EndReason.TRAINED]
-    assert "most recent call first" in (field.data_dir / f"jobs/{job}/attempt_1/log").read_text()
+    assert "most recent call first" in field.attempt_file(job, 1, "log").read_text()
     assert field.run(job, 2)["resume_from"] is not None
     assert "job_hung" in [kind for kind, _ in field.alerts]
 
@@ -180,7 +157,7 @@ async def tighten(field: Field) -> None:
 async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
     await tighten(field)
     job = await field.start("t1", {"1": {"steps": 100, "at": {"3": "eat"}}, "*": GOOD})
-    await published(field, job)
+    await field.published(job)
     assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED]
 
 
@@ -192,15 +169,12 @@ async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field:
         checkpoints = list(range(2, 13, random.randint(1, 4)))
         first = {"steps": 100, "save": checkpoints, "checkpoint": checkpoints, "at": {str(eaten): "eat"}}
         job = await field.start(f"t{number}", {"1": first, "*": GOOD})
-        row = await field.over(job)
+        await field.published(job)
         details = f"eaten at step {eaten}: {await field.describe(job)}"
-        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), details
-        assert field.is_published(row.submission), details
         assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED], details
         saved = [step for step in checkpoints if step <= eaten]
         resumed = field.run(job, 2)["resume_from"]
         assert (resumed or "").endswith(f"checkpoint-{saved[-1]}") if saved else resumed is None, details
-        assert await field.orphans() == []
 
 
 async def test_the_deadline_is_kept_whatever_the_training_does(field: Field) -> None:
@@ -214,28 +188,31 @@ async def test_the_deadline_is_kept_whatever_the_training_does(field: Field) -> 
     for name, job in jobs.items():
         assert await field.start(name, {}, seconds=30) == job
     for job in jobs.values():
-        await published(field, job)
-        row = await field.row(job)
+        row = await field.published(job)
         assert row.submission is not None
         assert dict(field.light_hub.commits)[row.submission.repo] <= row.deadline_at
         assert await field.ends(job) == [EndReason.TRAINED]
 
 
-async def test_four_jobs_at_once_have_gpus_ports_and_folders_of_their_own(field: Field) -> None:
+async def test_four_jobs_at_once_have_what_is_their_own_and_outlive_a_restart(field: Field) -> None:
     do = {"*": {"steps": 10, "save": [3], "wait_at": 5}}
     jobs = [await field.start(f"t{number}", do) for number in range(4)]
     for job in jobs:
         await field.training(job)
     rows = [(await field.attempts(job))[0] for job in jobs]
     assert sorted(row.gpus for row in rows) == [("0",), ("1",), ("2",), ("3",)]
-    ports = [plan_of(field, job, 1).launch.port for job in jobs]
-    assert len(set(ports)) == 4
+    assert len({plan_of(field, job, 1).launch.port for job in jobs}) == 4
     statuses = [await field.engine.poll(row.ref or "", Path(row.folder)) for row in rows]
-    assert {one.phase for one in statuses} == {RunPhase.RUNNING}
+    assert {status.phase for status in statuses} == {RunPhase.RUNNING}
+    await field.jobs.stop()
+    await field.up()
+    for job in jobs:
+        await field.training(job)
     for job in jobs:
         field.go(job)
     for job in jobs:
-        await published(field, job)
+        await field.published(job)
+        assert field.launches(job) == 1, "nothing is launched twice"
     assert len(field.light_hub.repos) == 4
 
 
@@ -246,20 +223,3 @@ async def test_a_cancelled_job_leaves_no_process_behind(field: Field) -> None:
     row = await field.over(job)
     assert row.state is JobState.CANCELLED
     assert await field.orphans() == []
-
-
-async def test_a_restart_adopts_what_runs_and_launches_nothing_twice(field: Field) -> None:
-    do = {"*": {"steps": 40, "save": [3, 30], "wait_at": 20}}
-    jobs = [await field.start(f"t{number}", do) for number in range(4)]
-    for job in jobs:
-        await field.training(job)
-    await field.jobs.stop()
-    await field.up()
-    for job in jobs:
-        await field.training(job)
-    for job in jobs:
-        field.go(job)
-    for job in jobs:
-        await published(field, job)
-        assert field.launches(job) == 1
-    assert len(field.light_hub.repos) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,9 @@ import pytest
 import pytest_asyncio
 
 from core.domain.job_states import EndReason, JobState
-from core.submission.digests import model_hash
-from miner.engines.choose import process_engine
 from tests.doubles import hub_upload
-from tests.doubles.base_image import PYTHON
 from tests.doubles.hub import Hub
-from tests.integration.jobs.field import Field, Files, field_of, field_settings
+from tests.integration.jobs.field import Field, Files, process_field
 
 pytestmark = pytest.mark.integration
 
@@ -39,10 +37,7 @@ async def test_a_dataset_behind_a_bad_network_arrives_whole(
 ) -> None:
     files.fail("/t1", **fault)
     job = await whole.start("t1", DO)
-    row = await whole.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await whole.describe(job)
-    run = whole.run(job, 1)
-    assert Path(run["data_path"]).is_file()
+    await whole.published(job)
     assert await whole.ends(job) == [EndReason.TRAINED]
 
 
@@ -56,25 +51,16 @@ async def test_a_dataset_that_is_gone_ends_the_job_at_once(whole: Field, files: 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
+    with Hub() as hub:
+        yield hub
 
 
 @pytest_asyncio.fixture
 async def online(tmp_path: Path, files: Files, hub: Hub) -> AsyncIterator[Field]:
     """Published to what speaks like the hub."""
-    settings = field_settings(
-        tmp_path / "data",
-        trainer_python=PYTHON,
-        trainer_sandbox="off",
-        hub="huggingface",
-        hf_endpoint=hub.url,
-        hf_token=hub.token,
-    )
-    engine = process_engine(settings)
-    async with field_of(engine, settings, files, light=False) as made:
-        yield made
-    await engine.close()
+    settings = {"hub": "huggingface", "hf_endpoint": hub.url, "hf_token": hub.token}
+    async with process_field(tmp_path / "data", files, **settings) as field:
+        yield field
 
 
 @pytest.mark.parametrize(
@@ -91,15 +77,13 @@ async def test_a_hub_behind_a_bad_network_gets_the_model_once(
 ) -> None:
     hub.fail(**{"times": 1, **fault})
     job = await online.start("t1", DO)
-    row = await online.over(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), await online.describe(job)
+    row = await online.published(job)
     assert row.submission is not None
     assert row.submission.repo == "tester/repo-t1"
-    head = hub.repo("tester/repo-t1").head
-    ours = (online.data_dir / f"jobs/{job}/attempt_1/submission/adapter_model.safetensors").read_bytes()
-    assert head.files["adapter_model.safetensors"].sha256 == __import__("hashlib").sha256(ours).hexdigest()
     assert row.submission.model_hash
-    assert model_hash
+    trained = online.attempt_file(job, 1, "submission/adapter_model.safetensors").read_bytes()
+    uploaded = hub.repo("tester/repo-t1").head.files["adapter_model.safetensors"]
+    assert uploaded.sha256 == sha256(trained).hexdigest()
 
 
 async def test_neither_token_nor_signed_address_is_left_in_any_file(
@@ -109,8 +93,7 @@ async def test_neither_token_nor_signed_address_is_left_in_any_file(
     token = online.settings.hf_token
     assert token is not None
     job = await online.start("t1", {"*": {"steps": 4, "tell": True}}, query=f"?{signature}")
-    row = await online.over(job)
-    assert row.state is JobState.DONE, await online.describe(job)
+    await online.published(job)
     log = (online.data_dir / f"jobs/{job}/latest/log").read_text()
     assert "PATH=" in log, "the trainer has printed its whole environment"
     secrets = (token.get_secret_value().encode(), signature.encode())
@@ -120,8 +103,8 @@ async def test_neither_token_nor_signed_address_is_left_in_any_file(
             content = b""
             with suppress(FileNotFoundError):  # removed at this moment
                 content = path.read_bytes()
-            assert not [path for secret in secrets if secret in content], path
-    assert not [one for one in secrets if one.decode() in caplog.text]
+            assert not any(secret in content for secret in secrets), path
+    assert not any(secret.decode() in caplog.text for secret in secrets)
 
 
 async def test_a_hub_that_refuses_the_token_is_asked_again_until_the_deadline(

@@ -7,40 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from miner.dev.stack import ChildProcess, DevStack, prepare_stack
+from miner.dev.stack import ChildProcess, DevStack
 from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
-from tests.integration.jobs.field import DATASET, base_model, rows
-from tests.integration.jobs.test_daemon_dies import DAEMON, SETTINGS
+from tests.integration.jobs.field import DAEMON, DATASET, base_model, rows
 
 pytestmark = pytest.mark.integration
 
 Ended = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture
-def stack(tmp_path: Path) -> DevStack:
-    return prepare_stack(tmp_path / "miner")
-
-
-@pytest.fixture
-def child(stack: DevStack) -> Iterator[ChildProcess]:
-    made = ChildProcess(
-        [sys.executable, str(DAEMON), "run"],
-        stack.public_port,
-        stack.folder,
-        stack.log_file,
-        {**stack.settings(), **SETTINGS},
-    )
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -59,6 +40,13 @@ def begin(child: ChildProcess) -> Callable[..., subprocess.Popen[str]]:
 def end(process: subprocess.Popen[str], limit_s: float = 240) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=limit_s)
     return process.returncode, out, err
+
+
+def until_step(process: Any, step: int) -> None:
+    """Read what it prints until its training has done so many steps."""
+    for line in process.stdout:
+        if (json.loads(line).get("step") or 0) >= step:
+            return
 
 
 def task(folder: Path, do: dict[str, Any]) -> str:
@@ -80,7 +68,7 @@ def test_a_task_is_done_by_this_process_where_no_daemon_runs(begin: Any, tmp_pat
     code, out, err = end(begin("run", "--task", task(tmp_path, {"*": {"steps": 5}}), "--json"))
     assert code == 0, err
     events = [json.loads(line) for line in out.splitlines()]
-    states = list(dict.fromkeys(one["state"] for one in events if one["event"] == "job"))
+    states = list(dict.fromkeys(event["state"] for event in events if event["event"] == "job"))
     assert states == ["queued", "preparing", "training", "publishing", "done"]
     assert events[-1]["submission"]["repo"] == "tester/task-mine"
 
@@ -93,15 +81,12 @@ def test_a_task_that_fails_says_why_and_exits_with_one(begin: Any, tmp_path: Pat
 
 def test_ctrl_c_cancels_the_task_and_leaves_no_process(begin: Any, tmp_path: Path, stack: DevStack) -> None:
     process = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
-    for line in process.stdout:
-        if json.loads(line).get("step"):
-            break
+    until_step(process, 1)
     process.send_signal(signal.SIGINT)
     code, out, err = end(process)
     assert code == 1, err
     assert json.loads(out.splitlines()[-1])["state"] == "cancelled"
-    exited = stack.data_dir / "jobs/1/attempt_1/exit.json"
-    assert exited.exists()
+    assert (stack.data_dir / "jobs/1/attempt_1" / EXIT_FILE).exists()
 
 
 def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_cancelled(
@@ -109,9 +94,7 @@ def test_a_daemon_that_runs_does_the_task_and_its_jobs_can_be_looked_at_and_canc
 ) -> None:
     child.start()
     watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000, "save": [2]}}), "--json")
-    for line in watching.stdout:
-        if (json.loads(line).get("step") or 0) > 2:
-            break
+    until_step(watching, 3)
     following = begin("jobs", "logs", "mine", "-f")
     code, out, _ = end(begin("jobs", "list", "--json"))
     (listed,) = json.loads(out)
@@ -139,9 +122,7 @@ def test_an_open_stream_does_not_hold_the_daemons_end_up(
     child.environment["SHUTDOWN_GRACE_SECONDS"] = "240"
     child.start()
     watching = begin("run", "--task", task(tmp_path, {"*": {"steps": 100_000}}), "--json")
-    for line in watching.stdout:
-        if json.loads(line).get("step"):
-            break
+    until_step(watching, 1)
     assert child.stop(120) == 0  # long before the grace is over
     code, out, _ = end(watching)
     assert code == 1

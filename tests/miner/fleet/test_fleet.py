@@ -109,31 +109,31 @@ async def test_the_snapshot_has_all_reservations() -> None:
 
 
 async def test_a_lost_gpu_is_reported_to_its_job_once() -> None:
-    on, told = fleet_of(4), []
-    on.on_lost(lambda *what: told.append(what))
+    on, reported = fleet_of(4), []
+    on.on_lost(lambda *what: reported.append(what))
     await acquire(on, A, 2)
     broken = inventory(make_gpus(4, unusable=[1, 3]), failed={"g1": "it is gone", "g3": "it is gone"})
     on.update(broken)
     on.update(broken)
-    assert told == [(A, "g1", "it is gone")]
+    assert reported == [(A, "g1", "it is gone")]
     on.update(inventory(make_gpus(4, unusable=[3]), failed={"g3": "it is gone"}))
     on.update(broken)
-    assert told == [(A, "g1", "it is gone")] * 2, "it came back and failed again"
+    assert reported == [(A, "g1", "it is gone")] * 2, "it came back and failed again"
     on.release(A)
     assert (await acquire(on, A, 4, 2)).ids == ("g0", "g2")
 
 
 async def test_a_failing_listener_does_not_silence_the_others() -> None:
-    on, told = fleet_of(1), []
+    on, reported = fleet_of(1), []
 
     def broken(*_: object) -> None:
         raise RuntimeError("on purpose")
 
     on.on_lost(broken)
-    on.on_lost(lambda *what: told.append(what))
+    on.on_lost(lambda *what: reported.append(what))
     await acquire(on, A, 1)
     on.update(inventory(make_gpus(1, unusable=[0]), failed={"g0": "gone"}))
-    assert told == [(A, "g0", "gone")]
+    assert reported == [(A, "g0", "gone")]
 
 
 async def test_a_gpu_is_granted_again_when_a_scan_finds_it_empty() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,15 @@ from tests.doubles.each import each
 DOCS = Path(__file__).parents[3] / "docs" / "fleet.md"
 
 
+EDITS = count(1)
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     # Two edits within one tick of the file system's clock would look like one.
-    later = path.stat().st_mtime_ns + write.edits * 10_000_000  # type: ignore[attr-defined]
-    write.edits += 1  # type: ignore[attr-defined]
+    later = path.stat().st_mtime_ns + next(EDITS) * 10_000_000
     os.utime(path, ns=(later, later))
     return path
-
-
-write.edits = 1  # type: ignore[attr-defined]
 
 
 async def seen(path: Path, gpus: str = "4xH100") -> GpuScan:
@@ -101,24 +101,25 @@ def test_a_wrong_file_is_rejected_with_the_reason(file: Path, text: str, told: s
         follow_fleet_file(write(file, text))
 
 
-def test_a_missing_file_is_rejected(file: Path) -> None:
+async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Path) -> None:
     with pytest.raises(ConfigError):
         follow_fleet_file(file)
-
-
-async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Path) -> None:
     problems: list[ConfigError] = []
     source = FleetFileSource(
         follow_fleet_file(write(file, "exclude: {0: x}"), problems.append),
         FixedGpuSource(parse_gpus("2xH100"), "GPUS"),
     )
-    assert [gpu.excluded for gpu in (await source.scan()).gpus] == ["x", None]
+
+    async def excluded() -> list[str | None]:
+        return [gpu.excluded for gpu in (await source.scan()).gpus]
+
+    assert await excluded() == ["x", None]
     write(file, "exclude: {1: y}")
-    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
+    assert await excluded() == [None, "y"]
     write(file, "exclude: nonsense")
-    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
+    assert await excluded() == [None, "y"]
     file.unlink()
-    assert [gpu.excluded for gpu in (await source.scan()).gpus] == [None, "y"]
+    assert await excluded() == [None, "y"]
     assert len(problems) == 2
 
 

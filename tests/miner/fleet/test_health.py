@@ -34,9 +34,9 @@ class WatchedHost:
 @pytest.fixture
 def host() -> WatchedHost:
     """A host of two that is known since long before."""
-    calendar = WatchedHost()
-    calendar.sees(-1000.0, scanned(0), scanned(1))
-    return calendar
+    host = WatchedHost()
+    host.sees(-1000.0, scanned(0), scanned(1))
+    return host
 
 
 def reasons(report: GpuHealthReport) -> list[str | None]:
@@ -60,11 +60,8 @@ def test_a_vanished_gpu_is_excluded_at_once_and_reported_once(host: WatchedHost)
     assert missing.failed == {"g1": "the driver does not list it any more"}
     assert kinds(missing) == [("gpu_out", "g1")]
     assert kinds(host.sees(5.0, scanned(0))) == []
-
-
-def test_a_failed_gpu_is_known_by_its_index(host: WatchedHost) -> None:
-    lost = host.sees(0.0, scanned(0), _1="GPU is lost")
-    assert lost.failed == {"g1": "GPU is lost"}
+    assert host.sees(6.0, scanned(0), _1="GPU is lost").failed == {"g1": "GPU is lost"}, "by its index"
+    assert host.sees(10.0, scanned(0), scanned(1)).failed == {}, "its job is not lost any more"
 
 
 def test_a_failed_gpu_returns_after_it_was_fine_for_long_enough(host: WatchedHost) -> None:
@@ -81,11 +78,6 @@ def test_an_unstable_gpu_does_not_return(host: WatchedHost) -> None:
     for now in range(0, 2000, 200):
         host.sees(float(now), scanned(0))
         assert reasons(host.sees(now + 100.0, scanned(0), scanned(1)))[1] is not None
-
-
-def test_a_gpu_that_recovered_no_longer_fails_its_job(host: WatchedHost) -> None:
-    host.sees(0.0, scanned(0))
-    assert host.sees(10.0, scanned(0), scanned(1)).failed == {}
 
 
 def test_a_clock_set_back_does_not_exclude_a_gpu_for_ever(host: WatchedHost) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from core.domain.hardware import parse_gpus
 from core.domain.keys import TaskKey
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
@@ -99,8 +100,8 @@ async def test_a_host_that_was_never_scanned_has_no_gpus_and_a_reason() -> None:
     source.answer = ScanFailed("no")
     watched = WatchedFleet(source)
     await watched.scan()
-    snapshot = watched.fleet.snapshot(0.0)
-    assert (snapshot.gpus, snapshot.hardware, snapshot.problem) == ((), None, "no")
+    inventory = watched.fleet.inventory
+    assert (inventory.gpus, inventory.hardware, inventory.problem) == ((), None, "no")
 
 
 async def test_a_bug_in_a_scan_does_not_end_the_scanning(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,8 +195,6 @@ async def test_a_driver_that_disappears_is_a_failed_scan_without_a_pretend_gpu()
 async def test_gpus_from_settings_have_their_usual_links(
     gpus: str, ids: list[str], links: list[set[str]]
 ) -> None:
-    from core.domain.hardware import parse_gpus
-
     scan = await FixedGpuSource(parse_gpus(gpus), "x").scan()
     assert [gpu.id for gpu in scan.gpus] == ids
     assert [set(gpu.linked) for gpu in scan.gpus] == links
@@ -203,8 +202,6 @@ async def test_gpus_from_settings_have_their_usual_links(
 
 
 async def test_gpus_without_known_memory_are_granted_again_at_once() -> None:
-    from core.domain.hardware import parse_gpus
-
     watched = WatchedFleet(FixedGpuSource(parse_gpus("1xH100"), "x"))
     await watched.scan()
     await watched.fleet.acquire(KEY, [1], until=9e9)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
+from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
 from core.domain.selectors import Lane
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import OVERDUE_SECONDS
@@ -22,9 +22,9 @@ A, B, C, D = (TaskKey("v", name) for name in "abcd")
 
 
 def ledger(count: int = 4, **rules: Any) -> GpuLedger:
-    calendar = GpuLedger(QueueRules(**rules))
-    calendar.set_gpus(make_gpus(count))
-    return calendar
+    on = GpuLedger(QueueRules(**rules))
+    on.set_gpus(make_gpus(count))
+    return on
 
 
 def at(*gpus: int, start: float = 0.0, hours: float = 4.0) -> Placement:
@@ -49,6 +49,11 @@ def ask(
     if on.claim(key) is None:
         on.start(key, now=now, until=until, priority=priority)
     on.request(key, counts, now=now, until=until, **more)
+    return scheduled(on, now)
+
+
+def scheduled(on: GpuLedger, now: float = 0.0) -> list[TaskKey]:
+    """Who gets GPUs now."""
     return [claim.key for claim in on.schedule(now)]
 
 
@@ -66,18 +71,13 @@ def planned(on: GpuLedger, key: TaskKey) -> tuple[tuple[int, ...], float]:
 # Promises
 
 
-def test_two_offers_cannot_both_have_the_last_gpus() -> None:
+def test_a_gpu_is_reserved_once_at_a_time() -> None:
     on = ledger(2)
-    assert reserve(on, A, at(0, 1))
+    assert reserve(on, A, at(0, 1, hours=2))
     assert not reserve(on, B, at(1))
-    assert [reservation.key for reservation in on.reservations] == [A]
-
-
-def test_a_gpu_may_be_reserved_twice_for_different_times() -> None:
-    on = ledger(1)
-    assert reserve(on, A, at(0, hours=2))
-    assert reserve(on, B, at(0, start=2 * HOUR, hours=2))
-    assert not reserve(on, C, at(0, start=3 * HOUR))
+    assert reserve(on, B, at(1, start=2 * HOUR, hours=2))
+    assert not reserve(on, C, at(1, start=3 * HOUR))
+    assert [reservation.key for reservation in on.reservations] == [A, B]
 
 
 @pytest.mark.parametrize("where", [at(7), at(), at(0, 7), at(0)])
@@ -136,53 +136,38 @@ def test_reserved_gpus_are_not_granted_to_others() -> None:
     assert ask(on, A, 2) == [A]
 
 
-def test_a_reservation_of_more_gpus_later_does_not_begin_with_fewer() -> None:
-    on = ledger(2)
-    ask(on, A, 1, hours=1)
-    assert reserve(on, B, at(0, 1, start=1.1 * HOUR))
-    on.start(B, now=60.0, until=9 * HOUR)
-    assert ask(on, B, 2, 1, now=60.0, hours=9) == []
-    assert planned(on, B) == ((0, 1), 1.1 * HOUR)
-    # The one before it takes its time: by now half is better than nothing.
-    assert [claim.key for claim in on.schedule(1.2 * HOUR)] == [B]
-    assert has(on, B) == (1,)
+def test_a_reservation_of_more_gpus_later_begins_when_they_are_free_or_takes_fewer_when_it_is_time() -> None:
+    for is_late in (False, True):
+        on = ledger(2)
+        ask(on, A, 1, hours=1)
+        assert reserve(on, B, at(0, 1, start=1.1 * HOUR))
+        on.start(B, now=60.0, until=9 * HOUR)
+        assert ask(on, B, 2, 1, now=60.0, hours=9) == []
+        assert planned(on, B) == ((0, 1), 1.1 * HOUR)
+        if not is_late:
+            on.release(A)
+        assert scheduled(on, 1.2 * HOUR if is_late else 120.0) == [B]
+        assert has(on, B) == ((1,) if is_late else (0, 1))
 
 
-def test_a_reservation_of_more_gpus_later_begins_when_they_are_free() -> None:
-    on = ledger(2)
-    ask(on, A, 1, hours=1)
-    assert reserve(on, B, at(0, 1, start=1.1 * HOUR))
-    assert ask(on, B, 2, 1, now=60.0, hours=9) == []
-    on.release(A)
-    assert [claim.key for claim in on.schedule(120.0)] == [B]
-    assert has(on, B) == (0, 1)
-
-
-def test_a_reservation_moves_within_its_lane() -> None:
-    on, lane = ledger(4), ("large", Lane(gpus=[2, 3]))
-    reserve(on, A, at(2), lane=lane)
-    on.set_gpus(make_gpus(4, unusable=[2]))
-    on.schedule(0.0)
-    assert planned(on, A) == ((3,), 0.0)
-
-
-def test_a_reservation_moves_when_its_gpu_fails() -> None:
+@pytest.mark.parametrize(
+    ("gpus", "lane", "unusable", "moved"),
+    [
+        ((0, 1), None, (1,), (2, 3)),
+        ((2,), ("large", Lane(gpus=[2, 3])), (2,), (3,)),
+        ((0, 1, 2, 3), None, (1, 2), (0, 3)),
+        ((0, 1, 2, 3), None, (0, 1, 2, 3), ()),
+    ],
+    ids=["to others", "within its lane", "to fewer", "to none"],
+)
+def test_a_reservation_whose_gpu_fails_moves(
+    gpus: tuple[int, ...], lane: NamedLane | None, unusable: tuple[int, ...], moved: tuple[int, ...]
+) -> None:
     on = ledger(4)
-    reserve(on, A, at(0, 1))
-    on.set_gpus(make_gpus(4, unusable=[1]))
+    reserve(on, A, at(*gpus), lane=lane)
+    on.set_gpus(make_gpus(4, unusable=unusable))
     on.schedule(0.0)
-    assert planned(on, A) == ((2, 3), 0.0)
-
-
-def test_a_reservation_that_cannot_be_kept_gets_fewer_gpus() -> None:
-    on = ledger(4)
-    reserve(on, A, at(0, 1, 2, 3))
-    on.set_gpus(make_gpus(4, unusable=[1, 2]))
-    on.schedule(0.0)
-    assert planned(on, A) == ((0, 3), 0.0)
-    on.set_gpus(make_gpus(4, unusable=[0, 1, 2, 3]))
-    on.schedule(0.0)
-    assert planned(on, A)[0] == ()
+    assert planned(on, A)[0] == moved
 
 
 def test_a_started_job_is_moved_before_an_offer() -> None:
@@ -223,14 +208,15 @@ def test_the_first_count_that_is_free_is_granted() -> None:
     assert has(on, B) == (2, 3)
 
 
-def test_the_higher_priority_goes_first() -> None:
+@pytest.mark.parametrize("lower", [1.0, float("nan")])
+def test_the_higher_priority_goes_first(lower: float) -> None:
     on = ledger(1)
     ask(on, A, 1)
-    ask(on, B, 1, now=1.0, hours=9, priority=1.0)
+    ask(on, B, 1, now=1.0, hours=9, priority=lower)
     ask(on, C, 1, now=2.0, hours=9, priority=2.0)
     assert [claim.key for claim in on.queue(2.0)] == [C, B]
     on.release(A)
-    assert [claim.key for claim in on.schedule(3.0)] == [C]
+    assert scheduled(on, 3.0) == [C]
 
 
 def test_a_long_wait_goes_before_any_priority() -> None:
@@ -239,7 +225,7 @@ def test_a_long_wait_goes_before_any_priority() -> None:
     ask(on, B, 1, now=1.0, hours=9, priority=-1e9)
     ask(on, C, 1, now=500.0, hours=9, priority=1e9)
     on.release(A)
-    assert [claim.key for claim in on.schedule(601.0)] == [B]
+    assert scheduled(on, 601.0) == [B]
 
 
 def test_nobody_starves_under_a_stream_of_better_jobs() -> None:
@@ -251,7 +237,7 @@ def test_nobody_starves_under_a_stream_of_better_jobs() -> None:
         now += 60.0
         running += ask(on, TaskKey("v", f"n{now}"), 1, now=now, hours=1000, priority=9.0)
         on.release(running.pop(0))
-        running += [claim.key for claim in on.schedule(now)]
+        running += scheduled(on, now)
     assert has(on, A) == (0, 1)
     assert 600.0 < now <= 600.0 + 3 * 60.0
 
@@ -264,7 +250,7 @@ def test_a_job_that_cannot_begin_in_time_blocks_nobody() -> None:
     assert ask(on, C, 1) == [C]
     on.release(A)
     on.release(C)  # both ended early
-    assert [claim.key for claim in on.schedule(0.0)] == [B]
+    assert scheduled(on) == [B]
 
 
 def test_a_small_job_overtakes_a_large_one_only_without_delaying_it() -> None:
@@ -281,7 +267,7 @@ def test_as_many_run_as_may() -> None:
     assert ask(on, A, 1) == [A]
     assert ask(on, B, 1) == []
     on.release(A)
-    assert [claim.key for claim in on.schedule(0.0)] == [B]
+    assert scheduled(on) == [B]
     for key in (C, D):
         on.request(key, [1], now=0.0, until=HOUR)
     on.release(B)
@@ -292,8 +278,7 @@ def test_a_long_queue_is_planned_up_to_its_limit() -> None:
     on = ledger(1)
     for number in range(3 * MAX_PLANNED_CLAIMS):
         on.request(TaskKey("v", str(number)), [1], now=float(number), until=1e9)
-    on.schedule(1000.0)
-    assert sum(claim.is_running for claim in map(on.claim, [TaskKey("v", "0")]) if claim) == 1
+    assert scheduled(on, 1000.0) == [TaskKey("v", "0")]
     assert len(on.queue(1000.0)) == 3 * MAX_PLANNED_CLAIMS - 1
 
 
@@ -329,15 +314,7 @@ def test_unclean_gpus_are_reserved_but_not_granted_yet() -> None:
     assert reserve(on, A, at(0))
     assert ask(on, A, 1) == []
     on.set_gpus(make_gpus(1))
-    assert [claim.key for claim in on.schedule(1.0)] == [A]
-
-
-def test_a_priority_of_nan_counts_as_none() -> None:
-    on = ledger(1)
-    ask(on, A, 1, hours=2)
-    ask(on, B, 1, hours=9, priority=float("nan"))
-    ask(on, C, 1, hours=9, priority=1.0)
-    assert [claim.key for claim in on.queue(0.0)] == [C, B]
+    assert scheduled(on, 1.0) == [A]
 
 
 # Asking again, leaving, coming back
@@ -351,7 +328,7 @@ def test_a_job_that_requests_more_keeps_its_gpus_while_they_are_of_use() -> None
     assert has(on, A) == (0, 1)
     assert ask(on, A, 4, hours=9) == []
     on.release(B)
-    assert [claim.key for claim in on.schedule(0.0)] == [A]
+    assert scheduled(on) == [A]
     assert has(on, A) == (0, 1, 2, 3)
 
 
@@ -362,7 +339,7 @@ def test_two_jobs_that_both_want_more_do_not_block_each_other() -> None:
     assert ask(on, A, 4, hours=9) == []
     assert ask(on, B, 4, now=1.0, hours=9) == [B]
     on.release(B)
-    assert [claim.key for claim in on.schedule(2.0)] == [A]
+    assert scheduled(on, 2.0) == [A]
 
 
 def test_an_impossible_request_blocks_nobody() -> None:
@@ -380,23 +357,16 @@ def test_a_reservation_stays_after_leaving_the_queue() -> None:
     assert ask(on, B, 1) == []
     on.release(A)
     on.release(A)
-    assert [claim.key for claim in on.schedule(0.0)] == [B]
+    assert scheduled(on) == [B]
 
 
-def test_a_run_that_goes_on_is_adopted_where_it_runs() -> None:
+def test_a_run_that_goes_on_is_adopted_where_it_runs_unless_its_gpu_is_gone_or_taken() -> None:
     on = ledger(4)
-    assert on.adopt(A, ["g1", "g2"], now=0.0, until=HOUR)
+    on.set_gpus(make_gpus(4, unusable=[1, 3]), failed=["g3"])
+    assert on.adopt(A, ["g1", "g2"], now=0.0, until=HOUR), "a busy GPU is not a failed one"
     assert has(on, A) == (1, 2)
-    assert not on.adopt(B, ["g2"], now=0.0, until=HOUR)
-    assert not on.adopt(B, ["g9"], now=0.0, until=HOUR)
-    assert not on.adopt(B, [], now=0.0, until=HOUR)
-
-
-def test_a_busy_gpu_is_adopted_and_a_failed_one_is_not() -> None:
-    on = ledger(2)
-    on.set_gpus(make_gpus(2, unusable=[0, 1]), failed=["g1"])
-    assert on.adopt(A, ["g0"], now=0.0, until=HOUR)
-    assert not on.adopt(B, ["g1"], now=0.0, until=HOUR)
+    for gpus in (["g2"], ["g3"], ["g9"], []):
+        assert not on.adopt(B, gpus, now=0.0, until=HOUR)
 
 
 def test_restored_reservations_are_placed_again() -> None:
@@ -420,7 +390,7 @@ def test_an_accepted_job_survives_a_wait_longer_than_its_planned_duration() -> N
     for quarter in range(1, 12):
         assert on.schedule(quarter * HOUR / 4) == []
     on.set_gpus(make_gpus(1))
-    assert [claim.key for claim in on.schedule(3 * HOUR)] == [A]
+    assert scheduled(on, 3 * HOUR) == [A]
     assert on.reservations == (GpuReservation(A, ReservationKind.JOB, ("g0",), 3 * HOUR, 4 * HOUR),)
 
 
@@ -434,7 +404,7 @@ def test_an_accepted_job_gets_its_gpus_when_the_one_before_is_hours_late() -> No
         assert on.schedule(hour * HOUR) == []
     assert planned(on, B) == ((0,), 5 * HOUR + OVERDUE_SECONDS)
     on.release(A)
-    assert [claim.key for claim in on.schedule(5 * HOUR + 60)] == [B]
+    assert scheduled(on, 5 * HOUR + 60) == [B]
 
 
 def test_a_job_that_waits_is_over_by_its_deadline_all_the_same() -> None:
@@ -499,11 +469,11 @@ class Anything(RuleBasedStateMachine):
         self.number += 1
         key = TaskKey("v", str(self.number))
         snapshot = replace(fleet(self.on.gpus, self.on.reservations), taken_at=self.now)
-        found = place(
+        where = place(
             snapshot, [count], now=self.now, duration_s=hours * HOUR, latest_start=self.now + wait * HOUR
         )
-        if found is not None:
-            assert self.on.reserve(key, found, now=self.now, until=found.ends_at)
+        if where is not None:
+            assert self.on.reserve(key, where, now=self.now, until=where.ends_at)
         return key
 
     @rule(key=keys, hours=st.integers(0, 24))
@@ -541,7 +511,7 @@ class Anything(RuleBasedStateMachine):
         self.settle()
 
     @rule(unusable=st.sets(st.integers(0, 7)), unclean=st.sets(st.integers(0, 7)))
-    def cards_change(self, unusable: set[int], unclean: set[int]) -> None:
+    def gpus_change(self, unusable: set[int], unclean: set[int]) -> None:
         known = [gpu for gpu in unusable if gpu < self.count]
         self.on.set_gpus(make_gpus(self.count, unusable=known), unclean=[f"g{gpu}" for gpu in unclean])
         self.settle()
@@ -552,20 +522,20 @@ class Anything(RuleBasedStateMachine):
         self.settle()
 
     @invariant()
-    def no_card_is_two_jobs(self) -> None:
+    def no_gpu_is_two_jobs(self) -> None:
         running = [set(claim.gpus) for claim in self.claims() if claim.is_running]
-        assert all(one.isdisjoint(other) for one, other in combinations(running, 2))
+        assert all(first.isdisjoint(second) for first, second in combinations(running, 2))
 
     @invariant()
     def no_two_windows_overlap(self) -> None:
         """Those of jobs past their time, which keep their GPUs until they are done, left out."""
-        for one, other in combinations(self.claims(), 2):
-            if set(one.gpus) & set(other.gpus):
-                start = max(one.starts_at, other.starts_at, self.now)
-                assert start >= min(one.until, other.until), (one, other)
+        for first, second in combinations(self.claims(), 2):
+            if set(first.gpus) & set(second.gpus):
+                start = max(first.starts_at, second.starts_at, self.now)
+                assert start >= min(first.until, second.until), (first, second)
 
     @invariant()
-    def windows_are_on_cards_that_may_be_used(self) -> None:
+    def windows_are_on_usable_gpus(self) -> None:
         usable = {gpu.id for gpu in self.on.gpus if gpu.unusable_reason is None}
         for claim in self.claims():
             assert claim.is_running or claim.until <= self.now or usable.issuperset(claim.gpus)

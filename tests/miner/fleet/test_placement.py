@@ -22,7 +22,7 @@ def _place(
     return place(snapshot, counts, now=now, duration_s=hours * HOUR, latest_start=now + wait * HOUR, **more)
 
 
-def _cards(found: Placement | None) -> list[int]:
+def _indices(found: Placement | None) -> list[int]:
     assert found is not None
     return [int(name[1:]) for name in found.gpus]
 
@@ -34,7 +34,7 @@ def test_an_empty_fleet_gives_the_first_wish_at_once() -> None:
 
 def test_a_later_count_is_used_when_the_first_cannot_begin_in_time() -> None:
     busy = fleet(make_gpus(4), [reservation([0, 1, 2], 0, 9 * HOUR)])
-    assert _cards(_place(busy, 2, 1, wait=1)) == [3]
+    assert _indices(_place(busy, 2, 1, wait=1)) == [3]
     assert _place(busy, 2, wait=1) is None
 
 
@@ -49,12 +49,12 @@ def test_a_task_waits_for_the_first_wish_where_there_is_time() -> None:
 def test_nothing_is_placed_across_a_window_that_comes_later() -> None:
     promised = fleet(make_gpus(1), [reservation([0], HOUR, 3 * HOUR, kind=ReservationKind.OFFER)])
     assert _place(promised, 1, hours=2) is None
-    assert _cards(_place(promised, 1, hours=1)) == [0]
+    assert _indices(_place(promised, 1, hours=1)) == [0]
 
 
 def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
     gone = fleet(make_gpus(1), [reservation([0], 0, 50, kind=ReservationKind.OFFER)], now=100)
-    assert _cards(_place(gone, 1)) == [0]
+    assert _indices(_place(gone, 1)) == [0]
     still = fleet(make_gpus(1), [reservation([0], 0, 50)], now=100)
     assert _place(still, 1) is None
     found = _place(still, 1, wait=1)
@@ -63,7 +63,7 @@ def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
 
 
 def test_unusable_gpus_are_not_placed() -> None:
-    assert _cards(_place(fleet(make_gpus(4, unusable=[0, 2])), 2)) == [1, 3]
+    assert _indices(_place(fleet(make_gpus(4, unusable=[0, 2])), 2)) == [1, 3]
     assert _place(fleet(make_gpus(2, unusable=[0, 1])), 1) is None
 
 
@@ -84,34 +84,28 @@ def test_unusable_gpus_are_not_placed() -> None:
 )
 def test_pairs_and_quads_are_kept_whole(taken: list[int], count: int, given: list[int]) -> None:
     reservations = [reservation(taken, 0, 9 * HOUR)] if taken else []
-    assert _cards(_place(fleet(make_gpus(8), reservations), count)) == given
+    assert _indices(_place(fleet(make_gpus(8), reservations), count)) == given
 
 
-def test_bridged_gpus_go_together_wherever_they_are() -> None:
+def test_bridged_gpus_go_together_and_a_single_one_comes_from_a_broken_pair() -> None:
     bridged = make_gpus(4, links=[(0, 3), (1, 2)])
-    assert _cards(_place(fleet(bridged), 2)) == [0, 3]
-    found = _place(fleet(bridged, [reservation([0], 0, 9 * HOUR)]), 2)
-    assert _cards(found) == [1, 2]
-    assert found is not None
-    assert found.why == "2 linked GPUs"
-
-
-def test_a_single_gpu_comes_from_a_broken_pair() -> None:
-    bridged = make_gpus(4, links=[(0, 3), (1, 2)])
-    assert _cards(_place(fleet(bridged, [reservation([0], 0, 9 * HOUR)]), 1)) == [3]
+    assert _indices(_place(fleet(bridged), 2)) == [0, 3]
+    without_first = fleet(bridged, [reservation([0], 0, 9 * HOUR)])
+    assert _indices(_place(without_first, 2)) == [1, 2]
+    assert _indices(_place(without_first, 1)) == [3]
 
 
 def test_short_tasks_fill_short_gaps() -> None:
     promised = [reservation([1], 3 * HOUR, 9 * HOUR, kind=ReservationKind.OFFER)]
-    assert _cards(_place(fleet(make_gpus(2, links=[]), promised), 1, hours=2)) == [1]
+    assert _indices(_place(fleet(make_gpus(2, links=[]), promised), 1, hours=2)) == [1]
 
 
 def test_a_lane_keeps_its_tasks_and_only_overflows_where_it_may() -> None:
     lane, taken = Lane(gpus=[2, 3]), [reservation([2], 0, 9 * HOUR)]
-    assert _cards(_place(fleet(make_gpus(4)), 2, lane=("large", lane))) == [2, 3]
+    assert _indices(_place(fleet(make_gpus(4)), 2, lane=("large", lane))) == [2, 3]
     assert _place(fleet(make_gpus(4), taken), 2, lane=("large", lane)) is None
     found = _place(fleet(make_gpus(4), taken), 2, lane=("large", lane.model_copy(update={"overflow": True})))
-    assert _cards(found) == [0, 1]
+    assert _indices(found) == [0, 1]
     assert found is not None
     assert found.why == "beyond lane large: 2 linked GPUs"
 
@@ -121,8 +115,8 @@ def test_a_lane_of_missing_gpus_places_nothing() -> None:
 
 
 def test_large_hosts_are_filled_without_trying_every_set() -> None:
-    assert _cards(_place(fleet(make_gpus(16), [reservation([1], 0, 9 * HOUR)]), 8)) == list(range(8, 16))
-    assert _cards(_place(fleet(make_gpus(64), [reservation([63], 0, 9 * HOUR)]), 32)) == list(range(32))
+    assert _indices(_place(fleet(make_gpus(16), [reservation([1], 0, 9 * HOUR)]), 8)) == list(range(8, 16))
+    assert _indices(_place(fleet(make_gpus(64), [reservation([63], 0, 9 * HOUR)]), 32)) == list(range(32))
 
 
 _WINDOWS = st.lists(

@@ -17,7 +17,7 @@ from typing import Any
 
 from core.data.facts import facts_from_lengths
 from core.domain.hardware import Hardware, parse_gpus
-from core.domain.job_states import EndReason, ProgressCallback, StepFailed
+from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
 from core.models.identify import facts_from_config
@@ -48,6 +48,7 @@ from miner.fleet.fleet import Fleet, InventoryState
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
+from miner.jobs.events import JobEventBus
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
 from miner.publish.publisher import PublishRequest
@@ -166,6 +167,43 @@ async def good(trainer: Trainer) -> None:
         await asyncio.sleep(0.002)
     trainer.save(0.5, 5)
     trainer.end()
+
+
+async def waits(trainer: Trainer) -> None:
+    """Do nothing until it is asked to stop, and leave no result."""
+    await trainer.wait_for_stop()
+
+
+async def deaf(_: Trainer) -> None:
+    await asyncio.sleep(60)
+
+
+async def obeys(trainer: Trainer) -> None:
+    trainer.step(1)
+    trainer.save(0.5)
+    await trainer.wait_for_stop()
+    trainer.end(RunEnd.STOPPED)
+
+
+class Gate:
+    """A script that waits until it is opened, then saves a model and ends."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, trainer: Trainer) -> None:
+        self.reached.set()
+        await self.opened.wait()
+        trainer.save(0.5)
+        trainer.end()
+
+
+def ending(end: RunEnd, detail: str = "", moment: str | None = None) -> Script:
+    async def script(trainer: Trainer) -> None:
+        trainer.step(1)
+        trainer.end(end, detail, moment)
+
+    return script
 
 
 @dataclass
@@ -340,7 +378,7 @@ class MemoryHub:
         repo = f"me/{request.repo_name}"
         if request.earlier is not None and request.earlier.repo in self.repos.keys() - {repo}:
             await self.move(request.earlier, request.repo_name)
-        files = {one.name: one.read_bytes() for one in request.folder.iterdir()}
+        files = {file.name: file.read_bytes() for file in request.folder.iterdir()}
         if self.repos.get(repo) != files:
             self.repos[repo] = files
             self.commits.append((repo, time.time()))
@@ -379,18 +417,18 @@ class JobsHarness:
     ) -> int:
         """A validator's start, taken as the offer service does."""
         wanted = request(task_id, expected_repo_name=name, hours_to_complete=seconds / 3600, **changes)
-        begun = StartRequest(
-            task_id=task_id,
-            task_type=changes.get("task_type", TaskType.INSTRUCT),
-            model=wanted["model"],
-            hours=seconds / 3600,
-            expected_repo_name=name,
-            started_at=time.time(),
-            request=json.dumps(wanted).encode(),
-        )
+        raw, hours = json.dumps(wanted).encode(), seconds / 3600
+        begun = StartRequest(task_id, TaskType.INSTRUCT, wanted["model"], hours, name, time.time(), raw)
         started = await self.store.write(record_start, VALIDATOR, begun, time.time())
         await self.jobs.started(started.job_id)
         return started.job_id
+
+    async def launched(self, **changes: Any) -> int:
+        """Start a job and wait until the engine has its run."""
+        before = len(self.engine.submitted)
+        job = await self.start(**changes)
+        await self.until(lambda: len(self.engine.submitted) > before)
+        return job
 
     async def over_within(self, job_id: int, seconds: float = CAP_S) -> JobRow:
         async with asyncio.timeout(seconds):
@@ -399,6 +437,33 @@ class JobsHarness:
                 if row.state.is_over and job_id not in self.jobs._workers:
                     return row
                 await asyncio.sleep(0.01)
+
+    async def done(self, job_id: int) -> JobRow:
+        """Wait until the job is over: as done, with something published."""
+        row = await self.over_within(job_id)
+        assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), row
+        return row
+
+    async def failed(self, job_id: int, reason: EndReason) -> JobRow:
+        row = await self.over_within(job_id)
+        assert (row.state, row.end_reason) == (JobState.FAILED, reason), row
+        return row
+
+    async def in_state(self, job_id: int, state: JobState) -> JobRow:
+        """Wait for a state; its worker may still have something to do."""
+        async with asyncio.timeout(CAP_S):
+            while (row := await self.row(job_id)).state is not state:
+                await asyncio.sleep(0.01)
+        return row
+
+    async def ends(self, job_id: int) -> list[EndReason | None]:
+        return [attempt.end_reason for attempt in await self.attempts(job_id)]
+
+    @property
+    def model(self) -> bytes:
+        """What is published for the only job."""
+        (files,) = self.hub.repos.values()
+        return files["adapter_model.safetensors"]
 
     async def until(self, holds: Callable[[], bool], seconds: float = CAP_S) -> None:
         async with asyncio.timeout(seconds):
@@ -416,16 +481,7 @@ class JobsHarness:
         await self.jobs.stop()
         await self.store.writer.submit(lambda _: None)  # what a process wrote is written before the next one
         self.fleet = fleet_of()
-        self.services = _services(
-            self.folder,
-            self.store,
-            self.engine,
-            self.inputs,
-            self.hub,
-            self.fleet,
-            self.alerts,
-            self.services.timings,
-        )
+        self.services = replace(self.services, fleet=self.fleet, events=JobEventBus(), ports={}, job_ids={})
         self.jobs = JobManager(self.services, on_over=self.over.append)
         await self.jobs.start()
 
@@ -438,33 +494,6 @@ def fleet_of(gpus: str = "4xH100") -> Fleet:
     )
     hardware = Hardware(gpus=kinds, cpu_cores=16, memory_bytes=64 * 10**9)
     return Fleet(InventoryState(gpus=cards, hardware=hardware))
-
-
-def _services(
-    folder: Path,
-    store: Store,
-    engine: CoroutineEngine,
-    inputs: MemoryInputs,
-    hub: MemoryHub,
-    fleet: Fleet,
-    alerts: list[tuple[str, str]],
-    timings: JobTimings,
-    profile: str = "all",
-) -> JobServices:
-    loaded = on_all_gpus() if profile == "all" else load_profile(profile)
-    return JobServices(
-        data_dir=folder,
-        store=store,
-        cleaner=FinishedJobCleaner(folder, store, keep_s=3600, clock=time.time),
-        trials=TrustedEngine(engine, folder),
-        engine=engine,
-        fleet=fleet,
-        inputs=inputs,
-        publisher=hub,
-        profile=lambda: loaded,
-        timings=timings,
-        alert=lambda kind, text: alerts.append((kind, text)),
-    )
 
 
 @asynccontextmanager
@@ -480,9 +509,20 @@ async def open_harness(
     engine, inputs, hub, fleet = CoroutineEngine(), MemoryInputs(folder), MemoryHub(), fleet_of(gpus)
     alerts: list[tuple[str, str]] = []
     over: list[Any] = []
-    services = _services(folder, store, engine, inputs, hub, fleet, alerts, timings, profile)
-    if with_trials:
-        services = replace(services, trials=EngineTrials(engine, folder))
+    loaded = on_all_gpus() if profile == "all" else load_profile(profile)
+    services = JobServices(
+        data_dir=folder,
+        store=store,
+        cleaner=FinishedJobCleaner(folder, store, keep_s=3600, clock=time.time),
+        trials=EngineTrials(engine, folder) if with_trials else TrustedEngine(engine, folder),
+        engine=engine,
+        fleet=fleet,
+        inputs=inputs,
+        publisher=hub,
+        profile=lambda: loaded,
+        timings=timings,
+        alert=lambda kind, text: alerts.append((kind, text)),
+    )
     jobs = JobManager(services, on_over=over.append)
     await jobs.start()
     harness = JobsHarness(folder, store, engine, inputs, hub, fleet, services, jobs, alerts, over)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from core.domain.choices import Engine
-from core.domain.job_states import JobState
 from miner.engines import trial
 from miner.engines.choose import EngineChoice
 from miner.fleet.base import EngineAbility
@@ -34,33 +33,27 @@ async def test_an_engine_that_goes_and_comes_is_told_to_those_who_decide(harness
     harness.engine.gone = False
     await harness.until(lambda: harness.fleet.ability.problem is None)
     assert [kind for kind, _ in harness.alerts] == ["engine_gone", "engine_back"]
-    assert (await harness.over_within(await harness.start())).state is JobState.DONE
+    await harness.done(await harness.start())
 
 
 async def test_an_engine_with_a_bug_is_one_that_does_not_answer(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails() -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(harness.engine, "missing_images", fails)
+    monkeypatch.setattr(harness.engine, "missing_images", lambda: 1 / 0)
     await harness.until(lambda: harness.fleet.ability.problem is not None)
     monkeypatch.undo()
     await harness.until(lambda: harness.fleet.ability.problem is None)
 
 
-async def test_an_engine_without_a_sandbox_says_so(
+async def test_what_an_engine_lacks_is_told_to_those_who_decide(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CoroutineEngine, "can_sandbox", False)
-    await harness.until(lambda: harness.fleet.ability.no_sandbox is not None)
-    assert harness.alerts == []
-
-
-async def test_what_an_engine_lacks_is_told_to_those_who_decide(harness: JobsHarness) -> None:
     harness.engine.lacking = {"image": "not built"}
     await harness.until(lambda: harness.fleet.ability.missing == {Engine.KOHYA: "not built"})
+    assert harness.fleet.ability.no_sandbox is not None
     assert harness.fleet.ability.problem is None
+    assert harness.alerts == []
 
 
 async def test_an_engine_with_nothing_to_train_is_told_whenever_it_comes_to_that(
@@ -120,11 +113,11 @@ async def test_until_there_is_an_engine_nothing_can_be_trained(
     monkeypatch.setattr(build, "ENGINE_RETRY_SECONDS", 0.01)
     fleet, alerts = fleet_of(), []
     settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
-    found = asyncio.create_task(build.wait_for_engine(settings, lambda *alert: alerts.append(alert), fleet))
+    engine = asyncio.create_task(build.wait_for_engine(settings, lambda *alert: alerts.append(alert), fleet))
     async with asyncio.timeout(120):
         while fleet.ability.problem is None:
             await asyncio.sleep(0.01)
     assert fleet.ability.problem == "Docker does not run"
     choices.append(EngineChoice(CoroutineEngine(), "found"))
-    assert await found is choices[-1].engine
+    assert await engine is choices[-1].engine
     assert [kind for kind, _ in alerts] == ["no_engine"]

@@ -7,23 +7,23 @@ from miner.jobs.events import MAX_QUEUED_EVENTS, JobEvent, JobEventBus, LiveJob
 
 
 async def listen(events: JobEventBus, count: int, job_id: int | None = None) -> list[JobEvent]:
-    found: list[JobEvent] = []
-    async for change in events.listen(job_id):
-        found.append(change)
-        if len(found) == count:
+    received: list[JobEvent] = []
+    async for event in events.listen(job_id):
+        received.append(event)
+        if len(received) == count:
             break
-    return found
+    return received
 
 
 async def test_a_listener_hears_of_one_job_or_of_all() -> None:
     events = JobEventBus()
     all_jobs = asyncio.create_task(listen(events, 3))
-    one = asyncio.create_task(listen(events, 1, 2))
+    one_job = asyncio.create_task(listen(events, 1, 2))
     await asyncio.sleep(0)
     for job in (1, 2, None):
         events.send("note", job, {"job": job})
     assert [change.data["job"] for change in await all_jobs] == [1, 2, None]
-    assert [change.data["job"] for change in await one] == [2]
+    assert [change.data["job"] for change in await one_job] == [2]
 
 
 async def test_a_slow_listener_misses_some_is_told_so_and_holds_nobody_up() -> None:

@@ -7,26 +7,32 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miner.jobs.folder import JobFolder, job_folder, shorten_log, write_attempt_file
+from miner.jobs.folder import JobFolder, job_folder, shorten_log
 
 
 def filled(folder: JobFolder) -> JobFolder:
+    """Two attempts, what is published, and what a kill or a refusal has left of models."""
     for number in (1, 2):
         attempt = folder.attempt(number)
         attempt.create()
-        attempt.submission.mkdir()
-        for place in (attempt.log, attempt.plan, attempt.work / "checkpoint", attempt.submission / "weights"):
-            place.write_bytes(b"x" * 1000)
-    for place in (folder.inputs, folder.submission):
-        place.mkdir()
-        (place / "large").write_bytes(b"x" * 1000)
+        for path in (attempt.log, attempt.plan, attempt.work / "checkpoint"):
+            path.write_bytes(b"x" * 1000)
+    submissions = (
+        "submission",
+        ".submission.tmp",
+        "attempt_1/submission.refused",
+        "attempt_2/.submission.old",
+    )
+    for name in ("inputs", "attempt_1/submission", *submissions):
+        (folder.path / name).mkdir()
+        (folder.path / name / "large").write_bytes(b"x" * 1000)
     return folder
 
 
 def test_stripping_leaves_what_is_asked_for_later(tmp_path: Path) -> None:
     folder = filled(job_folder(tmp_path, 7))
-    assert folder.strip() == 6 * 1000
-    left = sorted(str(one.relative_to(folder.path)) for one in folder.path.rglob("*") if one.is_file())
+    assert folder.strip() == 8 * 1000
+    left = sorted(str(path.relative_to(folder.path)) for path in folder.path.rglob("*") if path.is_file())
     assert left == ["attempt_1/log", "attempt_1/plan.json", "attempt_2/log", "attempt_2/plan.json"]
     assert folder.strip() == 0
 
@@ -36,13 +42,6 @@ def test_latest_points_at_the_newest_attempt(tmp_path: Path) -> None:
     for number in (1, 2):
         folder.point_latest(number)
         assert folder.latest.resolve() == folder.attempt(number).path
-
-
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    write_attempt_file(tmp_path / "run.json", "first")
-    write_attempt_file(tmp_path / "run.json", "second")
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
-    assert (tmp_path / "run.json").read_text() == "second"
 
 
 def test_what_the_daemon_goes_by_lies_outside_of_what_a_training_can_write(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from miner.jobs.history import (
     put_refused_aside,
     snapshot_best,
 )
+from tests.doubles.each import each
 
 
 def model(folder: Path, name: str, text: str = "x") -> Path:
@@ -34,22 +36,25 @@ def candidate(folder: Path, attempt: int, value: float | None, metric: str = "ev
     return ModelCandidate(attempt, model(folder, f"m{attempt}"), score)
 
 
-def test_the_best_score_wins_whichever_attempt_it_is(tmp_path: Path) -> None:
-    made = [candidate(tmp_path, number, value) for number, value in ((1, 0.5), (2, 0.4), (3, 0.9))]
-    best = best_candidate(made)
-    assert best is not None
-    assert best.attempt == 2
-
-
-def test_a_model_with_a_score_beats_one_without_and_a_later_one_an_earlier(tmp_path: Path) -> None:
-    scored, plain, later = (candidate(tmp_path, n, v) for n, v in ((1, 0.5), (2, None), (3, None)))
-    assert best_candidate([scored, plain, later]) == scored
-    assert best_candidate([plain, later]) == later
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((0.5, 0.4, 0.9), 2),
+        ((0.5, None, None), 1),
+        ((None, None), 2),
+    ],
+)
+def test_the_best_score_wins_then_any_score_then_the_later_attempt(
+    tmp_path: Path, scores: tuple[float | None, ...], best: int
+) -> None:
+    winner = best_candidate([candidate(tmp_path, number, score) for number, score in enumerate(scores, 1)])
+    assert winner is not None
+    assert winner.attempt == best
 
 
 def test_scores_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
-    one, other = candidate(tmp_path, 1, 0.1), candidate(tmp_path, 2, 0.9, metric="reward")
-    assert best_candidate([one, other]) == other
+    loss, reward = candidate(tmp_path, 1, 0.1), candidate(tmp_path, 2, 0.9, metric="reward")
+    assert best_candidate([loss, reward]) == reward
 
 
 def test_what_is_not_there_is_no_candidate(tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_a_snapshot_holds_the_same_files_without_copying_them(tmp_path: Path) ->
     assert (target / "weights").read_text() == "x"
     assert (target / "sub" / "more").read_text() == "x"
     assert os.stat(target / "weights").st_ino == os.stat(source / "weights").st_ino
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
 @pytest.mark.parametrize("kind", ["link", "linked folder", "pipe"])
@@ -107,32 +112,28 @@ def test_a_model_that_is_replaced_while_it_is_read_is_never_mixed(tmp_path: Path
                 snapshot_best(source, target)
             except StepFailed:
                 continue
-            assert len({one.read_text() for one in target.iterdir()}) == 1
+            assert len({file.read_text() for file in target.iterdir()}) == 1
     finally:
         done.set()
         swapping.join()
 
 
-def test_where_links_are_not_to_be_had_files_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSPC])
+def test_where_links_are_not_to_be_had_files_are_copied_unless_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(os, "link", forbidden)
-    source = model(tmp_path, "source")
-    snapshot_best(source, tmp_path / "target")
-    assert (tmp_path / "target" / "weights").read_text() == "x"
-
-
-def test_a_full_disk_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(StepFailed) as failed:
-        snapshot_best(model(tmp_path, "source"), tmp_path / "target")
-    assert failed.value.reason is EndReason.DISK_FULL
+    monkeypatch.setattr(os, "link", fails)
+    source, target = model(tmp_path, "source"), tmp_path / "target"
+    if error == errno.EPERM:
+        snapshot_best(source, target)
+        assert (target / "weights").read_text() == "x"
+    else:
+        with pytest.raises(StepFailed) as failed:
+            snapshot_best(source, target)
+        assert failed.value.reason is EndReason.DISK_FULL
 
 
 def test_what_is_published_is_known_by_its_folder_its_name_and_its_hash(tmp_path: Path) -> None:
@@ -152,9 +153,7 @@ def test_what_is_published_is_known_by_its_folder_its_name_and_its_hash(tmp_path
     assert not published.is_of(best, submission, "repo")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"identity": [1]}', "null", '{"identity": 3, "score": null}']
-)
+@each("text", ["", "[]", "{}", '{"identity": [1]}', "null", '{"identity": 3, "score": null}'])
 def test_a_note_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
     folder = JobFolder(tmp_path)
     folder.published.write_text(text)
@@ -162,9 +161,9 @@ def test_a_note_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_refused_model_is_put_aside_and_no_candidate_any_more(tmp_path: Path) -> None:
-    one = candidate(tmp_path, 1, 0.5)
-    put_refused_aside(one)
-    assert best_candidate([one]) is None
+    refused = candidate(tmp_path, 1, 0.5)
+    put_refused_aside(refused)
+    assert best_candidate([refused]) is None
     assert (tmp_path / "submission.refused" / "weights").exists()
 
 
@@ -181,20 +180,6 @@ def test_two_snapshots_of_one_job_at_once_take_turns(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "link", slow)
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(snapshot_best, source, target) for _ in range(2)]
-        assert {one.result() for one in found} == {folder_identity(source)}
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["source", "target"]
-
-
-def test_stripping_takes_refused_and_half_copied_models_too_and_leaves_the_records(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path)
-    for name in (
-        "submission",
-        ".submission.tmp",
-        "attempt_1/submission.refused",
-        "attempt_1/.submission.old",
-    ):
-        model(tmp_path, name)
-    (tmp_path / "attempt_1/log").write_text("kept")
-    folder.strip()
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["attempt_1", "log"]
+        snapshots = [pool.submit(snapshot_best, source, target) for _ in range(2)]
+        assert {snapshot.result() for snapshot in snapshots} == {folder_identity(source)}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]

@@ -40,28 +40,30 @@ CASES = [
 ]
 
 
-def made(kind: TaskType, image: ImageModelType | None, gpus: str = "4xH100") -> tuple[TrainingPlan, JobTask]:
+def planned(
+    kind: TaskType, image: ImageModelType | None, gpus: str = "4xH100"
+) -> tuple[TrainingPlan, JobTask]:
     model = IMAGES[image] if image else "unsloth/Llama-3.2-1B-Instruct"
     facts = MODEL if gpus == "cpu" else facts_from_name(model, None if image else 1_235_814_400, image)
     hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=32, memory_bytes=400 * 10**9)
     spec = TaskSpec(task_type=kind, hours=3, image_type=image)
     profile = load_profile("cpu-demo" if gpus == "cpu" else "h100x4")
-    found = plan_task(spec, facts, assumed_facts(kind, None, 3, image), hardware, profile)
-    assert found.verdict.feasible, found.verdict
+    plan = plan_task(spec, facts, assumed_facts(kind, None, 3, image), hardware, profile)
+    assert plan.verdict.feasible, plan.verdict
     task = JobTask(
         7, kind, model, "https://e.org/d", FileFormat.S3, Path("inputs"), DATASETS.get(kind), image
     )
-    return found, task
+    return plan, task
 
 
 def attempt(
-    tmp_path: Path, found: TrainingPlan, task: JobTask, gpus: tuple[str, ...] = ("GPU-a",)
+    tmp_path: Path, plan: TrainingPlan, task: JobTask, gpus: tuple[str, ...] = ("GPU-a",)
 ) -> JobAttempt:
     folder = job_folder(tmp_path, 7).attempt(1)
-    inputs = FetchedInputs(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", found.model, found.data)
+    inputs = FetchedInputs(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", plan.model, plan.data)
     times = job_timeline(1000.0, 4600.0, JobTimings())
-    run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, found, times, 1000.0, None)
-    write_attempt(folder, run, found)
+    run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, plan, times, 1000.0, None)
+    write_attempt(folder, run, plan)
     attempt_row = AttemptRow(
         1, 7, 1, "docker", "7-1-abcdef01", None, str(folder.path), gpus, 0.0, 1.0, None, None, ""
     )
@@ -72,14 +74,14 @@ def attempt(
 def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     tmp_path: Path, kind: TaskType, image: ImageModelType | None
 ) -> None:
-    found, task = made(kind, image)
-    loaded = attempt(tmp_path, found, task)
-    assert loaded.plan == found
-    names = {one.name for one in (loaded.folder.config).iterdir()}
+    plan, task = planned(kind, image)
+    loaded = attempt(tmp_path, plan, task)
+    assert loaded.plan == plan
+    names = {file.name for file in loaded.folder.config.iterdir()}
     assert names, "what the engine reads is there to be looked at"
     spec = engine_spec(row(b"{}"), loaded, 1000.0)
     assert spec.hostile is kind.generates
-    assert spec.image == ("text" if image is None else IMAGE_OF[found.engine])
+    assert spec.image == ("text" if image is None else IMAGE_OF[plan.engine])
     assert spec.argv[-2:] == ("--run", str(loaded.folder.run))
     assert all(mount.read_only for mount in spec.mounts)
     assert {mount.path for mount in spec.mounts} == {tmp_path / "models/m", tmp_path / "jobs/7/inputs/data"}
@@ -88,15 +90,15 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
 
 
 def test_a_run_on_the_cpu_asks_for_no_card(tmp_path: Path) -> None:
-    found, task = made(TaskType.INSTRUCT, None, "cpu")
-    spec = engine_spec(row(b"{}"), attempt(tmp_path, found, task, ("cpu",)), 1000.0)
+    plan, task = planned(TaskType.INSTRUCT, None, "cpu")
+    spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, ("cpu",)), 1000.0)
     assert spec.gpus == ()
     assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_next(tmp_path: Path) -> None:
-    found, task = made(TaskType.GRPO, None)
-    loaded = attempt(tmp_path, found, task)
+    plan, task = planned(TaskType.GRPO, None)
+    loaded = attempt(tmp_path, plan, task)
     evil = json.loads(loaded.folder.plan.read_text())
     evil["env"]["LD_PRELOAD"] = "/evil.so"
     loaded.folder.plan.write_text(json.dumps(evil))
@@ -107,14 +109,14 @@ def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_nex
 
 
 def test_a_native_run_has_no_engines_configuration(tmp_path: Path) -> None:
-    found, task = made(TaskType.INSTRUCT, None)
-    native = found.model_copy(update={"engine": Engine.NATIVE})
+    plan, task = planned(TaskType.INSTRUCT, None)
+    native = plan.model_copy(update={"engine": Engine.NATIVE})
     assert list(attempt(tmp_path, native, task).folder.config.iterdir()) == []
 
 
 def test_what_no_engine_would_run_as_written_stops_before_it_is_launched(tmp_path: Path) -> None:
-    found, task = made(TaskType.INSTRUCT, None)
-    wrong = found.model_copy(update={"engine_config": {"sequence_length": 4096}})
+    plan, task = planned(TaskType.INSTRUCT, None)
+    wrong = plan.model_copy(update={"engine_config": {"sequence_length": 4096}})
     with pytest.raises(StepFailed) as failed:
         attempt(tmp_path, wrong, task)
     assert failed.value.reason is EndReason.INFEASIBLE
@@ -122,17 +124,12 @@ def test_what_no_engine_would_run_as_written_stops_before_it_is_launched(tmp_pat
 
 
 def test_a_port_is_free_and_nobody_elses() -> None:
-    random = Random(3)
-    first = launch.free_port((), random)
+    """Neither one of our jobs' nor one that somebody listens on."""
+    first = launch.free_port((), Random(3))
     assert first in launch.PORT_RANGE
     assert launch.free_port({first}, Random(3)) != first
-
-
-def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
-    random = Random(4)
-    wanted = launch.free_port((), Random(4))
-    with socket.create_server(("127.0.0.1", wanted)):
-        assert launch.free_port((), random) != wanted
+    with socket.create_server(("127.0.0.1", launch.free_port((), Random(4)))) as server:
+        assert launch.free_port((), Random(4)) != server.getsockname()[1]
 
 
 def test_a_machine_without_a_free_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

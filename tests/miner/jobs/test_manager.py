@@ -18,14 +18,16 @@ from miner.jobs.manager import JobStateConflict
 from miner.store import database
 from miner.store import jobs as store_jobs
 from miner.store.jobs import NoSuchJob, StartRequest
-from tests.miner.jobs.harness import CAP_S, JobsHarness, Trainer, request
+from tests.miner.jobs.harness import Gate, JobsHarness, Trainer, deaf, ending, obeys, request
+
+OTHER_VALIDATOR = "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL"
 
 
-async def obeys(trainer: Trainer) -> None:
-    trainer.step(1)
-    trainer.save(0.5)
-    await trainer.wait_for_stop()
-    trainer.end(RunEnd.STOPPED)
+async def published_as(harness: JobsHarness, job: int, repo: str) -> None:
+    row = await harness.done(job)
+    assert row.submission is not None
+    assert row.submission.repo == repo
+    assert repo in harness.hub.repos
 
 
 async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(harness: JobsHarness) -> None:
@@ -36,19 +38,14 @@ async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(harness: Jo
     row = await harness.over_within(job)
     assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
     assert row.submission is not None, "what is published stays"
-    (attempt,) = await harness.attempts(job)
-    assert attempt.end_reason is EndReason.CANCELLED
+    assert await harness.ends(job) == [EndReason.CANCELLED]
     assert not harness.engine.runs
     assert not harness.fleet.ledger.reservations
 
 
 async def test_a_training_that_will_not_end_is_killed_when_its_job_is_cancelled(harness: JobsHarness) -> None:
-    async def deaf(_: Trainer) -> None:
-        await asyncio.sleep(60)
-
     harness.engine.default = deaf
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    job = await harness.launched()
     await harness.jobs.cancel(job)
     await harness.over_within(job)
     assert [force for _, force in harness.engine.stops][-1] is True
@@ -58,7 +55,7 @@ async def test_a_training_that_will_not_end_is_killed_when_its_job_is_cancelled(
 async def test_a_cancelled_download_ends_at_once(harness: JobsHarness) -> None:
     harness.inputs.troubles = [60.0]
     job = await harness.start()
-    await asyncio.sleep(0.05)
+    await harness.until(lambda: not harness.inputs.troubles)
     await harness.jobs.cancel(job)
     assert (await harness.over_within(job)).state is JobState.CANCELLED
     assert harness.engine.submitted == []
@@ -67,7 +64,7 @@ async def test_a_cancelled_download_ends_at_once(harness: JobsHarness) -> None:
 
 async def test_what_is_over_cannot_be_cancelled(harness: JobsHarness) -> None:
     job = await harness.start()
-    await harness.over_within(job)
+    await harness.done(job)
     with pytest.raises(JobStateConflict, match="over already"):
         await harness.jobs.cancel(job)
     with pytest.raises(JobStateConflict, match="only a failed or cancelled one"):
@@ -76,30 +73,18 @@ async def test_what_is_over_cannot_be_cancelled(harness: JobsHarness) -> None:
         await harness.jobs.cancel(99)
 
 
-async def test_a_failed_job_can_be_tried_again_with_its_attempts_forgotten(harness: JobsHarness) -> None:
-    async def bad(trainer: Trainer) -> None:
-        trainer.end(RunEnd.BAD_DATA)
-
-    harness.engine.scripts = [bad]
+@pytest.mark.parametrize("who", ["operator", "validator"])
+async def test_a_failed_job_gets_another_try(harness: JobsHarness, who: str) -> None:
+    harness.engine.scripts = [ending(RunEnd.BAD_DATA)]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.FAILED
-    assert (await harness.jobs.retry(job)).state is JobState.QUEUED
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert [one.number for one in await harness.attempts(job)] == [1, 2]
-
-
-async def test_a_validator_that_starts_a_failed_job_again_gets_another_try(harness: JobsHarness) -> None:
-    async def bad(trainer: Trainer) -> None:
-        trainer.end(RunEnd.BAD_DATA)
-
-    harness.engine.scripts = [bad]
-    job = await harness.start()
-    await harness.over_within(job)
-    assert await harness.start(name="repo-2") == job
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-2"
+    await harness.failed(job, EndReason.BAD_DATA)
+    if who == "operator":
+        assert (await harness.jobs.retry(job)).state is JobState.QUEUED
+        await published_as(harness, job, "me/repo-1")
+    else:
+        assert await harness.start(name="repo-2") == job
+        await published_as(harness, job, "me/repo-2")
+    assert await harness.ends(job) == [EndReason.BAD_DATA, EndReason.TRAINED]
 
 
 async def test_a_second_start_changes_the_name_of_what_is_being_trained(harness: JobsHarness) -> None:
@@ -107,40 +92,30 @@ async def test_a_second_start_changes_the_name_of_what_is_being_trained(harness:
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
     assert await harness.start(name="repo-2", seconds=5.0) == job
-    row = await harness.over_within(job)
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-2"
+    await published_as(harness, job, "me/repo-2")
     assert harness.hub.moves == [("me/repo-1", "me/repo-2")]
     assert len(harness.engine.submitted) == 1
 
 
-async def test_a_second_start_moves_what_is_published_already(harness: JobsHarness) -> None:
+@pytest.mark.parametrize("found", [True, False], ids=["as stored", "not where the store has it"])
+async def test_a_second_start_moves_what_is_published_already(harness: JobsHarness, found: bool) -> None:
     job = await harness.start()
-    await harness.over_within(job)
+    await harness.done(job)
+    if not found:
+        harness.hub.repos["me/elsewhere"] = harness.hub.repos.pop("me/repo-1")
     await harness.start(name="repo-2")
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-2"
-    assert set(harness.hub.repos) == {"me/repo-2"}
+    await published_as(harness, job, "me/repo-2")
+    assert set(harness.hub.repos) == ({"me/repo-2"} if found else {"me/repo-2", "me/elsewhere"})
     assert len(harness.engine.submitted) == 1
 
 
 async def test_a_repeated_start_with_the_same_name_changes_nothing(harness: JobsHarness) -> None:
-    release = asyncio.Event()
-
-    async def waits(trainer: Trainer) -> None:
-        await release.wait()
-        trainer.save(0.5)
-        trainer.end()
-
-    harness.engine.default = waits
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    gate = harness.engine.default = Gate()
+    job = await harness.launched()
     for _ in range(5):
         assert await harness.start() == job
-    release.set()
-    assert (await harness.over_within(job)).starts == 6
+    gate.opened.set()
+    assert (await harness.done(job)).starts == 6
     assert len(harness.engine.submitted) == 1
     assert len(harness.hub.commits) == 1
 
@@ -155,10 +130,8 @@ async def test_changes_are_told_to_whoever_listens(harness: JobsHarness) -> None
 
     listener = asyncio.create_task(listen())
     await asyncio.sleep(0)
-    job = await harness.start()
-    await harness.over_within(job)
-    states = list(dict.fromkeys(seen))
-    assert states == ["queued", "preparing", "training", "publishing", "done"]
+    await harness.done(await harness.start())
+    assert list(dict.fromkeys(seen)) == ["queued", "preparing", "training", "publishing", "done"]
     harness.services.events.close()
     await listener
 
@@ -174,26 +147,23 @@ async def test_starts_that_come_at_the_same_instant_have_one_worker(
             await super().run()
 
     monkeypatch.setattr(manager, "JobWorker", Counted)
-    harness.inputs.troubles = [0.1]
+    gate = harness.engine.default = Gate()
     jobs = await asyncio.gather(*(harness.start() for _ in range(8)))
-    row = await harness.over_within(jobs[0])
-    assert (row.state, row.starts) == (JobState.DONE, 8)
+    gate.opened.set()
+    row = await harness.done(jobs[0])
+    assert row.starts == 8
     assert begun == [row.id]
     assert len(harness.engine.submitted) == 1
 
 
 async def test_a_start_while_the_worker_is_being_replaced_makes_no_second_one(harness: JobsHarness) -> None:
-    async def deaf(_: Trainer) -> None:
-        await asyncio.sleep(60)
-
     harness.engine.default = deaf
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    job = await harness.launched()
     await asyncio.gather(harness.jobs.cancel(job), *(harness.jobs.started(job) for _ in range(5)))
     assert harness.jobs.running_workers == 1
     assert (await harness.over_within(job)).state is JobState.CANCELLED
     # One that was left behind would wait for its training for a minute.
-    await harness.until(lambda: not [one for one in asyncio.all_tasks() if one.get_name() == f"job {job}"])
+    await harness.until(lambda: f"job {job}" not in [task.get_name() for task in asyncio.all_tasks()])
 
 
 @pytest.mark.parametrize("names", [["repo-2"], ["repo-2", "repo-3"]])
@@ -201,7 +171,7 @@ async def test_a_name_that_changes_while_the_model_is_moved_is_the_one_in_the_en
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     job = await harness.start()
-    await harness.over_within(job)
+    await harness.done(job)
     move, going = harness.hub.move, asyncio.Event()
 
     async def slow(*arguments: Any, **more: Any) -> Any:
@@ -215,9 +185,7 @@ async def test_a_name_that_changes_while_the_model_is_moved_is_the_one_in_the_en
         await harness.start(name=name)
         await going.wait()
     await harness.start(name="repo-9")
-    row = await harness.over_within(job)
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-9"
+    await published_as(harness, job, "me/repo-9")
     assert set(harness.hub.repos) == {"me/repo-9"}
 
 
@@ -238,27 +206,22 @@ async def test_a_start_that_is_noted_as_the_worker_leaves_is_not_lost(
     monkeypatch.setattr(harness.hub, "forget", at_the_last_moment)
     job = await harness.start()
     await harness.until(lambda: "me/repo-7" in harness.hub.repos)
-    row = await harness.over_within(job)
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-7"
+    await published_as(harness, job, "me/repo-7")
 
 
 async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_model_is_published(
     harness: JobsHarness,
 ) -> None:
-    async def deaf(trainer: Trainer) -> None:
+    async def saves_and_is_deaf(trainer: Trainer) -> None:
         trainer.save(0.5)
         await asyncio.sleep(60)
 
-    harness.engine.default = deaf
+    harness.engine.default = saves_and_is_deaf
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
     harness.engine.gone = True
     await harness.start(seconds=3)
-    async with asyncio.timeout(CAP_S):
-        while (await harness.row(job)).state is not JobState.DONE:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    await harness.in_state(job, JobState.DONE)
     assert [hold.kind for hold in harness.fleet.ledger.reservations] == [ReservationKind.JOB]
     harness.engine.gone = False
     await harness.over_within(job)
@@ -267,19 +230,11 @@ async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_mo
 
 
 async def test_no_validator_gets_another_ones_repository(harness: JobsHarness) -> None:
-    first = await harness.start(name="repo-1")
-    await harness.over_within(first)
+    await harness.done(await harness.start(name="repo-1"))
     before = dict(harness.hub.repos)
-    again = StartRequest(
-        task_id="theirs",
-        task_type=TaskType.INSTRUCT,
-        model="tiny/llama",
-        hours=3 / 3600,
-        expected_repo_name="repo-1",
-        started_at=time.time(),
-        request=json.dumps(request("theirs")).encode(),
-    )
-    started = await harness.jobs.start_own(again, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
+    raw = json.dumps(request("theirs")).encode()
+    theirs = StartRequest("theirs", TaskType.INSTRUCT, "tiny/llama", 3 / 3600, "repo-1", time.time(), raw)
+    started = await harness.jobs.start_own(theirs, OTHER_VALIDATOR)
     row = await harness.over_within(started.job_id)
     assert (row.state, row.submission) == (JobState.FAILED, None)
     assert "another validator" in row.detail
@@ -289,28 +244,6 @@ async def test_no_validator_gets_another_ones_repository(harness: JobsHarness) -
 async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(harness: JobsHarness) -> None:
     harness.inputs.troubles = [8.0]
     job = await harness.start(seconds=6)
-    await harness.until(lambda: bool(not harness.inputs.troubles))
-    await harness.start(seconds=60)
-    assert (await harness.over_within(job)).state is JobState.DONE
-
-
-async def test_a_task_of_two_validators_is_named_by_its_jobs_number(harness: JobsHarness) -> None:
-    first = await harness.start()
-    await harness.over_within(first)
-    own = StartRequest("t1", TaskType.INSTRUCT, "tiny/llama", 1.0, None, time.time(), b"{}")
-    second = await harness.jobs.start_own(own, "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL")
-    with pytest.raises(NoSuchJob, match="several validators"):
-        harness.store.read_now(store_jobs.find_job, "t1")
-    assert harness.store.read_now(store_jobs.find_job, str(first)).id == first
-    await harness.over_within(second.job_id)
-
-
-async def test_a_model_that_is_not_where_the_store_has_it_is_published_again(harness: JobsHarness) -> None:
-    job = await harness.start()
-    await harness.over_within(job)
-    harness.hub.repos["me/elsewhere"] = harness.hub.repos.pop("me/repo-1")
-    await harness.start(name="repo-2")
-    row = await harness.over_within(job)
-    assert row.submission is not None
-    assert row.submission.repo == "me/repo-2"
-    assert "me/repo-2" in harness.hub.repos
+    await harness.until(lambda: not harness.inputs.troubles)
+    await harness.start(seconds=600)
+    await harness.done(job)

@@ -19,48 +19,46 @@ def step(number: int, t: float = 0.0, **more: float) -> StepEvent:
 
 def append(path: Path, *pieces: bytes) -> None:
     with path.open("ab") as file:
-        for piece in pieces:
-            file.write(piece)
+        file.write(b"".join(pieces))
 
 
-def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "progress.jsonl"
+
+
+def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(path: Path) -> None:
     tail = ProgressTail(path)
     assert tail.read() == []
     line = encode_event(step(2))
     append(path, encode_event(step(1)), line[:10])
-    assert [one.step for one in tail.read()] == [1]  # type: ignore[union-attr]
+    assert [event.step for event in tail.read()] == [1]  # type: ignore[union-attr]
     assert tail.read() == []
     append(path, line[10:])
-    assert [one.step for one in tail.read()] == [2]  # type: ignore[union-attr]
+    assert [event.step for event in tail.read()] == [2]  # type: ignore[union-attr]
 
 
-def test_what_is_no_event_is_counted_and_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+def test_what_is_no_event_is_counted_and_skipped(path: Path) -> None:
     append(path, b"hello\n", b'{"event": "launch the missiles"}\n', encode_event(step(3)))
     tail = ProgressTail(path)
     assert len(tail.read()) == 1
     assert tail.skipped == 2
 
 
-def test_a_file_larger_than_one_look_is_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+def test_a_file_larger_than_one_look_is_read_whole(path: Path) -> None:
     line = encode_event(NoteEvent(t=0, kind="k", text="x" * 1000))
     count = 2 * CHUNK // len(line) + 5
     append(path, line * count)
     assert len(ProgressTail(path).read()) == count
 
 
-def test_a_line_without_end_does_not_hold_the_rest_up(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+def test_a_line_without_end_does_not_hold_the_rest_up(path: Path) -> None:
     append(path, b"x" * (3 * CHUNK), b"\n", encode_event(step(1)))
     tail = ProgressTail(path)
-    found = [*tail.read(), *tail.read(), *tail.read(), *tail.read()]
-    assert found == [step(1)]
+    assert [event for _ in range(4) for event in tail.read()] == [step(1)]
 
 
-def test_a_file_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+def test_a_file_that_begins_anew_is_read_from_its_beginning(path: Path) -> None:
     append(path, encode_event(step(1)) * 3)
     tail = ProgressTail(path)
     tail.read()
@@ -124,9 +122,8 @@ def test_a_running_score_and_the_best_one_are_told_apart() -> None:
     progress = RunProgress(began_at=0.0)
     for number, value in ((1, 2.0), (2, 1.0), (3, 1.5)):
         progress.add(EvalEvent(t=0, score=HeldOutScore(value=value, step=number), seconds=4.0), 0)
-    assert progress.score is not None
-    assert progress.best is not None
-    assert (progress.score.value, progress.best.value, progress.eval_s) == (1.5, 1.0, 4.0)
+    scores = [score and score.value for score in (progress.score, progress.best)]
+    assert (scores, progress.eval_s) == ([1.5, 1.0], 4.0)
 
 
 def test_each_submission_is_counted() -> None:
@@ -142,37 +139,31 @@ PACE = JobTimings(stall_factor=20, stall_min_s=600, start_limit_s=3600)
 
 
 def progress(step_s: float, steps: int = 30) -> RunProgress:
-    made = RunProgress(began_at=0.0)
+    trained = RunProgress(began_at=0.0)
     for number in range(1, steps + 1):
-        made.add(StepEvent(t=number * step_s, step=number), number * step_s)
-    return made
+        trained.add(step(number, number * step_s), number * step_s)
+    return trained
 
 
 @pytest.mark.parametrize(("step_s", "limit"), [(1.0, 600.0), (60.0, 1200.0)])
 def test_a_training_is_hung_after_many_times_its_usual_step(step_s: float, limit: float) -> None:
-    made = progress(step_s)
-    last = 30 * step_s
-    assert stall_reason(made, last + limit - 1, PACE) is None
-    assert stall_reason(made, last + limit + 1, PACE)
+    trained, last = progress(step_s), 30 * step_s
+    assert stall_reason(trained, last + limit - 1, PACE) is None
+    assert stall_reason(trained, last + limit + 1, PACE)
 
 
-def test_loading_evaluating_and_saving_may_take_longer() -> None:
-    made = progress(1.0)
-    made.add(StageEvent(t=31, stage="evaluate"), 31)
-    assert stall_reason(made, 31 + 3599, PACE) is None
-    assert "'evaluate'" in (stall_reason(made, 31 + 3601, PACE) or "")
-
-
-def test_a_training_that_never_says_anything_is_hung_in_the_end() -> None:
-    silent = RunProgress(began_at=1000.0)
-    assert stall_reason(silent, 1000 + 3599, PACE) is None
-    assert "'start'" in (stall_reason(silent, 1000 + 3601, PACE) or "")
+def test_loading_evaluating_and_saving_may_take_longer_but_not_for_ever() -> None:
+    evaluating, silent = progress(1.0), RunProgress(began_at=31.0)
+    evaluating.add(StageEvent(t=31, stage="evaluate"), 31)
+    for trained, stage in ((evaluating, "'evaluate'"), (silent, "'start'")):
+        assert stall_reason(trained, 31 + 3599, PACE) is None
+        assert stage in (stall_reason(trained, 31 + 3601, PACE) or "")
 
 
 def test_silence_while_nobody_looked_says_nothing() -> None:
-    made = progress(1.0)
-    made.excuse_silence(5000.0)
-    assert stall_reason(made, 5000 + 599, PACE) is None
-    assert stall_reason(made, 5000 + 601, PACE)
-    made.excuse_silence(100.0)  # a clock that was set back
-    assert stall_reason(made, 5000 + 601, PACE)
+    trained = progress(1.0)
+    trained.excuse_silence(5000.0)
+    assert stall_reason(trained, 5000 + 599, PACE) is None
+    assert stall_reason(trained, 5000 + 601, PACE)
+    trained.excuse_silence(100.0)  # a clock that was set back
+    assert stall_reason(trained, 5000 + 601, PACE)

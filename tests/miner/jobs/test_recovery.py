@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from core.domain.job_states import EndReason, JobState
-from core.runs.run_files import RunEnd
 from miner.engines.base import EngineSpec
-from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.folder import JobFolder
 from miner.store import database
-from tests.miner.jobs.harness import CAP_S, JobsHarness, Trainer
+from tests.miner.jobs.harness import CAP_S, Gate, JobsHarness, Trainer, deaf, waits
 
 COPIED = (
     "validator, task_type, model, hours, state, end_reason, started_at, deadline_at, starts, request, "
@@ -23,39 +20,23 @@ COPIED = (
 )
 
 
-async def slow(trainer: Trainer) -> None:
-    for number in range(1, 11):
-        trainer.step(number, 10)
-        await asyncio.sleep(0.02)
-        if number in (3, 6):
-            trainer.save(1.0 / number, number)
-    trainer.save(0.05, 10)
-    trainer.end()
-
-
-async def launched(harness: JobsHarness, job: int) -> None:
-    """Until the store knows that the engine has it."""
+async def known_to_the_engine(harness: JobsHarness) -> int:
+    """Start a job; return once the store knows that the engine has its run."""
+    job = await harness.start()
     async with asyncio.timeout(CAP_S):
         while not (attempts := await harness.attempts(job)) or attempts[0].ref is None:
             await asyncio.sleep(0.005)
+    return job
 
 
 async def test_what_runs_is_adopted_with_its_gpus(harness: JobsHarness) -> None:
-    seen = asyncio.Event()
-
-    async def waits(trainer: Trainer) -> None:
-        await seen.wait()
-        trainer.save(0.5)
-        trainer.end()
-
-    harness.engine.default = waits
-    job = await harness.start()
-    await launched(harness, job)
+    gate = harness.engine.default = Gate()
+    job = await known_to_the_engine(harness)
     await harness.restart()
     assert harness.inputs.kept == {job}
     assert [hold.gpus for hold in harness.fleet.ledger.reservations] == [harness.engine.submitted[0].gpus]
-    seen.set()
-    assert (await harness.over_within(job)).state is JobState.DONE
+    gate.opened.set()
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
@@ -81,40 +62,33 @@ async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_b
         turn.clear()
         await harness.restart()
         go_on.set()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
-    assert harness.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.05 10"
+    assert harness.model == b"t1 0.05 10"
     assert len(harness.hub.commits) <= 3, "each model once at most"
 
 
 async def test_what_ended_while_the_daemon_was_away_is_published(harness: JobsHarness) -> None:
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    job = await harness.launched()
     await harness.jobs.stop()
     await harness.until(lambda: all(run.task.done() for run in harness.engine.runs.values()))
     await harness.restart()
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
 async def test_what_vanished_is_launched_anew(harness: JobsHarness) -> None:
-    async def waits(trainer: Trainer) -> None:
-        await trainer.wait_for_stop()
-
     harness.engine.scripts = [waits]
-    job = await harness.start()
-    await launched(harness, job)
+    job = await known_to_the_engine(harness)
     await harness.jobs.stop()
     for run in harness.engine.runs.values():
         run.task.cancel()
     harness.engine.runs.clear()
-    for leftover in harness.services.data_dir.glob("jobs/*/attempt_1/exit.json"):
+    for leftover in harness.folder.glob("jobs/*/attempt_1/exit.json"):
         leftover.unlink()
     await harness.restart()
-    assert (await harness.over_within(job)).state is JobState.DONE
-    ends = [one.end_reason for one in await harness.attempts(job)]
-    assert ends == [EndReason.LOST, EndReason.TRAINED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
 
 
 async def test_an_attempt_in_the_store_that_the_engine_never_heard_of_is_launched_from_its_files(
@@ -122,14 +96,12 @@ async def test_an_attempt_in_the_store_that_the_engine_never_heard_of_is_launche
 ) -> None:
     harness.engine.gone = True
     job = await harness.start()
-    async with asyncio.timeout(CAP_S):
-        while not await harness.attempts(job):
-            await asyncio.sleep(0.01)
+    await harness.in_state(job, JobState.TRAINING)
     await harness.jobs.stop()
     harness.engine.gone = False
     await harness.restart()
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert [one.number for one in await harness.attempts(job)] == [1]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.TRAINED]
     assert len(harness.engine.submitted) == 1
 
 
@@ -144,24 +116,19 @@ async def test_a_submit_whose_answer_was_lost_is_not_submitted_twice(
         return ""
 
     monkeypatch.setattr(harness.engine, "submit", never_answers)
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    job = await harness.launched()
     await harness.jobs.stop()
     monkeypatch.setattr(harness.engine, "submit", submit)
     await harness.restart()
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
 async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
     harness: JobsHarness, tmp_path: Path
 ) -> None:
-    async def waits(trainer: Trainer) -> None:
-        await asyncio.sleep(60)
-
-    harness.engine.default = waits
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    harness.engine.default = deaf
+    await harness.launched()
     mine = harness.engine.submitted[0]
     stranger = EngineSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
     stranger.run_dir.mkdir()
@@ -171,54 +138,44 @@ async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
     await harness.until(lambda: stranger.key in harness.engine.removed)
     assert mine.key in harness.engine.runs
     assert (stranger.key, True) in harness.engine.stops
-    await harness.jobs.cancel(job)
-    await harness.over_within(job)
 
 
 async def test_an_engine_that_is_gone_at_the_start_holds_nobody_up(harness: JobsHarness) -> None:
-    harness.engine.default = slow
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    gate = harness.engine.default = Gate()
+    job = await harness.launched()
     harness.engine.gone = True
     await harness.restart()
-    await asyncio.sleep(0.1)
+    gate.opened.set()
+    await harness.until(lambda: all(run.task.done() for run in harness.engine.runs.values()))
     harness.engine.gone = False
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
 async def test_a_job_that_was_cancelled_while_its_run_could_not_be_ended_is_ended_later(
     harness: JobsHarness,
 ) -> None:
-    async def waits(trainer: Trainer) -> None:
-        await trainer.wait_for_stop()
-        trainer.end(RunEnd.STOPPED)
-
     harness.engine.default = waits
-    job = await harness.start()
-    await launched(harness, job)
+    job = await known_to_the_engine(harness)
     harness.engine.gone = True
     await harness.jobs.cancel(job)
-    await asyncio.sleep(0.05)
     await harness.restart()
+    assert harness.engine.runs
     harness.engine.gone = False
-    row = await harness.over_within(job)
-    assert row.state is JobState.CANCELLED
+    assert (await harness.over_within(job)).state is JobState.CANCELLED
     assert not harness.engine.runs
 
 
 async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harness: JobsHarness) -> None:
     job = await harness.start()
-    await harness.over_within(job)
+    await harness.done(job)
     await harness.jobs.stop()
     await harness.start(name="repo-2")
     await harness.restart()
     async with asyncio.timeout(CAP_S):
-        while True:
-            row = await harness.row(job)
-            if row.submission and row.submission.repo == "me/repo-2":
-                break
+        while (await harness.row(job)).misnamed:
             await asyncio.sleep(0.01)
+    assert set(harness.hub.repos) == {"me/repo-2"}
     assert len(harness.engine.submitted) == 1
 
 
@@ -226,48 +183,41 @@ async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_onc
     harness: JobsHarness,
 ) -> None:
     first = await harness.start(task_id="over")
-    await harness.over_within(first)
+    await harness.done(first)
     with closing(database.connect(harness.store.path)) as db:
         db.executemany(
             f"INSERT INTO jobs (task_id, {COPIED}) SELECT ?, {COPIED} FROM jobs WHERE id = ?",
             [(f"old{number}", first) for number in range(1000)],
         )
-    launched = len(harness.engine.submitted)
-    hold = asyncio.Event()
-
-    async def waits(trainer: Trainer) -> None:
-        await hold.wait()
-        trainer.save(0.5)
-        trainer.end()
-
-    harness.engine.default = waits
-    jobs = []
-    for number in range(4):
-        jobs.append(await harness.start(task_id=f"live{number}", name=f"live{number}", model="tiny/llama"))
-    await harness.until(lambda: len(harness.engine.submitted) > launched)
+    gate = harness.engine.default = Gate()
+    jobs = [await harness.start(task_id=f"live{number}", name=f"live{number}") for number in range(4)]
+    await gate.reached.wait()
     await harness.restart()
     assert harness.jobs.running_workers == 4
-    hold.set()
+    gate.opened.set()
     for job in jobs:
-        assert (await harness.over_within(job)).state is JobState.DONE
-    assert len(harness.engine.submitted) == launched + 4
+        await harness.done(job)
+    assert len(harness.engine.submitted) == 1 + 4
 
 
-async def test_what_finished_jobs_have_left_goes_after_a_while_or_when_room_is_needed(
-    harness: JobsHarness,
-) -> None:
+# What finished jobs have left
+
+
+async def test_files_of_a_finished_job_go_after_a_while_or_when_room_is_needed(harness: JobsHarness) -> None:
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
-    folder = harness.services.data_dir / f"jobs/{job}"
-    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=3600, clock=time.time)
+    await harness.done(job)
+    folder, cleaner = harness.folder / f"jobs/{job}", harness.services.cleaner
     assert await cleaner.remove_expired() == 0
     assert (folder / "submission").is_dir()
     assert await cleaner.remove_all_finished() > 0
     assert not (folder / "submission").exists()
     assert not (folder / "inputs").exists()
     assert (folder / "attempt_1/plan.json").exists()
+    (folder / "inputs").mkdir()
+    (folder / "inputs/again").write_text("xxx")
     assert await cleaner.remove_all_finished() == 0
+    cleaner.revived(job)
+    assert await cleaner.remove_all_finished() == 3, "a job that was started again is tidied again"
 
 
 async def test_a_job_that_begins_another_life_while_room_is_made_keeps_everything(
@@ -275,9 +225,8 @@ async def test_a_job_that_begins_another_life_while_room_is_made_keeps_everythin
 ) -> None:
     jobs = [await harness.start(task_id=f"t{number}", name=f"r{number}") for number in range(2)]
     for job in jobs:
-        await harness.over_within(job)
-    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
-    strip = JobFolder.strip
+        await harness.done(job)
+    strip, cleaner = JobFolder.strip, harness.services.cleaner
 
     def slow(folder: JobFolder) -> int:
         cleaner.revived(jobs[1])
@@ -292,7 +241,7 @@ async def test_a_job_that_begins_another_life_while_room_is_made_keeps_everythin
 async def test_what_cannot_be_removed_keeps_nobody_from_going_on(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await harness.over_within(await harness.start())
+    await harness.done(await harness.start())
 
     def fails(_folder: JobFolder) -> int:
         raise PermissionError(13, "not yours")
@@ -302,23 +251,9 @@ async def test_what_cannot_be_removed_keeps_nobody_from_going_on(
 
 
 async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
-    harness.inputs.troubles = [30.0]
-    job = await harness.start()
-    inputs = harness.services.data_dir / f"jobs/{job}/inputs"
+    harness.inputs.troubles = [60.0]
+    inputs = harness.folder / f"jobs/{await harness.start()}/inputs"
     inputs.mkdir(parents=True)
     (inputs / "half").write_text("x")
-    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
-    assert await cleaner.remove_all_finished() == 0
+    assert await harness.services.cleaner.remove_all_finished() == 0
     assert (inputs / "half").exists()
-
-
-async def test_a_job_with_another_life_is_tidied_again(harness: JobsHarness) -> None:
-    job = await harness.start()
-    await harness.over_within(job)
-    cleaner = FinishedJobCleaner(harness.folder, harness.store, keep_s=0, clock=time.time)
-    await cleaner.remove_all_finished()
-    (harness.services.data_dir / f"jobs/{job}/inputs").mkdir()
-    (harness.services.data_dir / f"jobs/{job}/inputs/again").write_text("xxx")
-    assert await cleaner.remove_all_finished() == 0
-    cleaner.revived(job)
-    assert await cleaner.remove_all_finished() == 3

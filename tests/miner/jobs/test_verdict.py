@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.runs.progress import EndEvent, OomEvent
 from core.runs.remedies import MAX_OOM_STEPS, REASON_OF_RUN_END, AttemptFailure
@@ -36,27 +34,27 @@ def ended(
     )
 
 
-@pytest.mark.parametrize("end", [RunEnd.FINISHED, RunEnd.EARLY, RunEnd.CLOCK])
-def test_a_good_end_with_a_model_is_one(end: RunEnd) -> None:
-    assert (
-        ended(EndCause.OK, 0, RunResult(end=end, submission=True), has_model=True).reason is EndReason.TRAINED
-    )
-
-
-def test_a_good_end_without_a_model_is_none() -> None:
-    said = RunResult(end=RunEnd.FINISHED, submission=True)
-    assert ended(EndCause.OK, 0, said).reason is EndReason.BAD_SUBMISSION
-
-
-def test_a_failure_with_an_earlier_model_is_a_failure_still() -> None:
-    said = RunResult(end=RunEnd.OOM, submission=True, detail="CUDA out of memory")
-    assert ended(EndCause.OK, 0, said, has_model=True) == AttemptVerdict(EndReason.OOM, "CUDA out of memory")
+@each(
+    ("end", "has_model", "reason"),
+    [
+        (RunEnd.FINISHED, True, EndReason.TRAINED),
+        (RunEnd.EARLY, True, EndReason.TRAINED),
+        (RunEnd.CLOCK, True, EndReason.TRAINED),
+        (RunEnd.FINISHED, False, EndReason.BAD_SUBMISSION),
+        (RunEnd.OOM, True, EndReason.OOM),
+    ],
+)
+def test_the_trainers_result_counts_and_a_good_end_needs_a_model(
+    end: RunEnd, has_model: bool, reason: EndReason
+) -> None:
+    result = RunResult(end=end, submission=True, detail="said so")
+    assert ended(EndCause.OK, 0, result, has_model=has_model) == AttemptVerdict(reason, "said so")
 
 
 def test_an_end_that_we_asked_for_has_our_reason() -> None:
     hung = AttemptVerdict(EndReason.HUNG, "no step for an hour")
-    said = RunResult(end=RunEnd.STOPPED, submission=True)
-    assert ended(EndCause.STOPPED, 137, said, stop_verdict=hung, has_model=True) == hung
+    result = RunResult(end=RunEnd.STOPPED, submission=True)
+    assert ended(EndCause.STOPPED, 137, result, stop_verdict=hung, has_model=True) == hung
 
 
 def test_at_the_deadline_only_the_model_counts() -> None:
@@ -66,8 +64,8 @@ def test_at_the_deadline_only_the_model_counts() -> None:
 
 
 def test_a_stop_that_we_did_not_ask_for_came_from_outside() -> None:
-    said = RunResult(end=RunEnd.STOPPED, submission=True)
-    assert ended(EndCause.KILLED, 0, said, has_model=True).reason is EndReason.KILLED
+    result = RunResult(end=RunEnd.STOPPED, submission=True)
+    assert ended(EndCause.KILLED, 0, result, has_model=True).reason is EndReason.KILLED
     assert ended(EndCause.STOPPED, 137).reason is EndReason.KILLED
 
 
@@ -129,14 +127,18 @@ def test_what_was_trained_is_published() -> None:
 
 @each(
     "reason",
-    [one for one in EndReason if END_MEANINGS[one].retry is RetryRule.NO and one is not EndReason.TRAINED],
+    [
+        reason
+        for reason in EndReason
+        if END_MEANINGS[reason].retry is RetryRule.NO and reason is not EndReason.TRAINED
+    ],
 )
 def test_what_another_try_cannot_mend_ends_with_what_there_is(reason: EndReason) -> None:
     assert after(reason) is NextAction.GIVE_UP
     assert after(reason, has_model=True) is NextAction.PUBLISH
 
 
-@each("reason", [one for one in EndReason if END_MEANINGS[one].retry is RetryRule.ONCE])
+@each("reason", [reason for reason in EndReason if END_MEANINGS[reason].retry is RetryRule.ONCE])
 def test_some_reasons_get_one_more_try(reason: EndReason) -> None:
     assert after(reason) is NextAction.AGAIN
     assert after(reason, reason) is NextAction.GIVE_UP

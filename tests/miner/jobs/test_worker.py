@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,37 +20,38 @@ from core.runs.run_files import RunEnd, RunSpec
 from miner.engines.base import EndCause
 from miner.publish.publisher import PublishRequest
 from miner.store import attempts
-from tests.miner.jobs.harness import FAST, VALIDATOR, EndedBy, JobsHarness, Trainer, good, open_harness
+from tests.miner.jobs.harness import (
+    FAST,
+    VALIDATOR,
+    EndedBy,
+    Gate,
+    JobsHarness,
+    Script,
+    Trainer,
+    ending,
+    good,
+    obeys,
+    open_harness,
+)
 
 
 def plan_of(harness: JobsHarness, job: int, attempt: int) -> TrainingPlan:
-    return TrainingPlan.from_json(
-        (harness.services.data_dir / f"jobs/{job}/attempt_{attempt}/plan.json").read_text()
-    )
+    return TrainingPlan.from_json((harness.folder / f"jobs/{job}/attempt_{attempt}/plan.json").read_text())
 
 
 def run_of(harness: JobsHarness, job: int, attempt: int) -> RunSpec:
-    return RunSpec.from_json(
-        (harness.services.data_dir / f"jobs/{job}/attempt_{attempt}/run.json").read_text()
-    )
+    return RunSpec.from_json((harness.folder / f"jobs/{job}/attempt_{attempt}/run.json").read_text())
 
 
-async def ends(harness: JobsHarness, job: int) -> list[EndReason | None]:
-    return [one.end_reason for one in await harness.attempts(job)]
-
-
-def ending(end: RunEnd, detail: str = "", moment: str | None = None) -> Callable[[Trainer], Awaitable[None]]:
-    async def script(trainer: Trainer) -> None:
-        trainer.step(1)
-        trainer.end(end, detail, moment)
-
-    return script
+def lessons(harness: JobsHarness) -> list[str]:
+    """The validators that something was learned from."""
+    rows = harness.store.read_now(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
+    return [row[0].partition("/")[0] for row in rows]
 
 
 async def test_a_started_job_is_trained_and_published_under_the_expected_name(harness: JobsHarness) -> None:
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED)
+    row = await harness.done(job)
     assert row.submission is not None
     assert row.submission.repo == "me/repo-1"
     (attempt,) = await harness.attempts(job)
@@ -61,25 +61,20 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ha
     assert harness.hub.forgotten == [job]
     assert not harness.fleet.ledger.reservations
     await harness.until(lambda: [key.task_id for key in harness.over] == ["t1"])
-
-
-async def test_every_step_is_in_the_store_with_its_beginning_and_its_end(harness: JobsHarness) -> None:
-    job = await harness.start()
-    await harness.over_within(job)
-    steps = await harness.store.read(attempts.steps_of, job)
-    assert [one.name for one in steps] == ["fetch", "plan", "gpus", "write", "launch", "publish"]
-    assert all(one.outcome == "ok" and one.ended_at and one.ended_at >= one.began_at for one in steps)
+    steps = harness.store.read_now(attempts.steps_of, job)
+    assert [step.name for step in steps] == ["fetch", "plan", "gpus", "write", "launch", "publish"]
+    assert all(step.outcome == "ok" and step.ended_at for step in steps)
 
 
 async def test_the_attempt_folder_tells_what_was_run_and_holds_nothing_secret(harness: JobsHarness) -> None:
     job = await harness.start()
-    await harness.over_within(job)
-    folder = harness.services.data_dir / f"jobs/{job}"
+    await harness.done(job)
+    folder = harness.folder / f"jobs/{job}"
     assert (folder / "latest").readlink() == Path("attempt_1")
-    names = {one.name for one in (folder / "latest").iterdir()}
+    names = {file.name for file in (folder / "latest").iterdir()}
     assert names >= {"run.json", "plan.json", "config", "command.txt", "environment.txt", "progress.jsonl"}
     assert (folder / "latest/config/config.yml").read_text().startswith("# profile h100x4")
-    everything = b"".join(one.read_bytes() for one in (folder / "attempt_1").rglob("*") if one.is_file())
+    everything = b"".join(file.read_bytes() for file in (folder / "attempt_1").rglob("*") if file.is_file())
     assert b"X-Amz-Signature" not in everything
     spec = harness.engine.submitted[0]
     assert spec.argv[:3] == ("python", "-m", "trainer.text")
@@ -96,14 +91,15 @@ async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next
 
     harness.engine.scripts = [oom, oom]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert await ends(harness, job) == [EndReason.OOM, EndReason.OOM, EndReason.TRAINED]
-    micros = [plan_of(harness, job, number).batch for number in (1, 2, 3)]
-    assert [one.micro for one in micros] == [micros[0].micro, micros[0].micro // 2, micros[0].micro // 4]
-    assert len({one.effective for one in micros}) == 1
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.OOM, EndReason.OOM, EndReason.TRAINED]
+    batches = [plan_of(harness, job, number).batch for number in (1, 2, 3)]
+    first = batches[0].micro
+    assert [batch.micro for batch in batches] == [first, first // 2, first // 4]
+    assert len({batch.effective for batch in batches}) == 1
     second = await harness.start(task_id="t2", name="repo-2")
-    await harness.over_within(second)
-    assert plan_of(harness, second, 1).batch.micro == micros[2].micro
+    await harness.done(second)
+    assert plan_of(harness, second, 1).batch.micro == first // 4
 
 
 async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_apart(
@@ -111,41 +107,32 @@ async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_
 ) -> None:
     harness.engine.scripts = [ending(RunEnd.OOM, moment="train")] * 2
     monkeypatch.setattr("miner.inputs.fetch.JobTask.is_hostile", property(lambda self: True))
-    job = await harness.start()
-    await harness.over_within(job)
-    lessons = await harness.store.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
-    assert lessons == []
+    await harness.done(await harness.start())
+    assert lessons(harness) == []
     monkeypatch.undo()
     harness.engine.scripts = [ending(RunEnd.OOM, moment="train")]
-    await harness.over_within(await harness.start(task_id="t2", name="repo-2"))
-    lessons = await harness.store.read(lambda db: db.execute("SELECT shape FROM lessons").fetchall())
-    assert [row[0].partition("/")[0] for row in lessons] == [VALIDATOR]
+    await harness.done(await harness.start(task_id="t2", name="repo-2"))
+    assert lessons(harness) == [VALIDATOR]
 
 
 async def test_a_ladder_without_a_rung_left_is_the_end(harness: JobsHarness) -> None:
     harness.engine.default = ending(RunEnd.OOM, moment="train")
-    job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.OOM)
+    row = await harness.failed(await harness.start(), EndReason.OOM)
     assert "no smaller plan" in row.detail
 
 
 async def test_a_loss_of_nan_is_tried_once_more_at_a_lower_rate(harness: JobsHarness) -> None:
     harness.engine.default = ending(RunEnd.NAN)
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.NAN)
+    await harness.failed(job, EndReason.NAN)
     first, second = (plan_of(harness, job, number).optimizer.learning_rate for number in (1, 2))
     assert second == pytest.approx(first * NAN_RATE_FACTOR)
     assert len(harness.engine.submitted) == 2
 
 
-@pytest.mark.parametrize("end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.INFEASIBLE])
-async def test_what_another_try_cannot_mend_is_not_tried_again(harness: JobsHarness, end: RunEnd) -> None:
-    harness.engine.default = ending(end, "column 'instruct' is missing")
-    job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason(end.value))
+async def test_what_another_try_cannot_mend_is_not_tried_again(harness: JobsHarness) -> None:
+    harness.engine.default = ending(RunEnd.BAD_DATA, "column 'instruct' is missing")
+    row = await harness.failed(await harness.start(), EndReason.BAD_DATA)
     assert row.detail == "column 'instruct' is missing"
     assert len(harness.engine.submitted) == 1
     assert [kind for kind, _ in harness.alerts] == ["job_failed"]
@@ -157,9 +144,8 @@ async def test_a_crash_nobody_foresaw_gets_one_more_try(harness: JobsHarness) ->
 
     harness.engine.default = crash
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.CRASHED)
-    assert await ends(harness, job) == [EndReason.CRASHED, EndReason.CRASHED]
+    await harness.failed(job, EndReason.CRASHED)
+    assert await harness.ends(job) == [EndReason.CRASHED, EndReason.CRASHED]
 
 
 async def test_a_killed_training_goes_on_from_its_last_checkpoint(harness: JobsHarness) -> None:
@@ -172,8 +158,8 @@ async def test_a_killed_training_goes_on_from_its_last_checkpoint(harness: JobsH
 
     harness.engine.scripts = [killed]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert await ends(harness, job) == [EndReason.KILLED, EndReason.TRAINED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.KILLED, EndReason.TRAINED]
     assert run_of(harness, job, 2).resume_from == str(saved[0])
     assert saved[0] in [mount.path for mount in harness.engine.submitted[1].mounts]
 
@@ -190,7 +176,7 @@ async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(harness: 
     assert run_of(harness, job, 2).resume_from is None
 
 
-@pytest.mark.parametrize(("poll_s", "stall_min_s"), [(FAST.poll_s, 2.0), (0.3, 0.5)])
+@pytest.mark.parametrize(("poll_s", "stall_min_s"), [(FAST.poll_s, 2.0), (1.2, 2.0)])
 async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_once(
     tmp_path: Path, poll_s: float, stall_min_s: float
 ) -> None:
@@ -206,8 +192,8 @@ async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_onc
     async with open_harness(tmp_path / "data", timings) as harness:
         harness.engine.scripts = [hangs]
         job = await harness.start()
-        assert (await harness.over_within(job)).state is JobState.DONE
-        assert await ends(harness, job) == [EndReason.HUNG, EndReason.TRAINED]
+        await harness.done(job)
+        assert await harness.ends(job) == [EndReason.HUNG, EndReason.TRAINED]
         first = (await harness.attempts(job))[0]
         assert "no step for" in first.detail
         assert harness.engine.dumped == [first.key]
@@ -217,62 +203,49 @@ async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_onc
 
 async def test_time_in_which_nobody_looked_is_no_silence(harness: JobsHarness) -> None:
     """A host that was suspended in the middle of a training: neither of the two had any time."""
-    trained, go_on = asyncio.Event(), asyncio.Event()
+    gate = Gate()
 
     async def suspended(trainer: Trainer) -> None:
         for number in range(1, 12):
             trainer.step(number)
             await asyncio.sleep(0.005)
-        trained.set()
-        await go_on.wait()
-        trainer.save(0.5, 12)
-        trainer.end()
+        await gate(trainer)
 
     harness.engine.scripts = [suspended]
     job = await harness.start()
-    await trained.wait()
+    await gate.reached.wait()
     await asyncio.sleep(20 * FAST.poll_s)
     object.__setattr__(harness.services, "clock", lambda: time.time() + 10 * FAST.stall_min_s)
     await asyncio.sleep(20 * FAST.poll_s)
-    go_on.set()
+    gate.opened.set()
     await harness.over_within(job)
-    assert await ends(harness, job) == [EndReason.TRAINED]
+    assert await harness.ends(job) == [EndReason.TRAINED]
 
 
 async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
-    began = asyncio.Event()
+    priorities: set[float] = set()
 
-    async def long(trainer: Trainer) -> None:
-        trainer.step(1)
-        began.set()
-        await trainer.wait_for_stop()
-        trainer.end(RunEnd.STOPPED)
-
-    harness.engine.scripts = [long]
-    now = time.time()
-    where = Placement(("0", "1", "2", "3"), now, now + 600)
-    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at, priority=5.0)
-    job = await harness.start()
-    await began.wait()
-    held = harness.engine.submitted[0].gpus
-    stock = harness.fleet.inventory
-    cards = tuple(
-        replace(one, unusable_reason="fell off the bus") if one.id == held[0] else one for one in stock.gpus
-    )
-    assert stock.hardware is not None
-    less = stock.hardware.model_copy(update={"gpus": stock.hardware.gpus.take(3)})
-    harness.fleet.update(replace(stock, gpus=cards, hardware=less, failed={held[0]: "fell off the bus"}))
-    priorities = set()
-
-    async def watches(trainer: Trainer) -> None:
+    async def looks_at_claims(trainer: Trainer) -> None:
         priorities.update(claim.priority for claim in harness.fleet.ledger.claims if claim.firm)
         await good(trainer)
 
-    harness.engine.default = watches
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert await ends(harness, job) == [EndReason.GPU_LOST, EndReason.TRAINED]
+    harness.engine.scripts, harness.engine.default = [obeys], looks_at_claims
+    now = time.time()
+    where = Placement(("0", "1", "2", "3"), now, now + 600)
+    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at, priority=5.0)
+    job = await harness.launched()
+    lost = harness.engine.submitted[0].gpus[0]
+    inventory = harness.fleet.inventory
+    gpus = tuple(
+        replace(gpu, unusable_reason="fell off the bus") if gpu.id == lost else gpu for gpu in inventory.gpus
+    )
+    assert inventory.hardware is not None
+    less = inventory.hardware.model_copy(update={"gpus": inventory.hardware.gpus.take(3)})
+    harness.fleet.update(replace(inventory, gpus=gpus, hardware=less, failed={lost: "fell off the bus"}))
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.GPU_LOST, EndReason.TRAINED]
     assert priorities == {5.0}, "what was promised to it stands"
-    assert held[0] not in harness.engine.submitted[1].gpus
+    assert lost not in harness.engine.submitted[1].gpus
 
 
 async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_another_try(
@@ -284,13 +257,12 @@ async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_anoth
 
     harness.engine.default = saves_and_crashes
     job = await harness.start(seconds=20)
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED)
-    assert await ends(harness, job) == [EndReason.CRASHED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.CRASHED]
 
 
 async def test_a_later_attempt_never_replaces_a_better_model(harness: JobsHarness) -> None:
-    published = harness.services.data_dir / "jobs/1/published.json"
+    published = harness.folder / "jobs/1/published.json"
 
     async def saves_and_dies(trainer: Trainer) -> None:
         trainer.save(0.5)
@@ -304,29 +276,32 @@ async def test_a_later_attempt_never_replaces_a_better_model(harness: JobsHarnes
 
     harness.engine.scripts = [saves_and_dies, worse]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 2
-    assert harness.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.5 1"
+    assert harness.model == b"t1 0.5 1"
     assert len(harness.hub.commits) == 1
+
+
+def two_models(harness: JobsHarness) -> Script:
+    """The second, which is better, once the first is published."""
+
+    async def script(trainer: Trainer) -> None:
+        trainer.save(0.9, 1)
+        await harness.until(lambda: bool(harness.hub.commits))
+        trainer.save(0.5, 2)
+        trainer.end()
+
+    return script
 
 
 async def test_a_first_model_is_published_while_the_training_goes_on_and_a_better_one_replaces_it(
     harness: JobsHarness,
 ) -> None:
-    async def two(trainer: Trainer) -> None:
-        trainer.step(1)
-        trainer.save(0.9, 1)
-        while not harness.hub.commits:
-            await asyncio.sleep(0.005)
-        trainer.save(0.5, 2)
-        trainer.end()
-
-    harness.engine.scripts = [two]
+    harness.engine.scripts = [two_models(harness)]
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
+    await harness.done(job)
     assert len(harness.hub.commits) == 2
-    assert harness.hub.repos["me/repo-1"]["adapter_model.safetensors"] == b"t1 0.5 2"
+    assert harness.model == b"t1 0.5 2"
 
 
 async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarness) -> None:
@@ -344,17 +319,9 @@ async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarnes
             raise StepFailed(EndReason.DEADLINE, "the upload was ended at its deadline")
         return made
 
-    async def two(trainer: Trainer) -> None:
-        trainer.save(0.9, 1)
-        while not harness.hub.commits:
-            await asyncio.sleep(0.005)
-        trainer.save(0.5, 2)
-        trainer.end()
-
     harness.hub.publish = cut_after_the_commit  # type: ignore[method-assign]
-    harness.engine.scripts = [two]
-    row = await harness.over_within(await harness.start())
-    assert row.state is JobState.DONE
+    harness.engine.scripts = [two_models(harness)]
+    row = await harness.done(await harness.start())
     assert row.submission == MinerSubmission(repo="me/repo-1", model_hash=None)
     assert set(promised) == {None}
 
@@ -370,8 +337,8 @@ async def test_a_hub_that_fails_early_does_not_disturb_the_training(harness: Job
 
     harness.engine.scripts = [saves]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert await ends(harness, job) == [EndReason.TRAINED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.TRAINED]
 
 
 async def test_a_network_that_comes_back_costs_a_pause_and_nothing_else(harness: JobsHarness) -> None:
@@ -379,70 +346,38 @@ async def test_a_network_that_comes_back_costs_a_pause_and_nothing_else(harness:
     harness.inputs.troubles = [cut, cut]
     harness.hub.troubles = [cut, StepFailed(EndReason.RATE_LIMITED, "429", retry_after=0.02)]
     job = await harness.start()
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
 async def test_inputs_that_nobody_can_have_end_the_job_at_once(harness: JobsHarness) -> None:
     harness.inputs.troubles = [StepFailed(EndReason.MODEL_GATED, "tiny/llama is gated")]
-    job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.MODEL_GATED)
+    await harness.failed(await harness.start(), EndReason.MODEL_GATED)
     assert harness.engine.submitted == []
 
 
 async def test_a_model_that_its_check_refuses_is_trained_once_more(tmp_path: Path) -> None:
     async with open_harness(tmp_path / "data", replace(FAST, publish_early=False)) as harness:
-        await refused_once(harness)
-
-
-async def refused_once(harness: JobsHarness) -> None:
-    harness.hub.troubles = [StepFailed(EndReason.BAD_SUBMISSION, "weights are NaN")]
-
-    async def saves_last(trainer: Trainer) -> None:
-        trainer.save(0.5)
-        trainer.end()
-        await asyncio.sleep(0)
-
-    harness.engine.default = saves_last
-    job = await harness.start()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE
-    assert await ends(harness, job) == [EndReason.BAD_SUBMISSION, EndReason.TRAINED]
-    assert (harness.services.data_dir / f"jobs/{job}/attempt_1/submission.refused").is_dir()
+        harness.hub.troubles = [StepFailed(EndReason.BAD_SUBMISSION, "weights are NaN")]
+        job = await harness.start()
+        await harness.done(job)
+        assert await harness.ends(job) == [EndReason.BAD_SUBMISSION, EndReason.TRAINED]
+        assert (harness.folder / f"jobs/{job}/attempt_1/submission.refused").is_dir()
 
 
 async def test_an_engine_that_does_not_answer_changes_nothing(harness: JobsHarness) -> None:
-    began = asyncio.Event()
-    go_on = asyncio.Event()
-
-    async def waits(trainer: Trainer) -> None:
-        began.set()
-        await go_on.wait()
-        trainer.save(0.5)
-        trainer.end()
-
-    harness.engine.scripts = [waits]
+    gate = harness.engine.default = Gate()
     job = await harness.start()
-    await began.wait()
+    await gate.reached.wait()
     harness.engine.gone = True
     live = harness.jobs.live(job)
     assert live is not None
     await harness.until(lambda: "does not answer" in live.trouble)
-    go_on.set()
+    gate.opened.set()
     await asyncio.sleep(0.05)
     assert (await harness.row(job)).state is JobState.TRAINING
     harness.engine.gone = False
-    assert (await harness.over_within(job)).state is JobState.DONE
-    assert len(harness.engine.submitted) == 1
-
-
-async def test_an_engine_that_is_gone_at_the_start_is_waited_for(harness: JobsHarness) -> None:
-    harness.engine.gone = True
-    job = await harness.start()
-    await asyncio.sleep(0.1)
-    harness.engine.gone = False
-    assert (await harness.over_within(job)).state is JobState.DONE
+    await harness.done(job)
     assert len(harness.engine.submitted) == 1
 
 
@@ -454,28 +389,20 @@ async def test_our_own_mistake_is_tried_twice_and_then_ends_the_job(
 
     monkeypatch.setattr(harness.inputs, "fetch", fails)
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason) == (JobState.FAILED, EndReason.BUG)
+    await harness.failed(job, EndReason.BUG)
     assert "ZeroDivisionError" in caplog.text
 
 
 async def test_jobs_at_once_have_their_own_gpus_ports_and_folders(harness: JobsHarness) -> None:
-    release = asyncio.Event()
-
-    async def waits(trainer: Trainer) -> None:
-        await release.wait()
-        trainer.save(0.5)
-        trainer.end()
-
-    harness.engine.default = waits
+    gate = harness.engine.default = Gate()
     jobs = [await harness.start(task_id=f"t{number}", name=f"r{number}") for number in range(4)]
-    await harness.until(lambda: bool(harness.engine.submitted))
-    release.set()
+    await gate.reached.wait()
+    gate.opened.set()
     for job in jobs:
-        assert (await harness.over_within(job)).state is JobState.DONE
+        await harness.done(job)
     ports = [plan_of(harness, job, 1).launch.port for job in jobs]
     assert all(port is not None for port in ports)
     folders = {spec.run_dir for spec in harness.engine.submitted}
     assert len(folders) == 4
     assert {f"me/r{number}" for number in range(4)} == set(harness.hub.repos)
-    assert json.loads((harness.services.data_dir / "jobs/1/published.json").read_text())["repo"] == "me/r0"
+    assert json.loads((harness.folder / "jobs/1/published.json").read_text())["repo"] == "me/r0"

@@ -34,20 +34,21 @@ async def while_the_engine_is_gone(harness: JobsHarness) -> None:
     harness.engine.gone = True
 
 
-async def before_a_first_model(harness: JobsHarness) -> None:
-    async def trains(trainer: Trainer) -> None:
-        trainer.step(1)
-        await asyncio.sleep(600)
+async def trains_for_ever(trainer: Trainer) -> None:
+    trainer.step(1)
+    await asyncio.sleep(600)
 
-    harness.engine.default = trains
+
+async def before_a_first_model(harness: JobsHarness) -> None:
+    harness.engine.default = trains_for_ever
 
 
 async def with_a_model(harness: JobsHarness) -> None:
-    async def trains(trainer: Trainer) -> None:
+    async def saves(trainer: Trainer) -> None:
         trainer.save(0.5)
-        await asyncio.sleep(600)
+        await trains_for_ever(trainer)
 
-    harness.engine.default = trains
+    harness.engine.default = saves
 
 
 async def while_the_first_model_is_published(harness: JobsHarness) -> None:
@@ -135,7 +136,7 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
         row = await harness.over_within(job)
         details = f"{stage.__name__}: {row}"
         assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), details
-        assert all(one.ended_at for one in await harness.attempts(job)), details
+        assert all(attempt.ended_at for attempt in await harness.attempts(job)), details
         assert not harness.engine.runs, details
 
     await at_once(tmp_path, ends)

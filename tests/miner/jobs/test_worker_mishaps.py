@@ -15,7 +15,12 @@ from core.runs.run_files import RunEnd
 from miner.engines.base import EndCause, EngineSpec
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.store import attempts
-from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer
+from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer, waits
+
+
+async def stopped_when_asked(trainer: Trainer) -> None:
+    await trainer.wait_for_stop()
+    raise EndedBy(EndCause.STOPPED, 143)
 
 
 async def test_a_store_that_fails_while_a_failure_is_noted_is_waited_for(
@@ -33,8 +38,8 @@ async def test_a_store_that_fails_while_a_failure_is_noted_is_waited_for(
     monkeypatch.setattr(attempts, "set_job_state", moved)
     harness.inputs.troubles = [StepFailed(EndReason.BAD_DATA, "no such column")] * 10
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert (row.state, row.end_reason, fails) == (JobState.FAILED, EndReason.BAD_DATA, 0)
+    await harness.failed(job, EndReason.BAD_DATA)
+    assert fails == 0
     await harness.until(lambda: bool(harness.over))
 
 
@@ -52,7 +57,7 @@ async def test_mistakes_that_lie_far_apart_do_not_end_a_job(
         return await fetch(task, on_progress)
 
     monkeypatch.setattr(harness.inputs, "fetch", fetched)
-    assert (await harness.over_within(await harness.start())).state is JobState.DONE
+    await harness.done(await harness.start())
 
 
 async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(harness: JobsHarness) -> None:
@@ -63,29 +68,21 @@ async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(har
 
     harness.engine.scripts = [loses_its_folder]
     job = await harness.start()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE, row
-    assert [one.end_reason for one in await harness.attempts(job)] == [EndReason.LOST, EndReason.TRAINED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
     assert len(harness.inputs.fetched) == 2
 
 
 async def test_a_run_that_nobody_can_be_told_of_any_more_is_ended_and_followed_by_another(
     harness: JobsHarness,
 ) -> None:
-    async def waits(trainer: Trainer) -> None:
-        await trainer.wait_for_stop()
-        raise EndedBy(EndCause.STOPPED, 143)
-
-    harness.engine.scripts = [waits]
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    harness.engine.scripts = [stopped_when_asked]
+    job = await harness.launched()
     await harness.jobs.stop()
     shutil.rmtree(harness.folder / f"jobs/{job}/orders")
     await harness.restart()
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE, row
-    ends = [one.end_reason for one in await harness.attempts(job)]
-    assert ends == [EndReason.LOST, EndReason.TRAINED]
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
     assert harness.engine.stops
 
 
@@ -95,31 +92,23 @@ async def test_a_stop_that_cannot_be_written_down_is_asked_of_the_engine_all_the
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def waits(trainer: Trainer) -> None:
+    async def stops(trainer: Trainer) -> None:
         trainer.save(0.5)
         await trainer.stopped.wait()
         trainer.end(RunEnd.STOPPED)
 
     monkeypatch.setattr("miner.support.untrusted_files.write_untrusted", full)
-    harness.engine.scripts = [waits]
-    await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
-    job = await harness.start(seconds=6)
-    row = await harness.over_within(job)
-    assert row.state is JobState.DONE, row
+    harness.engine.scripts = [stops]
+    await harness.launched()
+    await harness.done(await harness.start(seconds=12))
     assert harness.engine.stops
 
 
 async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_up_with(
     harness: JobsHarness,
 ) -> None:
-    async def waits(trainer: Trainer) -> None:
-        await trainer.wait_for_stop()
-        raise EndedBy(EndCause.STOPPED, 143)
-
-    harness.engine.scripts = [waits]
-    job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.submitted))
+    harness.engine.scripts = [stopped_when_asked]
+    job = await harness.launched()
     harness.engine.gone = True
     await harness.start(seconds=2)
     await harness.until(lambda: ("job_failed", ANY) in harness.alerts)
@@ -127,9 +116,8 @@ async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_
     await asyncio.sleep(0.05)
     assert len(await harness.attempts(job)) == 1
     harness.engine.gone = False
-    assert (await harness.over_within(job)).state is JobState.DONE
-    first, second = await harness.attempts(job)
-    assert (first.end_reason, second.end_reason) == (EndReason.STOPPED, EndReason.TRAINED)
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.STOPPED, EndReason.TRAINED]
 
 
 async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_running(
@@ -138,16 +126,13 @@ async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_runni
     """An engine asked in a thread starts the run, however long ago somebody stopped waiting."""
     submit, asked = harness.engine.submit, asyncio.Event()
 
-    async def late(spec: EngineSpec) -> str:
-        async def carried_out() -> str:
-            await asyncio.sleep(0.1)
-            return await submit(spec)
-
+    async def carried_out(spec: EngineSpec) -> str:
         asked.set()
-        return await asyncio.shield(asyncio.ensure_future(carried_out()))
+        await asyncio.sleep(0.1)
+        return await submit(spec)
 
-    async def waits(trainer: Trainer) -> None:
-        await trainer.wait_for_stop()
+    async def late(spec: EngineSpec) -> str:
+        return await asyncio.shield(asyncio.ensure_future(carried_out(spec)))
 
     monkeypatch.setattr(harness.engine, "submit", late)
     harness.engine.default = waits
@@ -155,6 +140,6 @@ async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_runni
     await asked.wait()
     await harness.jobs.cancel(job)
     await harness.over_within(job)
-    await asyncio.sleep(0.15)
+    await harness.until(lambda: bool(harness.engine.submitted))
     assert len(harness.engine.submitted) == 1
     assert not harness.engine.runs

@@ -135,7 +135,6 @@ def test_jobs_that_ended_are_read_oldest_first_with_the_size_that_was_offered(tm
             newest,
         ]
         assert job_outcomes(connection, LATER, since=NOON + 1.5 * HOUR) == [newest]
-        assert job_outcomes(connection, LATER, most=1) == [newest]
         early = job_outcomes(connection, NOON + 1.5 * HOUR)  # nothing ended in the future
         assert [outcome.ended_at for outcome in early] == [NOON + HOUR, NOON + 1.5 * HOUR]
 

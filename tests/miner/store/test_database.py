@@ -1,11 +1,13 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from core.domain.errors import GodMinerError
 from miner.store import database
 from miner.store.database import StoreUnavailable
 from miner.store.offers import open_reservations
@@ -53,66 +55,69 @@ def test_the_file_is_the_operators_alone(tmp_path: Path) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_newer_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    set_version(database.prepare_store(tmp_path), 9999)
-    with pytest.raises(database.SchemaTooNew, match=r"schema 9999.*newer god-miner"):
-        database.prepare_store(tmp_path)
+def newer(path: Path) -> None:
+    database.prepare_store(path.parent)
+    set_version(path, 9999)
 
 
-def test_the_command_line_says_so_of_a_newer_file_too(tmp_path: Path) -> None:
-    set_version(database.prepare_store(tmp_path), 9999)
-    with pytest.raises(database.SchemaTooNew, match="newer god-miner"), database.open_store(tmp_path):
-        pass
-
-
-def test_an_upgrade_keeps_a_copy_of_the_file_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = database.prepare_store(tmp_path)
-    before = database.schema_version(path)
-    number = with_later_schema(monkeypatch, LATER[0])
-    database.prepare_store(tmp_path)
-    copy = tmp_path / f"{database.FILE_NAME}.before-{number}"
-    assert (database.schema_version(path), database.schema_version(copy)) == (number, before)
-    assert copy.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_database_of_something_else_is_refused_whatever_its_version(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / database.FILE_NAME)) as connection:
-        connection.execute("CREATE TABLE jobs (a INTEGER)")
-        connection.execute("PRAGMA user_version = 1")
-    with pytest.raises(database.StoreCorrupt, match="not of god-miner"):
-        database.prepare_store(tmp_path)
-
-
-def test_a_file_from_before_the_first_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / database.FILE_NAME
+def before_the_first_release(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
         connection.execute("CREATE TABLE jobs (id INTEGER)")
+
+
+def of_something_else(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE jobs (a INTEGER)")
+
+
+def of_something_else_with_our_version(path: Path) -> None:
+    of_something_else(path)
+    set_version(path, database.SCHEMA_VERSION)
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"hello" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "advice"),
+    [
+        (newer, database.SchemaTooNew, r"schema 9999.*newer god-miner"),
+        (before_the_first_release, database.SchemaTooOld, r"DATA_DIR.*move .* away"),
+        (of_something_else, database.StoreCorrupt, r"not of god-miner; .*DATA_DIR"),
+        (of_something_else_with_our_version, database.StoreCorrupt, r"not of god-miner; .*DATA_DIR"),
+        (no_database, database.StoreCorrupt, "not a readable database"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_with_the_way_out_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], error: type[GodMinerError], advice: str
+) -> None:
+    path = tmp_path / database.FILE_NAME
+    make(path)
     before = path.read_bytes()
-    with pytest.raises(database.SchemaTooOld, match=rf"{path} .*DATA_DIR.*move {tmp_path} away"):
+    with pytest.raises(error, match=advice):
         database.prepare_store(tmp_path)
+    with pytest.raises(error, match=advice), database.open_store(tmp_path):
+        pass
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / database.FILE_NAME).write_bytes(b"hello" * 1000)
-    with pytest.raises(database.StoreCorrupt, match="not a readable database"):
-        database.prepare_store(tmp_path)
-
-
-@pytest.mark.parametrize("version", [0, 1])
-def test_somebody_elses_database_is_refused_and_left_as_it_is(version: int, tmp_path: Path) -> None:
-    path = tmp_path / database.FILE_NAME
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE theirs (value TEXT)")
-    set_version(path, version)
-    before = path.read_bytes()
-    with pytest.raises(database.StoreCorrupt, match=r"not of god-miner; .*DATA_DIR"):
-        database.prepare_store(tmp_path)
-    assert path.read_bytes() == before
+def test_an_older_file_is_upgraded_keeps_its_rows_and_a_copy_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database.prepare_store(tmp_path)
+    before = database.schema_version(path)
+    with closing(database.connect(path)) as connection:
+        connection.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
+    newest = with_later_schema(monkeypatch, *LATER)
+    database.prepare_store(tmp_path)
+    copy = tmp_path / f"{database.FILE_NAME}.before-{newest}"
+    assert (database.schema_version(path), database.schema_version(copy)) == (newest, before)
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with closing(database.connect(path)) as connection:
+        assert connection.execute("SELECT kind, much_later FROM events").fetchall()[0][:] == ("x", "x")
 
 
 def test_a_store_that_is_locked_is_not_taken_for_a_new_one(
@@ -151,19 +156,6 @@ def test_a_log_that_a_removed_file_left_behind_does_not_get_into_the_new_one(tmp
     database.prepare_store(tmp_path)
     with closing(database.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM events").fetchone()[0] == 0
-
-
-def test_an_older_file_is_upgraded_and_keeps_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = database.prepare_store(tmp_path)
-    with closing(database.connect(path)) as connection:
-        connection.execute("INSERT INTO events (at, kind, data) VALUES (1, 'x', '{}')")
-    newest = with_later_schema(monkeypatch, *LATER)
-    database.prepare_store(tmp_path)
-    assert database.schema_version(path) == newest
-    with closing(database.connect(path)) as connection:
-        assert connection.execute("SELECT kind, much_later FROM events").fetchall()[0][:] == ("x", "x")
 
 
 @pytest.mark.parametrize("broken", ["ALTER TABLE no_such_table ADD COLUMN b", "no SQL at all"])

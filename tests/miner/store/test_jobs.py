@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.domain.job_states import END_MEANINGS, EndReason, JobState
+from core.domain.job_states import EndReason, JobState
 from core.domain.keys import TaskKey
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
@@ -141,10 +141,6 @@ async def test_jobs_that_have_ended_are_there_to_be_learned_from(store: Store) -
     outcomes = read_outcomes(store, time.time())
     assert [(outcome.task_type, outcome.published) for outcome in outcomes] == [(TaskType.DPO, False)]
     assert read_outcomes(store, time.time(), since=time.time() + 60) == []
-
-
-def test_every_end_reason_has_its_meaning() -> None:
-    assert set(END_MEANINGS) == set(EndReason)
 
 
 # Reading

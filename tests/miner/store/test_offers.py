@@ -104,11 +104,9 @@ async def test_a_refusal_stands_for_a_while_and_is_decided_again_then(store: Sto
     assert (later.repeated, later.decision) == (False, YES)
     assert column(store, "SELECT accepted FROM decisions ORDER BY id") == [0, 1]
     assert rows(store, "SELECT times_seen, decision_id FROM offers") == [{"times_seen": 3, "decision_id": 2}]
-
-
-async def test_a_clock_set_back_makes_no_refusal_stand_for_longer(store: Store) -> None:
-    await record(store, NO, now=5000.0)
-    assert (await record(store, YES, now=100.0)).decision == YES
+    await record(store, NO, task_id="t2", now=5000.0)
+    after_the_clock_was_set_back = await record(store, YES, task_id="t2", now=100.0)
+    assert after_the_clock_was_set_back.decision == YES
 
 
 async def test_an_acceptance_stands_as_long_as_it_holds(store: Store) -> None:
@@ -179,26 +177,18 @@ async def test_a_job_without_gpus_is_restored_all_the_same(store: Store) -> None
     assert (row.hold.key, row.hold.gpus, row.firm, deadline) == (KEY, (), False, start.deadline_at)
 
 
-async def test_a_start_without_an_accepted_offer_keeps_its_decision(store: Store) -> None:
+@pytest.mark.parametrize("infeasible", [None, EndReason.INFEASIBLE])
+async def test_a_start_without_an_accepted_offer_keeps_its_decision_and_reserves_what_it_can(
+    store: Store, infeasible: EndReason | None
+) -> None:
+    start, of_job = start_request(), reservation(kind=ReservationKind.JOB)
     started = await store.write(
-        record_offered_start, "v1", start_request(), None, now=30.0, decision=NO, infeasible=None
+        record_offered_start, "v1", start, of_job, now=30.0, decision=NO, infeasible=infeasible
     )
     (decision,) = rows(store, "SELECT offer_id, job_id, accepted FROM decisions")
     assert decision == {"offer_id": None, "job_id": started.job_id, "accepted": 0}
-
-
-async def test_a_failed_start_reserves_nothing(store: Store) -> None:
-    started = await store.write(
-        record_offered_start,
-        "v1",
-        start_request(),
-        reservation(kind=ReservationKind.JOB),
-        now=1.0,
-        decision=NO,
-        infeasible=EndReason.INFEASIBLE,
-    )
-    assert started.state is JobState.FAILED
-    assert reserved(store) == []
+    assert started.state is (JobState.FAILED if infeasible else JobState.QUEUED)
+    assert reserved(store) == ([] if infeasible else [OpenReservation(of_job, start.deadline_at)])
 
 
 # Pruning

@@ -35,21 +35,17 @@ def count(connection: sqlite3.Connection) -> int:
     return connection.execute("SELECT count(*) FROM t").fetchone()[0]
 
 
-async def test_work_runs_in_the_order_submitted_and_returns_its_result(writer: StoreWriter) -> None:
+async def test_work_runs_in_the_order_submitted_and_is_on_disk_then(writer: StoreWriter, path: Path) -> None:
     first, second = writer.submit(insert(1)), writer.submit(count)
     assert (await first, await second) == (1, 1)
+    with closing(connect(path)) as other:
+        assert count(other) == 1  # seen by another connection: committed
 
 
 async def test_work_that_waits_is_committed_together(writer: StoreWriter) -> None:
     await asyncio.gather(*(writer.submit(insert(value)) for value in range(100)))
     assert writer.writes == 100
     assert writer.batches <= 3
-
-
-async def test_what_a_reply_waits_for_is_on_disk(writer: StoreWriter, path: Path) -> None:
-    await writer.submit(insert(1))
-    with closing(connect(path)) as other:
-        assert count(other) == 1  # seen by another connection: committed
 
 
 async def test_work_that_fails_is_undone_alone(writer: StoreWriter) -> None:

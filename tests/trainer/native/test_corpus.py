@@ -13,7 +13,7 @@ import pytest
 from datasets import Dataset
 
 from tests.trainer.native import tiny
-from tests.trainer.native.test_train_launched import model_with_tokenizer
+from tests.trainer.tiny import save
 from trainer.errors import BadData
 from trainer.native import corpus
 from trainer.native.corpus import open_rows
@@ -22,7 +22,7 @@ from trainer.native.token_file import BadTokens, TokenFile, write_rows
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_with_tokenizer(tmp_path_factory.mktemp("corpus") / "model")
+    return save(tmp_path_factory.mktemp("corpus") / "model")
 
 
 def lines(path: Path, count: int, column: str = "text") -> Path:

@@ -13,7 +13,8 @@ import pytest
 from core.domain.tasks import TaskType
 from core.runs.progress import EvalEvent, StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
-from tests.trainer.native.test_train_launched import WORDS, task
+from tests.trainer.tasks import task
+from tests.trainer.tiny import WORDS
 from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
 from trainer.native.external_launch import finish_run, main, prepare_launch
 
@@ -31,9 +32,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
     (tmp_path / "profile.yaml").write_text(PROFILE)
     monkeypatch.setenv("GOD_MINER_PROFILE", str(tmp_path / "profile.yaml"))
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"{a} {b} {a} {b}\n" for a in WORDS for b in WORDS) * 4)
+    text.write_text("".join(f"{a} {b} {a} {b}\n" for a in WORDS[:12] for b in WORDS[:12]) * 4)
     changes: dict[str, Any] = {"dataset": None, "data_path": str(text)}
-    return task(tmp_path, TaskType.INSTRUCT, 1200, **changes)
+    spec = task(tmp_path, TaskType.INSTRUCT, 1200, **changes)
+    (tmp_path / "run.json").write_text(spec.to_json())
+    return spec
 
 
 def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: RunSpec) -> None:

@@ -9,79 +9,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from core.domain.choices import CompileMode, Engine
-from core.domain.tasks import DpoDataset, InstructDataset, TaskType
+from core.domain.tasks import TaskType
 from core.planning.plan import PrecisionPlan
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny
-from tests.trainer.run_specs import run_spec
+from tests.trainer.tasks import task
 from trainer.native.train import hang_seconds
 from trainer.runner.processes import StopRequest
 from trainer.runner.text_runner import TextRunner
-
-WORDS = (
-    "red",
-    "green",
-    "blue",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "apple",
-    "pear",
-    "plum",
-    "near",
-    "far",
-)
-
 
 #: For what takes half a minute on an idle machine.
 PATIENCE = 800
 
 
-def model_with_tokenizer(folder: Path) -> Path:
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-    words.train_from_iterator([" ".join(WORDS)] * 20, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
-    tiny.model_folder(folder, vocab_size=len(tokenizer), max_position_embeddings=512)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def task(folder: Path, task_type: TaskType, seconds: float, **changes: Any) -> RunSpec:
-    """A run in `folder`, planned for the CPU by itself."""
-    rows: list[dict[str, str]]
-    if task_type.has_pairs:
-        rows = [
-            {"p": f"say {a} {b}", "c": f"{b} {a}", "r": f"{a} {a}"} for a in WORDS for b in WORDS if a != b
-        ]
-        dataset: Any = DpoDataset(field_prompt="p", field_chosen="c", field_rejected="r")
-    else:
-        rows = [{"q": f"turn {a} {b}", "a": f"{b} {a} {b}"} for a in WORDS for b in WORDS if a != b]
-        dataset = InstructDataset(field_instruction="q", field_output="a")
-    (folder / "rows.json").write_text(json.dumps(rows))
-    model = str(model_with_tokenizer(folder / "model"))
-    values = {"task_type": task_type, "model_id": "tests/tiny", "model_path": model, "dataset": dataset}
-    run = run_spec(folder, seconds, 60, **{**values, **changes})
-    (folder / "run.json").write_text(run.to_json())
-    return run
-
-
-def start(folder: Path, profile: Path) -> subprocess.Popen[str]:
+def start(run: RunSpec, profile: Path) -> subprocess.Popen[str]:
+    path = profile.with_name("run.json")
+    path.write_text(run.to_json())
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.text", "--run", str(folder / "run.json")],
+        [sys.executable, "-m", "trainer.text", "--run", str(path)],
         env={**os.environ, "GOD_MINER_PROFILE": str(profile), "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -126,8 +78,7 @@ def test_a_task_ends_with_a_better_model_than_it_began_with(
 def test_asked_to_stop_it_submits_what_it_has_and_ends_well(tmp_path: Path, profile: Path) -> None:
     endless = profile.read_text().replace("max_steps: 30", "max_steps: null\n  num_epochs: 1000")
     profile.write_text(f"{endless}  max_steps: null\n  max_epochs: 1000\n  reserve: 1s\n  reserve_share: 0\n")
-    task(tmp_path, TaskType.INSTRUCT, 1200)
-    process = start(tmp_path, profile)
+    process = start(task(tmp_path, TaskType.INSTRUCT, 1200), profile)
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "submission").exists() and process.poll() is None:
         assert time.monotonic() < deadline

@@ -48,20 +48,16 @@ def test_a_cache_that_this_user_may_not_read_is_ignored(
     assert len(warnings) == 1
 
 
-def test_a_folder_with_one_weight_file_is_that_file(tmp_path: Path) -> None:
-    weights = put(tmp_path / "model" / "sdxl.safetensors")
-    put(tmp_path / "model" / "README.md")
-    assert resolve_model_path(tmp_path / "model") == weights
-    assert resolve_model_path(weights) == weights
-
-
-def test_a_diffusers_folder_is_the_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    put(folder / "model_index.json")
-    put(folder / "unet" / "diffusion_pytorch_model.safetensors")
-    assert resolve_model_path(folder) == folder
-    put(folder / "left-over.safetensors")
-    assert resolve_model_path(folder) == folder
+def test_a_model_is_its_only_weight_file_or_its_folder(tmp_path: Path) -> None:
+    weights = put(tmp_path / "one" / "sdxl.safetensors")
+    put(tmp_path / "one" / "README.md")
+    assert resolve_model_path(tmp_path / "one") == resolve_model_path(weights) == weights
+    diffusers = tmp_path / "diffusers"
+    put(diffusers / "model_index.json")
+    put(diffusers / "unet" / "diffusion_pytorch_model.safetensors")
+    assert resolve_model_path(diffusers) == diffusers
+    put(diffusers / "left-over.safetensors")
+    assert resolve_model_path(diffusers) == diffusers
 
 
 def test_a_model_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
@@ -129,13 +125,14 @@ def test_every_part_is_found_in_the_layout_of_the_hub(tmp_path: Path, cache: Pat
     assert hub_cache() == cache / "hub"
 
 
-def test_an_adapter_that_is_missing_is_named(tmp_path: Path) -> None:
-    for kind in (ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE, ImageModelType.IDEOGRAM4):
-        parts, warnings = image_files(kind, tmp_path / "model")
-        assert parts.model_dump(exclude_none=True) == {}
-        assert len(warnings) == 1
-        assert kind.value in warnings[0]
-        assert ".safetensors" in warnings[0]
+@pytest.mark.parametrize(
+    "kind", [ImageModelType.Z_IMAGE, ImageModelType.QWEN_IMAGE, ImageModelType.IDEOGRAM4]
+)
+def test_an_adapter_that_is_missing_is_named(tmp_path: Path, kind: ImageModelType) -> None:
+    parts, (warning,) = image_files(kind, tmp_path / "model")
+    assert parts.model_dump(exclude_none=True) == {}
+    assert kind.value in warning
+    assert ".safetensors" in warning
 
 
 def test_of_several_weight_files_the_largest_is_the_model(tmp_path: Path) -> None:
