@@ -314,7 +314,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         reference_ready=bool(plan.dpo and plan.dpo.precompute_reference),
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
         generations=grpo.generations if grpo else 1,
-        kl=bool(grpo and grpo.beta > 0) or plan.task.kl_coefficient is not None,
+        kl=bool((grpo and grpo.beta > 0) or plan.task.kl_coefficient),
         gathered_layers=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,
         image=_image_candidate(plan),

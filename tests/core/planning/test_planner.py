@@ -346,6 +346,7 @@ def test_a_validator_that_penalises_divergence_costs_a_reference_pass() -> None:
     plain, kl = _plan(resolved()), _plan(resolved(), kl=0.5)
     assert kl.time.throughput < plain.time.throughput
     assert kl.memory["logits"] > plain.memory["logits"] or kl.batch.micro < plain.batch.micro
+    assert not candidate_of(_plan(resolved(), kl=0.0)).kl, "a term of no weight is none"
 
 
 def test_the_references_pass_comes_first_only_where_that_saves_time() -> None:
