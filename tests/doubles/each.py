@@ -24,8 +24,8 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test],
     def failed(case: tuple[Any, ...], error: BaseException) -> str:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise error
-        said = f"{type(error).__name__}: {error}"[:SHOWN]
-        return f"{', '.join(f'{value!r:.120}' for value in case)}: {said}"
+        text = f"{type(error).__name__}: {error}"[:SHOWN]
+        return f"{', '.join(f'{value!r:.120}' for value in case)}: {text}"
 
     def decorate(test: Test) -> Test:
         def end(problems: list[str]) -> None:
@@ -52,10 +52,10 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test],
                     problems.append(failed(case, error))
             end(problems)
 
-        made: Test = waiting if inspect.iscoroutinefunction(test) else plain
-        found = inspect.signature(test)
-        left = [one for one in found.parameters.values() if one.name not in arguments]
-        made.__signature__ = found.replace(parameters=left)  # type: ignore[attr-defined]
-        return made
+        whole: Test = waiting if inspect.iscoroutinefunction(test) else plain
+        signature = inspect.signature(test)
+        fixtures = [value for name, value in signature.parameters.items() if name not in arguments]
+        whole.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return whole
 
     return decorate

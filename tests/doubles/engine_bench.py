@@ -6,10 +6,13 @@ import asyncio
 import itertools
 import os
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from miner.engines.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
 from miner.engines.choose import docker_engine, process_engine
@@ -108,6 +111,10 @@ class EngineBench:
         self.engine = self.make(self.settings)
         return self.engine
 
+    def require_limits(self) -> None:
+        if self.kind != "docker" and self.engine._cgroups is None:  # type: ignore[attr-defined]
+            pytest.skip("no cgroups with limits can be made here")
+
     async def clear(self) -> None:
         for run in self.runs:
             if run.ref:
@@ -118,9 +125,10 @@ class EngineBench:
 
 
 def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
-    settings = bench_settings(
-        data_dir, trainer_python=PYTHON, trainer_sandbox="auto" if sandbox else "off", **more
-    )
+    # The kernel counts processes by user: a fork bomb of one test must not take them from another.
+    uid = 100_000 + zlib.crc32(str(data_dir).encode()) % 1_000_000
+    given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off", "trainer_uid": uid}
+    settings = bench_settings(data_dir, **given, **more)
     kind = "sandboxed process" if sandbox else "process"
     return EngineBench(kind, settings, process_engine(settings), process_engine, closed=sandbox)
 

@@ -52,16 +52,16 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest_asyncio.fixture
 async def bench(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
     """Each engine in turn; nothing of a test outlives it."""
-    made = bench_of(kind, request, tmp_path)
-    yield made
-    await made.clear()
+    bench = bench_of(kind, request, tmp_path)
+    yield bench
+    await bench.clear()
 
 
 def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> EngineBench:
     if kind == "docker":
         engine: Dockerd = request.getfixturevalue("docker_host")
         return docker_bench(tmp_path / "data", engine.host, base_image.NAME)
-    made = process_bench(tmp_path / "data", sandbox=kind != "process")
-    if made.closed and not made.engine.can_sandbox:
-        missing(f"no sandbox here: {made.engine._why_no_sandbox}")  # type: ignore[attr-defined]
-    return made
+    bench = process_bench(tmp_path / "data", sandbox=kind != "process")
+    if bench.closed and not bench.engine.can_sandbox:
+        missing(f"no sandbox here: {bench.engine._why_no_sandbox}")  # type: ignore[attr-defined]
+    return bench

@@ -175,6 +175,9 @@ while True:
     pieces.append(os.urandom(1 << 22))
 """
 
+#: Memory file systems count as memory.
+MEMORY_FILES = "for n in range(1 << 20): open(f'/tmp/{n}', 'wb').write(bytes([7]) * (8 << 20))"
+
 #: Puts links where the daemon will read, and where the next attempt will be.
 LINKS = """
 import os, sys

@@ -37,11 +37,11 @@ def main(kind: str, data_dir: str, host: str) -> None:
 
 
 def submit(engine: ExecutionEngine, line: str) -> None:
-    told = json.loads(line)
-    if told["dies"]:
-        die_before(told["dies"])
-    asyncio.run(engine.submit(EngineSpec(told["key"], tuple(told["argv"]), Path(told["run_dir"]))))
-    Path(told["run_dir"], "submitted").touch()
+    order = json.loads(line)
+    if order["dies"]:
+        die_before(order["dies"])
+    asyncio.run(engine.submit(EngineSpec(order["key"], tuple(order["argv"]), Path(order["run_dir"]))))
+    Path(order["run_dir"], "submitted").touch()
 
 
 if __name__ == "__main__":

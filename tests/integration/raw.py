@@ -75,8 +75,8 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(port: int) -> Connection:
-    _, made = await asyncio.get_running_loop().create_connection(Connection, LOOPBACK, port)
-    return made
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, LOOPBACK, port)
+    return connection
 
 
 async def ask(port: int, request: bytes, limit_s: float = 240.0) -> Reply | None:

@@ -47,8 +47,8 @@ def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
 def submitting(daemons: subprocess.Popen[str], spec: EngineSpec, dies: int = 0) -> int:
     assert daemons.stdin is not None
     assert daemons.stdout is not None
-    told = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv, "dies": dies}
-    daemons.stdin.write(json.dumps(told) + "\n")
+    order = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv, "dies": dies}
+    daemons.stdin.write(json.dumps(order) + "\n")
     return int(daemons.stdout.readline())
 
 
