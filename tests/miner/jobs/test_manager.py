@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ async def test_a_second_start_changes_the_name_of_what_is_being_trained(harness:
     harness.engine.default = obeys
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
-    assert await harness.start(name="repo-2", seconds=5.0) == job
+    assert await harness.start(name="repo-2", seconds=12.0) == job
     await published_as(harness, job, "me/repo-2")
     assert harness.hub.moves == [("me/repo-1", "me/repo-2")]
     assert len(harness.engine.submitted) == 1
@@ -233,17 +234,33 @@ async def test_no_validator_gets_another_ones_repository(harness: JobsHarness) -
     await harness.done(await harness.start(name="repo-1"))
     before = dict(harness.hub.repos)
     raw = json.dumps(request("theirs")).encode()
-    theirs = StartRequest("theirs", TaskType.INSTRUCT, "tiny/llama", 3 / 3600, "repo-1", time.time(), raw)
+    theirs = StartRequest("theirs", TaskType.INSTRUCT, "tiny/llama", 1.0, "repo-1", time.time(), raw)
     started = await harness.jobs.start_own(theirs, OTHER_VALIDATOR)
-    row = await harness.over_within(started.job_id)
+    live = harness.jobs.live(started.job_id)
+    assert live is not None
+    await harness.until(lambda: "another validator" in live.trouble)
+    soon = replace(theirs, started_at=time.time(), hours=2 / 3600)
+    row = await harness.over_within((await harness.jobs.start_own(soon, OTHER_VALIDATOR)).job_id)
     assert (row.state, row.submission) == (JobState.FAILED, None)
     assert "another validator" in row.detail
     assert harness.hub.repos == before
 
 
-async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(harness: JobsHarness) -> None:
-    harness.inputs.troubles = [8.0]
-    job = await harness.start(seconds=6)
-    await harness.until(lambda: not harness.inputs.troubles)
+async def test_a_deadline_that_is_put_off_while_something_is_waited_for_counts(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, begun, come = harness.inputs.fetch, asyncio.Event(), asyncio.Event()
+
+    async def late(*arguments: Any) -> Any:
+        begun.set()
+        await come.wait()
+        return await fetch(*arguments)
+
+    monkeypatch.setattr(harness.inputs, "fetch", late)
+    job = await harness.start(seconds=12)
+    await begun.wait()
+    first = harness.jobs._contexts[job].timeline().end_by
     await harness.start(seconds=600)
+    await asyncio.sleep(max(first - time.time(), 0.0) + 0.3)
+    come.set()
     await harness.done(job)
