@@ -111,7 +111,7 @@ class StepTime(NamedTuple):
 
 def step_time(s: RunCandidate, work: PassWork) -> StepTime:
     """One optimizer step: every accumulated pass, the exchange of gradients, the update."""
-    flops = work.tokens * _per_token(s, work)
+    flops = work.tokens * (training_flops(s, work.row_tokens) if s.image is None else image_flops(s))
     one_pass = _pass_seconds(s, flops, work.tokens)
     exchange = _exchange_seconds(s, one_pass)
     return StepTime(
@@ -121,10 +121,6 @@ def step_time(s: RunCandidate, work: PassWork) -> StepTime:
         generate_s=_generate_seconds(s),
         flops=s.accumulation * flops,
     )
-
-
-def _per_token(s: RunCandidate, work: PassWork) -> float:
-    return image_flops(s) if s.image is not None else training_flops(s, work.row_tokens)
 
 
 def _pass_seconds(s: RunCandidate, flops: float, tokens: float) -> float:

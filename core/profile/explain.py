@@ -181,7 +181,9 @@ PlanCheck = Callable[[ResolvedProfile, Subject], Iterable[ProfileFinding]]
 def check_profile(profile: LoadedProfile, plan_check: PlanCheck | None = None) -> list[ProfileFinding]:
     """Check all sections for all representative subjects; with `plan_check` down to the rendered config."""
     findings: dict[ProfileFinding, None] = {}
-    for subject in [*representative_subjects(), *_for_each_section(profile)]:
+    # A narrow size band or a rare family has no representative: a subject for each section.
+    of_sections = {name: _subject_of(when) for name, when in profile.selectors}
+    for subject in [*representative_subjects(), *filter(None, of_sections.values())]:
         try:
             resolved = resolve_profile(profile, subject.task_type, subject.model)
         except ConfigError as error:
@@ -192,25 +194,11 @@ def check_profile(profile: LoadedProfile, plan_check: PlanCheck | None = None) -
             findings.update(dict.fromkeys(problems))
             continue
         findings.update(dict.fromkeys(plan_check(resolved, subject) if plan_check else ()))
-    findings.update(dict.fromkeys(_unreachable_sections(profile)))
+    unreachable = "matches nothing: its conditions exclude each other"
+    for name in (name for name, subject in of_sections.items() if subject is None):
+        findings[ProfileFinding(ProfileFindingLevel.ERROR, f"sections.{name}", unreachable)] = None
     findings.update(dict.fromkeys(_harmful_values(profile)))
     return list(findings)
-
-
-def _for_each_section(profile: LoadedProfile) -> list[Subject]:
-    """A subject for each section: a narrow size band or a rare family has no representative."""
-    subjects = (_subject_of(when) for _, when in profile.selectors)
-    return [subject for subject in subjects if subject is not None]
-
-
-def _unreachable_sections(profile: LoadedProfile) -> Iterator[ProfileFinding]:
-    for name, when in profile.selectors:
-        if _subject_of(when) is None:
-            yield ProfileFinding(
-                ProfileFindingLevel.ERROR,
-                f"sections.{name}",
-                "matches nothing: its conditions exclude each other",
-            )
 
 
 def _subject_of(when: SectionSelector) -> Subject | None:
@@ -262,13 +250,10 @@ def format_value(path: str, value: JsonValue) -> str:
 
 
 def _format_measure(field: FieldInfo, value: float) -> str:
-    rules = [*field.metadata, *(rule for kind in get_args(field.annotation) for rule in _type_metadata(kind))]
+    kinds = get_args(field.annotation)
+    rules = [*field.metadata, *(rule for kind in kinds for rule in getattr(kind, "__metadata__", ()))]
     for rule in rules:
         for parse, show in _UNITS:
             if isinstance(rule, BeforeValidator) and rule.func is parse:
                 return show(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _type_metadata(kind: Any) -> tuple[Any, ...]:
-    return getattr(kind, "__metadata__", ())
