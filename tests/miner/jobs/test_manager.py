@@ -44,25 +44,6 @@ async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(harness: Jo
     assert not harness.fleet.ledger.reservations
 
 
-async def test_a_training_that_will_not_end_is_killed_when_its_job_is_cancelled(harness: JobsHarness) -> None:
-    harness.engine.default = deaf
-    job = await harness.launched()
-    await harness.jobs.cancel(job)
-    await harness.over_within(job)
-    assert [force for _, force in harness.engine.stops][-1] is True
-    assert not harness.engine.runs
-
-
-async def test_a_cancelled_download_ends_at_once(harness: JobsHarness) -> None:
-    harness.inputs.troubles = [60.0]
-    job = await harness.start()
-    await harness.until(lambda: not harness.inputs.troubles)
-    await harness.jobs.cancel(job)
-    assert (await harness.over_within(job)).state is JobState.CANCELLED
-    assert harness.engine.submitted == []
-    assert harness.inputs.released == [job]
-
-
 async def test_what_is_over_cannot_be_cancelled(harness: JobsHarness) -> None:
     job = await harness.start()
     await harness.done(job)

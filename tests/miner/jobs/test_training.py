@@ -162,15 +162,6 @@ async def test_a_deadline_before_anything_was_fetched_says_why(
     assert detail in row.detail
 
 
-async def test_a_deadline_while_waiting_for_gpus_gives_the_place_in_the_queue_back(
-    harness: JobsHarness,
-) -> None:
-    harness.engine.scripts = [waits]
-    await harness.launched(task_id="t0", name="r0")
-    await harness.failed(await harness.start(seconds=1.0), EndReason.DEADLINE)
-    assert harness.fleet.queue() == []
-
-
 async def test_a_hub_that_is_down_until_the_deadline_costs_the_job_unless_a_model_is_there(
     harness: JobsHarness,
 ) -> None:

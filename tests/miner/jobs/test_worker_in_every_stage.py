@@ -120,6 +120,8 @@ async def test_the_deadline_comes(tmp_path: Path) -> None:
         harness.engine.gone = False
         await harness.over_within(job)
         assert not harness.engine.runs, details
+        assert harness.inputs.released == [job], details
+        assert not [claim for claim in harness.fleet.queue() if claim.key.task_id != "other"], details
         assert all(hold.key.task_id == "other" for hold in harness.fleet.ledger.reservations), details
 
     await at_once(tmp_path, comes)
@@ -138,5 +140,6 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
         assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), details
         assert all(attempt.ended_at for attempt in await harness.attempts(job)), details
         assert not harness.engine.runs, details
+        assert harness.inputs.released == [job], details
 
     await at_once(tmp_path, ends)
