@@ -13,7 +13,6 @@ import yaml
 from pydantic import Field
 
 from core.config.files import config_dir
-from core.domain.choices import Engine
 from core.domain.errors import ConfigError, Problem
 from core.domain.evaluation import Era
 from core.domain.records import Record
@@ -104,7 +103,6 @@ class Recipe:
 class RenderedRun:
     """Everything to start an attempt: files, command and environment."""
 
-    engine: Engine
     config: Mapping[str, Any]
     base: Mapping[str, Any]
     #: Name to text, all in `RunInputs.config_dir`.

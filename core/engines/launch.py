@@ -47,16 +47,12 @@ def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> t
     if plan.engine is Engine.AXOLOTL:
         return accelerate_command(processes, port, ("-m", "axolotl.cli.train", config_file), inputs.python)
     if plan.engine is Engine.KOHYA:
-        script = f"{inputs.kohya_dir}/{kohya_script(plan)}"
+        kind = "flux" if plan.task.image_type is ImageModelType.FLUX else "sdxl"
+        script = f"{inputs.kohya_dir}/{kind}_train_network.py"
         return accelerate_command(processes, port, (script, "--config_file", config_file), inputs.python)
     if plan.engine is Engine.AI_TOOLKIT:
         return (inputs.python, f"{inputs.ai_toolkit_dir}/run.py", config_file)
     return accelerate_command(processes, port, ("-m", "trainer.native", config_file), inputs.python)
-
-
-def kohya_script(plan: TrainingPlan) -> str:
-    flux = plan.task.image_type is ImageModelType.FLUX
-    return "flux_train_network.py" if flux else "sdxl_train_network.py"
 
 
 def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
@@ -177,7 +173,7 @@ def _torchrun_script(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRu
             "--standalone",
             "--nproc-per-node",
             str(plan.launch.processes),
-            *_target(plan, inputs, rendered),
+            *_target(plan, rendered),
         )
     )
     env = _environment(plan, inputs, rendered, source, nodes=1)
@@ -212,13 +208,9 @@ def _torchrun_command(inputs: RunInputs) -> tuple[str, ...]:
     return ("torchrun",) if inputs.python == "python" else (inputs.python, "-m", "torch.distributed.run")
 
 
-def _target(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> tuple[str, ...]:
+def _target(plan: TrainingPlan, rendered: RenderedRun) -> tuple[str, ...]:
     """What every process runs: the tail of accelerate's command."""
-    if plan.engine is Engine.KOHYA:
-        return (f"{inputs.kohya_dir}/{kohya_script(plan)}", *rendered.command[-2:])
-    if plan.engine is Engine.NATIVE:
-        return ("-m", "trainer.native")
-    return rendered.command[-3:]
+    return ("-m", "trainer.native") if plan.engine is Engine.NATIVE else rendered.command[-3:]
 
 
 def _slurm(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, source: str, nodes: int) -> str:
@@ -272,7 +264,7 @@ def _step(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, nodes: i
         '--rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
         "--max-restarts=0",
     ]
-    target = shlex.join(_target(plan, inputs, rendered))
+    target = shlex.join(_target(plan, rendered))
     return (
         f"srun --nodes={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --export=ALL \\\n"
         f"    {shlex.join(_torchrun_command(inputs))} {' '.join(options)} \\\n"

@@ -41,7 +41,6 @@ def render(plan: TrainingPlan, inputs: RunInputs) -> RenderedRun:
     recipe = _checked_recipe(plan, inputs)
     name = _NAMES[plan.engine]
     return RenderedRun(
-        engine=plan.engine,
         config=recipe.config,
         base=recipe.base,
         files={name: _text(plan, recipe)},

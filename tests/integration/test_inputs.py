@@ -74,10 +74,21 @@ def silent(_what: str, _did: int, _of: int | None) -> None:
     pass
 
 
-def check(found: FetchedInputs) -> None:
-    assert found.data_path.read_bytes() == DATA
-    assert found.data.rows == 12_000
-    assert {path.name: path.read_bytes() for path in found.model_path.iterdir()} == MODEL
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def check(fetched: FetchedInputs) -> None:
+    assert fetched.data_path.read_bytes() == DATA
+    assert fetched.data.rows == 12_000
+    assert contents(fetched.model_path) == MODEL
+
+
+def kill_workers(others: set[int]) -> None:
+    """All children but these; one may just have ended."""
+    for pid in children() - others:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_and_lose_little(
@@ -97,16 +108,14 @@ async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_a
             inputs.cache.prune()
             (wanted.folder / "data.json").unlink()
             continue
-        for pid in children() - others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_workers(others)
         kills += 1
         with contextlib.suppress(StepFailed):
             check(await task)
         if (wanted.folder / "data.json").exists():
             assert (wanted.folder / "data.json").read_bytes() == DATA
-        for one in inputs.cache.snapshots():
-            assert {path.name: path.read_bytes() for path in one.path.iterdir()} == MODEL
+        for snapshot in inputs.cache.snapshots():
+            assert contents(snapshot.path) == MODEL
     check(await inputs.fetch(wanted, silent))
 
 
@@ -121,9 +130,9 @@ async def test_workers_killed_wherever_they_are_leave_nothing_that_is_trusted(
         (0, "GET /store", 0, 1000),
         (0, "GET /store", 1, 1000),
     ):
-        for one in (hub, store):
-            one.faults.clear()
-            one.requests.clear()
+        for server in (hub, store):
+            server.faults.clear()
+            server.requests.clear()
         store.fail(cut_after=of_dataset, how="hang", times=None)
         hub.fail(match, skip=skip, cut_after=of_model, how="hang", times=None)
         others = children()
@@ -131,9 +140,7 @@ async def test_workers_killed_wherever_they_are_leave_nothing_that_is_trusted(
         while not store.requests or len(hub.lines(match)) <= skip:
             assert not task.done(), "it never came to the gate"
             await asyncio.sleep(0.02)
-        for pid in children() - others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_workers(others)
         with pytest.raises(StepFailed):
             await task
         assert not (wanted.folder / "data.json").exists()
@@ -149,8 +156,7 @@ async def test_a_worker_that_was_killed_is_tried_again(hub: Hub, store: FileStor
     task = asyncio.create_task(inputs_in(tmp_path, hub).fetch(wanted_in(tmp_path, store), silent))
     while not store.requests:
         await asyncio.sleep(0.02)
-    for pid in children() - others:
-        os.kill(pid, signal.SIGKILL)
+    kill_workers(others)
     with pytest.raises(StepFailed) as caught:
         await task
     assert caught.value.reason is EndReason.NETWORK
@@ -184,8 +190,8 @@ def limited(folder: Path, size: int) -> Iterator[Disk]:
 @pytest.fixture(params=["limited", "mounted"])
 async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
     if request.param == "limited":
-        with limited(tmp_path / "disk", 600_000) as made:
-            yield made
+        with limited(tmp_path / "disk", 600_000) as small:
+            yield small
         return
     with small_disk(tmp_path / "disk", megabytes=8) as mounted:
         if mounted is None:
@@ -224,4 +230,4 @@ async def test_a_disk_that_fills_up_under_a_model_is_told_and_it_goes_on_when_th
     assert inputs.cache.snapshots() == []
     disk.free()
     done = await inputs.fetch_model("owner/model", None, silent)
-    assert {path.name: path.read_bytes() for path in done.path.iterdir()} == MODEL
+    assert contents(done.path) == MODEL

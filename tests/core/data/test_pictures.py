@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -33,12 +34,8 @@ def test_pictures_may_be_in_any_directory_of_the_zip(tmp_path: Path, folder: str
     ]
     assert (pairs.captioned, pairs.skipped, pairs.notes()) == (2, [], [])
     unpack_pictures(zipped, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "00001.png",
-        "00001.txt",
-        "00002.jpg",
-        "00002.txt",
-    ]
+    unpacked = {path.name for path in (tmp_path / "out").iterdir()}
+    assert unpacked == {"00001.png", "00001.txt", "00002.jpg", "00002.txt"}
     assert (tmp_path / "out/00001.png").read_bytes() == PAIRS["0.png"]
     assert (tmp_path / "out/00002.txt").read_text() == "a dog\n"
 
@@ -95,23 +92,19 @@ def test_files_of_no_pair_are_skipped_with_the_reason(tmp_path: Path) -> None:
     assert "2 of 4 pictures have no caption" in pairs.notes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "why"),
     [
         ({}, "holds no pictures"),
         ({"a.txt": b"x"}, "'a.txt' is left out (it belongs to no picture)"),
-        (
-            {"a.png": b"x", "b.gif": b"GIF89a"},
-            "'b.gif' is left out (neither a picture nor a caption), and 1 more",
-        ),
+        ({"a.png": b"x", "b.gif": b"GIF89a"}, "'b.gif' is left out (neither a picture nor a"),
     ],
 )
 def test_a_zip_without_a_usable_picture_is_rejected(
     tmp_path: Path, files: dict[str, bytes], why: str
 ) -> None:
-    with pytest.raises(BadArchive) as caught:
+    with pytest.raises(BadArchive, match=re.escape(why)):
         inspect_picture_zip(make_zip(tmp_path / "a.zip", files))
-    assert why in str(caught.value)
 
 
 def test_a_caption_becomes_one_line_of_utf8(tmp_path: Path) -> None:
@@ -120,14 +113,14 @@ def test_a_caption_becomes_one_line_of_utf8(tmp_path: Path) -> None:
     assert (tmp_path / "out/00001.txt").read_text() == "two lines \N{REPLACEMENT CHARACTER} and more\n"
 
 
-def test_links_and_encrypted_files_are_skipped(tmp_path: Path) -> None:
+def test_links_are_skipped(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("link.png")
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("0.png", png())
         archive.writestr(link, "/etc/passwd")
-    assert inspect_picture_zip(tmp_path / "a.zip").skipped == [("link.png", "a link or a device")]
-    unpack_pictures(tmp_path / "a.zip", tmp_path / "out")
+    contents = unpack_pictures(tmp_path / "a.zip", tmp_path / "out")
+    assert contents.skipped == [("link.png", "a link or a device")]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["00001.png"]
 
 
@@ -182,18 +175,16 @@ def test_any_names_become_flat_files_in_the_directory(
     assert {path.name for path in written} == expected
 
 
-MADE = {
-    "png": (png(), PictureFormat.PNG),
-    "jpeg": (jpeg(), PictureFormat.JPEG),
-    "jpeg behind a profile": (jpeg(before=300_000), PictureFormat.JPEG),
-    "webp": (webp(), PictureFormat.WEBP),
-    "lossless webp": (webp(kind=b"VP8L"), PictureFormat.WEBP),
-    "extended webp": (webp(kind=b"VP8X"), PictureFormat.WEBP),
-    "bmp from the top": (bmp(), PictureFormat.BMP),
+PICTURES: dict[bytes, PictureFormat] = {
+    png(): PictureFormat.PNG,
+    jpeg(): PictureFormat.JPEG,
+    jpeg(before=300_000): PictureFormat.JPEG,
+    **{webp(kind=kind): PictureFormat.WEBP for kind in (b"VP8 ", b"VP8L", b"VP8X")},
+    bmp(): PictureFormat.BMP,
 }
 
 
-@each(("data", "kind"), MADE.values())
+@each(("data", "kind"), PICTURES.items())
 def test_format_and_size_come_from_the_header(data: bytes, kind: PictureFormat) -> None:
     assert read_picture_info(io.BytesIO(data)) == PictureInfo(kind, 128, 96)
 
@@ -227,6 +218,6 @@ def test_any_bytes_are_a_picture_with_a_size_or_none(start: bytes, rest: bytes) 
     assert picture is None or (picture.width > 0 and picture.height > 0)
 
 
-@given(data=st.sampled_from(list(MADE.values())), cut=st.integers(0, 400))
-def test_a_picture_cut_anywhere_is_still_itself_or_none(data: tuple[bytes, PictureFormat], cut: int) -> None:
-    assert read_picture_info(io.BytesIO(data[0][:cut])) in (None, PictureInfo(data[1], 128, 96))
+@given(data=st.sampled_from(list(PICTURES)), cut=st.integers(0, 400))
+def test_a_picture_cut_anywhere_is_still_itself_or_none(data: bytes, cut: int) -> None:
+    assert read_picture_info(io.BytesIO(data[:cut])) in (None, PictureInfo(PICTURES[data], 128, 96))

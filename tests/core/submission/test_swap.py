@@ -13,6 +13,7 @@ import pytest
 
 from core.submission import swap as module
 from core.submission.faults import BadSubmission
+from core.submission.folder import FolderListing
 from core.submission.swap import put_in_place, recover_swap, take_snapshot
 from tests.core.submission.folders import write
 
@@ -133,6 +134,22 @@ def test_a_full_disk_leaves_the_earlier_snapshot(tmp_path: Path, monkeypatch: py
         take_snapshot(place, tmp_path / "frozen")
     assert set(contents(tmp_path / "frozen").values()) == {"1"}
     assert {path.name for path in tmp_path.iterdir()} == {"submission", "frozen"}
+
+
+@pytest.mark.parametrize("listed", ["before", "after"])
+def test_a_submission_replaced_while_it_is_listed_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    place, list_folder = version(tmp_path / "submission", 1), module.list_folder
+
+    def replacing(folder: Path) -> FolderListing:
+        monkeypatch.setattr(module, "list_folder", list_folder)
+        listing = list_folder(folder) if listed == "before" else None
+        put_in_place(version(tmp_path / "better", 2), place)
+        return listing or list_folder(folder)
+
+    monkeypatch.setattr(module, "list_folder", replacing)
+    assert set(contents(frozen_copy(place, tmp_path / "frozen")).values()) == {"2"}
 
 
 def test_a_copy_never_mixes_two_submissions_while_they_come_fast(tmp_path: Path, way: str) -> None:

@@ -164,6 +164,12 @@ def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
+    with work_folder(tmp_path) as place:
+        (place / "kept").touch()
+    assert (tmp_path / "kept").exists()
+
+
 @pytest.mark.integration
 def test_the_tour_holds_against_the_real_daemon_also_a_second_time_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,9 +61,9 @@ def place(
 ) -> Placement | None:
     """What a task would take that asks for the first of these numbers that can be had."""
     placing = PlacementSearch(snapshot, now)
-    found = (
-        one
+    placements = (
+        placement
         for count in counts
-        for one in placing.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
+        for placement in placing.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
     )
-    return next(found, None)
+    return next(placements, None)

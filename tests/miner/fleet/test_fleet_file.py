@@ -85,7 +85,7 @@ def test_host_terms_are_fields_of_hardware() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("gpu: 4xH100", r"fleet\.yaml:1: gpu: no such key; nearest is gpus"),
         ("nvlink: all", "here it is called links"),
@@ -96,8 +96,8 @@ def test_host_terms_are_fields_of_hardware() -> None:
         ("links: some", "all"),
     ],
 )
-def test_a_wrong_file_is_rejected_with_the_reason(file: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_file_is_rejected_with_the_reason(file: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         follow_fleet_file(write(file, text))
 
 

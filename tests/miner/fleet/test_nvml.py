@@ -137,7 +137,7 @@ async def test_a_hanging_driver_is_abandoned_and_queried_again(nvml_host: Host) 
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "message"),
     [
         ("raise SystemExit(3)", "ended with status 3"),
         ("print('hello', flush=True); input(); input()", "cannot be used"),
@@ -145,8 +145,8 @@ async def test_a_hanging_driver_is_abandoned_and_queried_again(nvml_host: Host) 
         ("print('x' * 3_000_000, flush=True); input(); input()", "cannot be used"),
     ],
 )
-async def test_an_invalid_answer_of_the_worker_is_a_failed_scan(program: str, told: str) -> None:
-    with pytest.raises(ScanFailed, match=told):
+async def test_an_invalid_answer_of_the_worker_is_a_failed_scan(program: str, message: str) -> None:
+    with pytest.raises(ScanFailed, match=message):
         await one_look(worker=(sys.executable, "-c", program))
 
 

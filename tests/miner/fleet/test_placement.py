@@ -22,14 +22,14 @@ def _place(
     return place(snapshot, counts, now=now, duration_s=hours * HOUR, latest_start=now + wait * HOUR, **more)
 
 
-def _indices(found: Placement | None) -> list[int]:
-    assert found is not None
-    return [int(name[1:]) for name in found.gpus]
+def _indices(placement: Placement | None) -> list[int]:
+    assert placement is not None
+    return [int(name[1:]) for name in placement.gpus]
 
 
 def test_an_empty_fleet_gives_the_first_wish_at_once() -> None:
-    found = _place(fleet(make_gpus(4)), 2, 1)
-    assert found == Placement(("g0", "g1"), 0.0, 2 * HOUR, "2 linked GPUs")
+    placement = _place(fleet(make_gpus(4)), 2, 1)
+    assert placement == Placement(("g0", "g1"), 0.0, 2 * HOUR, "2 linked GPUs")
 
 
 def test_a_later_count_is_used_when_the_first_cannot_begin_in_time() -> None:
@@ -40,10 +40,10 @@ def test_a_later_count_is_used_when_the_first_cannot_begin_in_time() -> None:
 
 def test_a_task_waits_for_the_first_wish_where_there_is_time() -> None:
     busy = fleet(make_gpus(4), [reservation([0, 1, 2], 0, HOUR)])
-    found = _place(busy, 4, 1, wait=1)
-    assert found is not None
-    assert (found.starts_at, found.ends_at) == (HOUR, 3 * HOUR)
-    assert found.why == "4 linked GPUs in 1.0 h"
+    placement = _place(busy, 4, 1, wait=1)
+    assert placement is not None
+    assert (placement.starts_at, placement.ends_at) == (HOUR, 3 * HOUR)
+    assert placement.why == "4 linked GPUs in 1.0 h"
 
 
 def test_nothing_is_placed_across_a_window_that_comes_later() -> None:
@@ -57,9 +57,9 @@ def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
     assert _indices(_place(gone, 1)) == [0]
     still = fleet(make_gpus(1), [reservation([0], 0, 50)], now=100)
     assert _place(still, 1) is None
-    found = _place(still, 1, wait=1)
-    assert found is not None
-    assert found.starts_at == 100 + OVERDUE_SECONDS
+    placement = _place(still, 1, wait=1)
+    assert placement is not None
+    assert placement.starts_at == 100 + OVERDUE_SECONDS
 
 
 def test_unusable_gpus_are_not_placed() -> None:
@@ -104,10 +104,12 @@ def test_a_lane_keeps_its_tasks_and_only_overflows_where_it_may() -> None:
     lane, taken = Lane(gpus=[2, 3]), [reservation([2], 0, 9 * HOUR)]
     assert _indices(_place(fleet(make_gpus(4)), 2, lane=("large", lane))) == [2, 3]
     assert _place(fleet(make_gpus(4), taken), 2, lane=("large", lane)) is None
-    found = _place(fleet(make_gpus(4), taken), 2, lane=("large", lane.model_copy(update={"overflow": True})))
-    assert _indices(found) == [0, 1]
-    assert found is not None
-    assert found.why == "beyond lane large: 2 linked GPUs"
+    placement = _place(
+        fleet(make_gpus(4), taken), 2, lane=("large", lane.model_copy(update={"overflow": True}))
+    )
+    assert _indices(placement) == [0, 1]
+    assert placement is not None
+    assert placement.why == "beyond lane large: 2 linked GPUs"
 
 
 def test_a_lane_of_missing_gpus_places_nothing() -> None:
@@ -138,18 +140,20 @@ def test_a_placement_is_early_enough_and_free_altogether(
         reservation(sorted(gpus), start * HOUR, (start + duration) * HOUR, kind=kind)
         for gpus, start, duration, kind in windows
     ]
-    found = _place(fleet(make_gpus(8), reservations), count, hours=hours, wait=wait)
-    if found is None:
-        instants = [0.0, *(one.ends_at for one in reservations if one.ends_at <= wait * HOUR)]
+    placement = _place(fleet(make_gpus(8), reservations), count, hours=hours, wait=wait)
+    if placement is None:
+        instants = [0.0, *(held.ends_at for held in reservations if held.ends_at <= wait * HOUR)]
         assert all(len(_free(reservations, at, at + hours * HOUR)) < count for at in instants)
         return
-    assert len(set(found.gpus)) == count
-    assert 0 <= found.starts_at <= wait * HOUR
-    assert set(found.gpus) <= _free(reservations, found.starts_at, found.ends_at)
-    earlier = [one.ends_at for one in reservations if one.ends_at < found.starts_at]
+    assert len(set(placement.gpus)) == count
+    assert 0 <= placement.starts_at <= wait * HOUR
+    assert set(placement.gpus) <= _free(reservations, placement.starts_at, placement.ends_at)
+    earlier = [held.ends_at for held in reservations if held.ends_at < placement.starts_at]
     assert all(len(_free(reservations, at, at + hours * HOUR)) < count for at in earlier)
 
 
 def _free(reservations: list[GpuReservation], start: float, end: float) -> set[str]:
-    taken = {gpu for one in reservations if one.starts_at < end and one.ends_at > start for gpu in one.gpus}
+    taken = {
+        gpu for held in reservations if held.starts_at < end and held.ends_at > start for gpu in held.gpus
+    }
     return {f"g{index}" for index in range(8)} - taken

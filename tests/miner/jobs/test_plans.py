@@ -25,7 +25,7 @@ PROFILE = on_all_gpus()
 
 def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> plans.JobPlanRequest:
     hardware = Hardware(gpus=parse_gpus("4xH100"), cpu_cores=16, memory_bytes=64 * 10**9)
-    made = plans.JobPlanRequest(
+    asked = plans.JobPlanRequest(
         TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
         INPUTS,
         hardware,
@@ -33,7 +33,7 @@ def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> plans.Jo
         lambda _plan: None,
         tuple(AttemptFailure(reason) for reason in reasons),
     )
-    return replace(made, **changes)
+    return replace(asked, **changes)
 
 
 def test_a_plan_is_made_for_what_there_is() -> None:
@@ -45,12 +45,12 @@ def test_a_plan_is_made_for_what_there_is() -> None:
 
 @pytest.mark.parametrize("hours", [0.1, 0.01, 0.002])
 def test_too_little_time_is_no_reason_to_train_nothing(hours: float) -> None:
-    found = plans.first_plan(request(hours))
-    assert found.verdict.feasible
-    assert found.steps.total >= 1
-    assert found.time.deadline_s == pytest.approx(hours * 3600)
-    assert found.task.hours == hours
-    assert "the clock ends it" in found.notes[-1]
+    plan = plans.first_plan(request(hours))
+    assert plan.verdict.feasible
+    assert plan.steps.total >= 1
+    assert plan.time.deadline_s == pytest.approx(hours * 3600)
+    assert plan.task.hours == hours
+    assert "the clock ends it" in plan.notes[-1]
 
 
 def test_what_does_not_fit_in_memory_is_refused() -> None:
@@ -98,8 +98,8 @@ def test_the_ladder_goes_on_when_the_estimate_says_that_there_is_no_time() -> No
 def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured() -> None:
     plan = plans.first_plan(request())
     smaller = plans.plan_after_oom(plan, OutOfMemory())
-    found = plans.lesson_of(smaller, LearnedBounds(micro=1, checkpointing=True), None)
-    assert found is None, "nothing new"
+    known = LearnedBounds(micro=1, checkpointing=True)
+    assert plans.lesson_of(smaller, known, None) is None, "nothing new"
     learned = plans.lesson_of(smaller, None, None)
     assert learned is not None
     assert learned.micro == smaller.batch.micro

@@ -311,13 +311,13 @@ async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarnes
 
     async def cut_after_the_commit(request: PublishRequest, on_progress: ProgressCallback) -> MinerSubmission:
         assert request.earlier is None or request.earlier.model_hash is None
-        made = await publish(request, on_progress)
+        submission = await publish(request, on_progress)
         if len(harness.hub.commits) == 2:
             row = await harness.row(request.job_id)
             assert row.submission is not None
             promised.append(row.submission.model_hash)
             raise StepFailed(EndReason.DEADLINE, "the upload was ended at its deadline")
-        return made
+        return submission
 
     harness.hub.publish = cut_after_the_commit  # type: ignore[method-assign]
     harness.engine.scripts = [two_models(harness)]

@@ -139,9 +139,9 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
                 assert row.state is JobState.FAILED, row
         launched = Counter(spec.key for spec in harness.engine.submitted)
         assert max(launched.values()) == 1
-        attempts = [one for job in jobs for one in await harness.attempts(job)]
-        assert set(launched) <= {one.key for one in attempts}
-        assert all(one.ended_at for one in attempts)
+        attempts = [attempt for job in jobs for attempt in await harness.attempts(job)]
+        assert set(launched) <= {attempt.key for attempt in attempts}
+        assert all(attempt.ended_at for attempt in attempts)
         assert not [run for run in harness.engine.runs.values() if run.status.phase is RunPhase.RUNNING]
         assert not harness.fleet.ledger.reservations
 

@@ -76,9 +76,7 @@ def test_the_daemon_logs_what_is_below_a_warning_to_stdout(capsys: pytest.Captur
     logs.configure(settings(log_format="console"), split=True)
     logging.getLogger("miner").info("in words")
     assert "INFO    miner: in words" in capsys.readouterr().out
-
-
-def test_beside_a_live_view_only_errors_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    # Beside a live view only errors are logged.
     logs.configure(settings(log_format="console"), least=logging.ERROR)
     logging.getLogger("miner").warning("the view says it")
     logging.getLogger("miner").error("nobody foresaw it")
