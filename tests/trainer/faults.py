@@ -93,6 +93,14 @@ def better_every_time() -> None:
     RunClock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
 
 
+def all_rows_are_judged() -> None:
+    """However slow this machine is: on a busy one a scorer affords some of them, which score otherwise."""
+    from trainer.axolotl.scorers import HeldOutScorer
+
+    plain = HeldOutScorer.score_base
+    HeldOutScorer.score_base = lambda self, _, untouched: plain(self, 1e9, untouched)  # type: ignore[method-assign]
+
+
 def judged_every(steps: str) -> None:
     """At these steps and at the end, however long steps and evaluations take."""
     from trainer.session import session

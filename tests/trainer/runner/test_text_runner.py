@@ -38,7 +38,7 @@ from trainer.session.submission import submission_kind
 
 
 def execute(run: RunSpec, forks: ForkServer, *, retries: bool = False, patch: str = "") -> RunResult:
-    start = functools.partial(forks.start, patch=patch)
+    start = functools.partial(forks.start, patch=f"all_rows_are_judged {patch}")
     return TextRunner(run, StopRequest(Path(run.stop_path)), retries=retries, start=start).execute()
 
 
