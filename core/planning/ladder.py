@@ -254,8 +254,9 @@ def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> I
     if base.engine is Engine.AI_TOOLKIT and needs.targets.quantize_base is None:
         image = replace(image, quantized=True)
         yield vary(base, image=image)
-    if not image.text_offloaded:
-        image = replace(image, text_offloaded=True, text_adapter=False)
+    if image.text_adapter:
+        offloaded = needs.targets.caption_dropout == 0
+        image = replace(image, text_adapter=False, text_offloaded=offloaded)
         yield vary(base, image=image)
     base = vary(base, image=image)
     lowest = max(needs.limits.min_lora_r, 1)

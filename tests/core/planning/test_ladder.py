@@ -8,13 +8,14 @@ from random import Random
 
 from core.data.facts import assumed_facts
 from core.domain.hardware import parse_gpus
-from core.domain.tasks import TaskType
+from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.ladder import _least, fit_lossless, fit_memory, variations
 from core.planning.memory import fits_memory
 from core.planning.plan import TaskSpec
 from core.planning.requirements import Requirements, first_candidate, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
+from tests.core.planning.candidates import resolved
 
 
 def random_requirements(random: Random) -> tuple[Requirements, int]:
@@ -46,3 +47,15 @@ def test_the_mildest_variation_that_fits_is_the_one_that_trying_all_finds() -> N
         assert expected is None or fit_lossless(needs, tried[expected], fits) is not None
         costs.add(expected)
     assert len(costs) > 5
+
+
+def test_text_encoders_stay_on_the_gpu_in_every_variation_that_drops_captions() -> None:
+    """A dropped caption has to be encoded in the step that drops it, so memory must count the encoders."""
+    model = facts_from_name("a/flux", None, ImageModelType.FLUX)
+    profile = resolved(caption_dropout=0.1)
+    task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=ImageModelType.FLUX)
+    data = assumed_facts(TaskType.IMAGE, 30, image_type=ImageModelType.FLUX)
+    needs = requirements_for(task, model, data, profile, parse_gpus("1xL4").kind)
+    tried = list(itertools.chain.from_iterable(variations(needs, first_candidate(needs, 1))))
+    assert len(tried) > 3
+    assert not any(candidate.image.text_offloaded for candidate in tried)
