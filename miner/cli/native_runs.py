@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,7 +256,8 @@ def child_environment(profile: Path | None = None) -> dict[str, str]:
 
 
 def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[ProgressEvent], None]) -> int:
-    """Run to the end and return the exit code. One interrupt saves and ends it, a second kills it."""
+    """Run to the end and return the exit code. One interrupt saves and ends it, a second kills it. If events
+    can no longer be printed, the error is raised once the training has saved and ended."""
     progress = Path(run.progress_path)
     start = progress.stat().st_size if progress.exists() else 0
     with (folder / LOG_FILE).open("ab") as log:
@@ -272,7 +272,12 @@ def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[P
         try:
             with _stopped_by_interrupt(child):
                 for event in _events_until_end(child, progress, start):
-                    on_event(event)
+                    try:
+                        on_event(event)
+                    except OSError:  # as when the same interrupt has ended a `tee` that reads them
+                        child.terminate()
+                        child.wait()
+                        raise
         finally:
             if child.poll() is None:
                 child.kill()
@@ -282,8 +287,11 @@ def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[P
 @contextlib.contextmanager
 def _stopped_by_interrupt(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """A handler rather than `KeyboardInterrupt`, which could come up anywhere, and would end the training
-    unsaved."""
-    asked = False
+    unsaved. Where interrupts are ignored, as in a script's background, they stay so."""
+    before, asked = signal.getsignal(signal.SIGINT), False
+    if before is signal.SIG_IGN:
+        yield
+        return
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
@@ -291,9 +299,10 @@ def _stopped_by_interrupt(child: subprocess.Popen[bytes]) -> Iterator[None]:
             raise KeyboardInterrupt
         asked = True
         child.send_signal(signal.SIGTERM)
-        sys.stderr.write("asked to stop: what it has is saved; once more to end it at once\n")
+        with contextlib.suppress(OSError):  # not by `sys.stderr`, which may be at work while this comes
+            os.write(2, b"asked to stop: what it has is saved; once more to end it at once\n")
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,21 @@ def test_every_event_is_told_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
     assert native_runs.load_result(run) is None
 
 
+@pytest.fixture
+def unread_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As behind `2>&1 | tee`, which an interrupt ends as well."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    before = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    monkeypatch.setattr(sys, "stderr", os.fdopen(2, "wb", buffering=0, closefd=False))
+    yield
+    os.dup2(before, 2)
+    os.close(before)
+
+
+@pytest.mark.usefixtures("unread_stderr")
 def test_an_interruption_asks_the_training_to_save_and_end(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", wishes(tmp_path))
     told: list[ProgressEvent] = []
@@ -74,6 +91,30 @@ def test_an_interruption_asks_the_training_to_save_and_end(tmp_path: Path) -> No
     threading.Thread(target=interrupt, daemon=True).start()
     assert native_runs.run_training(python(tmp_path, waits=True), tmp_path / "run", run, told.append) == 0
     assert [event.event for event in told] == ["stage", "note"]
+
+
+def test_a_training_that_nobody_reads_any_more_is_saved(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", wishes(tmp_path))
+
+    def tell(_event: ProgressEvent) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        native_runs.run_training(python(tmp_path, waits=True), tmp_path / "run", run, tell)
+    assert "saved" in Path(run.progress_path).read_text()
+
+
+def test_an_interrupt_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", wishes(tmp_path))
+    found: list[object] = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        native_runs.run_training(
+            python(tmp_path), tmp_path / "run", run, lambda _: found.append(signal.getsignal(signal.SIGINT))
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == [signal.SIG_IGN]
 
 
 def test_the_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
