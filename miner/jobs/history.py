@@ -93,7 +93,8 @@ class PublishedModel:
             score = HeldOutScore.model_validate(content["score"]) if content["score"] else None
             device, inode, size, written = content["identity"]
             identity = (device, inode, size, written)
-            return cls(identity, content["attempt"], score, content["repo"], content["model_hash"])
+            # A file of 0.1.0 has no hash; its score still keeps a worse model from replacing this one.
+            return cls(identity, content["attempt"], score, content["repo"], content.get("model_hash"))
         except (ValueError, KeyError, TypeError, OSError):
             return None
 

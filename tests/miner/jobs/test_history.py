@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,20 @@ def test_what_is_published_is_known_by_its_folder_its_name_and_its_hash(tmp_path
         assert not published.is_of(best, other, "repo")
     (best.folder / "new").write_text("x")
     assert not published.is_of(best, submission, "repo")
+
+
+def test_a_note_without_a_hash_still_tells_the_score_and_the_model_is_published_again(tmp_path: Path) -> None:
+    best, folder = candidate(tmp_path, 1, 0.5), JobFolder(tmp_path)
+    identity = folder_identity(best.folder)
+    assert identity is not None
+    PublishedModel(identity, 1, best.score, "me/repo", "0" * 64).save(folder)
+    content = json.loads(folder.published.read_text())
+    del content["model_hash"]
+    folder.published.write_text(json.dumps(content))
+    published = PublishedModel.load(folder)
+    assert published is not None
+    assert published.score == best.score
+    assert not published.is_of(best, MinerSubmission(repo="me/repo", model_hash="0" * 64), "repo")
 
 
 @each("text", ["", "[]", "{}", '{"identity": [1]}', "null", '{"identity": 3, "score": null}'])
