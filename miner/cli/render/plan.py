@@ -91,7 +91,7 @@ def plan_differences(before: TrainingPlan, after: TrainingPlan) -> list[PlanDiff
     return [
         PlanDifference(part, key, there.get(key, missing), here.get(key, missing))
         for part, missing, there, here in parts
-        for key in dict.fromkeys((*there, *here))
+        for key in sorted({**there, **here}, key="total".__eq__)  # last, after what only one plan has
         if there.get(key, missing) != here.get(key, missing)
     ]
 

@@ -197,7 +197,7 @@ def test_the_command_starts_without_loading_the_planner() -> None:
 
 
 def test_against_another_profile_only_what_differs_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("extends: h100x4\ntargets: {lora_r: 64}\n", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("extends: h100x4\ntargets: {lora_r: 64, ema_decay: 0.9}\n")
     mine = (*TASK, "--dir", str(tmp_path), "--profile", "mine")
     assert "mine.yaml:2" in _run(*mine).output
     shown = _run(*mine, "--against", "h100x4").output
@@ -212,6 +212,7 @@ def test_against_another_profile_only_what_differs_is_shown(tmp_path: Path) -> N
     assert "B GB" not in shown
     changed = json.loads(_run(*mine, "--against", "h100x4", "--json").stdout)
     memory = {one["what"]: one for one in changed if one["part"] == "memory"}
+    assert list(memory)[-2:] == ["average", "total"]
     assert memory["optimizer"]["before"] > 4 * memory["optimizer"]["after"]
     assert {"part": "configuration", "what": "lora_r", "before": 512, "after": 64} in changed
     assert {one["part"] for one in changed} == {"configuration", "memory", "time"}
