@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Generator
@@ -184,7 +185,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "integration/test_images.py::test_an_image_trainers_image": ("standalone-image-trainer",),
     "integration/test_last_gpu.py::test_exactly_as_many": ("4xH100-4",),
     "integration/test_secrets.py::test_no_secret_gets_out": ("console",),
-    "integration/test_starting.py::test_a_damaged_file": ("content0",),
+    "integration/test_starting.py::test_a_file_that_cannot_be_used": ("no database",),
     "integration/test_starting.py::test_a_port_in_use": ("PUBLIC_PORT",),
     "integration/test_starting.py::test_an_address_of_another_machine": (
         "OPERATOR_HOST-no-such-host.invalid",
@@ -249,6 +250,15 @@ def is_thorough(name: str) -> bool:
     return name.startswith(THOROUGH) or any(row_of(name) not in rows for rows in kept)
 
 
+def check_names(names: list[str]) -> None:
+    """A test that was renamed would run in another tier, or at other times, unseen."""
+    files = {name.partition("::")[0] for name in names}
+    for start in (*itertools.chain(*TIERS.values()), *THOROUGH, *ROWS):
+        file, colons, _ = start.partition("::")
+        if colons and file in files and not any(name.startswith(start) for name in names):
+            raise pytest.UsageError(f"tests/conftest.py names {start}, and there is no such test")
+
+
 def check_rows(names: list[str]) -> None:
     """A row that was renamed would leave its test to `make test-all` unseen."""
     for start, rows in ROWS.items():
@@ -265,7 +275,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not any("::" in argument for argument in config.args):
-        check_rows([item.nodeid.removeprefix("tests/") for item in items])
+        names = [item.nodeid.removeprefix("tests/") for item in items]
+        check_names(names)
+        check_rows(names)
     for item in items:
         tier = tier_of(item.nodeid)
         item.add_marker(getattr(pytest.mark, tier))
