@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
@@ -92,6 +93,8 @@ def _load_or_create_key(wallets: Path, name: str) -> Identity:
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
 LOOPBACK = "127.0.0.1"
+#: Below those that Linux gives to connections, and to servers that ask for any.
+_PORTS = range(10_000, 20_000)
 #: The only variables that a child inherits; the rest is the operator's own.
 _PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -156,12 +159,15 @@ def prepare_stack(folder: Path) -> DevStack:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports, all different: they are held at once, then released."""
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Return free ports, all different. None is one that the system gives to whoever asks for any: another
+    program would get it before the child listens, which takes seconds."""
+    free: list[int] = []
+    for port in SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(free) == count:
+            break
+        with suppress(OSError), socket.create_server((LOOPBACK, port)):
+            free.append(port)
+    return free
 
 
 class ChildProcess:

@@ -54,7 +54,7 @@ def operator_answers(stack: DevStack) -> bool:
 async def test_a_signal_lets_requests_in_flight_be_answered_whole(
     number: signal.Signals, validator: Validator, running: Running
 ) -> None:
-    child = running(MAX_JOBS="100")
+    child = running(MAX_JOBS="100", SHUTDOWN_GRACE_SECONDS="240", BODY_TIMEOUT_SECONDS="240")
     port = validator.stack.public_port
     offers = [validator.offer(validator.task()) for _ in range(20)]
     connections = [await begun(port, one) for one in offers]

@@ -22,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 from types import FrameType
 from typing import IO
 
@@ -35,13 +36,18 @@ TAIL_LINES = 60
 MAX_LINE_LENGTH = 20_000
 #: A process that was killed is gone within this, unless it hangs in the kernel.
 KILL_S = 10.0
+#: Below those that Linux gives to connections, and to servers that ask for any.
+_PORTS = range(10_000, 20_000)
 
 
 def free_port() -> int:
-    """A port that is free now; accelerate takes it a few seconds later."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that is free now; accelerate takes it a few seconds later. It is none that the system gives to
+    whoever asks for any. Not by `random`: a training's seed would give all trainings the same."""
+    for port in SystemRandom().sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port of {_PORTS.start}-{_PORTS.stop - 1} is free on 127.0.0.1")
 
 
 def descendants(pid: int | None = None) -> list[int]:

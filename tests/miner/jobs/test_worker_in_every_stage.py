@@ -11,6 +11,7 @@ from pathlib import Path
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import TaskKey
 from miner.jobs.context import JobContext
+from miner.jobs.recovery import sweep_orphans
 from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness
 
 #: From a first model, where there is to be one, to the deadline.
@@ -139,6 +140,8 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
         details = f"{stage.__name__}: {row}"
         assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), details
         assert all(attempt.ended_at for attempt in await harness.attempts(job)), details
+        assert all(run.task.done() for run in harness.engine.runs.values()), details
+        await sweep_orphans(harness.services)  # a run that was just ended, and not yet removed
         assert not harness.engine.runs, details
         assert harness.inputs.released == [job], details
 
