@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def child(folder: Path, manner: str = "good", **settings: str) -> ChildProcess:
 
 def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
+
+
+def test_free_ports_are_different_and_nobody_listens_there() -> None:
+    ports = stack.free_ports(20)
+    assert len(set(ports)) == 20
+    with socket.create_server(("127.0.0.1", ports[0])):
+        pass
 
 
 def test_a_child_is_stopped_by_sigterm_also_when_the_block_fails(

@@ -278,14 +278,19 @@ async def test_an_upload_can_be_cancelled_at_any_moment(bench: Bench) -> None:
     assert not bench.hub.lines("POST /complete"), "it was ended, and not waited for"
 
 
-async def test_a_process_that_falls_silent_is_ended_and_tried_again(bench: Bench, tmp_path: Path) -> None:
+async def test_a_process_that_falls_silent_is_ended_and_tried_again(bench: Bench) -> None:
     """As when the client waits for a hub without end."""
-    deaf = f"import time; open({str(tmp_path / 'starts')!r}, 'a').write('x'); time.sleep(600)"
-    error = await failed(
-        bench, bench.publisher(worker=(sys.executable, "-S", "-c", deaf), silence=3.0, tries=2)
-    )
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    deaf = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    error = await failed(bench, bench.publisher(worker=deaf, silence=0.3, tries=3, pause=pause))
     assert error.reason is EndReason.NETWORK
-    assert "silent for 3 s" in str(error)
+    assert "silent for 0.3 s" in str(error)
+    assert len(pauses) == 2
+    assert workers() == []
 
 
 async def test_the_token_is_in_no_argument_environment_or_file(bench: Bench) -> None:
