@@ -172,21 +172,23 @@ def test_whatever_an_engine_prints_is_a_step_or_nothing(line: str, total: int) -
 
 
 @pytest.mark.parametrize(
-    ("schedule", "at", "refit"),
+    ("schedule", "at", "may_refit", "refit"),
     [
         # 964 s are left, less 5 for starting again and a twentieth.
-        (LrSchedule.COSINE, 30, 911),
-        (LrSchedule.COSINE, 1001, None),  # too much of it is done
-        (LrSchedule.CONSTANT, 30, None),  # loses nothing by being cut off
+        (LrSchedule.COSINE, 30, True, 911),
+        (LrSchedule.COSINE, 30, False, None),  # it was started again already
+        (LrSchedule.COSINE, 1001, True, None),  # too much of it is done
+        (LrSchedule.CONSTANT, 30, True, None),  # loses nothing by being cut off
     ],
 )
 def test_a_decaying_schedule_that_would_be_cut_off_is_to_be_started_again(
-    run: RunSpec, tmp_path: Path, schedule: LrSchedule, at: int, refit: int | None
+    run: RunSpec, tmp_path: Path, schedule: LrSchedule, at: int, may_refit: bool, refit: int | None
 ) -> None:
     plan = TrainingPlan.from_json(Path(planned(run, 4000, schedule).plan_path or "").read_bytes())
     time = Time()
     end = time.now + at + 970
-    watch = ImageMonitor(run, plan, tmp_path, end, ProgressLog(Path(run.progress_path)), now=time)
+    progress = ProgressLog(Path(run.progress_path))
+    watch = ImageMonitor(run, plan, tmp_path, end, progress, may_refit=may_refit, now=time)
     time.pass_by(10)
     for step in range(at - 25, at + 1):
         watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")

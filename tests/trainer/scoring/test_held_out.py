@@ -70,7 +70,8 @@ def test_the_ranks_scores_add_up_to_the_score_of_all(tmp_path: Path, task: TaskT
     alone = opened(tmp_path, task)
     alone.remember_base(tiny.load(tmp_path / "model"))
     assert together.value == pytest.approx(alone.score(model).value, rel=1e-4)
-    assert sorted(place for one in scores for place in one.rows) == list(range(len(held.rows)))
+    for shares in (parts, scores):
+        assert sorted(place for one in shares for place in one.rows) == list(range(len(held.rows)))
 
 
 def test_preferences_need_no_reference_in_memory_while_the_base_is_remembered(tmp_path: Path) -> None:
