@@ -6,6 +6,8 @@ import itertools
 from functools import partial
 from random import Random
 
+import pytest
+
 from core.data.facts import assumed_facts
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
@@ -49,13 +51,24 @@ def test_the_mildest_variation_that_fits_is_the_one_that_trying_all_finds() -> N
     assert len(costs) > 5
 
 
-def test_text_encoders_stay_on_the_gpu_in_every_variation_that_drops_captions() -> None:
+@pytest.mark.parametrize(
+    ("image_type", "rate"),
+    [(ImageModelType.FLUX, None), (ImageModelType.SDXL, 1e-5)],
+    ids=["frozen", "trained"],
+)
+def test_text_encoders_stay_on_the_gpu_in_every_variation_that_drops_captions(
+    image_type: ImageModelType, rate: float | None
+) -> None:
     """A dropped caption has to be encoded in the step that drops it, so memory must count the encoders."""
-    model = facts_from_name("a/flux", None, ImageModelType.FLUX)
-    profile = resolved(caption_dropout=0.1)
-    task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=ImageModelType.FLUX)
-    data = assumed_facts(TaskType.IMAGE, 30, image_type=ImageModelType.FLUX)
+    model = facts_from_name("a/model", None, image_type)
+    profile = resolved(caption_dropout=0.1, text_encoder_lr=rate)
+    task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=image_type)
+    data = assumed_facts(TaskType.IMAGE, 30, image_type=image_type)
     needs = requirements_for(task, model, data, profile, parse_gpus("1xL4").kind)
-    tried = list(itertools.chain.from_iterable(variations(needs, first_candidate(needs, 1))))
+    first = first_candidate(needs, 1)
+    assert first.image is not None
+    assert first.image.text_adapter == (rate is not None)
+    tried = list(itertools.chain.from_iterable(variations(needs, first)))
     assert len(tried) > 3
     assert not any(candidate.image.text_offloaded for candidate in tried)
+    assert not tried[-1].image.text_adapter

@@ -11,6 +11,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState
 from miner.engines.base import EngineSpec
 from miner.jobs.folder import JobFolder
+from miner.jobs.recovery import sweep_orphans
 from miner.store import database
 from tests.miner.jobs.harness import CAP_S, Gate, JobsHarness, Trainer, deaf, waits
 
@@ -138,6 +139,21 @@ async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
     await harness.until(lambda: stranger.key in harness.engine.removed)
     assert mine.key in harness.engine.runs
     assert (stranger.key, True) in harness.engine.stops
+
+
+async def test_a_running_trial_is_no_run_of_nobody(harness: JobsHarness, tmp_path: Path) -> None:
+    harness.engine.default = deaf
+    await harness.launched()
+    services, mine = harness.jobs.services, harness.engine.submitted[0]
+    for key in ("trial-1", "trial-2"):
+        spec = EngineSpec(key=key, argv=("python",), run_dir=tmp_path / key)
+        spec.run_dir.mkdir()
+        (spec.run_dir / "run.json").write_bytes((mine.run_dir / "run.json").read_bytes())
+        await harness.engine.submit(spec)
+    services.trials.running_key = "trial-2"
+    await sweep_orphans(services)
+    assert "trial-1" in harness.engine.removed
+    assert "trial-2" in harness.engine.runs
 
 
 async def test_an_engine_that_is_gone_at_the_start_holds_nobody_up(harness: JobsHarness) -> None:

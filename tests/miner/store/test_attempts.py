@@ -77,6 +77,22 @@ async def test_a_model_that_is_refused_changes_its_attempts_end(store: Store, at
     assert (ended.end_reason, ended.detail) == (EndReason.BAD_SUBMISSION, "NaN weights")
 
 
+async def test_of_a_long_detail_only_the_beginning_is_stored(store: Store, attempt: AttemptRow) -> None:
+    long, short = "x" * 100_000, "x" * 2000
+    await store.write(attempts.end_attempt, attempt.id, 6.0, EndReason.CRASHED, long)
+    assert store.read_now(attempts_of, attempt.job_id)[0].detail == short
+    await store.write(attempts.mark_bad_submission, attempt.job_id, 1, long)
+    assert store.read_now(attempts_of, attempt.job_id)[0].detail == short
+    token = store.read_now(get_job, attempt.job_id).lock_token
+    step = await store.write(attempts.begin_step, attempt.job_id, token, "fetch", None, 1.0)
+    await store.write(attempts.end_step, step, "bug", long, 2.0)
+    assert store.read_now(steps_of, attempt.job_id)[-1].detail == short
+    ended = await store.write(
+        attempts.set_job_state, attempt.job_id, token, JobState.FAILED, 3.0, reason=EndReason.BUG, detail=long
+    )
+    assert ended.detail == short
+
+
 async def test_a_step_that_was_cut_short_is_marked_as_interrupted(store: Store, job: JobRow) -> None:
     await store.write(attempts.begin_step, job.id, job.lock_token, "fetch", None, 1.0)
     second = await store.write(attempts.begin_step, job.id, job.lock_token, "fetch", None, 2.0)
