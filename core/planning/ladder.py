@@ -248,7 +248,8 @@ def eight_bit(base: RunCandidate) -> Optimizer:
 
 
 def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> Iterator[RunCandidate]:
-    """Smaller latent batches cost only seconds; then 8-bit base, frozen text encoders, ranks, resolutions."""
+    """Smaller latent batches cost only seconds; then 8-bit base, frozen text encoders, ranks, dropped
+    captions (only they keep the encoders in memory then), resolutions."""
     image = replace(image, vae_batch=1)
     yield vary(base, image=image)
     if base.engine is Engine.AI_TOOLKIT and needs.targets.quantize_base is None:
@@ -262,6 +263,10 @@ def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> I
     lowest = max(needs.limits.min_lora_r, 1)
     yield from (vary(base, rank=rank) for rank in _halves(base.rank, lowest))
     least = vary(base, rank=min(base.rank, lowest))
+    if not image.text_offloaded:
+        image = replace(image, text_offloaded=True)
+        least = vary(least, image=image)
+        yield least
     for resolution in RESOLUTIONS:
         if resolution < image.resolution:
             yield vary(least, image=replace(image, resolution=resolution))

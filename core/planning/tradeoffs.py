@@ -221,6 +221,8 @@ def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator
         yield conceded("quantize_base", None, True, reason)
     if before.text_adapter and not after.text_adapter:
         yield conceded("text_encoder_lr", "trained", None, reason)
+    if after.text_offloaded and needs.targets.caption_dropout:
+        yield conceded("caption_dropout", needs.targets.caption_dropout, 0.0, reason)
     if after.resolution < before.resolution:
         yield conceded("resolution", before.resolution, after.resolution, reason)
 

@@ -13,11 +13,12 @@ from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.ladder import _least, fit_lossless, fit_memory, variations
-from core.planning.memory import fits_memory
+from core.planning.memory import fits_memory, memory_of
 from core.planning.plan import TaskSpec
+from core.planning.planner import plan_task
 from core.planning.requirements import Requirements, first_candidate, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
-from tests.core.planning.candidates import resolved
+from tests.core.planning.candidates import host, resolved
 
 
 def random_requirements(random: Random) -> tuple[Requirements, int]:
@@ -56,19 +57,37 @@ def test_the_mildest_variation_that_fits_is_the_one_that_trying_all_finds() -> N
     [(ImageModelType.FLUX, None), (ImageModelType.SDXL, 1e-5)],
     ids=["frozen", "trained"],
 )
-def test_text_encoders_stay_on_the_gpu_in_every_variation_that_drops_captions(
+def test_captions_are_dropped_for_as_long_as_the_text_encoders_stay_on_the_gpu(
     image_type: ImageModelType, rate: float | None
 ) -> None:
-    """A dropped caption has to be encoded in the step that drops it, so memory must count the encoders."""
+    """A dropped caption is encoded in the step that drops it, so either memory counts the encoders or none is
+    dropped. Pixels go last."""
     model = facts_from_name("a/model", None, image_type)
     profile = resolved(caption_dropout=0.1, text_encoder_lr=rate)
     task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=image_type)
     data = assumed_facts(TaskType.IMAGE, 30, image_type=image_type)
     needs = requirements_for(task, model, data, profile, parse_gpus("1xL4").kind)
-    first = first_candidate(needs, 1)
-    assert first.image is not None
-    assert first.image.text_adapter == (rate is not None)
-    tried = list(itertools.chain.from_iterable(variations(needs, first)))
-    assert len(tried) > 3
-    assert not any(candidate.image.text_offloaded for candidate in tried)
-    assert not tried[-1].image.text_adapter
+    start = first_candidate(needs, 1)
+    assert start.image is not None
+    assert start.image.text_adapter == (rate is not None)
+    tried = list(itertools.chain.from_iterable(variations(needs, start)))
+    first = next(index for index, candidate in enumerate(tried) if candidate.image.text_offloaded)
+    assert first > 2
+    assert all(candidate.image.text_offloaded for candidate in tried[first:])
+    assert not any(candidate.image.text_adapter for candidate in tried[first - 1 :])
+    assert {candidate.image.resolution for candidate in tried[: first + 1]} == {start.image.resolution}
+    encoders = model.image.text_encoder_params
+    saved = memory_of(tried[first - 1], 0).total_bytes - memory_of(tried[first], 0).total_bytes
+    assert saved > encoders
+
+
+def test_dropped_captions_are_given_up_where_the_text_encoders_do_not_fit() -> None:
+    model = facts_from_name("a/flux", None, ImageModelType.FLUX)
+    task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=ImageModelType.FLUX)
+    data = assumed_facts(TaskType.IMAGE, 30, image_type=ImageModelType.FLUX)
+    profile = resolved(caption_dropout=0.1)
+    hosts = host("1xA100-PCIE-40GB"), host("1xH200")
+    small, large = (plan_task(task, model, data, machine, profile) for machine in hosts)
+    assert (small.image.cache_text, small.image.caption_dropout) == (True, 0)
+    assert any("caption_dropout 0.1 → 0" in str(concession) for concession in small.concessions)
+    assert (large.image.cache_text, large.image.caption_dropout) == (False, 0.1)
