@@ -167,7 +167,7 @@ async def test_the_attempts_are_real(
     assert {f"tcp ['127.0.0.1', {port}]", "abstract", f"unix {path}"} <= through
     assert {f"read {wallet}", f"write {open_bench.data_dir}"} <= through
     assert {f"environment {daemon}", f"kill {daemon}", f"root {daemon}"} <= through
-    assert results["others"] > 10
+    assert results["others"] > 1
 
 
 async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: EngineBench) -> None:
