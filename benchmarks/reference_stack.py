@@ -35,7 +35,7 @@ KEPT_S = 120.0
 MIN_STAKE = 1000.0
 
 
-class TaskType(StrEnum):
+class ReferenceTaskType(StrEnum):
     INSTRUCT = "InstructTextTask"
     IMAGE = "ImageTask"
     DPO = "DpoTask"
@@ -48,7 +48,7 @@ class Offer(BaseModel):
     model: str
     hours_to_complete: float
     task_id: str
-    task_type: TaskType
+    task_type: ReferenceTaskType
     model_params_count: int | None = None
 
 

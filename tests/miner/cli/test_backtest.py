@@ -20,14 +20,6 @@ runner = CliRunner()
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
-
-
-@pytest.fixture
 def stored(data_dir: Path) -> Path:
     """Eight hours apart: one published, one failed, one that never started, one of twelve hours."""
     with store(data_dir) as connection:

@@ -18,14 +18,6 @@ runner = CliRunner()
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
-
-
-@pytest.fixture
 def filled(data_dir: Path) -> Path:
     with store(data_dir) as connection:
         answer(connection, offer(task_id="yes"))
