@@ -44,6 +44,8 @@ class StepEvent(_Event):
     lr: float | None = None
     grad_norm: float | None = None
     tokens_s: float | None = None
+    #: Rows, or pictures.
+    samples_s: float | None = None
     mfu: float | None = None
     #: Of the GPU with the most memory in use.
     memory_bytes: int | None = None
@@ -92,6 +94,18 @@ class NoteEvent(_Event):
     text: SanitizedText = Field(max_length=2000)
 
 
+class ControlEvent(_Event):
+    """A request of the control file was carried out, or cannot be."""
+
+    event: Literal["control"] = "control"
+    number: int = Field(ge=1)
+    applied: bool
+    #: What holds from now on.
+    micro: int = Field(ge=1)
+    duty: float = 1.0
+    text: SanitizedText = Field(default="", max_length=1000)
+
+
 class EndEvent(_Event):
     event: Literal["end"] = "end"
     end: RunEnd
@@ -100,7 +114,15 @@ class EndEvent(_Event):
 
 
 ProgressEvent = Annotated[
-    StageEvent | StepEvent | EvalEvent | CheckpointEvent | SubmissionEvent | OomEvent | NoteEvent | EndEvent,
+    StageEvent
+    | StepEvent
+    | EvalEvent
+    | CheckpointEvent
+    | SubmissionEvent
+    | OomEvent
+    | NoteEvent
+    | ControlEvent
+    | EndEvent,
     Field(discriminator="event"),
 ]
 _EVENT: TypeAdapter[ProgressEvent] = TypeAdapter(ProgressEvent)

@@ -1,0 +1,1 @@
+"""The operator's page: a process of its own that reads daemons through their operator ports."""

@@ -1,0 +1,95 @@
+"""Measurements of GPUs and of the host, and the last hour of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: How much is kept in memory; older measurements are in the store, rolled up.
+KEPT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU at one moment. None: this card or driver does not tell, which is not zero."""
+
+    at: float
+    gpu: str
+    #: Share of the last interval in which a kernel ran.
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    #: Degrees Celsius.
+    temperature: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    #: What holds the clocks down: "heat", "power", "hardware". Empty: nothing.
+    throttle: tuple[str, ...] = ()
+    pcie_bytes_s: float | None = None
+    nvlink_bytes_s: float | None = None
+    #: Uncorrected memory errors since the driver was loaded.
+    ecc_errors: int | None = None
+    #: Xid errors since the last sample.
+    xids: tuple[int, ...] = ()
+    #: Shares of the last interval: the tensor cores worked, the memory's bandwidth was used.
+    tensor: float | None = None
+    dram: float | None = None
+
+    @property
+    def memory_share(self) -> float | None:
+        if self.memory_used is None or not self.memory_total:
+            return None
+        return self.memory_used / self.memory_total
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The host at one moment."""
+
+    at: float
+    #: Share of all cores.
+    cpu: float | None = None
+    memory_share: float | None = None
+    disk_free_bytes: int | None = None
+    disk_free_share: float | None = None
+
+
+class SampleHistory:
+    """The last hour of measurements, by GPU. For one event loop."""
+
+    def __init__(self, kept_seconds: float = KEPT_SECONDS) -> None:
+        self._kept = kept_seconds
+        self._gpus: dict[str, deque[GpuSample]] = {}
+        self._host: deque[HostSample] = deque()
+
+    def add(self, samples: Iterable[GpuSample], host: HostSample | None = None) -> None:
+        for sample in samples:
+            kept = self._gpus.setdefault(sample.gpu, deque())
+            kept.append(sample)
+            while kept[0].at < sample.at - self._kept:
+                kept.popleft()
+        if host is not None:
+            self._host.append(host)
+            while self._host[0].at < host.at - self._kept:
+                self._host.popleft()
+
+    @property
+    def gpus(self) -> list[str]:
+        return list(self._gpus)
+
+    def latest(self, gpu: str) -> GpuSample | None:
+        kept = self._gpus.get(gpu)
+        return kept[-1] if kept else None
+
+    def since(self, gpu: str, moment: float) -> list[GpuSample]:
+        return [sample for sample in self._gpus.get(gpu, ()) if sample.at >= moment]
+
+    @property
+    def host(self) -> HostSample | None:
+        return self._host[-1] if self._host else None
+
+    def host_since(self, moment: float) -> list[HostSample]:
+        return [sample for sample in self._host if sample.at >= moment]

@@ -1,0 +1,1 @@
+"""Measurements of GPUs and trainings, rules on them, alerts and reports."""
