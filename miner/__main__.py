@@ -26,6 +26,7 @@ from miner.cli import (
     plan,
     policy,
     profile,
+    report,
     run,
     submission,
     train,
@@ -56,6 +57,7 @@ policy.app.command()(backtest.backtest)
 policy.app.command()(backtest.generate)
 app.command()(events.events)
 app.add_typer(offers.app, name="offers")
+app.add_typer(report.app, name="report")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
 app.add_typer(dev.app, name="dev")

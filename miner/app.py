@@ -32,6 +32,7 @@ from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
+from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
@@ -371,6 +372,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_jobs_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_reports_router())
     return app
 
 
