@@ -22,6 +22,7 @@ from miner.fleet.base import GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
+from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus, LiveJob
 from miner.jobs.folder import JobFolder, job_folder
 from miner.jobs.tasks import job_task_of
@@ -84,6 +85,8 @@ class JobContext:
         self.live = LiveJob(row.id, row.task_id, row.state)
         self.fetched: FetchedInputs | None = None
         self.grant: GpuGrant | None = None
+        #: The attempt that runs now, and can be asked to change.
+        self.training: RunningTraining | None = None
         #: Why a GPU of this job cannot be used any more.
         self.gpu_lost: str | None = None
         #: Set when something has changed that a waiting worker should look at.
