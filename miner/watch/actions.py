@@ -17,6 +17,7 @@ from typing import Any
 
 from core.planning.candidate import candidate_of, vary
 from core.planning.memory import peak_bytes
+from core.runs.control import even_micro
 from miner.jobs.control import RunningTraining
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
@@ -36,6 +37,8 @@ ANSWER_SECONDS = 300.0
 LEAST_DUTY = 0.7
 #: Larger passes are not tried where the memory measured would come above this share of the GPU.
 MEMORY_CEILING = 0.85
+#: The next number that shares a batch out evenly may be so many times the asked change away.
+_MOST_GROWTH = 2.5
 #: The loss is worse if it is this much above what it was, and beyond its own scatter.
 _LOSS_WORSE = 0.1
 
@@ -184,15 +187,20 @@ class ActionController:
                 return ProposedChange("duty", refusal=f"the duty is at its least, {100 * LEAST_DUTY:g} %")
             return ProposedChange("duty", duty=duty)
         assert act.batch is not None
-        micro = training.micro
+        batch, micro = training.plan.batch, training.micro
+        sequences = batch.micro * batch.accumulation
         if act.batch < 0:
-            smaller = max(1, min(micro - 1, math.floor(micro * (1 + act.batch))))
-            if smaller >= micro:
+            if micro == 1:
                 return ProposedChange("batch", refusal="a pass is one sequence already")
-            return ProposedChange("batch", micro=smaller)
-        larger = max(micro + 1, round(micro * (1 + act.batch)))
-        refusal = self._why_not_larger(training, actions, larger, now)
-        return ProposedChange("batch", micro=larger, refusal=refusal)
+            return ProposedChange("batch", micro=smaller_micro(sequences, micro, act.batch))
+        larger = larger_micro(sequences, micro, act.batch)
+        if larger is None:
+            return ProposedChange(
+                "batch", refusal="the batch of a GPU cannot be shared out over fewer passes"
+            )
+        return ProposedChange(
+            "batch", micro=larger, refusal=self._why_not_larger(training, actions, larger, now)
+        )
 
     def _why_not_larger(
         self, training: RunningTraining, actions: AttemptActions, micro: int, now: float
@@ -201,8 +209,6 @@ class ActionController:
         plan = training.plan
         if actions.has_shrunk:
             return "passes were made smaller in this attempt"
-        if micro > plan.batch.micro * plan.batch.accumulation:
-            return "the whole batch of a GPU is one pass already"
         candidate = candidate_of(plan)
         new, old = (peak_bytes(vary(candidate, micro=size)) for size in (micro, training.micro))
         if new > plan.memory.budget_bytes:
@@ -349,6 +355,21 @@ class ActionController:
         if row.ended_at is not None:
             actions.open, actions.ended_at = None, now
         log.info("job %d: what %s asked for: %s %s", actions.job_id, row.rule, outcome, detail)
+
+
+def smaller_micro(sequences: int, micro: int, change: float) -> int:
+    """At least one sequence less, shared out evenly."""
+    return even_micro(sequences, max(1, min(micro - 1, math.floor(micro * (1 + change)))))
+
+
+def larger_micro(sequences: int, micro: int, change: float) -> int | None:
+    """The least larger number that saves a pass, from the change on; None where it would be far beyond."""
+    wanted = max(micro + 1, round(micro * (1 + change)))
+    passes = -(-sequences // micro)
+    if passes == 1:
+        return None
+    larger = max(even_micro(sequences, wanted), -(-sequences // (passes - 1)))
+    return larger if micro < larger <= max(micro + 1, micro * (1 + _MOST_GROWTH * change)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class AlertService:
             if row.rule not in kinds:
                 self.engine.adopt(row.rule, row.subject, row.raised_at, now)
         self._adopted = True
+        if self.rules.problem is not None:  # found before the store was open
+            self.on_kind(AlertKind.ALERTS_PROBLEM, self.rules.problem)
 
     async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:
         wanted = {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic import BaseModel
 
+from core.domain.records import printable
 from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 
 #: Requests that are remembered of a validator, and the largest body that is looked at.
@@ -44,11 +44,9 @@ class RequestWatch:
         if len(raw) <= MAX_BODY_BYTES:
             self._bodies[hotkey, path] = (now, raw)
 
-    def note_invalid(self, hotkey: str, path: str, problems: Sequence[Mapping[str, Any]], now: float) -> None:
+    def note_invalid(self, hotkey: str, path: str, problem: str, now: float) -> None:
         self._note(hotkey, now, 1.0)
-        first = problems[0] if problems else {}
-        where = ".".join(str(step) for step in first.get("loc", ()))
-        self._problems[hotkey] = f"{path} {where}: {first.get('msg', 'invalid')}"[:200]
+        self._problems[hotkey] = printable(f"{path}: {problem}")[:200]
 
     def outcomes(self) -> Iterable[tuple[str, Iterable[tuple[float, float]]]]:
         """By hotkey: when, and 1 for a request that could not be read."""
@@ -90,4 +88,4 @@ def unknown_fields(path: str, raw: bytes) -> list[str]:
     if model is None or not isinstance(body, dict):
         return []
     known = {name for key, about in model.model_fields.items() for name in (key, about.alias)}
-    return [str(name)[:60] for name in body if name not in known][:10]
+    return [printable(str(name)[:60]) for name in body if name not in known][:10]
