@@ -19,6 +19,7 @@ from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
 from miner.chain.nonces import NonceLedger
+from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory
@@ -27,6 +28,7 @@ from miner.fleet.inventory import GpuInventory
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
+from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
@@ -343,6 +345,8 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
+    app.state.what_if = WhatIf()
+    app.include_router(build_offers_router())
     return app
 
 
