@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from core.config.files import ConfigFileModel, ConfigKind, ConfigLayer, LayeredValues, config_dir
 from core.config.live import LastGoodLayers, LiveConfig
@@ -184,6 +184,13 @@ class AlertFile(ConfigFileModel):
     kinds: dict[KindName, KindSettings] = Field(
         default_factory=dict, description="Alerts of the program, by kind."
     )
+
+    @field_validator("extends")
+    @classmethod
+    def _always_the_shipped_rules(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("your rules are always laid over the shipped ones; remove the line")
+        return value
 
 
 ALERTS_KIND = ConfigKind(
