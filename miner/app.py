@@ -34,6 +34,7 @@ from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
+from miner.http.overview import build_overview_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
@@ -408,6 +409,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
     app.include_router(build_alerts_router())
+    app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
     return app
