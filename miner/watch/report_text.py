@@ -81,10 +81,22 @@ def _summary(report: Mapping[str, Any]) -> ReportSection:
 
 
 def _goals(report: Mapping[str, Any]) -> ReportSection:
-    rows = [(goal["name"], "reached" if goal["met"] else "open", goal["text"]) for goal in report["goals"]]
-    return ReportSection(
-        "Goals", ("goal", "", "progress"), tuple(rows), "" if rows else "The policy has none."
-    )
+    rows = []
+    for goal in report["goals"]:
+        checks = {check["what"]: check for check in goal["checks"]}
+        due = NOT_KNOWN if goal["due_at"] is None else rfc3339(goal["due_at"])[:10]
+        cells = (_goal_cell(checks.get(what)) for what in ("jobs", "top", "success_rate"))
+        rows.append((goal["name"], "reached" if goal["met"] else "open", due, *cells))
+    columns = ("goal", "", "due", "jobs", "rank in the best", "success")
+    return ReportSection("Goals", columns, tuple(rows), "" if rows else "The policy has none.")
+
+
+def _goal_cell(check: Mapping[str, Any] | None) -> str:
+    if check is None:
+        return ""
+    form = "{:.0f}" if check["what"] == "jobs" else "{:.0%}"
+    value = NOT_KNOWN if check["value"] is None else form.format(check["value"])
+    return f"{value} (goal {form.format(check['target'])})"
 
 
 def _ends(report: Mapping[str, Any]) -> ReportSection:

@@ -31,7 +31,7 @@ from miner.watch.quality import job_qualities, mean_quality, quality_weeks
 from miner.watch.report_periods import ReportPeriod
 
 #: Weeks of the quality's trend, jobs whose gain is listed, and points of the rank's history.
-_WEEKS, _MAX_GAINS, _MAX_RANKS = 8, 50, 60
+_WEEKS, _MAX_GAINS, _MAX_RANKS = 8, 20, 60
 FIRST_PLACE = "not known: validators do not tell a miner its place"
 TOURNAMENTS = "none recorded: validators do not tell, and no result was entered"
 
@@ -125,6 +125,7 @@ def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
         ("points", "Points, won ones by their chance", "points", None, True),
         ("expected_points", "Points as the decisions expected", "points", None, True),
         ("points_per_gpu_hour", "Points per GPU-hour used", "points", None, True),
+        ("expected_per_gpu_hour", "Expected points per GPU-hour", "points", None, True),
         ("quality", "Quality", "points", None, True),
         ("mean_gain", "Mean gain over the base", "share", None, True),
         ("offers", "Offers", "", None, True),
@@ -148,6 +149,9 @@ def _numbers(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
     completed = completion_rate(jobs)
     points = _total(job.points(policy.value) for job in jobs)
     measured = gpus.measured_hours > 0
+    values = [job.value for job in jobs if job.value is not None]
+    planned_hours = sum(value.gpu_hours for value in values)
+    expected = sum(value.points for value in values) if values else None
     gains = [job.gain for job in jobs if job.published and job.gain is not None]
     offers, accepted = connection.execute(_OFFERS, (begins, ends)).fetchone()
     return {
@@ -161,8 +165,9 @@ def _numbers(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
         "idle_hours": gpus.idle_hours if measured else None,
         "utilization": gpus.utilization,
         "points": points,
-        "expected_points": _total(job.value.points if job.value else None for job in jobs),
+        "expected_points": expected,
         "points_per_gpu_hour": None if points is None or not gpus.used_hours else points / gpus.used_hours,
+        "expected_per_gpu_hour": expected / planned_hours if expected and planned_hours else None,
         "quality": mean_quality(job_qualities(field), begins, ends),
         "mean_gain": sum(gains) / len(gains) if gains else None,
         "offers": offers,

@@ -89,6 +89,7 @@ def test_the_summary_counts_what_ended_in_the_time(report: dict[str, Any]) -> No
     assert now["expected_points"] == pytest.approx(4 * 1.36)
     assert (now["used_hours"], now["idle_hours"]) == (3.0, 2.0)
     assert now["points_per_gpu_hour"] == pytest.approx((3 * 2.4 - 8) / 3)
+    assert now["expected_per_gpu_hour"] == pytest.approx(1.36 / 4)
     assert now["utilization"] == pytest.approx((4 * 0.6 + 0.0) / 5)
     assert now["mean_gain"] == pytest.approx(0.2)
     assert (now["offers"], now["accepted"]) == (5, 5)
