@@ -34,8 +34,8 @@ from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
-from miner.http.reports import build_reports_router
 from miner.http.overview import build_overview_router
+from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
