@@ -25,6 +25,7 @@ from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.http.config import build_config_router
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
@@ -347,6 +348,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_jobs_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_config_router())
     return app
 
 
