@@ -27,6 +27,7 @@ from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.http.config import build_config_router
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
 from miner.http.errors import install_error_handlers
@@ -414,6 +415,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
     app.include_router(build_reports_router())
+    app.include_router(build_config_router())
     return app
 
 
