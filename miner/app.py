@@ -21,11 +21,15 @@ from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, bu
 from miner.chain.nonces import NonceLedger
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
-from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.nvml import NvmlSource
+from miner.fleet.sampler import GpuSampler
+from miner.fleet.samples import SampleHistory
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
+from miner.http.measurements import build_measurements_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.operator import build_operator_router
 from miner.http.subnet import add_routes
@@ -42,6 +46,7 @@ from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
+from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
@@ -73,6 +78,9 @@ class Daemon:
     nonces: NonceLedger
     fleet: Fleet
     inventory: GpuInventory
+    #: What was measured in the last hour, by the sampler.
+    samples: SampleHistory
+    sampler: GpuSampler
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
@@ -94,7 +102,7 @@ class Daemon:
                 PeriodicTask("expired nonces", lambda: self.nonces.sweep(time.time())),
                 PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
-                PeriodicTask("old offers and events", self._prune_history, PRUNE_SECONDS),
+                PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
@@ -117,6 +125,7 @@ class Daemon:
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
+        self.sampler.start()
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -128,6 +137,7 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.sampler.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
@@ -261,9 +271,11 @@ class Daemon:
         )
 
     async def _prune_history(self) -> None:
-        before = self.clock() - self.settings.history_days * _DAY
-        while await self.store.write(prune_history, before):
+        now, kept = self.clock(), self.settings.history_days * _DAY
+        while await self.store.write(prune_history, now - kept):
             pass  # in slices, with requests in between
+        while await self.store.write(prune_rollups, now, kept):
+            pass
 
 
 def build_daemon(settings: Settings, hotkey: str) -> Daemon:
@@ -280,7 +292,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         on_alert=alerts,
     )
     nonces = NonceLedger(store, max_live=settings.max_live_nonces)
-    fleet = build_fleet(settings, clock)
+    fleet, nvml, samples = build_fleet(settings, clock), NvmlSource(), SampleHistory()
     policy_runtime = PolicyRuntime(settings, alerts)
     offer_service = OfferService(
         store,
@@ -301,7 +313,9 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         metagraphs=metagraphs,
         nonces=nonces,
         fleet=fleet,
-        inventory=build_inventory(settings, fleet, alerts, clock),
+        inventory=build_inventory(settings, fleet, nvml, alerts, clock),
+        samples=samples,
+        sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
@@ -343,6 +357,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
+    app.include_router(build_measurements_router())
     return app
 
 

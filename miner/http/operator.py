@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from miner.fleet.fleet_view import fleet_view
 from miner.settings.values import is_loopback
+from miner.store.samples import job_ids
 from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
 
@@ -65,8 +66,13 @@ def build_operator_router() -> APIRouter:
 
     @router.get("/fleet")
     async def fleet(request: Request) -> dict[str, Any]:
-        """The GPUs, which job has them until when, and what waits."""
-        daemon = request.app.state.daemon
-        return fleet_view(daemon.fleet, daemon.inventory, daemon.clock())
+        """The GPUs, which job has them until when, what they measure, and what waits."""
+        return await fleet_page(request.app.state.daemon)
 
     return router
+
+
+async def fleet_page(daemon: Any) -> dict[str, Any]:
+    running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
+    ids = await daemon.store.read(job_ids, running) if running else {}
+    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, daemon.clock())
