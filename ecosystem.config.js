@@ -46,5 +46,23 @@ module.exports = {
       merge_logs: true,
       // Logs grow without end unless rotated: pm2 install pm2-logrotate (docs/operations.md).
     },
+    {
+      // The operator's page, on http://127.0.0.1:7997. The miner does not need it:
+      // pm2 start ecosystem.config.js --only god-miner leaves it out.
+      name: "god-miner-dashboard",
+      cwd: __dirname,
+      script: path.join(__dirname, ".venv", "bin", "god-miner"),
+      args: "dashboard",
+      interpreter: "none",
+      exec_mode: "fork",
+      instances: 1,
+      watch: false,
+      autorestart: true,
+      exp_backoff_restart_delay: 500,
+      stop_exit_codes: [78],
+      kill_timeout: 5000,
+      time: false,
+      merge_logs: true,
+    },
   ],
 };

@@ -15,6 +15,7 @@ from miner.cli import (
     backtest,
     chain,
     config,
+    dashboard,
     dev,
     doctor,
     events,
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(run.run)
+app.command()(dashboard.dashboard)
 app.command()(plan.plan)
 app.command()(submission.publish)
 app.command(name="eval")(train.evaluate)

@@ -13,12 +13,15 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner import __version__
 from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
+from miner.chain.metagraph import Metagraph
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
 from miner.chain.nonces import NonceLedger
+from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory, build_sampler
@@ -31,6 +34,7 @@ from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
 from miner.http.measurements import build_measurements_router
 from miner.http.middleware import RequestMiddleware
+from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
@@ -46,12 +50,14 @@ from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
+from miner.store.ranks import RankRow, record_rank
 from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
 from miner.support.rate_limits import RateLimit, TokenBuckets
+from miner.watch.kpis import CurrentKpis
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +91,7 @@ class Daemon:
     offer_service: OfferService
     authenticator: Authenticator
     alerts: Alerts
+    kpis: CurrentKpis
     started_at: float = 0.0
     periodic_tasks: PeriodicTasks = field(init=False)
     #: Why this daemon cannot go on; `on_failure` is called then.
@@ -107,6 +114,7 @@ class Daemon:
             ]
         )
         self.offer_service.on_started = self._on_started
+        self.metagraphs.on_refresh = self._record_rank
 
     async def start(self) -> None:
         self.started_at = time.time()
@@ -238,6 +246,18 @@ class Daemon:
             self.alerts(AlertKind.JOBS, f"a job could not be started: {error}")
             log.error("a job could not be started", exc_info=error)
 
+    def _record_rank(self, graph: Metagraph) -> None:
+        """Keep the own place of every metagraph that is read."""
+        key = self.authenticator.miner_key
+        node, rank = graph.nodes_by_key.get(key), graph.rank(key)
+        if node is None or rank is None:
+            return
+        row = RankRow(
+            graph.fetched_at, graph.block, node.uid, rank, len(graph.nodes), node.incentive, node.emission
+        )
+        with contextlib.suppress(GodMinerError):  # the disk is full: the next refresh brings another
+            self.store.write(record_rank, row).add_done_callback(_log_if_not_recorded)
+
     async def _clean_disk(self) -> None:
         if self.jobs is not None:
             await self.jobs.services.cleaner.remove_expired()
@@ -276,6 +296,11 @@ class Daemon:
             pass  # in slices, with requests in between
         while await self.store.write(prune_rollups, now, kept):
             pass
+
+
+def _log_if_not_recorded(future: asyncio.Future[bool]) -> None:
+    if not future.cancelled() and future.exception() is not None:
+        log.debug("the rank is not recorded: %s", future.exception())
 
 
 def build_daemon(settings: Settings, hotkey: str) -> Daemon:
@@ -320,6 +345,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
         alerts=alerts,
+        kpis=CurrentKpis(store, lambda: policy_runtime.policy.terms.targets, clock),
     )
     _add_gauges(daemon)
     return daemon
@@ -358,6 +384,8 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
     app.include_router(build_measurements_router())
+    app.state.what_if = WhatIf()
+    app.include_router(build_offers_router())
     return app
 
 

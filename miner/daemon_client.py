@@ -110,7 +110,7 @@ def _request(settings: Settings, method: str, path: str, payload: Any = None) ->
 def _client(settings: Settings, seconds: float) -> httpx.Client:
     import httpx
 
-    base = f"http://{_host(settings)}:{_port(settings)}"
+    base = operator_url(settings)
     own = settings.operator_token
     token = own.get_secret_value() if own else stored_operator_token(settings.data_dir)
     headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -136,6 +136,11 @@ def read_run_file(data_dir: Path) -> dict[str, int] | None:
         return {name: int(content[name]) for name in ("pid", "public_port", "operator_port")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def operator_url(settings: Settings) -> str:
+    """The address of the running daemon's operator port. `NoDaemon`."""
+    return f"http://{_host(settings)}:{_port(settings)}"
 
 
 def _port(settings: Settings) -> int:

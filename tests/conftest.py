@@ -33,6 +33,8 @@ TIERS: dict[str, tuple[str, ...]] = {
         "fuzz",
         "integration",
         "miner/http/test_jobs.py",
+        "miner/http/test_offers.py::test_a_backtest",
+        "miner/http/test_offers.py::test_one_backtest",
         "miner/http/test_limits",
         "miner/http/test_subnet_signed.py",
         "miner/chain/test_metagraph_refresh_source.py::test_the_daemons_side_of_it_never_imports_the_sdk",

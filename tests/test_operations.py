@@ -26,7 +26,7 @@ needs_node = pytest.mark.skipif(
 )
 
 
-def app(tmp_path: Path, env_file: str | None = None, **env: str) -> dict[str, Any]:
+def app(tmp_path: Path, env_file: str | None = None, name: str = "god-miner", **env: str) -> dict[str, Any]:
     """What pm2 would be told, with the file lying in a directory of its own."""
     shutil.copy(ROOT / "ecosystem.config.js", tmp_path)
     if env_file is not None:
@@ -40,9 +40,9 @@ def app(tmp_path: Path, env_file: str | None = None, **env: str) -> dict[str, An
         text=True,
         check=True,
     )
-    (only,) = json.loads(done.stdout)
-    assert isinstance(only, dict)
-    return only
+    told = {one["name"]: one for one in json.loads(done.stdout)}
+    assert set(told) == {"god-miner", "god-miner-dashboard"}
+    return dict(told[name])
 
 
 @needs_node
@@ -51,6 +51,13 @@ def test_pm2_runs_the_installed_daemon_once_and_never_for_a_changed_file(tmp_pat
     assert told["script"] == str(tmp_path / ".venv/bin/god-miner")
     assert (told["cwd"], told["args"], told["interpreter"]) == (str(tmp_path), "run", "none")
     assert (told["instances"], told["watch"], told["autorestart"]) == (1, False, True)
+    assert told["stop_exit_codes"] == [DaemonExitCode.CONFIG]
+
+
+@needs_node
+def test_pm2_runs_the_page_as_an_application_of_its_own(tmp_path: Path) -> None:
+    told = app(tmp_path, name="god-miner-dashboard")
+    assert (told["script"], told["args"]) == (str(tmp_path / ".venv/bin/god-miner"), "dashboard")
     assert told["stop_exit_codes"] == [DaemonExitCode.CONFIG]
 
 

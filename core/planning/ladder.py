@@ -208,7 +208,7 @@ def _adapters(needs: Requirements, base: RunCandidate) -> Iterator[list[RunCandi
     base = ranks[-1]
     shorter = shorter_lengths(needs.data, base.length, needs.limits.min_sequence_len)
     yield [with_length(base, length) for length in shorter]
-    quantised = vary(base, method=Method.QLORA) if _may_quantise(base) else base
+    quantised = vary(base, method=Method.QLORA) if may_quantise(base) else base
     if quantised is not base:
         yield [quantised]
     lowest = vary(quantised, rank=min(base.rank, least))
@@ -235,7 +235,7 @@ def _smaller_groups(needs: Requirements, base: RunCandidate) -> Iterator[RunCand
         yield vary(base, micro=micro, accumulation=completions // micro)
 
 
-def _may_quantise(base: RunCandidate) -> bool:
+def may_quantise(base: RunCandidate) -> bool:
     """Not on a CPU, where a 4-bit base crawls."""
     return base.engine is Engine.AXOLOTL and base.kind.compute_capability > (0, 0)
 

@@ -2,7 +2,8 @@
 
 The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many layers gathered at
 once, none, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
-checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs.
+checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs, a 4-bit
+base.
 The effective batch stays, except for completions. Sequences stay where the memory model says that cutting
 them saves next to nothing: weights and optimizer states do not get smaller by it.
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field, JsonValue
 
-from core.domain.choices import Parallelism, Refusal
+from core.domain.choices import Method, Parallelism, Refusal
 from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.assemble import batch_plan
@@ -23,7 +24,7 @@ from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
 from core.planning.gpu_count import GPU_COUNTS
-from core.planning.ladder import RESOLUTIONS, with_gathered_layers, with_length, with_micro
+from core.planning.ladder import RESOLUTIONS, may_quantise, with_gathered_layers, with_length, with_micro
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
 from core.planning.requirements import SHARDABLE, largest_divisor
@@ -86,6 +87,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
         update={
             **_timed(plan, new, seq, step_s, failure),
             "gpus": plan.gpus.take(new.world),
+            "method": new.method,
             "parallelism": new.parallelism,
             "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
             "optimizer": plan.optimizer.model_copy(update={"name": new.optimizer}),
@@ -211,7 +213,7 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
         return step
     if failure.shared_gpus and not plan.launch.exclusive:
         return OomStep(candidate, "exclusive", False, True, exclusive=True)
-    return _more_gpus(plan, candidate, failure.available or candidate.world)
+    return _more_gpus(plan, candidate, failure.available or candidate.world) or _four_bit_base(candidate)
 
 
 def _fewer_gathered_layers(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
@@ -294,3 +296,15 @@ def _more_gpus(plan: TrainingPlan, candidate: RunCandidate, most: int) -> OomSte
     if not _gave_up_layers(plan):
         wider = with_gathered_layers(wider, plan.memory.budget_bytes)
     return OomStep(wider, "gpus", candidate.world, count)
+
+
+def _four_bit_base(candidate: RunCandidate) -> OomStep | None:
+    """Last, because it changes what the adapter is trained on, a little."""
+    if candidate.method is not Method.LORA or candidate.image is not None or not may_quantise(candidate):
+        return None
+    if candidate.sharded and candidate.task.has_pairs:
+        return None  # Axolotl refuses it
+    smaller = vary(candidate, method=Method.QLORA)
+    if peak_bytes(smaller) > (1 - LEAST_SAVING) * peak_bytes(candidate):
+        return None
+    return OomStep(smaller, "method", Method.LORA.value, Method.QLORA.value)

@@ -29,6 +29,13 @@ class RunControl(Record):
     duty: float = Field(default=1.0, ge=0.5, le=1.0)
 
 
+def even_micro(sequences: int, most: int) -> int:
+    """The largest micro-batch where a step's sequences on one GPU (micro × accumulation) are shared out
+    evenly over as few passes as `most` sequences each allow: 16 in passes of up to 7 are 6, 5 and 5."""
+    passes = -(-sequences // most)
+    return -(-sequences // passes)
+
+
 def write_control(path: Path, control: RunControl) -> None:
     write_atomically(path, control.model_dump_json().encode(), mode=0o644)
 

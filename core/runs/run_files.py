@@ -60,6 +60,8 @@ class RunSpec(Record):
     progress_path: str
     result_path: str
     stop_path: str
+    #: What the daemon asks while the training runs (`core.runs.control`). None: nobody asks.
+    control_path: str | None = None
     #: Seconds since the epoch: the last save is over by `end_by`; the validator's own end is `deadline_at`.
     began_at: float
     end_by: float

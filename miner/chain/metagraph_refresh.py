@@ -140,6 +140,8 @@ class MetagraphRefresher:
         self._refresh_seconds = refresh_seconds
         self._stale_seconds = stale_seconds
         self._on_alert = on_alert
+        #: Called with every metagraph that is read.
+        self.on_refresh: Callable[[Metagraph], None] = lambda _graph: None
         self._clock = clock
         self._pause = pause
         self._started_at = clock()
@@ -193,6 +195,7 @@ class MetagraphRefresher:
                 return False
             self._note_success(graph)
             await self._save(graph)
+            self.on_refresh(graph)
             return True
 
     async def _run(self) -> None:

@@ -182,8 +182,9 @@ def _replay_entry(stored: StoredOffer) -> ReplayedOffer:
 
 
 def _print_runs(runs: Sequence[BacktestRun], profile: str, as_json: bool) -> None:
-    from miner.cli.render.offers import backtest_as_json, backtest_pages
+    from miner.cli.render.offers import backtest_pages
     from miner.offers.backtest.replay import decision_changes
+    from miner.offers.views import backtest_as_json
 
     if as_json:
         echo_json([{**backtest_as_json(run), "profile": profile} for run in runs])
@@ -196,7 +197,8 @@ def _explain_offer(
     runs: Sequence[BacktestRun], which: str, stored: Sequence[StoredOffer], as_json: bool
 ) -> None:
     """Explain one offer in each run, given everything that the run had accepted before."""
-    from miner.cli.render.offers import decision_as_json, decision_pages, offer_heading
+    from miner.cli.render.offers import decision_pages, offer_heading
+    from miner.offers.views import decision_as_json
 
     found = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,13 +29,14 @@ def list_offers(
 ) -> None:
     """List offers, oldest first, with answers and outcomes."""
     from miner.offers.past_offers import stored_offers
+    from miner.offers.views import offer_as_json
     from miner.store.database import open_store
 
     start = 0.0 if since is None else parse_time(since, time.time())
     with open_store(load_settings().data_dir) as connection:
         found = stored_offers(connection, since=start, accepted=accepted, most=most)
     if as_json:
-        echo_json([_offer_as_json(one) for one in found])
+        echo_json([offer_as_json(one) for one in found])
         return
     _print_list(found)
 
@@ -43,11 +44,13 @@ def list_offers(
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
     """Show one offer as it came, the answer and the outcome."""
+    from miner.offers.views import offer_as_json
+
     one = _load_offer(which)
     if as_json:
-        echo_json(_offer_as_json(one))
+        echo_json(offer_as_json(one))
         return
-    for name, value in _offer_as_json(one).items():
+    for name, value in offer_as_json(one).items():
         if name.endswith("_at"):
             value = f"{show_time(value, year=True)} UTC"
         echo(f"{name.replace('_', ' '):14} {'–' if value is None else value}")
@@ -56,7 +59,8 @@ def show(which: Which, as_json: AsJson = False) -> None:
 @app.command()
 def explain(which: Which, as_json: AsJson = False) -> None:
     """Explain an answer: every rule, every factor, and what would have to change."""
-    from miner.cli.render.offers import decision_as_json, decision_pages, offer_heading
+    from miner.cli.render.offers import decision_pages, offer_heading
+    from miner.offers.views import decision_as_json
 
     one = _load_offer(which)
     if as_json:
@@ -77,32 +81,6 @@ def _load_offer(which: str) -> StoredOffer:
 
     with open_store(load_settings().data_dir) as connection:
         return find_stored_offer(connection, which)
-
-
-def _offer_as_json(one: StoredOffer) -> dict[str, Any]:
-    decision = one.decision
-    failed = [reason.text for reason in decision.failed]
-    return {
-        "id": None if one.is_start else one.number,
-        "received_at": one.received_at,
-        "decided_at": one.decided_at,
-        "validator": one.validator,
-        "task_id": one.offer.task_id,
-        "task_type": one.offer.task_type.value,
-        "model": one.offer.model,
-        "params": one.offer.model_params_count,
-        "hours": one.offer.hours_to_complete,
-        "ds_size": one.offer.ds_size,
-        "times_seen": one.times_seen,
-        "accepted": decision.accepted,
-        "message": decision.message,
-        "score": decision.score,
-        "points": decision.value.points if decision.value else None,
-        "why": "; ".join(failed) or None,
-        "became": one.outcome.value,
-        "policy": decision.policy,
-        "policy_hash": decision.policy_hash,
-    }
 
 
 def _print_list(found: list[StoredOffer]) -> None:

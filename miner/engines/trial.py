@@ -66,6 +66,7 @@ async def run_trial(
     *,
     image: str = "text",
     gpus: tuple[str, ...] = (),
+    shm_bytes: int | None = None,
     key: str = "",
 ) -> str:
     """Run this command in a new directory within `parent`; return its output, whatever its exit code."""
@@ -77,6 +78,7 @@ async def run_trial(
         env={"HF_HUB_OFFLINE": "1"},
         image=image,
         gpus=gpus,
+        shm_bytes=shm_bytes,
         hostile=engine.can_sandbox,
         timeout_s=TRIAL_TIMEOUT_S,
     )

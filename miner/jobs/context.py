@@ -20,6 +20,7 @@ from miner.engines.base import ExecutionEngine
 from miner.engines.trial import EngineTrials
 from miner.fleet.base import GpuGrant
 from miner.fleet.fleet import Fleet
+from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.events import JobEventBus, LiveJob
@@ -55,6 +56,8 @@ class JobServices:
     #: What each image can train, found by trial.
     trials: EngineTrials
     alert: SendAlert
+    #: What the GPUs did in the last hour; empty where nothing measures them.
+    samples: SampleHistory = field(default_factory=SampleHistory)
     timings: JobTimings = field(default_factory=JobTimings)
     events: JobEventBus = field(default_factory=JobEventBus)
     clock: Callable[[], float] = time.time

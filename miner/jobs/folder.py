@@ -5,7 +5,7 @@
            submission/       a snapshot of the best model so far, likewise
            published.json    what of it is on the hub
            attempt_1/        run.json plan.json config/ command.txt environment.txt log progress.jsonl
-                             result.json start.json exit.json stop submission/ work/
+                             result.json start.json exit.json stop control.json submission/ work/
            latest            -> attempt_1
 
 Every attempt has a `submission/` of its own: the trainer of a later one begins without a score to beat
@@ -18,6 +18,7 @@ import os
 import stat
 from pathlib import Path
 
+from core.runs.control import CONTROL_FILE
 from core.runs.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
 from core.system.files import remove_tree, write_atomically
 
@@ -66,6 +67,7 @@ class AttemptFolder:
         self.progress = path / PROGRESS_FILE
         self.result = path / RESULT_FILE
         self.stop = path / STOP_FILE
+        self.control = path / CONTROL_FILE
         self.work = path / "work"
         self.submission = path / "submission"
         #: The daemon's own copies: a training can change its directory, which nothing may rely on then.

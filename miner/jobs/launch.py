@@ -85,6 +85,7 @@ def run_spec(
         progress_path=str(folder.progress),
         result_path=str(folder.result),
         stop_path=str(folder.stop),
+        control_path=str(folder.control),
         began_at=now,
         end_by=times.end_by,
         deadline_at=row.deadline_at,
@@ -266,6 +267,7 @@ def _redirected_run(run: RunSpec, folder: AttemptFolder) -> RunSpec:
             "progress_path": str(folder.progress),
             "result_path": str(folder.result),
             "stop_path": str(folder.stop),
+            "control_path": str(folder.control),
             "end_by": far,
             "deadline_at": far,
         }

@@ -6,7 +6,9 @@ A hang writes nothing, so only time without an event shows it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -24,6 +26,7 @@ from core.runs.progress import (
     parse_events,
 )
 from core.runs.run_files import HeldOutScore
+from miner.fleet.samples import SampleHistory
 from miner.jobs.timeline import JobTimings
 from miner.support.untrusted_files import read_untrusted_from
 
@@ -35,6 +38,13 @@ MAX_CHUNKS = 8
 RECENT_STEPS = 64
 #: The first steps compile kernels and fill caches.
 WARM_UP_STEPS = 5
+#: A standstill with idle GPUs is believed in this part of the time. Busy GPUs prove nothing: NCCL waits for a
+#: rank that is gone with a kernel that runs.
+IDLE_PATIENCE = 0.5
+#: A GPU that does less counts as idle, from so long after the last event on: until then it finishes its step.
+IDLE, IDLE_AFTER_S = 0.02, 30.0
+#: A longer time without a measurement may have been one of work.
+MOST_UNSEEN_S = 60.0
 
 
 class ProgressTail:
@@ -157,14 +167,35 @@ class RunProgress:
         return max(self._evals) if self._evals else None
 
 
-def stall_reason(progress: RunProgress, now: float, timings: JobTimings) -> str | None:
-    """Return why the run counts as hung, or None."""
+def stall_reason(
+    progress: RunProgress, now: float, timings: JobTimings, *, gpus_idle: bool = False
+) -> str | None:
+    """Return why the run counts as hung, or None. `gpus_idle`: see `idle_since_last_event`."""
     silent = now - max(progress.last_event_at, progress.began_at)
     step_s = progress.median_step_s
     if progress.stage == "train" and step_s is not None:
         limit = max(timings.stall_min_s, timings.stall_factor * step_s)
         what = f"no step for {show_seconds(silent)}, where one takes {show_seconds(step_s)}"
+        if gpus_idle:
+            limit, what = limit * IDLE_PATIENCE, f"{what}, and its GPUs were idle all the while"
     else:
         limit = timings.start_limit_s
         what = f"no event for {show_seconds(silent)} in stage {progress.stage or 'start'!r}"
     return what if silent > limit else None
+
+
+def idle_since_last_event(
+    progress: RunProgress, samples: SampleHistory, gpus: Iterable[str], now: float
+) -> bool:
+    """Whether each of its GPUs was seen to do nothing since the run's last event. What was not seen may
+    have been work: without measurements, or with a gap in them, the answer is no."""
+    since = max(progress.last_event_at, progress.began_at) + IDLE_AFTER_S
+    names = list(gpus)
+    for gpu in names:
+        seen = samples.since(gpu, since)
+        moments = [since, *(sample.at for sample in seen), now]
+        if any(after - before > MOST_UNSEEN_S for before, after in pairwise(moments)):
+            return False
+        if any(sample.utilization is None or sample.utilization > IDLE for sample in seen):
+            return False
+    return bool(names)

@@ -26,7 +26,7 @@ from miner.engines.base import (
 from miner.jobs.context import JobContext
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, engine_spec
-from miner.jobs.progress import ProgressTail, RunProgress, stall_reason
+from miner.jobs.progress import ProgressTail, RunProgress, idle_since_last_event, stall_reason
 from miner.jobs.publishing import EarlyPublisher
 from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
@@ -209,7 +209,9 @@ class AttemptSupervisor:
             return AttemptVerdict(EndReason.LOST, f"its folder was removed: {self.attempt.folder.path}")
         if self.progress.end is not None or (status is not None and status.phase is RunPhase.QUEUED):
             return None
-        hung = stall_reason(self.progress, self._read_at, self.timings)
+        samples, gpus = self.job.services.samples, self.attempt.row.gpus
+        idle = idle_since_last_event(self.progress, samples, gpus, self._read_at)
+        hung = stall_reason(self.progress, self._read_at, self.timings, gpus_idle=idle)
         return AttemptVerdict(EndReason.HUNG, hung) if hung else None
 
     async def _kill_lingering(self, now: float) -> None:

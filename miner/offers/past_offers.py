@@ -145,14 +145,31 @@ def stored_offers(
     connection: sqlite3.Connection,
     *,
     since: float = 0.0,
+    before: int | None = None,
     accepted: bool | None = None,
+    task_type: TaskType | None = None,
+    text: str = "",
     most: int | None = None,
 ) -> list[StoredOffer]:
-    """Return offers with the decision that stands, oldest first; of more than `most` the newest."""
-    only = "" if accepted is None else f"AND decisions.accepted = {int(accepted)} "
+    """Return offers with the decision that stands, oldest first; of more than `most` the newest. `before`:
+    only those that came before the offer of this number. `text`: a part of the model's name or task's id."""
+    terms, values = ["offers.received_at >= ?"], list[Any]([since])
+    if before is not None:
+        that = "SELECT that.received_at, that.id FROM offers AS that WHERE that.id = ?"
+        terms.append(f"(offers.received_at, offers.id) < ({that})")
+        values.append(before)
+    if accepted is not None:
+        terms.append("decisions.accepted = ?")
+        values.append(int(accepted))
+    if task_type is not None:
+        terms.append("offers.task_type = ?")
+        values.append(task_type.value)
+    if text:
+        terms.append("(instr(lower(offers.model), ?) OR instr(lower(offers.task_id), ?))")
+        values += [text.lower()] * 2
     rows = connection.execute(
-        f"{_OFFERS} WHERE offers.received_at >= ? {only}ORDER BY offers.received_at DESC LIMIT ?",
-        (since, -1 if most is None else most),
+        f"{_OFFERS} WHERE {' AND '.join(terms)} ORDER BY offers.received_at DESC, offers.id DESC LIMIT ?",
+        (*values, -1 if most is None else most),
     ).fetchall()
     return [offer for row in reversed(rows) for offer in _stored_from(row)]
 

@@ -155,6 +155,28 @@ class OperatorPortSection(Section):
     )
 
 
+class DashboardSection(Section):
+    title = "Dashboard"
+
+    dashboard_host: values.ListenHost = _setting(
+        "127.0.0.1", "Address that the page of `god-miner dashboard` listens on."
+    )
+    dashboard_port: values.Port = _setting(7997, "Its port (0: any free one).")
+    dashboard_password: values.Password | None = _setting(
+        None,
+        "Password of the page. Required when DASHBOARD_HOST is not loopback, or a proxy offers the page "
+        "under one of DASHBOARD_NAMES.",
+    )
+    dashboard_names: values.HostNames = _setting(
+        (), "Names under which a proxy with TLS offers the page, like miner.example.org."
+    )
+    dashboard_daemons: values.DaemonUrls = _setting(
+        (),
+        "The daemons to show, like rack1=http://127.0.0.1:7998 rack2=https://10.0.0.2:443. The token of one "
+        "is in DATA_DIR/operator-token-NAME, else it is this machine's. Default: this machine's daemon.",
+    )
+
+
 class LimitsSection(Section):
     title = "Limits"
 

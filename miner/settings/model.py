@@ -22,6 +22,7 @@ from miner.settings.fields import (
     CallersSection,
     ChainKind,
     ChainSection,
+    DashboardSection,
     FilesSection,
     GpusSection,
     HistorySection,
@@ -69,6 +70,7 @@ class Settings(
     GpusSection,
     OffersSection,
     LimitsSection,
+    DashboardSection,
     OperatorPortSection,
     PublicPortSection,
     CallersSection,
@@ -198,6 +200,7 @@ def broken_rules(settings: Settings) -> tuple[BrokenRule, ...]:
     """Return every rule that does not hold."""
     return (
         *_operator_port_has_a_token(settings),
+        *_dashboard_has_a_password(settings),
         *_ports_differ(settings),
         *_published_address_is_reachable(settings),
         *_hotkeys_are_allowed_or_denied(settings),
@@ -216,12 +219,34 @@ def _operator_port_has_a_token(settings: Settings) -> Iterator[BrokenRule]:
         )
 
 
+def _dashboard_has_a_password(settings: Settings) -> Iterator[BrokenRule]:
+    if settings.dashboard_password is not None:
+        return
+    if not is_loopback(settings.dashboard_host):
+        yield BrokenRule(
+            ("dashboard_password", "dashboard_host"),
+            f"must be set, because DASHBOARD_HOST={settings.dashboard_host} is reachable from other "
+            "machines; or set DASHBOARD_HOST=127.0.0.1",
+        )
+    elif settings.dashboard_names:
+        yield BrokenRule(
+            ("dashboard_password", "dashboard_names"),
+            f"must be set, because a proxy offers the page as {settings.dashboard_names[0]}",
+        )
+
+
 def _ports_differ(settings: Settings) -> Iterator[BrokenRule]:
     if settings.public_port == settings.operator_port != 0:
         yield BrokenRule(
             ("operator_port", "public_port"),
             f"must differ from PUBLIC_PORT={settings.public_port}: one port cannot serve both",
         )
+    for name in ("public_port", "operator_port"):
+        if getattr(settings, name) == settings.dashboard_port != 0:
+            yield BrokenRule(
+                ("dashboard_port", name),
+                f"must differ from {name.upper()}={settings.dashboard_port}: one port cannot serve both",
+            )
 
 
 def _published_address_is_reachable(settings: Settings) -> Iterator[BrokenRule]:

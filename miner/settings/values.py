@@ -24,6 +24,7 @@ GPU_WORDS = ("auto", "nvml")
 #: Shorter secrets cannot be kept out of the logs: hiding them would blank every second word.
 MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
+MIN_PASSWORD_LENGTH = 12
 HUGGINGFACE = "huggingface"
 
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
@@ -91,6 +92,9 @@ ImageName = Annotated[
 ]
 Secret = Annotated[SecretStr, _min_length(MIN_SECRET_LENGTH, ": less cannot be kept out of the logs")]
 Token = Annotated[SecretStr, _min_length(MIN_TOKEN_LENGTH, "; `openssl rand -hex 24` prints a good one")]
+Password = Annotated[
+    SecretStr, _min_length(MIN_PASSWORD_LENGTH, "; `openssl rand -base64 18` prints a good one")
+]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Gpus = Annotated[str, AfterValidator(_gpus)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -259,6 +263,30 @@ def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _host_name(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("must be the name of a host, such as miner.example.org, without https:// or port")
+    return value.lower()
+
+
+def _daemon_url(value: str) -> str:
+    name, _, url = value.partition("=")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", name) or not _is_address(
+        url, "http", "https", bare=True
+    ):
+        raise ValueError("must be written NAME=URL, such as rack1=http://127.0.0.1:7998")
+    if url.startswith("http:") and not is_loopback(urlsplit(url).hostname or ""):
+        raise ValueError(
+            "must begin with https:// for another machine, because the operator's token travels to it; "
+            "`ssh -L` makes its port a port of this machine"
+        )
+    return value.rstrip("/")
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
+DaemonUrl = Annotated[str, AfterValidator(_daemon_url)]
+DaemonUrls = Annotated[tuple[DaemonUrl, ...], NoDecode, BeforeValidator(_split)]
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
 Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]

@@ -14,7 +14,7 @@ from miner.dev.stack import DevStack
 from miner.server import DaemonExitCode
 from tests.doubles.http_bytes import request
 from tests.integration import raw
-from tests.integration.pm2 import Pm2, pm2_for
+from tests.integration.pm2 import NAME, Pm2, pm2_for
 from tests.integration.traffic import (
     GENEROUS,
     Stream,
@@ -51,7 +51,7 @@ async def answering(pm2: Pm2, limit_s: float = 90.0) -> None:
 async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     pm2: Pm2, validator: Validator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pm2("start", "ecosystem.config.js")
+    pm2("start", "ecosystem.config.js", "--only", NAME)
     await answering(pm2)
     first = pm2.state()
     # Read at the restart: the new life has no room, so a "yes" from it can only come out of the store.
@@ -101,7 +101,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
 
 async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm2) -> None:
     pm2.settings(NETUID="fifty-six", MAX_HOURS="-1")
-    pm2("start", "ecosystem.config.js")
+    pm2("start", "ecosystem.config.js", "--only", NAME)
     # pm2 notes the code first and that there is no process any more a moment later.
     gave_up = await asyncio.to_thread(
         pm2.until, lambda state: (state["exit_code"], state["pid"]) == (DaemonExitCode.CONFIG, 0)
@@ -119,7 +119,7 @@ async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm
 
 
 async def test_after_a_crash_it_is_started_again(pm2: Pm2) -> None:
-    pm2("start", "ecosystem.config.js")
+    pm2("start", "ecosystem.config.js", "--only", NAME)
     await answering(pm2)
     before = pm2.state()
     os.kill(before["pid"], signal.SIGKILL)

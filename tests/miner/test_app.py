@@ -14,6 +14,7 @@ from miner.app import Daemon, build_daemon, public_app
 from miner.chain import fiber
 from miner.dev.stack import ThrowawayKeys, throwaway_keys
 from miner.settings import EngineKind, load_settings
+from miner.store.ranks import newest_rank
 
 TASK = {"task_id": "t1", "model": "a/b-1b", "hours_to_complete": 1}
 OFFER = {**TASK, "task_type": "InstructTextTask"}
@@ -118,3 +119,13 @@ async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_acc
     assert jobs.tries == 3
     assert "No space left" in (daemon.fleet.ability.problem or "")
     monkeypatch.setattr(daemon, "jobs", None)
+
+
+async def test_the_own_place_is_kept_of_every_metagraph_that_is_read(daemon: Daemon) -> None:
+    await daemon.metagraphs.refresh_once()
+    found = await daemon.store.write(newest_rank)  # after all writes before it
+    assert found is not None
+    graph = daemon.metagraphs.current
+    assert graph is not None
+    rank = graph.rank(daemon.authenticator.miner_key)
+    assert (found.rank, found.miners) == (rank, len(graph.nodes))

@@ -15,8 +15,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from core.runs.run_files import RunEnd
+from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.session.control import MicroChange
 from trainer.session.ema import MovingAverage
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
@@ -29,8 +31,14 @@ STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
 class HfHost:
     """The engine's model and weights, as the session needs them."""
 
-    def __init__(self, trainer: Any, scorer: Scorer | None, average: MovingAverage | None) -> None:
-        self.trainer, self.scorer, self.average = trainer, scorer, average
+    def __init__(
+        self,
+        trainer: Any,
+        scorer: Scorer | None,
+        average: MovingAverage | None,
+        splitter: MicroBatchSplitter,
+    ) -> None:
+        self.trainer, self.scorer, self.average, self._splitter = trainer, scorer, average, splitter
         self.prober: Prober | None = HfProber(trainer)
 
     @property
@@ -59,6 +67,9 @@ class HfHost:
 
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.applied() if self.average is not None else nullcontext()
+
+    def regroup(self, micro: int | None) -> MicroChange:
+        return self._splitter.regroup(micro)
 
 
 class SessionCallback(TrainerCallback):  # type: ignore[misc]

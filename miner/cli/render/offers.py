@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -15,10 +13,9 @@ from core.domain.wire import MinerTaskOffer
 from miner.cli.output import show_time
 from miner.cli.render.terminal import plain_table
 from miner.offers.backtest.replay import BacktestRun, DecisionChange, ReplaySummary
+from miner.offers.views import settings_to_accept
 
 Page = Text | Table
-#: The setting that would let an offer pass: `rules.hours.instruct of 12`.
-_SETTING = re.compile(r"\b((?:rules|score|fitting)(?:\.[a-z0-9_-]+)+) of (-?\d+(?:\.\d+)?[a-z]?)")
 
 
 def decision_pages(offer: MinerTaskOffer, decision: Decision) -> Iterator[Page]:
@@ -111,37 +108,8 @@ def _needed_changes(offer: MinerTaskOffer, decision: Decision) -> Text:
 
 def _backtest_command(offer: MinerTaskOffer, decision: Decision) -> str:
     """Return the backtest command that answers "what if?" for this offer."""
-    found = [_SETTING.findall(reason.way) for reason in decision.failed]
-    changes = [f"--set {key}={value}" for each in found for key, value in each]
+    changes = [f"--set {key}={value}" for key, value in settings_to_accept(decision).items()]
     return f"Try: god-miner policy backtest {' '.join([*changes, f'--offer {offer.task_id}'])}\n"
-
-
-def decision_as_json(offer: MinerTaskOffer, decision: Decision) -> dict[str, Any]:
-    """Return the decision for programs."""
-    placement, value, plan = decision.placement, decision.value, decision.plan
-    return {
-        "offer": offer.model_dump(mode="json"),
-        "accepted": decision.accepted,
-        "message": decision.message,
-        "policy": decision.policy,
-        "policy_hash": decision.policy_hash,
-        "profile": decision.profile,
-        "profile_hash": decision.profile_hash,
-        "score": decision.score,
-        "threshold": decision.threshold,
-        "reasons": [reason._asdict() for reason in decision.reasons],
-        "factors": {name: factor._asdict() for name, factor in decision.factors.items()},
-        "plan": plan._asdict() if plan else None,
-        "placement": {
-            "gpus": list(placement.gpus),
-            "starts_at": placement.starts_at,
-            "ends_at": placement.ends_at,
-            "why": placement.why,
-        }
-        if placement
-        else None,
-        "value": {**value._asdict(), "per_gpu_hour": value.per_gpu_hour} if value else None,
-    }
 
 
 #: Offers answered differently that are listed; all of them are in the JSON.
@@ -210,35 +178,3 @@ def _change_table(changes: Sequence[DecisionChange]) -> Table:
 
 def _percentage(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else "–"
-
-
-def backtest_as_json(run: BacktestRun) -> dict[str, Any]:
-    """Return the figures and every answer, for programs."""
-    one = run.summary
-    return {
-        "policy": one.name,
-        "offers": one.offers,
-        "accepted": one.accepted,
-        "refused": one.refused,
-        "fleet_gpu_hours": one.fleet_hours,
-        "held_gpu_hours": one.held_hours,
-        "occupancy": one.mean_occupancy,
-        "occupancy_over_time": list(one.occupancy),
-        "expected_points": one.points,
-        "points_per_fleet_gpu_hour": one.per_fleet_hour,
-        "points_per_held_gpu_hour": one.per_held_hour,
-        "known": one.outcomes,
-        "realised_points": one.realised,
-        "answers": [
-            {
-                "task_id": entry.historical.offer.task_id,
-                "at": entry.historical.at,
-                "accepted": entry.decision.accepted,
-                "score": entry.decision.score,
-                "points": entry.value.points if entry.value else None,
-                "gpus": entry.decision.placement.gpus if entry.decision.placement else None,
-                "failed": [reason.rule for reason in entry.decision.failed],
-            }
-            for entry in run.entries
-        ],
-    }

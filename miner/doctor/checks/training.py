@@ -228,7 +228,7 @@ def _process(settings: Settings) -> Iterator[Finding]:
 def _sandbox(settings: Settings) -> Finding:
     from miner.engines.choose import sandbox_of, training_interpreter
 
-    with _temporary_data_dir(settings) as temporary:
+    with temporary_data_dir(settings) as temporary:
         sandbox = sandbox_of(temporary, training_interpreter(temporary))
     if isinstance(sandbox, str):
         return warn(
@@ -269,7 +269,7 @@ def _trial_findings(settings: Settings, kind: EngineKind, image: str = "text") -
     gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
     async def try_out() -> Mapping[TrainingEngine, str]:
-        with _temporary_data_dir(settings) as temporary:
+        with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
                 return await missing_in_image(engine, temporary.data_dir, image, gpus=gpus)
@@ -301,7 +301,7 @@ def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]
     from miner.engines.trial import TrialFailed, run_trial
 
     async def try_out() -> str:
-        with _temporary_data_dir(settings) as temporary:
+        with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
                 command = ("python", "-c", _PROTECTION)
@@ -321,7 +321,7 @@ def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]
 
 
 @contextmanager
-def _temporary_data_dir(settings: Settings) -> Iterator[Settings]:
+def temporary_data_dir(settings: Settings) -> Iterator[Settings]:
     """The settings with a temporary data directory beside the real one, where Docker sees it."""
     beside = next(place for place in (settings.data_dir, *settings.data_dir.parents) if place.is_dir())
     with tempfile.TemporaryDirectory(prefix=".god-miner-doctor-", dir=beside) as folder:

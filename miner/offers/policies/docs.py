@@ -16,8 +16,10 @@ from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.schema import (
     ExperienceRule,
     FitTerms,
+    Goal,
     Policy,
     PolicyRules,
+    PolicyTargets,
     ScoreTerms,
     ScoreWeights,
     SuccessTerms,
@@ -69,6 +71,12 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("score.weights", "Most that each factor adds.", ScoreWeights),
     ("success", "The chance of publishing a valid model.", SuccessTerms),
     ("value", "What a task is worth.", ValueTerms),
+    (
+        "targets",
+        "What [reports](reports.md) compare with; no decision depends on it.",
+        PolicyTargets,
+    ),
+    ("targets.goals", "Shown as progress.", Goal),
 )
 
 

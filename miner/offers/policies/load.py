@@ -48,7 +48,7 @@ KEY_SYNONYMS: dict[str, str] = {
     "max_queue": "max_wait",
 }
 
-POLICY_PARTS = ("rules", "fitting", "score", "success", "value")
+POLICY_PARTS = ("rules", "fitting", "score", "success", "value", "targets")
 POLICY_KIND = ConfigKind(
     "policy",
     "policies",

@@ -1,4 +1,4 @@
-"""The schema of a policy file: hard rules, the score, chances of success, what a task is worth."""
+"""The schema of a policy file: hard rules, the score, chances of success, what a task is worth, targets."""
 
 from __future__ import annotations
 
@@ -178,6 +178,38 @@ class ValueTerms(Record):
     )
 
 
+class Goal(Record):
+    """What is to be reached within a time, which counts from the first job."""
+
+    within: Seconds = Field(gt=0, description="How long from the first job.")
+    jobs: int | None = Field(default=None, ge=1, description="Published models.")
+    top: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Rank as a share of all miners: 0.05 is the best twentieth."
+    )
+    success_rate: Share | None = Field(default=None, description="Success rate within that time.")
+
+
+class PolicyTargets(Record):
+    """What reports and the page compare with. No decision depends on it."""
+
+    success_rate: Share = Field(
+        default=0.95, description="Published, of the jobs that this miner took on; at least."
+    )
+    completion_hours: float = Field(default=6.0, gt=0, description="Mean hours from start to end; at most.")
+    utilization: Share = Field(default=0.8, description="Mean GPU utilisation, idle or not; at least.")
+    completion_rate: Share = Field(
+        default=0.99, description="Jobs with a submission, of all that ended; at least."
+    )
+    penalty_rate: Share = Field(
+        default=0.02, description="Jobs without a submission, of all that ended; at most."
+    )
+    first_place_rate: Share = Field(default=0.8, description="Tasks won, of all that ended; at least.")
+    tournament_win_rate: Share = Field(default=0.6, description="Tournaments won; at least.")
+    goals: dict[str, Goal] = Field(
+        default_factory=dict, description="What is to be reached by when, each under a name of your choice."
+    )
+
+
 class Policy(ConfigFileModel):
     """One policy file."""
 
@@ -197,6 +229,7 @@ class Policy(ConfigFileModel):
     score: ScoreTerms = Field(default=ScoreTerms(), description="The score and its threshold.")
     success: SuccessTerms = Field(default=SuccessTerms(), description="Chances of success.")
     value: ValueTerms = Field(default=ValueTerms(), description="What a task is worth.")
+    targets: PolicyTargets = Field(default=PolicyTargets(), description="What is to be reached.")
 
 
 def by_kind(table: Mapping[str, float], kinds: tuple[str, ...], otherwise: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.choices import Parallelism
+from core.domain.choices import Method, Parallelism
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.oom import OutOfMemory, next_after_oom
@@ -45,7 +45,7 @@ def test_first_the_micro_batch_is_halved_and_the_accumulation_doubled() -> None:
 def test_the_steps_come_in_their_order_each_in_less_memory_and_the_effective_batch_stays() -> None:
     plans = _ladder(_plan(), shared_gpus=True, available=4)
     fields = [plan.oom_steps[-1].split()[0] for plan in plans[1:]]
-    order = ["micro_batch_size", "gradient_checkpointing", "sequence_len", "exclusive", "gpus"]
+    order = ["micro_batch_size", "gradient_checkpointing", "sequence_len", "exclusive", "gpus", "method"]
     assert set(fields) == set(order)
     before_gpus = [order.index(field) for field in fields[: fields.index("gpus")]]
     assert before_gpus == sorted(before_gpus)
@@ -57,6 +57,16 @@ def test_the_steps_come_in_their_order_each_in_less_memory_and_the_effective_bat
     last = plans[-1]
     assert (last.gpus.count, last.parallelism) == (4, Parallelism.FSDP), "more GPUs come with sharding"
     assert last.launch.processes == last.batch.world_size == 4
+
+
+def test_a_4_bit_base_comes_late_and_only_where_it_can_be_trained() -> None:
+    last = _ladder(_plan())[-1]
+    assert (last.method, last.adapter is None) == (Method.QLORA, False)
+    assert "method lora → qlora" in last.oom_steps[3:]
+    shared_pairs = _ladder(_plan(TaskType.DPO), available=4)[-1]
+    assert shared_pairs.method is Method.LORA or not shared_pairs.fsdp
+    for plan in (_plan(engine="native"), _plan(gpus="cpu"), _plan(method="full"), _plan(TaskType.IMAGE)):
+        assert _ladder(plan)[-1].method is plan.method
 
 
 def test_an_evaluation_that_ran_out_evaluates_fewer_rows_at_once() -> None:
@@ -102,6 +112,7 @@ def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completi
         "effective_batch_size",
         "sequence_len",
         "gpus",
+        "method",
     }
     assert rest[-1].gpus.count == 8
     assert not any(plan.grpo.whole_layers for plan in rest)

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from core.runs.progress import EvalEvent, NoteEvent, StageEvent, StepEvent, SubmissionEvent, encode_event
 from core.runs.run_files import HeldOutScore
-from miner.jobs.progress import CHUNK, WARM_UP_STEPS, ProgressTail, RunProgress, stall_reason
+from miner.fleet.samples import GpuSample, SampleHistory
+from miner.jobs.progress import (
+    CHUNK,
+    WARM_UP_STEPS,
+    ProgressTail,
+    RunProgress,
+    idle_since_last_event,
+    stall_reason,
+)
 from miner.jobs.timeline import JobTimings
+from tests.doubles.each import each
 
 
 def step(number: int, t: float = 0.0, **more: float) -> StepEvent:
@@ -167,3 +176,27 @@ def test_silence_while_nobody_looked_says_nothing() -> None:
     assert stall_reason(trained, 5000 + 601, PACE)
     trained.excuse_silence(100.0)  # a clock that was set back
     assert stall_reason(trained, 5000 + 601, PACE)
+
+
+@each(
+    ("utilization", "every_s", "gpus", "idle"),
+    [
+        (0.0, 5, ("a", "b"), True),
+        (0.5, 5, ("a", "b"), False),
+        (None, 5, ("a", "b"), False),
+        (0.0, 100, ("a", "b"), False),  # too rarely measured to know
+        (0.0, 5, ("a", "c"), False),  # c is not measured at all
+        (0.0, 5, (), False),
+    ],
+)
+def test_gpus_that_were_seen_to_idle_make_a_standstill_certain_sooner(
+    utilization: float | None, every_s: int, gpus: tuple[str, ...], idle: bool
+) -> None:
+    trained, samples = progress(1.0), SampleHistory()
+    for at in range(0, 400, every_s):
+        # While it trained they were busy, and until its last step was over.
+        samples.add(GpuSample(at, gpu, utilization=1.0 if at < 50 else utilization) for gpu in ("a", "b"))
+    found = idle_since_last_event(trained, samples, gpus, 400.0)
+    assert found is idle
+    assert stall_reason(trained, 30 + 299, PACE, gpus_idle=True) is None
+    assert "idle all the while" in (stall_reason(trained, 30 + 301, PACE, gpus_idle=True) or "")

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from core.domain.decisions import Decision
-from miner.cli.render.offers import decision_as_json, decision_pages, offer_heading
+from miner.cli.render.offers import decision_pages, offer_heading
+from miner.offers.views import decision_as_json
 from tests.doubles.each import each
 from tests.miner.offers.builders import decided, fleet, hold, offer, picture_offer, policy
 

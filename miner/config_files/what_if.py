@@ -1,0 +1,138 @@
+"""Ask a child process what a change would do: it replays offers, plans tasks and parses files that somebody
+is typing, which takes from a tenth of a second to many seconds of computing.
+
+`worker` is the child's half. One question of a kind at a time: more would only take cores from trainings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter
+
+from core.config.files import ConfigLayer, LoadedConfig
+from core.domain.errors import ConfigError, GodMinerError, Problem
+from core.domain.hardware import Hardware
+from core.domain.records import Record
+from core.profile.resolve import PROFILE_KIND, LoadedProfile
+from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
+from miner.support.child_main import ChildProtocol
+from miner.support.subprocess import ChildSilent, run_order, worker_environment
+
+#: A backtest of 20,000 offers takes some ten seconds on an idle core.
+BACKTEST_SECONDS = 120.0
+
+
+class WhatIfBusy(GodMinerError):
+    """The same question is being answered to somebody else."""
+
+    code = "what_if_busy"
+
+
+class WhatIfFailed(GodMinerError):
+    """The child ended without an answer."""
+
+    code = "what_if_failed"
+
+
+class LayerText(Record):
+    file: str
+    text: str
+
+
+def layer_texts(config: LoadedConfig[Any]) -> tuple[LayerText, ...]:
+    """Return what is in force as text: a file may have been edited since, and not be valid."""
+    return tuple(LayerText(file=str(layer.file), text=layer.text) for layer in config.layers)
+
+
+class TermsInForce(Record):
+    """What a daemon decides and plans by."""
+
+    policy: tuple[LayerText, ...]
+    #: By dotted path, from settings.
+    overrides: dict[str, JsonValue]
+    profile: tuple[LayerText, ...]
+    hardware: Hardware
+
+    @classmethod
+    def of(cls, policy: LoadedPolicy, profile: LoadedProfile, hardware: Hardware) -> TermsInForce:
+        return cls(
+            policy=layer_texts(policy),
+            overrides=policy.overrides,
+            profile=layer_texts(profile),
+            hardware=hardware,
+        )
+
+    def loaded_policy(self) -> LoadedPolicy:
+        layers = [ConfigLayer(POLICY_KIND, Path(one.file), one.text) for one in self.policy]
+        return LoadedPolicy(layers[-1].name, layers, self.overrides)
+
+    def loaded_profile(self) -> LoadedProfile:
+        layers = [ConfigLayer(PROFILE_KIND, Path(one.file), one.text) for one in self.profile]
+        return LoadedProfile(layers[-1].name, layers)
+
+
+class BacktestOrder(Record):
+    order: Literal["backtest"] = "backtest"
+    data_dir: str
+    since: float
+    now: float
+    terms: TermsInForce
+    #: What is tried, by dotted path.
+    changes: dict[str, JsonValue]
+
+
+class WhatIfAnswer(Record):
+    event: Literal["answer"] = "answer"
+    answer: dict[str, Any]
+
+
+class WhatIfRefused(Record):
+    """What was asked is wrong, as `ConfigError` says it."""
+
+    event: Literal["refused"] = "refused"
+    text: str
+    problems: tuple[dict[str, str], ...] = ()
+
+
+class WhatIfError(Record):
+    event: Literal["failed"] = "failed"
+    text: str
+
+
+WhatIfOrder = Annotated[BacktestOrder, Field(discriminator="order")]
+WhatIfEvent = Annotated[WhatIfAnswer | WhatIfRefused | WhatIfError, Field(discriminator="event")]
+PROTOCOL: ChildProtocol[WhatIfOrder, WhatIfEvent] = ChildProtocol(
+    "miner.config_files.worker", TypeAdapter(WhatIfOrder), TypeAdapter(WhatIfEvent), max_line=16 << 20
+)
+
+
+class WhatIf:
+    """Answers one question of a kind at a time."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()
+
+    async def ask(self, order: WhatIfOrder, seconds: float = BACKTEST_SECONDS) -> dict[str, Any]:
+        """Return the child's answer. `ConfigError` when what was asked is wrong, `WhatIfBusy`,
+        `WhatIfFailed`. A caller that is cancelled ends the child."""
+        if order.order in self._asked:
+            raise WhatIfBusy(f"another {order.order} is running; ask again when it is over")
+        self._asked.add(order.order)
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await run_order(PROTOCOL, order, lambda _: None, environment=worker_environment())
+        except (TimeoutError, ChildSilent):
+            raise WhatIfFailed(f"the {order.order} took longer than {seconds:g} s; ask for less") from None
+        except OSError as error:
+            raise WhatIfFailed(f"the {order.order} cannot be started: {error}") from None
+        finally:
+            self._asked.discard(order.order)
+        if isinstance(reply.event, WhatIfAnswer):
+            return reply.event.answer
+        if isinstance(reply.event, WhatIfRefused):
+            raise ConfigError(order.order, [Problem(**one) for one in reply.event.problems])
+        text = reply.event.text if reply.event is not None else reply.ending
+        raise WhatIfFailed(f"the {order.order} failed: {text}")

@@ -1,0 +1,333 @@
+"""The frame of every page: header, daemon, navigation, theme; and what a page works with.
+
+A page is a module in `miner/dashboard/pages`, which is found there without being listed:
+
+    @page("/offers", "Offers", place=30)           # a place in the navigation; None: not in it
+    def offers_page(view: PageView, q: str = "") -> None:   # further arguments are of the path or the query
+        with panel("Offers"):
+            rows = Table("Offers", [Column("Model", lambda offer: offer["model"])], lambda o: o["id"])
+            nothing = empty("No offer has come yet: `god-miner doctor` says whether validators reach you.")
+
+        def show(answer: dict[str, Any]) -> None:
+            set_visible(nothing, rows.show(answer["offers"]) == 0)
+
+        view.live(f"/offers?limit=50&q={quote(q)}", show)
+
+- Build everything once, change it in `show`: the parts of `parts.py` send only what changed. `view.live`
+  polls once for all open pages, says by itself what is wrong (an error of the daemon, a route it does not
+  have), and goes on after the daemon was away. `await view.get(path)` asks once, in handlers, and raises
+  `DaemonTrouble`.
+- What changes something goes through `await view.act("POST", path, payload, question=…, button=…)`: it asks
+  for a confirmation and, once per browser session, for the operator's token. None: given up.
+- Links: `view.href("/jobs/3")`, so that the chosen daemon stays chosen.
+- Charts: `charts.py`. Styles: `static/page.css`; colours by its variables only, never by value. No Tailwind.
+- Texts from a daemon are shown by `Text`, `Table` and `ui.label` only, never by `ui.html` or `ui.markdown`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from nicegui import Client, ui
+from nicegui.element import Element
+
+from miner.dashboard.daemons import DaemonLink, DaemonTrouble, OnData, link_named
+from miner.dashboard.guard import SESSION_KEY, BrowserSession
+from miner.dashboard.parts import Text, box, clock, set_visible
+
+log = logging.getLogger(__name__)
+
+_THEME_COOKIE = "god-miner-theme"
+_THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
+
+
+@dataclass(frozen=True)
+class PageEntry:
+    path: str
+    title: str
+    #: From left to right in the navigation; None: not in it.
+    place: int | None
+
+
+_pages: list[PageEntry] = []
+_links: list[DaemonLink] = []
+_needs_login = False
+
+
+def install(links: Sequence[DaemonLink], *, needs_login: bool) -> None:
+    """Give the pages their daemons."""
+    global _needs_login
+    _links[:] = links
+    _needs_login = needs_login
+    ui.add_head_html('<link rel="stylesheet" href="/static/page.css">', shared=True)
+
+
+class PageView:
+    """One open page: its daemon, its browser session, and how it reads and acts."""
+
+    def __init__(self, client: Client, link: DaemonLink, session: BrowserSession | None) -> None:
+        self.client, self.link, self.session = client, link, session
+
+    @property
+    def links(self) -> Sequence[DaemonLink]:
+        return _links
+
+    def href(self, path: str, **query: Any) -> str:
+        """A page's address, with the chosen daemon."""
+        known = {name: value for name, value in query.items() if value not in (None, "")}
+        if self.link is not _links[0]:
+            known["daemon"] = self.link.name
+        return f"{path}?{urlencode(known, quote_via=quote)}" if known else path
+
+    def live(
+        self, path: str, show: OnData, *, every: float = 2.0, link: DaemonLink | None = None
+    ) -> Callable[[], None]:
+        """Show what GET `path` answers, now and from then on, as long as the page is open or until the
+        function that is returned is called. Troubles are told here, where this is called."""
+        note = Text("", "trouble hidden", "p").props('role="alert"')
+
+        def show_data(data: dict[str, Any]) -> None:
+            if not self.client.is_deleted:
+                with self.client:
+                    show(data)
+
+        def show_trouble(trouble: DaemonTrouble | None) -> None:
+            # That the daemon is away is told once, at the top.
+            is_told = trouble is not None and trouble.status is not None
+            if not self.client.is_deleted and (is_told or note.text):
+                note.show(f"The daemon says: {trouble}" if is_told else "")
+                set_visible(note, is_told)
+
+        stop = (link or self.link).watch(path, every, show_data, show_trouble)
+        self.client.on_delete(stop)
+        return stop
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Ask once. `DaemonTrouble`."""
+        return await self.link.get(path)
+
+    async def act(
+        self,
+        method: str,
+        path: str,
+        payload: Any = None,
+        *,
+        question: str,
+        text: str = "",
+        button: str,
+        danger: bool = False,
+    ) -> dict[str, Any] | None:
+        """Change something on the daemon, with the token that the operator types and after a confirmation.
+        Return its answer, or None if it was given up; a refusal is shown in the dialog."""
+        if self.session is None:
+            ui.notify("Reload the page: this browser keeps no cookie for it.", type="warning")
+            return None
+        return await _Question(self, method, path, payload).ask(question, text, button, danger=danger)
+
+
+class _Question:
+    """The dialog of one action."""
+
+    def __init__(self, view: PageView, method: str, path: str, payload: Any) -> None:
+        self._view, self._method, self._path, self._payload = view, method, path, payload
+
+    async def ask(self, question: str, text: str, button: str, *, danger: bool) -> dict[str, Any] | None:
+        view = self._view
+        with view.client, ui.dialog() as dialog, ui.card().classes("ask"):
+            Text(question, tag="h2").classes("strong").style("color:var(--ink);font-size:15px")
+            if text:
+                Text(text, "muted", "p")
+            self._token = (
+                ui.input("Operator token", password=True)
+                .props('outlined dense autocomplete="off" autofocus')
+                .on("keydown.enter", lambda: self._send(dialog))
+            )
+            self._hint = Text(
+                "It is in DATA_DIR/operator-token on the daemon's machine, or what OPERATOR_TOKEN is set to. "
+                "It is asked for once per browser session.",
+                "small muted",
+                "p",
+            )
+            self._problem = Text("", "trouble hidden", "p").props('role="alert"')
+            with box("row").style("justify-content:flex-end"):
+                ui.button("Leave it", color=None, on_click=lambda: dialog.submit(None)).props(
+                    "flat no-caps"
+                ).classes("plain")
+                ui.button(button, color=None, on_click=lambda: self._send(dialog)).props(
+                    "flat no-caps"
+                ).classes("plain danger" if danger else "plain primary")
+        self._show_token_field()
+        dialog.on("hide", dialog.delete)
+        answer: dict[str, Any] | None = await dialog
+        return answer
+
+    def _show_token_field(self) -> None:
+        assert self._view.session is not None
+        missing = self._view.link.name not in self._view.session.tokens
+        set_visible(self._token, missing)
+        set_visible(self._hint, missing)
+
+    async def _send(self, dialog: ui.dialog) -> None:
+        session, link = self._view.session, self._view.link
+        assert session is not None
+        token = session.tokens.get(link.name) or str(self._token.value or "").strip()
+        if not token:
+            self._tell("Type the operator's token.")
+            return
+        try:
+            answer = await link.request(self._method, self._path, self._payload, token=token)
+        except DaemonTrouble as error:
+            if error.status == 401:
+                session.tokens.pop(link.name, None)
+                self._show_token_field()
+                self._tell("That is not the daemon's token.")
+                return
+            if error.status is not None and error.status != 429:
+                session.tokens[link.name] = token
+                self._show_token_field()
+            self._tell(str(error))
+            return
+        session.tokens[link.name] = token
+        dialog.submit(answer)
+
+    def _tell(self, problem: str) -> None:
+        self._problem.show(problem)
+        set_visible(self._problem, True)
+
+
+def page(
+    path: str, title: str, place: int | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a page; the docstring of this module tells how one is written."""
+    entry = PageEntry(path, title, place)
+
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        _pages.append(entry)
+
+        async def open_page(**arguments: Any) -> None:
+            client = ui.context.client
+            link = link_named(_links, client.request.query_params.get("daemon"))
+            view = PageView(client, link, client.request.scope.get(SESSION_KEY))
+            with _frame(view, entry):
+                built = build(view, **arguments)
+                if inspect.isawaitable(built):
+                    await built
+
+        # What remains are the arguments of path and query, which FastAPI reads from here.
+        signature = inspect.signature(build, eval_str=True)
+        open_page.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=list(signature.parameters.values())[1:], return_annotation=None
+        )
+        open_page.__name__ = build.__name__
+        ui.page(path, title=f"{title} · god-miner", response_timeout=10)(open_page)
+        return build
+
+    return register
+
+
+def page_head(title: str) -> tuple[Text, Element]:
+    """The page's heading, and the place for buttons at its end."""
+    with box("page-head"):
+        heading = Text(title, tag="h1")
+        return heading, box("end")
+
+
+def _frame(view: PageView, entry: PageEntry) -> Element:
+    """Build header, banner and navigation; return what the page goes into."""
+    theme = _theme_of(view)
+    dark = ui.dark_mode(_THEMES[theme])
+    with box("top", "header"):
+        with box("top-row"):
+            Text("god-miner", "brand")
+            with box("nav", "nav").props('aria-label="Pages"'):
+                for one in sorted((p for p in _pages if p.place is not None), key=lambda p: p.place or 0):
+                    here = one.path == entry.path or (
+                        one.path != "/" and entry.path.startswith(one.path + "/")
+                    )
+                    link = _nav_link(view, one)
+                    if here:
+                        link.props('aria-current="page"')
+            with box("top-end"):
+                _daemon_choice(view, entry)
+                _theme_button(dark, theme)
+                if _needs_login:
+                    with box(tag="form").props('method="post" action="/logout"'):
+                        Text("Log out", "plain", "button").props('type="submit"')
+        _lost_banner(view)
+    content = box("page", "main")
+    ui.skip_link(target=content)
+    return content
+
+
+def _nav_link(view: PageView, entry: PageEntry) -> Element:
+    link = Text(entry.title, tag="a")
+    link.props["href"] = view.href(entry.path)
+    return link
+
+
+def _daemon_choice(view: PageView, entry: PageEntry) -> None:
+    if len(_links) == 1:
+        return
+
+    def choose(name: str) -> None:
+        # A job's number means another job elsewhere.
+        path = entry.path if "{" not in entry.path else "/"
+        ui.navigate.to(path if name == _links[0].name else f"{path}?daemon={quote(name)}")
+
+    ui.select(
+        [link.name for link in _links],
+        value=view.link.name,
+        label="Daemon",
+        on_change=lambda event: choose(event.value),
+    ).props("outlined dense options-dense").style("min-width:130px")
+
+
+def _theme_of(view: PageView) -> str:
+    theme = view.client.request.cookies.get(_THEME_COOKIE, "auto")
+    return theme if theme in _THEMES else "auto"
+
+
+def _theme_button(dark: ui.dark_mode, theme: str) -> None:
+    names = list(_THEMES)
+    current = theme
+
+    def turn() -> None:
+        nonlocal current
+        current = names[(names.index(current) + 1) % len(names)]
+        dark.value = _THEMES[current]
+        button.text = f"Theme: {current}"
+        ui.run_javascript(
+            f"document.cookie='{_THEME_COOKIE}={current};path=/;max-age=31536000;samesite=strict'"
+        )
+
+    button = ui.button(f"Theme: {theme}", color=None, on_click=turn).props("flat no-caps dense")
+    button.classes("plain quiet")
+
+
+def _lost_banner(view: PageView) -> None:
+    """While the daemon does not answer: since when, and what to do."""
+    with box("banner hidden").props('role="alert"') as banner, box():
+        text = Text("")
+
+    def show(link: DaemonLink) -> None:
+        if view.client.is_deleted:
+            return
+        lost = link.lost_at is not None
+        text.show(_lost_text(link) if lost else "")
+        set_visible(banner, lost)
+
+    show(view.link)
+    view.client.on_delete(view.link.listen(show))
+
+
+def _lost_text(link: DaemonLink) -> str:
+    return (
+        f"The daemon ({link.name}) is unreachable since {clock(link.lost_at)}: {link.trouble}. "
+        "What is shown is from before; the page goes on as soon as the daemon answers. `pm2 status`, "
+        "`pm2 logs god-miner` and `god-miner doctor` tell more."
+    )

@@ -1,0 +1,94 @@
+"""Offers on the operator's port: list, explain, and what another policy would have answered."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field, JsonValue
+
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.records import Record
+from core.domain.tasks import TaskType
+from miner.config_files.what_if import BacktestOrder, TermsInForce, WhatIf
+from miner.http.operator import operator_only
+from miner.offers.past_offers import find_stored_offer, stored_offers
+from miner.offers.policy_runtime import PolicyRuntime
+from miner.offers.views import decision_as_json, offer_as_json, settings_to_accept
+
+MAX_OFFERS_LISTED = 500
+MAX_DAYS = 366.0
+_DAY = 86_400.0
+#: What a backtest is played on where nobody knows the GPUs and the policy names none.
+_DEFAULT_GPUS = "4xH100"
+
+
+class BacktestRequest(Record):
+    days: float = Field(default=7.0, gt=0, le=MAX_DAYS)
+    #: By dotted path, like `rules.max_hours`.
+    overrides: dict[str, JsonValue] = Field(min_length=1, max_length=50)
+
+
+def build_offers_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/offers", list_offers, methods=["GET"])
+    router.add_api_route("/offers/{offer}", explain_offer, methods=["GET"])
+    router.add_api_route("/backtest", backtest, methods=["POST"])
+    return router
+
+
+async def list_offers(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MAX_OFFERS_LISTED)] = 50,
+    before: Annotated[int | None, Query(ge=0)] = None,
+    accepted: bool | None = None,
+    task_type: TaskType | None = None,
+    q: Annotated[str, Query(max_length=200)] = "",
+) -> dict[str, Any]:
+    """The newest first. `next`: what `before` has to be for those that came earlier; null at the end."""
+
+    def query(db: sqlite3.Connection) -> dict[str, Any]:
+        found = stored_offers(
+            db, before=before, accepted=accepted, task_type=task_type, text=q.strip(), most=limit
+        )
+        rows = [offer_as_json(one) for one in reversed(found)]
+        return {"offers": rows, "next": rows[-1]["id"] if len(rows) == limit else None}
+
+    return await request.app.state.daemon.store.read(query)  # type: ignore[no-any-return]
+
+
+async def explain_offer(offer: str, request: Request) -> dict[str, Any]:
+    """By number, or by the task's id: every rule, every factor, and what would have to change."""
+
+    def query(db: sqlite3.Connection) -> dict[str, Any]:
+        one = find_stored_offer(db, offer)
+        return {
+            **offer_as_json(one),
+            "is_start": one.is_start,
+            "explanation": decision_as_json(one.offer, one.decision),
+            "overrides": settings_to_accept(one.decision),
+        }
+
+    return await request.app.state.daemon.store.read(query)  # type: ignore[no-any-return]
+
+
+async def backtest(wanted: BacktestRequest, request: Request) -> dict[str, Any]:
+    """Replay the offers of some days with other values in the policy in force: before and after."""
+    daemon, now = request.app.state.daemon, time.time()
+    what_if: WhatIf = request.app.state.what_if
+    order = BacktestOrder(
+        data_dir=str(daemon.settings.data_dir),
+        since=now - wanted.days * _DAY,
+        now=now,
+        terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),
+        changes=wanted.overrides,
+    )
+    return {"days": wanted.days, "overrides": wanted.overrides, **await what_if.ask(order)}
+
+
+def terms_in_force(runtime: PolicyRuntime, installed: Hardware | None) -> TermsInForce:
+    """Return what decides at this moment; without known GPUs, on those that the policy is made for."""
+    gpus = runtime.policy.hardware or _DEFAULT_GPUS
+    return TermsInForce.of(runtime.policy, runtime.profile, installed or Hardware(gpus=parse_gpus(gpus)))

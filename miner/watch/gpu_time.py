@@ -1,0 +1,81 @@
+"""GPU time from the roll-ups of samples: measured, used and idle hours, utilisation, occupancy."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+#: Hours, and for what no hour is complete of yet, minutes.
+_ROLLUPS = """
+SELECT period, at, gpu, busy, utilization FROM gpu_rollups
+WHERE period = 3600 AND at >= :begins AND at + 3600 <= :ends
+UNION ALL
+SELECT period, at, gpu, busy, utilization FROM gpu_rollups AS minutes
+WHERE period = 60 AND at >= :begins AND at + 60 <= :ends AND NOT EXISTS (
+    SELECT 1 FROM gpu_rollups AS hours
+    WHERE hours.period = 3600 AND hours.gpu = minutes.gpu AND hours.at = minutes.at - minutes.at % 3600
+        AND hours.at >= :begins AND hours.at + 3600 <= :ends
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """What the cards did in a time. Only measured hours count: a daemon that is down measures none."""
+
+    begins_at: float
+    ends_at: float
+    measured_hours: float = 0.0
+    used_hours: float = 0.0
+    #: Mean share of the time in which a kernel ran; None: no card says.
+    utilization: float | None = None
+    #: The same while a job had the card.
+    utilization_of_jobs: float | None = None
+    #: By card: the share of each interval in which a job had it; None: not measured.
+    occupancy: dict[str, tuple[float | None, ...]] | None = None
+
+    @property
+    def idle_hours(self) -> float:
+        return self.measured_hours - self.used_hours
+
+    @property
+    def used_share(self) -> float | None:
+        return self.used_hours / self.measured_hours if self.measured_hours else None
+
+
+def gpu_time(
+    connection: sqlite3.Connection, begins_at: float, ends_at: float, intervals: int = 24
+) -> GpuTime:
+    """Add up the roll-ups of a time. `intervals`: of the occupancy, of equal length."""
+    measured = used = kernels = measured_kernels = job_kernels = job_hours = 0.0
+    length = (ends_at - begins_at) / intervals
+    cells: dict[str, list[list[float]]] = {}
+    for period, at, gpu, busy, utilization in connection.execute(
+        _ROLLUPS, {"begins": begins_at, "ends": ends_at}
+    ):
+        hours = period / 3600
+        measured += hours
+        used += busy * hours
+        if utilization is not None:
+            measured_kernels += hours
+            kernels += utilization * hours
+            if busy > 0:  # kernels run for jobs; the rest of such a period is next to nothing
+                job_hours += busy * hours
+                job_kernels += min(utilization, busy) * hours
+        row = cells.setdefault(gpu, [[0.0, 0.0] for _ in range(intervals)])
+        cell = row[min(int((at - begins_at) / length), intervals - 1)]
+        cell[0] += hours
+        cell[1] += busy * hours
+    occupancy = {
+        gpu: tuple(busy / hours if hours else None for hours, busy in row)
+        for gpu, row in sorted(cells.items())
+    }
+    return GpuTime(
+        begins_at,
+        ends_at,
+        measured,
+        used,
+        kernels / measured_kernels if measured_kernels else None,
+        job_kernels / job_hours if job_hours else None,
+        occupancy or None,
+    )
