@@ -36,6 +36,7 @@ from miner.http.measurements import build_measurements_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
+from miner.http.overview import build_overview_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
@@ -384,6 +385,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
     app.include_router(build_measurements_router())
+    app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
     return app

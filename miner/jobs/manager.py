@@ -16,6 +16,7 @@ from miner.jobs import recovery
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.engine_ability import watch_engine
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import StaleJob, retry_job, set_job_state
@@ -156,6 +157,11 @@ class JobManager:
     def live(self, job_id: int) -> LiveJob | None:
         context = self._contexts.get(job_id)
         return context.live if context else None
+
+    def figures(self, job_id: int) -> RunFigures | None:
+        """Of the attempt that runs."""
+        context = self._contexts.get(job_id)
+        return context.figures if context else None
 
     @property
     def running_workers(self) -> int:
