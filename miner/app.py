@@ -328,7 +328,7 @@ class Daemon:
             pass  # in slices, with requests in between
         while await self.store.write(prune_rollups, now, kept):
             pass
-        await self.store.write(prune_alerts, before)
+        await self.store.write(prune_alerts, now - kept)
 
 
 def _log_if_not_recorded(future: asyncio.Future[bool]) -> None:
@@ -374,8 +374,6 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         inventory=build_inventory(settings, fleet, nvml, alerts, clock),
         samples=samples,
         sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
-        inventory=build_inventory(settings, fleet, alerts, clock),
-        samples=SampleHistory(),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),

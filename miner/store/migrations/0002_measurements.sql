@@ -6,7 +6,7 @@ CREATE TABLE gpu_rollups (
     at INTEGER NOT NULL,  -- when the period began
     gpu TEXT NOT NULL,
     job_id INTEGER,  -- the job that had the GPU longest in the period; NULL: none had it
-    watched REAL NOT NULL,  -- share of the period in which the daemon ran and knew the GPU
+    watched REAL NOT NULL DEFAULT 1,  -- share of the period in which the daemon ran and knew the GPU
     busy REAL NOT NULL,  -- share of the period in which a job had the GPU: `watched` less `busy` it was idle
     samples INTEGER NOT NULL,
     utilization REAL,  -- mean share of the time in which a kernel ran
