@@ -31,6 +31,7 @@ from miner.fleet.nvml import NvmlSource
 from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
+from miner.http.config import build_config_router
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
 from miner.http.measurements import build_measurements_router
@@ -423,6 +424,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_config_router())
     return app
 
 

@@ -32,6 +32,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "doubles/test_watch.py",
         "fuzz",
         "integration",
+        "miner/http/test_config.py",
         "miner/http/test_jobs.py",
         "miner/http/test_offers.py::test_a_backtest",
         "miner/http/test_offers.py::test_one_backtest",
