@@ -24,6 +24,7 @@ from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
+from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus, LiveJob
 from miner.jobs.figures import RunFigures, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
@@ -93,6 +94,8 @@ class JobContext:
         self.figures: RunFigures | None = None
         self.fetched: FetchedInputs | None = None
         self.grant: GpuGrant | None = None
+        #: The attempt that runs now, and can be asked to change.
+        self.training: RunningTraining | None = None
         #: Why a GPU of this job cannot be used any more.
         self.gpu_lost: str | None = None
         #: Set when something has changed that a waiting worker should look at.

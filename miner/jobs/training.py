@@ -24,6 +24,7 @@ from miner.engines.base import (
     RunStatus,
 )
 from miner.jobs.context import JobContext
+from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, engine_spec
@@ -76,6 +77,7 @@ class AttemptSupervisor:
         try:
             self.job.adopt_gpus(self.attempt.row.gpus)
             await self._launch()
+            self.job.training = self._running_training()
             while True:
                 self.job.adopt_gpus(self.attempt.row.gpus)
                 await self._read_progress()
@@ -88,9 +90,16 @@ class AttemptSupervisor:
                 self.early.maybe_start(self.progress, self.stop_at)
                 await self.job.pause(self.timings.poll_s)
         finally:
+            self.job.training = None
             await self.early.close()
             self.job.figures = None
             self.job.live.clear_run()
+
+    def _running_training(self) -> RunningTraining:
+        row = self.attempt.row
+        return RunningTraining(
+            self.job.live, row.number, row.started_at, self.attempt.plan, self.attempt.folder, self.progress
+        )
 
     # Launch
 

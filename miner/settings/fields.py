@@ -274,6 +274,15 @@ class GpusSection(Section):
     )
 
 
+class AlertsSection(Section):
+    title = "Alerts"
+
+    alerts_file: values.AbsolutePath = _in_data_dir(
+        "alerts.yaml",
+        "Your own alert rules, laid over the shipped ones key by key; reread when it changes.",
+    )
+
+
 class HistorySection(Section):
     title = "History"
 
