@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from nicegui import ui
 
@@ -40,7 +42,7 @@ OPEN_STATES = ("queued", "preparing", "training", "publishing")
 
 @page("/jobs/{job}", "Job")
 def job_page(view: PageView, job: str) -> None:
-    path = f"/jobs/{job}"
+    path = f"/jobs/{quote(job, safe='')}"
     head = _Head(view, path)
     figures = _JobFigures()
     charts = JobCharts()
@@ -250,8 +252,6 @@ class _Timeline:
 
 
 def _ended(step: Record) -> float:
-    import time
-
     return float(step["ended_at"] or time.time())
 
 

@@ -22,9 +22,7 @@ def jobs_page(view: PageView, q: str = "", state: str = "", before: int = 0) -> 
     with panel("All jobs" if not before else f"Jobs before #{before}"):
         _filters(view, q, state)
         table = Table("Jobs", _columns(view), key=lambda job: job["id"])
-        nothing = empty(
-            "No job is like this. Jobs begin when a validator starts an accepted task; `make demo` trains one."
-        )
+        nothing = empty("No job is like this. A validator's start of an accepted task begins one.")
         with box("row"):
             if before:
                 Link("Newest", view.href("/jobs", q=q, state=state))
