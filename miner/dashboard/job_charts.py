@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miner.dashboard.charts import LineChart, Series
-from miner.dashboard.parts import box, empty, panel, set_visible
+from miner.dashboard.parts import box, panel
 
 Record = Mapping[str, Any]
 
@@ -15,11 +15,12 @@ class JobCharts:
     def __init__(self) -> None:
         with box("grid"):
             with panel("Training loss", "w6"):
-                self._loss = LineChart("Training loss over steps")
-                self._nothing = empty("The first step has not been reported yet.")
+                self._loss = LineChart("Training loss over steps", nothing="No step has been reported yet.")
             with panel("Held out", "w6"):
-                self._held_out = LineChart("Held-out score over steps")
-                self._unscored = empty("Not evaluated yet: the first score is that of the untouched model.")
+                self._held_out = LineChart(
+                    "Held-out score over steps",
+                    nothing="Not evaluated yet: the first score is that of the untouched model.",
+                )
             with panel("Speed", "w3"):
                 self._speed = LineChart("Tokens per second", height=140, from_zero=True)
             with panel("MFU and wait for data", "w3"):
@@ -35,10 +36,7 @@ class JobCharts:
         # The newest attempt has the accent, whatever their number.
         attempts = list(reversed(answer["attempts"]))
         self._loss.show(_curves(attempts, "loss"))
-        set_visible(self._nothing, not any(one["steps"]["step"] for one in attempts))
-        held_out = _held_out(attempts, answer["metric"])
-        self._held_out.show(held_out)
-        set_visible(self._unscored, not held_out)
+        self._held_out.show(_held_out(attempts, answer["metric"]))
         speed = _curves(attempts, "tokens_s") or _curves(attempts, "samples_s")
         self._speed.show(speed)
         newest = attempts[:1]

@@ -18,7 +18,7 @@ from miner.dashboard.parts import (
     UNKNOWN,
     Column,
     Facts,
-    Figure,
+    FigureTile,
     KeyedRows,
     Table,
     Text,
@@ -147,9 +147,9 @@ class _JobFigures:
 
     def __init__(self) -> None:
         with box("figures"):
-            self._progress, self._loss = Figure("Progress"), Figure("Training loss")
-            self._held_out, self._speed = Figure("Held out"), Figure("Speed")
-            self._mfu, self._memory = Figure("MFU"), Figure("Memory, fullest card")
+            self._progress, self._loss = FigureTile("Progress"), FigureTile("Training loss")
+            self._held_out, self._speed = FigureTile("Held out"), FigureTile("Speed")
+            self._mfu, self._memory = FigureTile("MFU"), FigureTile("Memory, fullest card")
 
     def show(self, job: Record) -> None:
         live, result = job["live"] or {}, job["result"] or {}
