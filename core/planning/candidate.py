@@ -207,10 +207,8 @@ class RunCandidate:
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the engine can keep the moving average. Axolotl's callbacks cannot where FSDP2 splits the
-        weights; sd-scripts has none."""
-        split = self.engine is Engine.AXOLOTL and self.sharded
-        return self.ema and not split and self.engine is not Engine.KOHYA
+        """Whether the engine can keep the moving average: sd-scripts has none."""
+        return self.ema and self.engine is not Engine.KOHYA
 
     @property
     def gathers_to_generate(self) -> bool:

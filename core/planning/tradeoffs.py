@@ -202,9 +202,7 @@ def _unsupported(needs: Requirements, timed: TimedCandidate) -> Iterator[Concess
         why = "CUDA graphs replay fixed shapes; rows of many lengths and checkpointing have none"
         yield conceded("compile_mode", mode.value, "max-autotune-no-cudagraphs", why)
     if candidate.ema and not candidate.keeps_average:
-        sharded = "the model is sharded, and its weights lie on several GPUs"
-        why = "sd-scripts has no moving average" if candidate.engine is Engine.KOHYA else sharded
-        yield conceded("ema_decay", targets.ema_decay, None, why)
+        yield conceded("ema_decay", targets.ema_decay, None, "sd-scripts has no moving average")
 
 
 def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator[Concession]:
