@@ -246,6 +246,10 @@ def _time(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
         share = f"limits.eval_share is {needs.limits.eval_share:.0%}"
         reason = f"an evaluation takes {show_seconds(timed.rate.eval_s)}; {share}"
         yield conceded("eval_steps", targets.eval_steps, schedule.eval_every, reason)
+    elif schedule.eval_rows and asked and schedule.eval_every < min(asked, total):
+        patience = targets.early_stopping_patience or 0
+        reason = f"early_stopping_patience {patience} means {2 * patience} evaluations in {total:,} steps"
+        yield conceded("eval_steps", asked, schedule.eval_every, reason)
     if (
         targets.save_steps
         and schedule.save_every > targets.save_steps

@@ -190,7 +190,10 @@ class Targets(Record):
     )
     # — evaluation and checkpoints
     eval_steps: int | None = Field(
-        default=None, ge=1, description="Steps between evaluations. Unset: about ten per run."
+        default=None,
+        ge=1,
+        description="Steps between evaluations; fewer in a run too short for early_stopping_patience. "
+        "Unset: about ten per run.",
     )
     save_steps: int | None = Field(
         default=None, ge=1, description="Steps between checkpoints. Unset: at each evaluation."
