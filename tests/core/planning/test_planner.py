@@ -147,6 +147,8 @@ NUMBERS = {field: path for path, field in FIELD_NAMES[NameSystem.PLAN].items() i
         ({"sequence_len": 4096}, {"model": WINDOW_1024}, 1024, "the model's window"),
         ({"sequence_len": 4096}, {"limits": {"max_sequence_len": 600}}, 600, "limits.max_sequence_len"),
         ({"lora_r": 64}, {"limits": {"max_lora_r": 32}}, 32, "limits.max_lora_r"),
+        ({"lora_rank_pattern": {"q_proj": 128}}, {"limits": {"max_lora_r": 100}}, {"q_proj": 100}, "limits."),
+        ({"lora_rank_pattern": {"q_proj": 128}}, {}, KEPT, ""),
         ({"learning_rate": 8e-4, "lora_alpha": 1000}, {"limits": {"max_alpha_lr": 0.03}}, 3e-5, "limits."),
         ({"warmup_steps": 300, "max_steps": 100}, {}, 25, "a quarter"),
         ({"method": Method.FULL}, {"gpus": "1xRTX-4090"}, "lora", "over the"),
