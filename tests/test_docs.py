@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from miner.http import alerts, jobs, offers, operator, overview, subnet
+from miner.http import alerts, config, jobs, offers, operator, overview, subnet
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -30,6 +30,7 @@ def _routes() -> list[str]:
     pages = (
         operator.build_operator_router(),
         jobs.build_jobs_router(),
+        config.build_config_router(),
         alerts.build_alerts_router(),
         overview.build_overview_router(),
         offers.build_offers_router(),

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from miner import __version__
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.fleet.fleet import Fleet
-from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
-from miner.http.operator import operator_only
+from miner.fleet.samples import SampleHistory
+from miner.http.operator import fleet_page, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
 from miner.jobs.manager import JobManager
@@ -40,6 +40,7 @@ class ObservedDaemon(Protocol):
     store: Store
     fleet: Fleet
     inventory: GpuInventory
+    samples: SampleHistory
     metagraphs: MetagraphRefresher
     policy_runtime: PolicyRuntime
     offer_service: OfferService
@@ -69,7 +70,7 @@ async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_depen
         "at": time.time(),
         "daemon": _state(daemon),
         "kpis": await daemon.kpis.read(),
-        "fleet": fleet_view(daemon.fleet, daemon.inventory, daemon.clock()),
+        "fleet": await fleet_page(daemon),
         **stored,
         "alerts": [],
     }
