@@ -28,6 +28,7 @@ from miner.cli import (
     plan,
     policy,
     profile,
+    report,
     run,
     submission,
     train,
@@ -60,6 +61,7 @@ policy.app.command()(backtest.generate)
 app.command()(events.events)
 app.add_typer(offers.app, name="offers")
 app.add_typer(alerts.app, name="alerts")
+app.add_typer(report.app, name="report")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
 app.add_typer(dev.app, name="dev")

@@ -39,6 +39,7 @@ from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
 from miner.http.overview import build_overview_router
+from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
@@ -424,6 +425,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_reports_router())
     app.include_router(build_config_router())
     return app
 
