@@ -72,7 +72,8 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
     from core.domain.choices import Attention
     from trainer.native import model as nets
-    from trainer.native.batches import BatchLayout, BatchLoader, SampleOrder, TokenRows
+    from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
+    from trainer.native.loader import BatchLoader
     from trainer.native.optimizer import MasterWeights
     from trainer.native.token_file import write_rows
 
@@ -176,7 +177,8 @@ def axolotl(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
 def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     """Batches alone, as fast as they come."""
-    from trainer.native.batches import BatchLayout, BatchLoader, SampleOrder, TokenRows
+    from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
+    from trainer.native.loader import BatchLoader
     from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])

@@ -30,8 +30,8 @@ class RunControl(Record):
 
 
 def even_micro(sequences: int, most: int) -> int:
-    """The largest micro-batch where a step's sequences on one GPU (micro × accumulation) are shared out evenly
-    over as few passes as `most` sequences each allow: 16 in passes of up to 7 are three of 6, 5 and 5."""
+    """The largest micro-batch where a step's sequences on one GPU (micro × accumulation) are shared out
+    evenly over as few passes as `most` sequences each allow: 16 in passes of up to 7 are 6, 5 and 5."""
     passes = -(-sequences // most)
     return -(-sequences // passes)
 

@@ -16,8 +16,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from core.runs.run_files import RunEnd
+from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.session.control import MicroChange
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
@@ -30,8 +32,8 @@ STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
 class HfHost:
     """The engine's model and weights, as the session needs them."""
 
-    def __init__(self, trainer: Any, scorer: Scorer | None) -> None:
-        self.trainer, self.scorer = trainer, scorer
+    def __init__(self, trainer: Any, scorer: Scorer | None, splitter: MicroBatchSplitter) -> None:
+        self.trainer, self.scorer, self._splitter = trainer, scorer, splitter
         self.average: MovingAverage | None = None
         self.prober: Prober | None = HfProber(trainer)
 
@@ -61,6 +63,9 @@ class HfHost:
 
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.applied() if self.average is not None else nullcontext()
+
+    def regroup(self, micro: int | None) -> MicroChange:
+        return self._splitter.regroup(micro)
 
 
 class SessionCallback(TrainerCallback):  # type: ignore[misc]
@@ -119,6 +124,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
+        self.meter.samples += self.meter.plan.batch.effective // self.meter.plan.batch.world_size
         if self.host.average is not None:
             self.host.average.stepped(state.global_step)
         orders = self.session.stepped(began - self._mark)

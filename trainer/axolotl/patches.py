@@ -248,9 +248,10 @@ def tokens_in(inputs: Any) -> int:
     return sum(value.numel() for key, value in inputs.items() if key.endswith("input_ids"))
 
 
-def add_kl(trainer: Any, coefficient: float, base: Any) -> None:
+def add_kl(trainer: Any, coefficient: float, base: Any, share_of_labels: Callable[[Any], Any]) -> None:
     """Train with loss + coefficient · KL to the base model, as the task is scored. `base` None: the model
-    itself with its adapter switched off."""
+    itself with its adapter switched off. `share_of_labels`: how many of a micro-batch's labels these are,
+    where it is split."""
     plain = trainer.compute_loss
 
     def with_kl(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
@@ -259,6 +260,7 @@ def add_kl(trainer: Any, coefficient: float, base: Any) -> None:
             return (loss, outputs) if return_outputs else loss
         unlabelled = {key: value for key, value in inputs.items() if key != "labels"}
         kl = kl_of_labels(outputs["logits"], _base_logits(trainer, base, unlabelled), inputs["labels"])
+        kl = kl * share_of_labels(inputs["labels"])
         loss = loss + coefficient * kl / _share(trainer, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 

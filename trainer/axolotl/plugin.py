@@ -18,6 +18,7 @@ from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
 from core.planning.plan import TrainingPlan
 from trainer.axolotl import patches
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
+from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.handoff import LaunchSpec
@@ -108,12 +109,12 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
-        host = HfHost(trainer, self._scorer(trainer, base))
+        host = HfHost(trainer, self._scorer(trainer, base), MicroBatchSplitter(trainer, self.plan))
         self.session = self._session(trainer, host)
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
         if coefficient:
-            add_kl(trainer, coefficient, base)
+            add_kl(trainer, coefficient, base, splitter.label_share)
         return [SessionCallback(self.spec, self.session, host, meter)]
 
     def _session(self, trainer: Any, host: HfHost) -> Session:

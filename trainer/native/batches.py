@@ -1,14 +1,11 @@
-"""Which rows are trained in which step, and their tensors on the device in time.
+"""Which rows are trained in which step, and as which tensors.
 
 The order is a pure function of seed, epoch and shape: a run resumes at the exact sample, and every rank gets
-the same number of batches. One thread per rank fills pinned memory while the GPU works.
+the same number of batches.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -188,6 +185,8 @@ class TokenBatch:
     count: float
     #: Tokens that count, as `labelled` has them.
     learned: int = 0
+    #: Sequences, or pairs of them.
+    samples: int = 0
 
     def to(self, device: torch.device) -> TokenBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -283,67 +282,5 @@ def collate(
         tokens,
         len(micro) / 2 if layout.pairs else float(rows_counted if layout.by_row else counted),
         int(labelled.sum()),
+        len(micro) // 2 if layout.pairs else len(micro),
     )
-
-
-class BatchLoader:
-    """The micro-batches of one rank, step by step. Iterating blocks only when the disk is slower than the
-    GPU; how long that was is in `waited_s`."""
-
-    def __init__(
-        self,
-        rows: TokenRows,
-        order: SampleOrder,
-        *,
-        rank: int = 0,
-        done: int = 0,
-        pin: bool = False,
-        ahead: int = 2,
-    ) -> None:
-        self._rows, self._pin = rows, pin
-        self._steps = order.for_rank(rank, done)
-        self._ready: queue.Queue[list[TokenBatch] | BaseException] = queue.Queue(max(ahead, 1))
-        self._closed = threading.Event()
-        self.waited_s = 0.0
-        self._thread = threading.Thread(target=self._prepare, name="batches", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[list[TokenBatch]]:
-        while not self._closed.is_set():
-            began = time.perf_counter()
-            item = self._ready.get()
-            self.waited_s += time.perf_counter() - began
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        """End the thread, which may be waiting for room in the queue."""
-        self._closed.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.01)
-
-    def _prepare(self) -> None:
-        try:
-            for micros in self._steps:
-                batches = [self._batch(micro) for micro in micros]
-                if not self._put(batches):
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised again where the batches are used
-            self._put(error)
-
-    def _batch(self, micro: MicroBatch) -> TokenBatch:
-        batch = collate(self._rows.tokens, micro, self._rows.layout, self._rows.reference)
-        return batch.pinned() if self._pin else batch
-
-    def _put(self, item: list[TokenBatch] | BaseException) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False

@@ -29,9 +29,9 @@ from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.handoff import LaunchSpec
 from trainer.native import train
-from trainer.native.batches import BatchLoader
 from trainer.native.distributed import join_process_group
 from trainer.native.external_launch import prepare_launch
+from trainer.native.loader import BatchLoader
 from trainer.native.model import available_attention
 from trainer.native.optimizer import Stepper, StepResult
 from trainer.session.progress_log import ProgressLog

@@ -15,12 +15,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from core.domain.choices import Optimizer as Name
+from core.domain.choices import Parallelism
 from core.planning.plan import TrainingPlan
 from trainer.errors import TrainingError
 from trainer.native import distributed
 from trainer.native.batches import TokenBatch
 from trainer.native.distributed import NativeCommunicator
 from trainer.native.model import LossModel
+from trainer.session.failures import is_oom
 
 #: Muon orthogonalises matrices; these are tables.
 _NOT_MUON = ("embed", "lm_head", "wte", "wpe")
@@ -228,8 +230,14 @@ class Stepper:
         self.masters = build_optimizer(net, plan, ranks.device)
         self._weights = [weight for weight in net.parameters() if weight.requires_grad]
 
-    def step(self, batches: list[TokenBatch], factor: float = 1.0) -> StepResult:
-        """With the plan's rate times `factor`. Gradients that are not finite change nothing."""
+    def step(
+        self,
+        batches: list[TokenBatch],
+        factor: float = 1.0,
+        smaller: Callable[[], list[TokenBatch] | None] = lambda: None,
+    ) -> StepResult:
+        """With the plan's rate times `factor`. Gradients that are not finite change nothing. Where memory
+        runs out before the update, the step is made again with the `smaller` batches, if there are any."""
         rate = self.plan.optimizer.learning_rate * factor
         count, learned, tokens = self._ranks.sum(
             sum(batch.count for batch in batches),
@@ -237,7 +245,7 @@ class Stepper:
             sum(batch.tokens for batch in batches),
         )
         shares = self.net.shares(count, learned, self._ranks.device)
-        summed = self._gradients(batches, shares)
+        summed = self._gradients_that_fit(batches, shares, smaller)
         norm = self._clipped()
         if math.isfinite(norm):
             self.masters.set_rate(rate)
@@ -246,11 +254,28 @@ class Stepper:
         (loss,) = self._ranks.sum(float(summed))
         return StepResult(loss, norm, rate, int(tokens))
 
+    def _gradients_that_fit(
+        self, batches: list[TokenBatch], shares: Tensor, smaller: Callable[[], list[TokenBatch] | None]
+    ) -> Tensor:
+        try:
+            return self._gradients(batches, shares)
+        except (RuntimeError, MemoryError) as error:
+            again = smaller() if is_oom(error) else None
+            if again is None:
+                raise
+        # Out of the handler, which keeps the failed pass and its memory.
+        self.masters.zero_grad()
+        if self._ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._gradients(again, shares)
+
     def _gradients(self, batches: list[TokenBatch], shares: Tensor) -> Tensor:
         device, world = self._ranks.device, self._ranks.world
         summed = torch.zeros((), device=device)
+        # With one planned pass there is no memory for the whole gradients of a sharded model between two.
+        sharded = self.plan.parallelism is Parallelism.FSDP and self.plan.batch.accumulation == 1
         for number, batch in enumerate(batches, start=1):
-            with distributed.no_sync(self.distributed, last=number == len(batches)):
+            with distributed.no_sync(self.distributed, last=sharded or number == len(batches)):
                 loss = (self.distributed(batch.to(device)) * shares).sum()
                 # DDP and FSDP take the mean over ranks of what is a sum here.
                 (loss * world).backward()

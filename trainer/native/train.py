@@ -30,11 +30,12 @@ from core.runs.run_files import RunEnd
 from trainer.handoff import LaunchSpec, TrainingFailure, TrainingOutcome, write_record
 from trainer.inputs.model_loading import block_imports
 from trainer.native import checkpoints, speed
-from trainer.native.batches import BatchLayout, BatchLoader, SampleOrder, TokenRows
+from trainer.native.batches import BatchLayout, SampleOrder, TokenBatch, TokenRows
 from trainer.native.checkpoints import BadCheckpoint, Saver, TrainingPosition
 from trainer.native.corpus import open_rows
 from trainer.native.distributed import NativeCommunicator, join_process_group
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
+from trainer.native.loader import BatchLoader
 from trainer.native.model import (
     DpoLossModel,
     KlLossModel,
@@ -44,6 +45,7 @@ from trainer.native.model import (
     without_adapters,
 )
 from trainer.native.optimizer import Stepper
+from trainer.session.control import MicroChange
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
 from trainer.session.learning_rate import Prober
@@ -178,13 +180,14 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
         pin=loading.pin_memory and ranks.device.type == "cuda",
         ahead=max(loading.prefetch_factor or 2, 2),
     )
+    host.loader = loader
     with ExitStack() as stack:
         stack.callback(loader.close)
         meter.read()
         began = time.monotonic()
         for batches in loader:
             # Step. The schedule goes by progress from 0 to 1: how many steps there will be is a forecast.
-            step = trainer.stepper.step(batches, session.rate)  # all ranks
+            step = trainer.stepper.step(batches, session.rate, smaller_batches(trainer))  # all ranks
             session.optimizer_stepped()
             ranks.heartbeat()
             trainer.position = replace(trainer.position, step=trainer.position.step + 1)
@@ -193,6 +196,7 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
 
             # Count and log
             meter.tokens += sum(batch.tokens for batch in batches)
+            meter.samples += sum(batch.samples for batch in batches)
             meter.waited, loader.waited_s = meter.waited + loader.waited_s, 0.0
             session.logged(step.loss, step.norm)
             if trainer.position.step % setup.plan.steps.log_every == 0:
@@ -323,6 +327,8 @@ class NativeHost:
     def __init__(self, net: LossModel, ranks: NativeCommunicator, scorer: Scorer | None) -> None:
         self._net, self._ranks, self.scorer = net, ranks, scorer
         self.average: MovingAverage | None = None
+        #: As long as steps are made.
+        self.loader: BatchLoader | None = None
         self.prober: Prober | None = None
 
     def write(self, folder: Path | None) -> None:
@@ -330,6 +336,27 @@ class NativeHost:
 
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.applied() if self.average is not None else nullcontext()
+
+    def regroup(self, micro: int | None) -> MicroChange:
+        assert self.loader is not None
+        return self.loader.regroup(micro)
+
+
+def smaller_batches(trainer: Trainer) -> Callable[[], list[TokenBatch] | None]:
+    """What a step is made with after memory ran out in a micro-batch that had grown. Several processes cannot
+    go back: the others wait for the one that ran out, and the run ends as out of memory."""
+
+    def smaller() -> list[TokenBatch] | None:
+        loader = trainer.host.loader
+        undone = loader.undo_growth() if loader is not None and trainer.ranks.world == 1 else None
+        if undone is None:
+            return None
+        micro, batches = undone
+        text = f"memory ran out: back to {micro} sequences in a pass"
+        trainer.session.controls.undo_growth(micro, trainer.session.step, text)
+        return batches
+
+    return smaller
 
 
 def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:

@@ -16,6 +16,7 @@ from core.engines.base import ImageFiles, RunInputs
 from core.engines.render import render
 from core.models.identify import image_model_facts as model_of
 from core.planning.plan import TrainingPlan
+from core.runs.progress import ControlEvent
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from trainer.errors import BadModel
 from trainer.inputs.images import PreparedImages, prepare_images
@@ -29,9 +30,11 @@ from trainer.runner.supervise import (
     ProcessEnd,
     SupervisedProcess,
     SupervisionLimits,
+    Termination,
     launch_result,
     supervise,
 )
+from trainer.session.control import ControlFile
 from trainer.session.failures import end_of, is_disk_full
 from trainer.session.progress_log import ProgressLog
 
@@ -58,12 +61,15 @@ class ImageRunner:
     retries: bool
     start: StartEngine = EngineProcess
     launches: int = 0
+    control: ControlFile = field(init=False)
     #: Files outside the model's own directory, looked up once.
     parts: ImageFiles = field(default_factory=ImageFiles)
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
         self.progress = ProgressLog(Path(self.run.progress_path))
+        path = self.run.control_path
+        self.control = ControlFile(Path(path) if path else None, self.progress.note)
         self.kind = self.run.image_type or ImageModelType.SDXL
 
     def execute(self) -> RunResult:
@@ -137,9 +143,14 @@ class ImageRunner:
         env = engine_environment(self.work, {**rendered.env, **self._caches()})
         self.progress.stage("train", f"{plan.engine}, {plan.steps.total:,} steps")
         # Both engines import their own modules from where they are started.
+
+        def check() -> Termination | None:
+            self._refuse_control(plan)
+            return monitor.check()
+
         child = self.start(rendered.command, env, engine_directory(plan.engine), monitor.on_line)
         signs = (Path(self.run.progress_path),)
-        limits = SupervisionLimits(self._hard_end, signs=signs, hang_s=HANG_S, more=monitor.check)
+        limits = SupervisionLimits(self._hard_end, signs=signs, hang_s=HANG_S, more=check)
         ended = supervise(child, limits, self.stop)
         monitor.place()
         return self._result(ended, monitor, output), monitor
@@ -188,6 +199,14 @@ class ImageRunner:
         if any(is_disk_full(line) for line in ended.tail):
             return LaunchResult(RunEnd.DISK_FULL, "the engine found no room for its files")
         return launch_result(ended, None, (), marked=True)
+
+    def _refuse_control(self, plan: TrainingPlan) -> None:
+        asked = self.control.take()
+        if asked is not None:
+            text = f"{plan.engine} cannot change while it runs: it applies to the next attempt"
+            micro = plan.batch.micro
+            event = ControlEvent(t=time.time(), number=asked.number, applied=False, micro=micro, text=text)
+            self.progress.write(event)
 
     def _remedy(
         self, plan: TrainingPlan, attempt: LaunchResult, began: float, earlier: list[Remedy]

@@ -55,6 +55,8 @@ class RunClock:
     #: Steps that were done when this process began.
     done: int = 0
     total: int = 0
+    #: Share of the time in which the GPU computes: after each step there is a pause.
+    duty: float = 1.0
     eval_every: int = 1
     save_every: int = 1
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -96,6 +98,11 @@ class RunClock:
             self._steps.append(seconds)
             self._measured += 1
 
+    def speed_changed(self) -> None:
+        """Steps are different from now on: only the latest still count, until there are new ones."""
+        while len(self._steps) > ENOUGH_STEPS:
+            self._steps.popleft()
+
     def evaluated(self, seconds: float) -> None:
         self._evaluations.append(seconds)
         self._evaluated = self.done
@@ -120,10 +127,12 @@ class RunClock:
 
     @property
     def step_s(self) -> float:
-        """The mean step plus its standard error, so that a lucky sample does not promise too much."""
+        """The mean step with its pause, plus its standard error, so that a lucky sample does not promise too
+        much."""
         if not self.sure:
-            return max(self._steps, default=self.plan.time.step_s)
-        return fmean(self._steps) + pstdev(self._steps) / math.sqrt(len(self._steps))
+            return max(self._steps, default=self.plan.time.step_s) / self.duty
+        seconds = fmean(self._steps) + pstdev(self._steps) / math.sqrt(len(self._steps))
+        return seconds / self.duty
 
     @property
     def eval_s(self) -> float:

@@ -18,10 +18,12 @@ from core.domain.evaluation import RewardScore
 from core.domain.units import show_seconds
 from core.planning.plan import LrSearchPlan, TrainingPlan
 from core.planning.schedule import EVALUATIONS
+from core.runs.control import RunControl
 from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
 from trainer.handoff import LaunchSpec, TrainingOutcome
 from trainer.session.clock import EVAL_SHARE, BestScore, RunClock, StepOrders
+from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
 from trainer.session.learning_rate import (
     SAMPLED_NOISE,
@@ -80,12 +82,17 @@ class TrainingHost(Protocol):
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has its averaged weights, where there are any."""
 
+    def regroup(self, micro: int | None) -> MicroChange:
+        """From the next step on, at most so many sequences in a pass, and as many passes as that takes;
+        None: as planned. All ranks call it."""
+
 
 def session_of(
     spec: LaunchSpec, plan: TrainingPlan, progress: ProgressLog, ranks: Communicator, host: TrainingHost
 ) -> Session:
     """The session of a launch, in real time."""
     run, stop = spec.run, StopFile(Path(spec.run.stop_path))
+    control = ControlFile(Path(run.control_path) if run.control_path else None, progress.note)
     return Session(
         plan=plan,
         clock=RunClock(plan, end_by=run.end_by, now=time.time),
@@ -94,6 +101,7 @@ def session_of(
         ranks=ranks,
         host=host,
         stop_requested=lambda: stop.requested,
+        take_control=control.take,
     )
 
 
@@ -116,6 +124,9 @@ class Session:
     host: TrainingHost
     #: Whether a stop was requested, by file or signal; called on rank 0 only.
     stop_requested: Callable[[], bool] = lambda: False
+    #: The control file's request, once; called on rank 0 only.
+    take_control: Callable[[], RunControl | None] = lambda: None
+    sleep: Callable[[float], None] = time.sleep
     #: "load", "train", "evaluation", "generation": where a failure happened.
     phase: str = "load"
     step: int = 0
@@ -127,11 +138,13 @@ class Session:
     _last_scored: int = -1
     #: The factor on the planned peak rate that the search found.
     peak: float = 1.0
+    controls: Controls = field(init=False)
     schedule: ScheduleProgress = field(init=False)
     best: BestScore = field(init=False)
     plateau: PlateauFactor | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.controls = Controls(self.host.regroup, self.clock, self.progress, self.plan.batch.micro)
         self.schedule = ScheduleProgress(
             total=self.clock.total, asked_warmup=self.plan.optimizer.warmup_steps
         )
@@ -237,6 +250,7 @@ class Session:
         """Called after each step; returns what follows. `seconds`: the step without evaluations."""
         self.step += 1
         self.clock.stepped(seconds)
+        self.controls.pause(seconds, self.sleep, lambda: self.ranks.rank == 0 and self.stop_requested())
         if self.step < self._agree_at:
             return StepOrders(total=self.clock.total)
         orders = self._agree()
@@ -251,7 +265,7 @@ class Session:
 
     def _agree(self) -> StepOrders:
         """Rank 0's orders on all ranks; `stop` is set with them."""
-        numbers: list[float] = [_NONE] * 5
+        numbers: list[float] = [_NONE] * 8
         if self.ranks.rank == 0:
             orders = self.clock.after_step()
             stop = self._stop_reason(orders)
@@ -259,14 +273,18 @@ class Session:
             steps_between = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MAX_STEPS_BETWEEN_AGREEMENTS)
             steps_between = max(steps_between, 1) if self.clock.sure else 1
             end = float(_ENDS.index(stop.end)) if stop else _NONE
-            numbers = [orders.total, orders.evaluate, orders.save, end, steps_between]
-        agreed = [int(number) for number in self.ranks.from_first(numbers)]
-        total, evaluate, save, end, steps_between = agreed
+            asked = self.take_control()
+            control = [asked.number, asked.micro or 0, asked.duty] if asked else [0, 0, 1.0]
+            numbers = [orders.total, orders.evaluate, orders.save, end, steps_between, *control]
+        *agreed, duty = self.ranks.from_first(numbers)
+        total, evaluate, save, end, steps_between, number, micro = map(int, agreed)
         self.clock.total = total
         self.schedule.forecast(total)
         self._agree_at = min(self.step + steps_between, max(total, self.step + 1))
         if end >= 0 and self.stop is None:
             self.stop = StopReason(_ENDS[end], self.stop_detail)
+        if number:
+            self.controls.carry_out(RunControl(number=number, micro=micro or None, duty=duty), self.step)
         return StepOrders(total, bool(evaluate), bool(save), self.stop is not None)
 
     def _stop_reason(self, orders: StepOrders) -> StopReason | None:

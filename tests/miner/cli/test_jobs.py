@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from core.domain.units import show_bytes
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from miner.__main__ import app
 from miner.cli.render.jobs import job_pages
@@ -90,6 +91,7 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
         "base": 2.25,
         "best": 1.75,
         "best_step": 90,
+        "gain": pytest.approx(0.5 / 2.25),
         "steps": 120,
         "seconds": 600.0,
         "tokens_s": 12_345.0,
@@ -103,7 +105,13 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
     page = (await run("show", "1")).output
     words = " ".join(page.split())
     assert "eval_loss 2.2500 → 1.7500, best at step 90 of attempt 1" in words
-    assert "120 steps in 10 min 00 s, 12,345 tokens/s, 61.2 GB of memory at most" in words
+    assert "gain +22.2% over the base" in words
+    assert "120 steps in 10 min 00 s" in words
+    figures = whole["attempts"][0]["figures"]
+    assert figures["gain"] == pytest.approx(0.5 / 2.25)
+    planned = figures["memory_estimate_bytes"]
+    assert f"speed 12,345 tokens/s, {figures['efficiency']:.0%} of the planned speed" in words
+    assert f"61.2 GB at most, {show_bytes(planned)} planned ({61_200_000_000 / planned:.0%})" in words
     assert max(map(len, page.splitlines())) <= 80
 
 

@@ -17,7 +17,8 @@ from core.planning.plan import AdapterPlan, OptimizerPlan
 from tests.trainer.native import tiny
 from trainer.native import model as nets
 from trainer.native import optimizer
-from trainer.native.batches import IGNORED, BatchLayout, BatchLoader, SampleOrder, TokenRows
+from trainer.native.batches import IGNORED, BatchLayout, SampleOrder, TokenRows
+from trainer.native.loader import BatchLoader
 from trainer.native.optimizer import MasterWeights, NoOptimizer, Stepper
 
 

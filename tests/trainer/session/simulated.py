@@ -12,12 +12,14 @@ from typing import Any
 
 from core.domain.evaluation import RewardScore
 from core.planning.plan import StepsPlan, TrainingPlan
+from core.runs.control import RunControl
 from core.runs.progress import ProgressEvent, parse_events
 from core.runs.run_files import HeldOutScore
 from core.submission.selection import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.core.builders import plan
 from trainer.handoff import TrainingOutcome
 from trainer.session.clock import RunClock
+from trainer.session.control import MicroChange
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog
 from trainer.session.ranks import Communicator
@@ -104,6 +106,10 @@ class Simulation:
     curve: Callable[[int], float] | None = lambda step: 1 / (1 + step)
     prober: Prober | None = None
     stop_at: int | None = None
+    #: Requests of the control file, by the step after which they are there.
+    asked: dict[int, RunControl] = field(default_factory=dict)
+    #: The largest micro-batch that the engine takes.
+    largest: int = 64
     time: Time = field(default_factory=Time)
     scored: list[int] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
@@ -122,6 +128,8 @@ class Simulation:
             ranks=Communicator(),
             host=self,
             stop_requested=lambda: self.stop_at is not None and self.session.step >= self.stop_at,
+            take_control=lambda: self.asked.pop(self.session.step, None),
+            sleep=self.time.pass_by,
         )
 
     def write(self, folder: Path | None) -> None:
@@ -129,6 +137,12 @@ class Simulation:
         self.time.pass_by(self.submit_s)
         write_adapter(folder)
         self.submitted.append(self.time.now)
+
+    def regroup(self, micro: int | None) -> MicroChange:
+        planned = self.plan.batch.micro
+        if micro is not None and micro > self.largest:
+            return MicroChange(self.session.controls.micro, f"{micro} is too large")
+        return MicroChange(planned if micro is None else micro)
 
     @contextmanager
     def averaged(self) -> Iterator[bool]:
