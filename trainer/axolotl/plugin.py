@@ -109,7 +109,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
-        host = HfHost(trainer, self._scorer(trainer, base), MicroBatchSplitter(trainer, self.plan))
+        splitter = MicroBatchSplitter(trainer, self.plan)
+        host = HfHost(trainer, self._scorer(trainer, base), splitter)
         self.session = self._session(trainer, host)
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
