@@ -18,6 +18,7 @@ from miner.fleet.samples import SampleHistory
 from miner.http.operator import fleet_page, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
@@ -51,6 +52,8 @@ class ObservedDaemon(Protocol):
     def clock(self) -> float: ...
 
     def live(self, job_id: int) -> LiveJob | None: ...
+
+    def figures(self, job_id: int) -> RunFigures | None: ...
 
 
 def overview_dependency(request: Request) -> ObservedDaemon:
@@ -94,7 +97,7 @@ def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
 
 def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
     """The loss of the attempt that runs."""
-    figures = daemon.jobs.figures(job_id) if daemon.jobs else None
+    figures = daemon.figures(job_id)
     return thinned(figures.curves.columns["loss"]) if figures else []
 
 
