@@ -247,7 +247,8 @@ class Session:
         self.schedule.advance()
 
     def stepped(self, seconds: float) -> StepOrders:
-        """Called after each step; returns what follows. `seconds`: the step without evaluations."""
+        """Called after each step; returns what follows. `seconds`: the step without evaluations. A pause that
+        the control file asks for is made here."""
         self.step += 1
         self.clock.stepped(seconds)
         self.controls.pause(seconds, self.sleep, lambda: self.ranks.rank == 0 and self.stop_requested())
