@@ -24,16 +24,25 @@ from miner.chain.nonces import NonceLedger
 from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
-from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.nvml import NvmlSource
+from miner.fleet.sampler import GpuSampler
+from miner.fleet.samples import SampleHistory
+from miner.http.alerts import build_alerts_router
+from miner.http.config import build_config_router
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
+from miner.http.measurements import build_measurements_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
+from miner.http.overview import build_overview_router
+from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
+from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
 from miner.jobs.manager import JobManager, JobsNotReady
@@ -44,15 +53,21 @@ from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.settings import EngineKind, Settings
 from miner.store import database
+from miner.store.alerts import prune_alerts
 from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.ranks import RankRow, record_rank
+from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
 from miner.support.rate_limits import RateLimit, TokenBuckets
+from miner.watch.alert_rules import LiveAlertRules
+from miner.watch.alert_service import AlertService
 from miner.watch.kpis import CurrentKpis
+from miner.watch.metrics import LiveMeasurements
+from miner.watch.requests import RequestWatch
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +94,18 @@ class Daemon:
     nonces: NonceLedger
     fleet: Fleet
     inventory: GpuInventory
+    #: What was measured in the last hour, by the sampler.
+    samples: SampleHistory
+    sampler: GpuSampler
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
     alerts: Alerts
+    request_watch: RequestWatch
     kpis: CurrentKpis
     started_at: float = 0.0
     periodic_tasks: PeriodicTasks = field(init=False)
+    alert_service: AlertService = field(init=False)
     #: Why this daemon cannot go on; `on_failure` is called then.
     failure: str = ""
     on_failure: Callable[[], None] = lambda: None
@@ -94,19 +114,35 @@ class Daemon:
     _background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.alert_service = self._alert_service()
+        self.alerts.add_listener(self.alert_service.on_kind)
         self.periodic_tasks = PeriodicTasks(
             [
                 PeriodicTask("the database's files", self._check_store_files),
                 PeriodicTask("overdue offers and jobs", self._expire_overdue),
                 PeriodicTask("expired nonces", lambda: self.nonces.sweep(time.time())),
+                PeriodicTask("alert rules", self.alert_service.evaluate),
                 PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
-                PeriodicTask("old offers and events", self._prune_history, PRUNE_SECONDS),
+                PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
         self.offer_service.on_started = self._on_started
         self.metagraphs.on_refresh = self._record_rank
+
+    def _alert_service(self) -> AlertService:
+        settings = self.settings
+        last_good = settings.data_dir / "last-good" / "alerts.json"
+        return AlertService(
+            self.store,
+            self.metrics,
+            LiveAlertRules(settings.alerts_file, last_good, self.alerts),
+            LiveMeasurements(
+                self.samples, self.request_watch, self.trainings, lambda: self.clock.doubted_seconds
+            ),
+            clock=self.clock,
+        )
 
     async def start(self) -> None:
         self.started_at = time.time()
@@ -125,6 +161,7 @@ class Daemon:
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
+        self.sampler.start()
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -136,6 +173,7 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.sampler.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
@@ -177,6 +215,12 @@ class Daemon:
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
+
+    def trainings(self) -> list[RunningTraining] | None:
+        """What trains now; None while nobody knows, because there is no engine yet."""
+        if self.jobs is None:
+            return [] if self.settings.engine is EngineKind.NONE else None
+        return self.jobs.trainings
 
     @property
     def running_jobs(self) -> JobManager:
@@ -281,9 +325,12 @@ class Daemon:
         )
 
     async def _prune_history(self) -> None:
-        before = self.clock() - self.settings.history_days * _DAY
-        while await self.store.write(prune_history, before):
+        now, kept = self.clock(), self.settings.history_days * _DAY
+        while await self.store.write(prune_history, now - kept):
             pass  # in slices, with requests in between
+        while await self.store.write(prune_rollups, now, kept):
+            pass
+        await self.store.write(prune_alerts, now - kept)
 
 
 def _log_if_not_recorded(future: asyncio.Future[bool]) -> None:
@@ -305,7 +352,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         on_alert=alerts,
     )
     nonces = NonceLedger(store, max_live=settings.max_live_nonces)
-    fleet = build_fleet(settings, clock)
+    fleet, nvml, samples = build_fleet(settings, clock), NvmlSource(), SampleHistory()
     policy_runtime = PolicyRuntime(settings, alerts)
     offer_service = OfferService(
         store,
@@ -326,11 +373,14 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         metagraphs=metagraphs,
         nonces=nonces,
         fleet=fleet,
-        inventory=build_inventory(settings, fleet, alerts, clock),
+        inventory=build_inventory(settings, fleet, nvml, alerts, clock),
+        samples=samples,
+        sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
         alerts=alerts,
+        request_watch=RequestWatch(),
         kpis=CurrentKpis(store, lambda: policy_runtime.policy.terms.targets, clock),
     )
     _add_gauges(daemon)
@@ -344,6 +394,7 @@ def public_app(daemon: Daemon) -> ASGIApp:
     app = _fastapi("god-miner")
     app.state.authenticator = daemon.authenticator
     app.state.offer_service = daemon.offer_service
+    app.state.request_watch = daemon.request_watch
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -369,8 +420,13 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
+    app.include_router(build_measurements_router())
+    app.include_router(build_alerts_router())
+    app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_reports_router())
+    app.include_router(build_config_router())
     return app
 
 

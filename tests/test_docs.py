@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from miner.http import jobs, offers, operator, subnet
+from miner.http import alerts, config, jobs, offers, operator, overview, reports, subnet
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -27,7 +27,15 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    pages = (operator.build_operator_router(), jobs.build_jobs_router(), offers.build_offers_router())
+    pages = (
+        operator.build_operator_router(),
+        jobs.build_jobs_router(),
+        config.build_config_router(),
+        alerts.build_alerts_router(),
+        overview.build_overview_router(),
+        offers.build_offers_router(),
+        reports.build_reports_router(),
+    )
     own = [route.path for page in pages for route in page.routes]  # type: ignore[attr-defined]
     return ["/healthz", *paths, *own]
 

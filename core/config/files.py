@@ -164,7 +164,12 @@ class ConfigKind(Generic[T]):
     def layers(self, name_or_path: str, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
         """Load a file and what it extends, oldest ancestor first. By path (with a slash or `.yaml`), or
         by name: in `directories` first, then as shipped."""
-        return self._with_parents(self._find(name_or_path, directories, None), directories, [])
+        file = self._find(name_or_path, directories, None)
+        return self._with_parents(ConfigLayer(self, file, _read(file)), directories, [])
+
+    def layers_of_text(self, text: str, file: Path, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
+        """Load what `file` would be with this text, and what it extends."""
+        return self._with_parents(ConfigLayer(self, file, text), directories, [])
 
     def load(self, name_or_path: str, directories: Sequence[Path] = ()) -> LoadedConfig[T]:
         layers = self.layers(name_or_path, directories)
@@ -226,10 +231,9 @@ class ConfigKind(Generic[T]):
         return ConfigError(source, [Problem(where, name, f"no such {self.noun}; known by name: {known}")])
 
     def _with_parents(
-        self, file: Path, directories: Sequence[Path], children: list[Path]
+        self, layer: ConfigLayer[T], directories: Sequence[Path], children: list[Path]
     ) -> list[ConfigLayer[T]]:
-        layer = ConfigLayer(self, file, _read(file))
-        chain = [*children, file.resolve()]
+        chain = [*children, layer.file.resolve()]
         if layer.content.extends is None:
             return [layer]
         parent = self._find(layer.content.extends, directories, layer)
@@ -238,8 +242,11 @@ class ConfigKind(Generic[T]):
             problem = Problem(
                 layer.located.location(("extends",)), parent.stem, f"extends goes round in a circle: {names}"
             )
-            raise ConfigError(file.name, [problem])
-        return [*self._with_parents(parent, directories, chain), layer]
+            raise ConfigError(layer.file.name, [problem])
+        return [
+            *self._with_parents(ConfigLayer(self, parent, _read(parent)), directories, chain),
+            layer,
+        ]
 
     def _problems(self, error: ValidationError, located: LocatedYaml) -> list[Problem]:
         problems: dict[tuple[KeyPath, str], Problem] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -21,6 +21,43 @@ def editor_schema(model: type[BaseModel]) -> dict[str, Any]:
             # Defaults are in base units (seconds) and whole objects, which a file cannot contain.
             about.pop("default", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class KeyHelp(NamedTuple):
+    """One key that a file may have."""
+
+    #: Dotted; `*` stands for a name of the writer's choice.
+    path: str
+    #: What it takes, in words.
+    value: str
+    #: Empty: none.
+    default: str
+    description: str
+
+
+def key_help(model: type[BaseModel], above: str = "") -> Iterator[KeyHelp]:
+    """Every key of a kind of file, parts before what is in them."""
+    schema = model.model_json_schema()
+    shared = schema.get("$defs", {})
+    for key, about in schema["properties"].items():
+        field = next(field for name, field in model.model_fields.items() if key in (name, field.alias))
+        path = f"{above}{key}"
+        default = _default(field).strip("`")
+        value = _value_text(about, shared).replace("`", "")
+        yield KeyHelp(path, value, "" if default == "–" else default, field.description or "")
+        inner, is_named = _mapping_in(field.annotation)
+        if inner is not None:
+            yield from key_help(inner, f"{path}.*." if is_named else f"{path}.")
+
+
+def _mapping_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The part of the schema that a field holds, and whether by names of the writer's choice. None for a
+    value, also for one that is written as a word."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation if annotation.__str__ is BaseModel.__str__ else None, False
+    if get_origin(annotation) is dict:
+        return _mapping_in(get_args(annotation)[1])[0], True
+    return None, False
 
 
 def reference_table(title: str, lead: str, model: type[BaseModel]) -> str:

@@ -44,7 +44,7 @@ class StepEvent(_Event):
     lr: float | None = None
     grad_norm: float | None = None
     tokens_s: float | None = None
-    #: Rows, or pictures.
+    #: As `BatchPlan` counts them: sequences (packed ones hold several rows), pairs, completions, images.
     samples_s: float | None = None
     mfu: float | None = None
     #: Of the GPU with the most memory in use.

@@ -278,7 +278,8 @@ def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
 
 
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
-    from miner.cli.render.plan import comparison_pages, plan_differences
+    from core.engines.differences import plan_differences
+    from miner.cli.render.plan import comparison_pages
 
     if as_json:
         echo_json([one._asdict() for one in plan_differences(before, after)])

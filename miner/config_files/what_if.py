@@ -21,8 +21,8 @@ from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
 from miner.support.child_main import ChildProtocol
 from miner.support.subprocess import ChildSilent, run_order, worker_environment
 
-#: A backtest of 20,000 offers takes some ten seconds on an idle core.
-BACKTEST_SECONDS = 120.0
+#: A backtest of 20,000 offers takes some twenty seconds on an idle core, a check one or two.
+BACKTEST_SECONDS, CHECK_SECONDS = 120.0, 30.0
 
 
 class WhatIfBusy(GodMinerError):
@@ -84,6 +84,25 @@ class BacktestOrder(Record):
     changes: dict[str, JsonValue]
 
 
+class CheckOrder(Record):
+    """Check a text that is to become an operator's file."""
+
+    order: Literal["check"] = "check"
+    kind: str
+    name: str
+    #: Where the file is, or will be, and the operator's directory of such files.
+    file: str
+    directory: str
+    text: str
+    #: What is there now; None: nothing.
+    saved: str | None
+    #: Also tell what the edit would change.
+    effects: bool
+    terms: TermsInForce
+    data_dir: str
+    now: float
+
+
 class WhatIfAnswer(Record):
     event: Literal["answer"] = "answer"
     answer: dict[str, Any]
@@ -102,7 +121,7 @@ class WhatIfError(Record):
     text: str
 
 
-WhatIfOrder = Annotated[BacktestOrder, Field(discriminator="order")]
+WhatIfOrder = Annotated[BacktestOrder | CheckOrder, Field(discriminator="order")]
 WhatIfEvent = Annotated[WhatIfAnswer | WhatIfRefused | WhatIfError, Field(discriminator="event")]
 PROTOCOL: ChildProtocol[WhatIfOrder, WhatIfEvent] = ChildProtocol(
     "miner.config_files.worker", TypeAdapter(WhatIfOrder), TypeAdapter(WhatIfEvent), max_line=16 << 20
@@ -115,24 +134,24 @@ class WhatIf:
     def __init__(self) -> None:
         self._asked: set[str] = set()
 
-    async def ask(self, order: WhatIfOrder, seconds: float = BACKTEST_SECONDS) -> dict[str, Any]:
-        """Return the child's answer. `ConfigError` when what was asked is wrong, `WhatIfBusy`,
-        `WhatIfFailed`. A caller that is cancelled ends the child."""
-        if order.order in self._asked:
-            raise WhatIfBusy(f"another {order.order} is running; ask again when it is over")
-        self._asked.add(order.order)
+    async def ask(self, order: WhatIfOrder, what: str, seconds: float) -> dict[str, Any]:
+        """Return the child's answer. `what` is the kind of question. `ConfigError` when what was asked is
+        wrong, `WhatIfBusy`, `WhatIfFailed`. A caller that is cancelled ends the child."""
+        if what in self._asked:
+            raise WhatIfBusy(f"another {what} is running; ask again when it is over")
+        self._asked.add(what)
         try:
             async with asyncio.timeout(seconds):
                 reply = await run_order(PROTOCOL, order, lambda _: None, environment=worker_environment())
         except (TimeoutError, ChildSilent):
-            raise WhatIfFailed(f"the {order.order} took longer than {seconds:g} s; ask for less") from None
+            raise WhatIfFailed(f"the {what} took longer than {seconds:g} s; ask for less") from None
         except OSError as error:
-            raise WhatIfFailed(f"the {order.order} cannot be started: {error}") from None
+            raise WhatIfFailed(f"the {what} cannot be started: {error}") from None
         finally:
-            self._asked.discard(order.order)
+            self._asked.discard(what)
         if isinstance(reply.event, WhatIfAnswer):
             return reply.event.answer
         if isinstance(reply.event, WhatIfRefused):
-            raise ConfigError(order.order, [Problem(**one) for one in reply.event.problems])
+            raise ConfigError(what, [Problem(**one) for one in reply.event.problems])
         text = reply.event.text if reply.event is not None else reply.ending
-        raise WhatIfFailed(f"the {order.order} failed: {text}")
+        raise WhatIfFailed(f"the {what} failed: {text}")

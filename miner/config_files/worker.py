@@ -10,6 +10,7 @@ from core.domain.errors import ConfigError
 from miner.config_files.what_if import (
     PROTOCOL,
     BacktestOrder,
+    CheckOrder,
     WhatIfAnswer,
     WhatIfError,
     WhatIfEvent,
@@ -28,6 +29,10 @@ def carry_out(order: WhatIfOrder, _: EventWriter) -> WhatIfAnswer:
         from miner.config_files.backtest import backtest_changes
 
         return WhatIfAnswer(answer=backtest_changes(order))
+    if isinstance(order, CheckOrder):
+        from miner.config_files.checks import check_text
+
+        return WhatIfAnswer(answer=check_text(order))
     assert_never(order)
 
 

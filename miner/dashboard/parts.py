@@ -93,9 +93,10 @@ class Meter:
         self._outer.props('role="meter" aria-valuemin="0" aria-valuemax="100"')
         self._outer.props["aria-label"] = label
 
-    def show(self, share: float | None, text: str | None = None) -> None:
+    def show(self, share: float | None, text: str | None = None, missing: str = NOT_AVAILABLE) -> None:
+        """`missing` is said where there is no share."""
         shown = 0.0 if share is None else min(1.0, max(0.0, share))
-        self._text.show((percent(share) if text is None else text) if share is not None else NOT_AVAILABLE)
+        self._text.show((percent(share) if text is None else text) if share is not None else missing)
         width = f"width:{shown * 100:.0f}%"
         if width != self._width:
             self._width = width

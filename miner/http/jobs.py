@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from core.domain.job_states import JobState
 from miner.http.operator import caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
@@ -92,14 +93,21 @@ async def list_jobs(
     daemon: ReadableJobs,
     limit: Annotated[int, Query(ge=1, le=MAX_JOBS_LISTED)] = 50,
     open_only: Annotated[bool, Query(alias="open")] = False,
+    state: JobState | None = None,
+    q: Annotated[str, Query(max_length=200)] = "",
+    before: Annotated[int | None, Query(ge=1)] = None,
 ) -> dict[str, Any]:
-    """The newest first, with the progress of those that a worker has."""
+    """The newest first, with the progress of those that a worker has. `next`: what `before` has to be for
+    those that came earlier; null at the end."""
 
-    def query(db: sqlite3.Connection) -> list[dict[str, Any]]:
-        rows = store_jobs.newest_jobs(db, limit, only_open=open_only)
-        return [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
+    def query(db: sqlite3.Connection) -> dict[str, Any]:
+        rows = store_jobs.newest_jobs(
+            db, limit, only_open=open_only, state=state, text=q.strip(), before=before
+        )
+        shown = [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
+        return {"jobs": shown, "next": rows[-1].id if len(rows) == limit else None}
 
-    return {"jobs": await daemon.store.read(query)}
+    return await daemon.store.read(query)
 
 
 async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.records import Record
 from core.domain.tasks import TaskType
-from miner.config_files.what_if import BacktestOrder, TermsInForce, WhatIf
+from miner.config_files.what_if import BACKTEST_SECONDS, BacktestOrder, TermsInForce, WhatIf
 from miner.http.operator import operator_only
 from miner.offers.past_offers import find_stored_offer, stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
@@ -85,7 +85,11 @@ async def backtest(wanted: BacktestRequest, request: Request) -> dict[str, Any]:
         terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),
         changes=wanted.overrides,
     )
-    return {"days": wanted.days, "overrides": wanted.overrides, **await what_if.ask(order)}
+    return {
+        "days": wanted.days,
+        "overrides": wanted.overrides,
+        **await what_if.ask(order, "backtest", BACKTEST_SECONDS),
+    }
 
 
 def terms_in_force(runtime: PolicyRuntime, installed: Hardware | None) -> TermsInForce:

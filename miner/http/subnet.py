@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
@@ -39,6 +40,7 @@ from miner.chain.auth import Authenticator, Caller
 from miner.http.errors import InvalidRequest, JsonReply, MethodNotAllowed, error_reply, internal_error
 from miner.offers.service import OfferService
 from miner.store.jobs import RecordedStart
+from miner.watch.requests import RequestWatch
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class SignedRoute(APIRoute):
             raise
         caller = authenticator.verify(unverified, self._method, raw, address)
         try:
-            arguments = self._arguments(raw, scope.get("path_params", {}))
+            arguments = self._arguments(raw, scope.get("path_params", {}), caller, state.request_watch)
             request = SignedRequest(state.offer_service, caller, raw)
             answer: BaseModel = await self.endpoint(request, **arguments)
         except GodMinerError as error:
@@ -122,9 +124,17 @@ class SignedRoute(APIRoute):
             await caller.ticket.wait_until_saved()
         return answer
 
-    def _arguments(self, raw: bytes, path: Mapping[str, str]) -> dict[str, Any]:
+    def _arguments(
+        self, raw: bytes, path: Mapping[str, str], caller: Caller, watch: RequestWatch
+    ) -> dict[str, Any]:
         if self._body is not None:
-            return {"body": _validated_body(self._body, raw)}
+            try:
+                body = _validated_body(self._body, raw)
+            except InvalidRequest as refused:
+                watch.note_invalid(caller.hotkey, self.path, str(refused), time.time())
+                raise
+            watch.note_valid(caller.hotkey, self.path, raw, time.time())
+            return {"body": body}
         return {name: _validated_parameter(name, adapter, path) for name, adapter in self._parameters.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -23,13 +24,17 @@ from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
+from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus, LiveJob
-from miner.jobs.folder import JobFolder, job_folder
+from miner.jobs.figures import RunFigures, read_figures
+from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
+from miner.jobs.history import read_result
 from miner.jobs.tasks import job_task_of
 from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.publish.publisher import SubmissionPublisher
 from miner.store import attempts as store_attempts
+from miner.store import figures as store_figures
 from miner.store import jobs as store_jobs
 from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow
@@ -85,8 +90,12 @@ class JobContext:
         self.row = row
         self.folder: JobFolder = job_folder(services.data_dir, row.id)
         self.live = LiveJob(row.id, row.task_id, row.state)
+        #: Of the attempt that runs.
+        self.figures: RunFigures | None = None
         self.fetched: FetchedInputs | None = None
         self.grant: GpuGrant | None = None
+        #: The attempt that runs now, and can be asked to change.
+        self.training: RunningTraining | None = None
         #: Why a GPU of this job cannot be used any more.
         self.gpu_lost: str | None = None
         #: Set when something has changed that a waiting worker should look at.
@@ -127,8 +136,42 @@ class JobContext:
     async def attempts(self) -> list[AttemptRow]:
         return await self.services.store.read(store_attempts.attempts_of, self.row.id)
 
-    async def end_attempt(self, attempt: AttemptRow, reason: EndReason, detail: str) -> None:
-        await self.services.store.write(store_attempts.end_attempt, attempt.id, self.now(), reason, detail)
+    async def end_attempt(
+        self, attempt: AttemptRow, reason: EndReason, detail: str, figures: RunFigures | None = None
+    ) -> None:
+        """Store how an attempt ended and what it came to; without `figures` by its progress file."""
+        now = self.now()
+        await self.services.store.write(store_attempts.end_attempt, attempt.id, now, reason, detail)
+        folder = AttemptFolder(attempt.folder)
+        if figures is None:
+            figures = await asyncio.to_thread(read_figures, folder)
+        came_to = figures.figures(
+            seconds=max(now - attempt.started_at, 0.0),
+            result=await asyncio.to_thread(read_result, folder),
+            utilization=await self._utilization(attempt, now),
+        )
+        curves = json.dumps(figures.curves.as_dict(), separators=(",", ":"))
+        await self.services.store.write(
+            store_figures.save_figures, attempt.id, came_to.model_dump_json(), curves
+        )
+
+    async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
+        """Of its GPUs while it ran: stored, or for a short attempt from the latest samples."""
+        stored = await self.services.store.read(
+            store_figures.mean_utilization, attempt.gpus, attempt.started_at, now
+        )
+        if stored is not None:
+            return stored
+        samples = [
+            one for gpu in attempt.gpus for one in self.services.samples.since(gpu, attempt.started_at)
+        ]
+        known = [one.utilization for one in samples if one.utilization is not None]
+        return sum(known) / len(known) if known else None
+
+    def gpu_memory(self, gpus: tuple[str, ...]) -> int | None:
+        """What is in use of the fullest of these GPUs, as last sampled."""
+        samples = [self.services.samples.latest(gpu) for gpu in gpus]
+        return max((one.memory_used for one in samples if one and one.memory_used is not None), default=None)
 
     async def record_submission(self, submission: MinerSubmission) -> None:
         """Store a fact about the hub, so whoever has changed the job meanwhile."""

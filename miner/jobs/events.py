@@ -37,9 +37,19 @@ class LiveJob:
     epoch: float | None = None
     loss: float | None = None
     learning_rate: float | None = None
+    grad_norm: float | None = None
     tokens_s: float | None = None
+    samples_s: float | None = None
+    mfu: float | None = None
+    #: Share of the time that the GPU waits for data.
+    wait: float | None = None
+    #: Speed of the latest steps relative to the plan's (`core/planning/efficiency.py`).
+    efficiency: float | None = None
+    #: Of the GPU that uses the most, and what the plan expects of each.
     memory_bytes: int | None = None
-    #: The last held-out score and the best one.
+    memory_estimate_bytes: int | None = None
+    #: The held-out scores: of the untouched model, the last one, and the best one.
+    base_score: float | None = None
     score: float | None = None
     best_score: float | None = None
     #: When the job will probably be over, seconds since the epoch; and when it has to be.
@@ -65,8 +75,9 @@ class LiveJob:
 
     def clear_run(self) -> None:
         """An attempt is over: remove its numbers."""
-        self.step = self.steps = self.memory_bytes = None
-        self.epoch = self.loss = self.learning_rate = self.tokens_s = self.ends_at = None
+        self.step = self.steps = self.memory_bytes = self.memory_estimate_bytes = None
+        self.epoch = self.loss = self.learning_rate = self.grad_norm = self.ends_at = None
+        self.tokens_s = self.samples_s = self.mfu = self.wait = self.efficiency = None
 
 
 @dataclass(frozen=True, slots=True)

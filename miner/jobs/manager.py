@@ -14,8 +14,10 @@ from core.domain.job_states import EndReason, JobState
 from core.domain.keys import TaskKey
 from miner.jobs import recovery
 from miner.jobs.context import JobContext, JobServices
+from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import watch_engine
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
 from miner.store.attempts import StaleJob, retry_job, set_job_state
@@ -156,6 +158,18 @@ class JobManager:
     def live(self, job_id: int) -> LiveJob | None:
         context = self._contexts.get(job_id)
         return context.live if context else None
+
+    def figures(self, job_id: int) -> RunFigures | None:
+        """Of the attempt that runs."""
+        context = self._contexts.get(job_id)
+        return context.figures if context else None
+
+    @property
+    def trainings(self) -> list[RunningTraining] | None:
+        """The attempts that run now; None before the jobs of an earlier daemon are taken up."""
+        if not self._ready.is_set():
+            return None
+        return [context.training for context in self._contexts.values() if context.training is not None]
 
     @property
     def running_workers(self) -> int:

@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from core.domain.units import show_seconds
 from core.runs.progress import (
     CheckpointEvent,
+    ControlEvent,
     EndEvent,
     EvalEvent,
     NoteEvent,
@@ -89,6 +90,8 @@ class RunProgress:
     submission: SubmissionEvent | None = None
     oom: OomEvent | None = None
     end: EndEvent | None = None
+    #: The last answer to a request of the control file.
+    control: ControlEvent | None = None
     #: How many submissions were put in place: a change means a newer one.
     submissions: int = 0
     notes: deque[NoteEvent] = field(default_factory=lambda: deque(maxlen=100))
@@ -121,6 +124,8 @@ class RunProgress:
                 self.oom = event
             case NoteEvent():
                 self.notes.append(event)
+            case ControlEvent():
+                self.control = event
             case EndEvent():
                 self.end = event
 

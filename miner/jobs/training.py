@@ -24,6 +24,8 @@ from miner.engines.base import (
     RunStatus,
 )
 from miner.jobs.context import JobContext
+from miner.jobs.control import RunningTraining
+from miner.jobs.figures import RunFigures
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, engine_spec
 from miner.jobs.progress import ProgressTail, RunProgress, idle_since_last_event, stall_reason
@@ -52,6 +54,7 @@ class AttemptSupervisor:
         self.timings, self.engine = job.services.timings, job.services.engine_of(attempt.row)
         self.progress = RunProgress(attempt.row.started_at)
         self.tail = ProgressTail(attempt.folder.progress)
+        self.figures = RunFigures(attempt.plan)
         self.early = EarlyPublisher(job, attempt.row.number)
         #: Why it was asked to end.
         self.stop_verdict: AttemptVerdict | None = None
@@ -70,9 +73,11 @@ class AttemptSupervisor:
     async def run(self) -> AttemptVerdict | None:
         """Return how it ended; None when it may still be running and there is no time to wait for it."""
         self.job.live.attempt = self.attempt.row.number
+        self.job.figures = self.figures
         try:
             self.job.adopt_gpus(self.attempt.row.gpus)
             await self._launch()
+            self.job.training = self._running_training()
             while True:
                 self.job.adopt_gpus(self.attempt.row.gpus)
                 await self._read_progress()
@@ -85,8 +90,16 @@ class AttemptSupervisor:
                 self.early.maybe_start(self.progress, self.stop_at)
                 await self.job.pause(self.timings.poll_s)
         finally:
+            self.job.training = None
             await self.early.close()
+            self.job.figures = None
             self.job.live.clear_run()
+
+    def _running_training(self) -> RunningTraining:
+        row = self.attempt.row
+        return RunningTraining(
+            self.job.live, row.number, row.started_at, self.attempt.plan, self.attempt.folder, self.progress
+        )
 
     # Launch
 
@@ -128,8 +141,11 @@ class AttemptSupervisor:
             self.progress.excuse_silence(now)
         self._read_at = now
         before = self.progress.notes[-1] if self.progress.notes else None
-        for event in await asyncio.to_thread(self.tail.read):
+        events = await asyncio.to_thread(self.tail.read)
+        self.figures.gpu_memory = self.job.gpu_memory(self.attempt.row.gpus)
+        for event in events:
             self.progress.add(event, now)
+            self.figures.add(event)
         self._forward_notes(before)
         await self._retime()
         self._show()
@@ -306,9 +322,9 @@ class AttemptSupervisor:
         if (step := progress.step) is not None:
             live.step, live.steps, live.epoch = step.step, step.total, step.epoch
             live.loss, live.learning_rate = step.loss, step.lr
-            live.tokens_s, live.memory_bytes = step.tokens_s, step.memory_bytes
             if self.retimed_at_step == 0:
                 live.ends_at = step.ends_at
+        self.figures.show(live)
         self.job.show_state()
 
 

@@ -133,7 +133,7 @@ class JobWorker:
             await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
             return False
         # The end goes into the store first: what is done after it can be repeated.
-        await job.end_attempt(attempt.row, verdict.reason, verdict.detail)
+        await job.end_attempt(attempt.row, verdict.reason, verdict.detail, supervisor.figures)
         detail = f", {verdict.detail}" if verdict.detail else ""
         job.note("attempt_ended", f"attempt {attempt.row.number} ended: {verdict.reason}{detail}")
         if supervisor.measured_step_s is not None:

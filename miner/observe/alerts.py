@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class AlertKind(StrEnum):
     POLICY_NOT_IN_FORCE = "policy_not_in_force"
     PROFILE_PROBLEM = "profile_problem"
     PROFILE_NOT_IN_FORCE = "profile_not_in_force"
+    ALERTS_PROBLEM = "alerts_problem"
 
     # Engines
     NO_ENGINE = "no_engine"
@@ -78,6 +79,20 @@ _GOOD_NEWS = frozenset(
     }
 )
 
+#: What good news brings to an end.
+ENDED_BY: Mapping[AlertKind, frozenset[AlertKind]] = {
+    AlertKind.GPU_BACK: frozenset({AlertKind.GPU_OUT}),
+    AlertKind.INVENTORY_RECOVERED: frozenset({AlertKind.INVENTORY_UNREADABLE}),
+    AlertKind.METAGRAPH_RECOVERED: frozenset(
+        {AlertKind.METAGRAPH_STALE, AlertKind.CHAIN, AlertKind.WRONG_CHAIN, AlertKind.NO_SUCH_SUBNET}
+    ),
+    AlertKind.ENGINE_BACK: frozenset(
+        {AlertKind.NO_ENGINE, AlertKind.ENGINE_GONE, AlertKind.ENGINE_CANNOT_TRAIN}
+    ),
+}
+
+#: Who else is told of an alert: the kind, the text, and the GPU if it is about one. Must not fail or wait.
+AlertListener = Callable[[AlertKind, str, str | None], None]
 #: How the rest of the daemon raises an alert: the kind, and a text for people.
 SendAlert = Callable[[AlertKind, str], None]
 
@@ -94,6 +109,10 @@ class Alerts:
     def __init__(self, metrics: Metrics, events: EventRecorder) -> None:
         self._metrics = metrics
         self._events = events
+        self._listeners: list[AlertListener] = []
+
+    def add_listener(self, listener: AlertListener) -> None:
+        self._listeners.append(listener)
 
     def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
         data: dict[str, object] = {"gpu": gpu} if gpu else {}
@@ -107,6 +126,11 @@ class Alerts:
             self._events.add_event(kind, None, text=text, **data).add_done_callback(_log_if_unsaved)
         except GodMinerError:  # the store is not open yet, closed already, or its disk is full
             log.debug("the alert %s is not stored", kind)
+        for listener in self._listeners:
+            try:
+                listener(kind, text, gpu)
+            except Exception:  # whoever raises an alert has other things to do
+                log.exception("a listener failed at the alert %s", kind)
 
 
 def _log_if_unsaved(future: asyncio.Future[None]) -> None:

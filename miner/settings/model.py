@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from core.domain.wire import TournamentType
 from miner.observe.redact import HIDDEN
 from miner.settings.fields import (
+    AlertsSection,
     CallersSection,
     ChainKind,
     ChainSection,
@@ -66,6 +67,7 @@ class Settings(
     TrainingEngineSection,
     InputsSection,
     HubSection,
+    AlertsSection,
     HistorySection,
     GpusSection,
     OffersSection,

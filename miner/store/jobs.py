@@ -277,10 +277,34 @@ def open_jobs(connection: sqlite3.Connection, now: float) -> list[JobRow]:
     return [_job_from(row) for row in connection.execute(query, (now,))]
 
 
-def newest_jobs(connection: sqlite3.Connection, limit: int, *, only_open: bool = False) -> list[JobRow]:
-    """Return jobs, newest first."""
-    condition = IS_OPEN if only_open else "1"
-    query = f"SELECT * FROM jobs WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608 - our own text
+def newest_jobs(
+    connection: sqlite3.Connection,
+    limit: int,
+    *,
+    only_open: bool = False,
+    state: JobState | None = None,
+    text: str = "",
+    before: int | None = None,
+) -> list[JobRow]:
+    """Return jobs, newest first. `text`: a part of the model's name or the task's id; `before`: only those
+    with a lower number."""
+    terms, values = [IS_OPEN if only_open else "1"], list[Any]()
+    if state is not None:
+        terms.append("state = ?")
+        values.append(state)
+    if text:
+        terms.append("(instr(lower(model), ?) OR instr(lower(task_id), ?))")
+        values += [text.lower()] * 2
+    if before is not None:
+        terms.append("id < ?")
+        values.append(before)
+    query = f"SELECT * FROM jobs WHERE {' AND '.join(terms)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - ours
+    return [_job_from(row) for row in connection.execute(query, (*values, limit))]
+
+
+def newest_ended_jobs(connection: sqlite3.Connection, limit: int) -> list[JobRow]:
+    """Return the newest jobs that are over."""
+    query = f"SELECT * FROM jobs WHERE NOT {IS_OPEN} ORDER BY id DESC LIMIT ?"  # noqa: S608 - ours
     return [_job_from(row) for row in connection.execute(query, (limit,))]
 
 

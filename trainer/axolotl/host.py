@@ -103,6 +103,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
+        self.meter.samples += self.meter.plan.batch.effective // self.meter.plan.batch.world_size
         if self.host.average is not None:
             self.host.average.stepped(state.global_step)
         orders = self.session.stepped(began - self._mark)

@@ -185,6 +185,8 @@ class TokenBatch:
     count: float
     #: Tokens that count, as `labelled` has them.
     learned: int = 0
+    #: Sequences, or pairs of them.
+    samples: int = 0
 
     def to(self, device: torch.device) -> TokenBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -280,4 +282,5 @@ def collate(
         tokens,
         len(micro) / 2 if layout.pairs else float(rows_counted if layout.by_row else counted),
         int(labelled.sum()),
+        len(micro) // 2 if layout.pairs else len(micro),
     )

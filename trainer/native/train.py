@@ -195,6 +195,7 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
 
             # Count and log
             meter.tokens += sum(batch.tokens for batch in batches)
+            meter.samples += sum(batch.samples for batch in batches)
             meter.waited, loader.waited_s = meter.waited + loader.waited_s, 0.0
             session.logged(step.loss, step.norm)
             if trainer.position.step % setup.plan.steps.log_every == 0:

@@ -22,6 +22,7 @@ from core.domain.choices import LrSchedule
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.domain.units import show_seconds
+from core.planning.efficiency import flops_utilisation
 from core.planning.plan import TrainingPlan
 from core.runs.progress import StepEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunSpec
@@ -172,7 +173,17 @@ class ImageMonitor:
         )
         seconds = self.step_s
         ends = self.now() + (step.total - step.step) * seconds if seconds else None
-        event = StepEvent(t=self.now(), step=step.step, total=step.total, loss=loss, lr=rate, ends_at=ends)
+        images = self.plan.batch.effective / seconds if seconds else None
+        event = StepEvent(
+            t=self.now(),
+            step=step.step,
+            total=step.total,
+            loss=loss,
+            lr=rate,
+            samples_s=images,
+            mfu=flops_utilisation(self.plan, None, images),
+            ends_at=ends,
+        )
         self.progress.write(event)
 
     @property

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.planning.candidate import candidate_of
+from core.planning.efficiency import flops_utilisation
 from core.planning.plan import TrainingPlan
-from core.planning.speed import training_flops
 from core.runs.progress import EvalEvent, NoteEvent, ProgressEvent, StageEvent, StepEvent, encode_event
 
 log = logging.getLogger(__name__)
@@ -50,6 +49,7 @@ class ProgressLog:
 
 class SpeedReading(NamedTuple):
     tokens_s: float | None = None
+    samples_s: float | None = None
     mfu: float | None = None
     wait: float | None = None
 
@@ -61,6 +61,8 @@ class SpeedMeter:
     plan: TrainingPlan
     now: Callable[[], float] = time.monotonic
     tokens: int = 0
+    #: As `BatchPlan` counts them.
+    samples: int = 0
     waited: float = 0.0
     #: Evaluations and saves between two logs are no slowness of the steps.
     paused: float = 0.0
@@ -70,25 +72,20 @@ class SpeedMeter:
         """Since the last reading; empty the first time."""
         now = self.now()
         since, self._since = self._since, now
-        tokens, waited, paused = self.tokens, self.waited, self.paused
-        self.tokens, self.waited, self.paused = 0, 0.0, 0.0
+        tokens, samples, waited, paused = self.tokens, self.samples, self.waited, self.paused
+        self.tokens, self.samples, self.waited, self.paused = 0, 0, 0.0, 0.0
         seconds = (now - since if since is not None else 0.0) - paused
         if seconds <= 0:
             return SpeedReading()
-        rate = tokens * self.plan.batch.world_size / seconds
-        return SpeedReading(rate, self._mfu(rate), min(waited / seconds, 1.0))
-
-    def _mfu(self, tokens_s: float) -> float | None:
-        """A CPU's peak is made up, and a GRPO step spends its time generating: no number there."""
-        if self.plan.gpus.is_cpu or self.plan.task.task_type.generates:
-            return None
-        row = min(self.plan.data.total.mean, self.plan.sequence.length)
-        flops = training_flops(candidate_of(self.plan), row)
-        peak = self.plan.gpus.kind.bf16_flops * self.plan.batch.world_size
-        return min(tokens_s * flops / peak, 1.0)
+        world = self.plan.batch.world_size
+        # Nothing counted is unknown, not zero: training on rewards has batches without tokens.
+        tokens_s = tokens * world / seconds if tokens else None
+        samples_s = samples * world / seconds if samples else None
+        mfu = flops_utilisation(self.plan, tokens_s, samples_s)
+        return SpeedReading(tokens_s, samples_s, mfu, min(waited / seconds, 1.0))
 
 
-_STEP_SCALARS = ("loss", "lr", "grad_norm", "tokens_s", "mfu", "memory_bytes", "wait")
+_STEP_SCALARS = ("loss", "lr", "grad_norm", "tokens_s", "samples_s", "mfu", "memory_bytes", "wait")
 
 
 class TensorBoardLog(ProgressLog):

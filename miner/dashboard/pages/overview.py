@@ -1,20 +1,387 @@
-"""The overview: is it alive, is it earning."""
+"""The overview: is it alive, is it earning; to be read in five seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from miner.dashboard.daemons import DaemonLink
+from miner.dashboard.job_texts import (
+    alert_tone,
+    deadline_text,
+    gpu_names,
+    job_title,
+    scores,
+    state_text,
+    task_name,
+)
 from miner.dashboard.layout import PageView, page, page_head
-from miner.dashboard.parts import Facts, panel
+from miner.dashboard.parts import (
+    UNKNOWN,
+    Column,
+    Figure,
+    KeyedRows,
+    Link,
+    Meter,
+    Sparkline,
+    Table,
+    Text,
+    Tone,
+    ago,
+    box,
+    clock,
+    duration,
+    empty,
+    number,
+    panel,
+    percent,
+    set_visible,
+    short_model,
+    size,
+)
+
+Record = Mapping[str, Any]
+#: From here on a card's temperature and memory are shown as a warning: the rules' own limits.
+HOT_CELSIUS, FULL_SHARE = 85.0, 0.9
 
 
 @page("/", "Overview", place=10)
 def overview_page(view: PageView) -> None:
-    page_head("Overview")
-    with panel("Daemon"):
-        facts = Facts()
+    _, _ = page_head("Overview")
+    state = _StateLine()
+    if len(view.links) > 1:
+        _machines(view)
+    indicators = _Indicators()
+    with box("grid"):
+        with box("stack w8").style("gap:16px"):
+            cards, jobs = _Cards(view), _Jobs(view)
+        with box("stack w4").style("gap:16px"):
+            alerts, ended = _Alerts(view), _Ended(view)
+    decisions = _Decisions(view)
 
-    def show(status: dict[str, Any]) -> None:
-        facts.show({"Version": status["version"], "Hotkey": status["hotkey"], "Policy": status["policy"]})
+    def show(answer: dict[str, Any]) -> None:
+        state.show(answer["daemon"], answer["jobs"], len(answer["alerts"]))
+        indicators.show(answer["kpis"])
+        cards.show(answer["fleet"], answer["jobs"])
+        jobs.show(answer["jobs"], answer["fleet"])
+        alerts.show(answer["alerts"])
+        ended.show(answer["ended"])
+        decisions.show(answer["decisions"])
 
-    view.live("/status", show)
+    view.live("/overview", show)
+
+
+class _StateLine:
+    """One sentence: does it answer, does it train, and for how long already."""
+
+    def __init__(self) -> None:
+        with box("row").style("margin-top:-10px"):
+            self._state = Text("Asking the daemon", "state strong")
+            self._facts = Text("", "muted")
+        self._trouble = Text("", "notice hidden", "p").props('role="status"')
+
+    def show(self, daemon: Record, jobs: Sequence[Record], alerts: int) -> None:
+        training = sum(job["state"] == "training" for job in jobs)
+        troubles = daemon["troubles"]
+        doing = f"{training} in training" if training else "nothing in training"
+        wrong = f", {alerts} open alert{'s' if alerts > 1 else ''}" if alerts else ""
+        self._state.show(f"Answering, {doing}{wrong}", "warn" if troubles or alerts else "good")
+        waiting = f"{daemon['held_offers']} offers held, {daemon['waiting_jobs']} jobs wait for cards"
+        facts = [
+            f"up {duration(daemon['uptime_seconds'])}",
+            waiting,
+            f"policy {daemon['policy']}",
+            f"version {daemon['version']}",
+        ]
+        self._facts.show(" · ".join(facts))
+        self._trouble.show("; ".join(troubles))
+        set_visible(self._trouble, bool(troubles))
+
+
+def _machines(view: PageView) -> None:
+    """A line per daemon: all of an operator's machines at a glance."""
+    with panel("Machines"):
+        for link in view.links:
+            _machine(view, link)
+
+
+def _machine(view: PageView, link: DaemonLink) -> None:
+    with box("row"):
+        name = Link(link.name, f"/?daemon={link.name}", "strong")
+        name.style("min-width:120px")
+        state = Text("asking", "state")
+        facts = Text("", "muted")
+
+    def show_lost(one: DaemonLink) -> None:
+        if one.lost_at is not None and not view.client.is_deleted:
+            state.show(f"unreachable since {clock(one.lost_at)}", "bad")
+
+    def show(answer: dict[str, Any]) -> None:
+        gpus = answer["fleet"]["gpus"]
+        busy = sum(gpu["task_id"] is not None for gpu in gpus)
+        troubles = len(answer["daemon"]["troubles"])
+        state.show(f"{troubles} problems" if troubles else "answering", "warn" if troubles else "good")
+        facts.show(
+            f"{busy} of {len(gpus)} cards at work · {len(answer['jobs'])} jobs · "
+            f"{len(answer['alerts'])} alerts"
+        )
+
+    show_lost(link)
+    view.client.on_delete(link.listen(show_lost))
+    view.live("/overview", show, link=link)
+
+
+class _Indicators:
+    """The five indicators against their goals."""
+
+    def __init__(self) -> None:
+        self._rows: KeyedRows[Record] = KeyedRows(box("figures"), self._make)
+
+    def show(self, kpis: Sequence[Record]) -> None:
+        self._rows.show((kpi["name"], kpi) for kpi in kpis)
+
+    def _make(self, kpi: Record) -> Callable[[Record], None]:
+        figure = Figure(kpi["title"])
+
+        def show(one: Record) -> None:
+            value, unit = _indicator(one["value"], one["unit"], one["name"])
+            tone: Tone = "" if one["met"] is None else "good" if one["met"] else "warn"
+            figure.show(value, unit, f"{_goal(one)}{one['detail']}", tone)
+
+        return show
+
+
+def _indicator(value: float | None, unit: str, name: str) -> tuple[str, str]:
+    if value is None:
+        return UNKNOWN, ""
+    if unit == "share":
+        return f"{value * 100:.1f}".removesuffix(".0"), "%"
+    if unit == "hours":
+        return f"{value:.1f}", "h"
+    return (f"{value:.0f}" if name == "rank" else f"{value:.2f}"), unit
+
+
+def _goal(kpi: Record) -> str:
+    target = kpi["target"]
+    if target is None or kpi["name"] == "quality":
+        return ""
+    value, unit = _indicator(target, kpi["unit"], kpi["name"])
+    sign = "<" if kpi["name"] == "completion_hours" else "≤" if kpi["name"] == "rank" else ">"
+    return f"goal {sign} {value}{' ' + unit if unit else ''}; "
+
+
+class _Cards:
+    """A row per card: what it does now, for whom and until when."""
+
+    def __init__(self, view: PageView) -> None:
+        self._view = view
+        with panel("Cards") as _:
+            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
+            self._nothing = empty(
+                "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
+            )
+
+    def show(self, fleet: Record, jobs: Sequence[Record]) -> None:
+        by_task = {(job["validator"], job["task_id"]): job for job in jobs}
+        items = [
+            (gpu["id"], {**gpu, "job": by_task.get((gpu["validator"], gpu["task_id"]))})
+            for gpu in fleet["gpus"]
+        ]
+        set_visible(self._nothing, self._rows.show(items) == 0)
+
+    def _make(self, _gpu: Record) -> Callable[[Record], None]:
+        with box("gpu-row"):
+            with box("stack"):
+                name = Text("", "strong")
+                with box("row").style("gap:2px 8px"):
+                    holder = Link("", "", "cut")
+                    note = Text("", "small muted")
+            with box("meters") as meters:
+                shown = {
+                    "utilization": Meter("Utilisation"),
+                    "memory": Meter("Memory", warn=FULL_SHARE),
+                    "temperature": Meter("Temperature", warn=HOT_CELSIUS / 100),
+                    "power": Meter("Power"),
+                }
+            unmeasured = Text("no measurements of this card", "small muted")
+
+        def show(gpu: Record) -> None:
+            name.show(f"{gpu['index']} · {gpu['kind']}")
+            _show_holder(self._view, gpu, holder, note)
+            sample = gpu.get("sample")
+            set_visible(meters, sample is not None)
+            set_visible(unmeasured, sample is None)
+            if sample is not None:
+                _show_sample(sample, shown)
+
+        return show
+
+
+def _show_holder(view: PageView, gpu: Record, holder: Link, note: Text) -> None:
+    job = gpu["job"]
+    set_visible(holder, job is not None)
+    if gpu["out"]:
+        note.show(str(gpu["out"]), "bad")
+        return
+    if job is None:
+        note.show("taken by a job" if gpu["task_id"] else "idle", "muted")
+        return
+    holder.show(job_title(job), view.href(f"/jobs/{job['id']}"))
+    ends_at = gpu.get("until") or (job["live"] or {}).get("ends_at")
+    note.show(f"until {clock(ends_at)}" if ends_at else "", "muted")
+
+
+def _show_sample(sample: Record, meters: Mapping[str, Meter]) -> None:
+    meters["utilization"].show(sample["utilization"], percent(sample["utilization"]))
+    used, total = sample["memory_used"], sample["memory_total"]
+    share = used / total if used is not None and total else None
+    meters["memory"].show(share, f"{size(used)} of {size(total)}")
+    celsius = sample["temperature"]
+    meters["temperature"].show(None if celsius is None else celsius / 100, f"{celsius or 0:.0f} °C")
+    watts, limit = sample["power_watts"], sample["power_limit_watts"]
+    of = f" of {limit:.0f} W" if limit else " W"
+    meters["power"].show(watts / limit if watts is not None and limit else None, f"{watts or 0:.0f}{of}")
+
+
+class _Jobs:
+    """A row per open job: how far, how well, how fast, and how much time is left."""
+
+    def __init__(self, view: PageView) -> None:
+        self._view = view
+        self._gpus: Mapping[str, str] = {}
+        with panel("Jobs"):
+            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
+            self._nothing = empty(
+                "No job is open. When a validator starts an accepted task, it is here within seconds; "
+                "`make demo` trains one without a validator."
+            )
+
+    def show(self, jobs: Sequence[Record], fleet: Record) -> None:
+        self._gpus = gpu_names(fleet)
+        set_visible(self._nothing, self._rows.show((job["id"], job) for job in jobs) == 0)
+
+    def _make(self, job: Record) -> Callable[[Record], None]:
+        with box("job-row"):
+            with box("stack"):
+                with box("row").style("gap:2px 10px"):
+                    Link(job_title(job), self._view.href(f"/jobs/{job['id']}"), "strong cut")
+                    state = Text("", "state")
+                doing = Text("", "small muted cut")
+            with box("stack"):
+                progress = Meter("Progress")
+            with box("row").style("gap:4px 10px;flex-wrap:nowrap"):
+                spark = Sparkline("Loss")
+                loss = Text("", "small nowrap")
+            with box("stack"):
+                held_out = Text("", "small nowrap")
+                deadline = Text("", "small nowrap")
+
+        def show(one: Record) -> None:
+            live = one["live"] or {}
+            state.show(*state_text(one))
+            doing.show(self._doing(one, live))
+            step, steps = live.get("step"), live.get("steps")
+            share = step / steps if step is not None and steps else None
+            progress.show(
+                share, f"step {step} of {steps}", missing=f"step {step}" if step else _transfer(live)
+            )
+            spark.show(one["spark"])
+            loss.show(f"loss {number(live.get('loss'))}" if live.get("loss") is not None else "")
+            held_out.show(scores(one))
+            deadline.show(*deadline_text(one))
+
+        return show
+
+    def _doing(self, job: Record, live: Record) -> str:
+        names = ", ".join(self._gpus.get(gpu, gpu) for gpu in live.get("gpus") or ())
+        parts = [
+            live.get("trouble") or "",
+            f"GPU {names}" if names else "",
+            f"{number(live['tokens_s'])} tokens/s" if live.get("tokens_s") else "",
+            f"MFU {percent(live['mfu'])}" if live.get("mfu") else "",
+            f"attempt {live['attempt']}" if (live.get("attempt") or 0) > 1 else "",
+        ]
+        return " · ".join(part for part in parts if part) or job["task_id"]
+
+
+def _transfer(live: Record) -> str:
+    done, total = live.get("bytes_done"), live.get("bytes_total")
+    if done is None:
+        return UNKNOWN
+    return f"{size(done)} of {size(total)}" if total else size(done)
+
+
+class _Alerts:
+    def __init__(self, view: PageView) -> None:
+        with panel("Open alerts"):
+            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), partial(self._make, view))
+            self._nothing = empty("Nothing is wrong.")
+
+    def show(self, alerts: Sequence[Record]) -> None:
+        set_visible(self._nothing, self._rows.show((alert["id"], alert) for alert in alerts) == 0)
+
+    def _make(self, view: PageView, alert: Record) -> Callable[[Record], None]:
+        with box("stack"):
+            with box("row").style("gap:2px 10px"):
+                Link(alert["rule"], view.href("/alerts"), "state").classes(alert_tone(alert))
+                since = Text("", "small muted")
+            text = Text("", "small")
+
+        def show(one: Record) -> None:
+            since.show(f"{one['subject']}, since {ago(one['raised_at']).removesuffix(' ago')}")
+            text.show(one["text"])
+
+        return show
+
+
+class _Ended:
+    def __init__(self, view: PageView) -> None:
+        with panel("Last ended"):
+            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), partial(self._make, view))
+            self._nothing = empty("No job has ended yet.")
+
+    def show(self, jobs: Sequence[Record]) -> None:
+        set_visible(self._nothing, self._rows.show((job["id"], job) for job in jobs) == 0)
+
+    def _make(self, view: PageView, job: Record) -> Callable[[Record], None]:
+        with box("row").style("gap:2px 10px"):
+            state = Text("", "state")
+            Link(job_title(job), view.href(f"/jobs/{job['id']}"), "cut")
+            text = Text("", "small muted")
+
+        def show(one: Record) -> None:
+            state.show(*state_text(one))
+            text.show(" · ".join(part for part in (scores(one), ago(one["ended_at"])) if part))
+
+        return show
+
+
+class _Decisions:
+    """What was answered last, and why."""
+
+    def __init__(self, view: PageView) -> None:
+        with panel("Last decisions"):
+            self._table = Table(
+                "Last decisions",
+                [
+                    Column("When", lambda one: clock(one["decided_at"]), classes="nowrap"),
+                    Column("Answer", _answer, classes="states"),
+                    Column("Model", lambda one: short_model(one["model"])),
+                    Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
+                    Column("Hours", lambda one: number(one["hours"]), number=True, classes="wide-only"),
+                    Column("Score", lambda one: number(one["score"], 2), number=True, classes="wide-only"),
+                    Column("Why", lambda one: one["why"] or one["message"], classes="why"),
+                ],
+                key=lambda one: (one["id"], one["decided_at"]),
+            )
+            self._nothing = empty(
+                "No validator has offered a task yet. `god-miner chain status` says whether they find you."
+            )
+
+    def show(self, decisions: Sequence[Record]) -> None:
+        set_visible(self._nothing, self._table.show(decisions) == 0)
+
+
+def _answer(one: Record) -> tuple[str, Tone]:
+    return ("accepted", "good") if one["accepted"] else ("refused", "muted")

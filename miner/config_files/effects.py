@@ -1,0 +1,171 @@
+"""What a saved edit would change, in the child process: plan and memory of typical tasks for a profile, and
+the offers of the last weeks for a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core.data.facts import DatasetFacts, assumed_facts
+from core.domain.errors import ConfigError
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.units import show_bytes, show_params, show_seconds
+from core.domain.wire import MinerTaskOffer
+from core.engines.differences import plan_differences
+from core.models.facts import ModelFacts
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task, usable_hours
+from core.profile.resolve import LoadedProfile, load_profile
+from miner.config_files.backtest import PastOffers
+from miner.config_files.what_if import CheckOrder
+from miner.offers.parsed_offer import parse_offer
+from miner.offers.policies.load import LoadedPolicy, load_policy
+
+#: How far back typical tasks and a policy's backtest look, and how many offers they take.
+_DAYS = 14.0
+_MAX_OFFERS = 1000
+_MAX_TASKS = 7
+_MAX_DIFFERENCES = 60
+#: Tasks as validators send them, for a miner that has not been asked for such yet: (type, model, hours).
+_SAMPLES: tuple[tuple[TaskType, str, int | None, float], ...] = (
+    (TaskType.INSTRUCT, "unsloth/Llama-3.1-8B-Instruct", 8_030_261_248, 4.0),
+    (TaskType.DPO, "Qwen/Qwen2.5-3B-Instruct", 3_085_938_688, 3.0),
+    (TaskType.GRPO, "Qwen/Qwen2.5-7B-Instruct", 7_615_616_512, 5.0),
+    (TaskType.CHAT, "unsloth/Llama-3.3-70B-Instruct", 70_553_706_496, 6.0),
+    (TaskType.IMAGE, "stabilityai/stable-diffusion-xl-base-1.0", None, 2.0),
+    (TaskType.IMAGE, "rayonlabs/FLUX.1-dev", None, 2.0),
+)
+
+
+class TypicalTask(NamedTuple):
+    label: str
+    task: TaskSpec
+    model: ModelFacts
+    data: DatasetFacts
+    stated_params: int | None
+
+    @property
+    def kind(self) -> tuple[TaskType, ImageModelType | None]:
+        return self.task.task_type, self.task.image_type
+
+    def plan(self, profile: LoadedProfile, hardware: Hardware) -> TrainingPlan:
+        return plan_task(
+            self.task,
+            self.model,
+            self.data,
+            hardware,
+            profile,
+            stated_params=self.stated_params,
+            explained=False,
+        )
+
+
+def changes_of(
+    order: CheckOrder, edited: LoadedProfile | LoadedPolicy, directories: Sequence[Path]
+) -> dict[str, Any]:
+    """Compare with what the name stands for now; of a new name, with what it extends or is in force."""
+    past = PastOffers(Path(order.data_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
+    if isinstance(edited, LoadedProfile):
+        before = _before(order, edited, lambda name: load_profile(name, directories))
+        return _plan_changes(before or order.terms.loaded_profile(), edited, order, past)
+    overrides = order.terms.overrides
+    there = _before(order, edited, lambda name: load_policy(name, directories, overrides))
+    return past.compare(
+        order.terms, order.terms.loaded_profile(), there or order.terms.loaded_policy(), edited
+    )
+
+
+def _before(order: CheckOrder, edited: Any, load: Any) -> Any:
+    """The file as it is saved, or what is inherited; None where neither can be loaded."""
+    names = [order.file if order.saved is not None else order.name, edited.content.extends]
+    for name in filter(None, names):
+        try:
+            return load(name)
+        except ConfigError:
+            continue
+    return None
+
+
+def _plan_changes(
+    before: LoadedProfile, after: LoadedProfile, order: CheckOrder, past: PastOffers
+) -> dict[str, Any]:
+    hardware = order.terms.hardware
+    if after.hardware and parse_gpus(after.hardware).is_cpu is not hardware.gpus.is_cpu:
+        hardware = Hardware(gpus=parse_gpus(after.hardware))
+    offers = [one.offer for one in reversed(past.stored)]
+    return {
+        "gpus": str(hardware.gpus),
+        "before": before.name,
+        "tasks": [_task_change(task, before, after, hardware) for task in typical_tasks(offers)],
+    }
+
+
+def typical_tasks(newest: Sequence[MinerTaskOffer]) -> list[TypicalTask]:
+    """Choose one task of each type and size that was offered lately; then of types that were not."""
+    samples = (
+        MinerTaskOffer(
+            model=model, hours_to_complete=hours, task_id="sample", task_type=kind, model_params_count=params
+        )
+        for kind, model, params, hours in _SAMPLES
+    )
+    chosen: dict[tuple[Any, ...], TypicalTask] = {}
+    kinds = set()
+    for offer in newest:
+        task = _typical(offer)
+        size = round(task.model.params_total / 4e9)
+        kinds.add((task.task.task_type, task.task.image_type))
+        chosen.setdefault((task.task.task_type, task.task.image_type, size), task)
+    several = list(chosen.values())[:_MAX_TASKS]
+    more = [
+        task for task in map(_typical, samples) if (task.task.task_type, task.task.image_type) not in kinds
+    ]
+    return (several + more)[:_MAX_TASKS]
+
+
+def _typical(offer: MinerTaskOffer) -> TypicalTask:
+    parsed, hours = parse_offer(offer), usable_hours(offer.hours_to_complete)
+    task = TaskSpec(task_type=offer.task_type, hours=hours, image_type=parsed.image_type)
+    data = assumed_facts(offer.task_type, parsed.rows, hours, parsed.image_type)
+    size = "" if parsed.image_type else f", {show_params(parsed.params)}"
+    label = f"{offer.task_type.word} {offer.model}{size}, {hours:g} h"
+    return TypicalTask(label, task, parsed.model, data, parsed.planned_params)
+
+
+def _task_change(
+    task: TypicalTask, before: LoadedProfile, after: LoadedProfile, hardware: Hardware
+) -> dict[str, Any]:
+    plans = task.plan(before, hardware), task.plan(after, hardware)
+    return {
+        "task": task.label,
+        "before": _figures(plans[0]),
+        "after": _figures(plans[1]),
+        "differences": list(_differences(*plans))[:_MAX_DIFFERENCES],
+    }
+
+
+def _figures(plan: TrainingPlan) -> dict[str, Any]:
+    return {
+        "feasible": plan.verdict.feasible,
+        "reason": plan.verdict.reason,
+        "gpus": str(plan.gpus),
+        "batch": f"{plan.batch.micro} × {plan.batch.accumulation} × {plan.batch.world_size}",
+        "memory_bytes": plan.memory.total_bytes,
+        "budget_bytes": plan.memory.budget_bytes,
+        "seconds": plan.time.total_s,
+        "slack_s": plan.time.slack_s,
+        "epochs": plan.steps.epochs,
+        "gave_way": [str(one) for one in plan.concessions],
+    }
+
+
+def _differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[dict[str, str]]:
+    shown = {"configuration": _word, "memory": show_bytes, "time": show_seconds}
+    for one in plan_differences(before, after):
+        show = shown[one.part]
+        yield {"part": one.part, "what": one.what, "before": show(one.before), "after": show(one.after)}
+
+
+def _word(value: Any) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,236 @@
+"""The YAML files of an operator: which there are, what each says in the end, and saving one.
+
+Only files in the operator's own directories are written. A shipped file is changed by a file of the
+operator's that extends it, and may have its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core.config.files import ConfigKind, LoadedConfig, config_dir
+from core.config.schema_docs import key_help
+from core.config.yaml_lines import MAX_BYTES
+from core.domain.errors import ConfigError, GodMinerError
+from core.profile.explain import Subject, format_value, profile_settings, representative_subjects
+from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
+from core.system.files import write_atomically
+from miner.config_files.effective import EffectiveValue, effective_yaml
+from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
+from miner.offers.policy_runtime import PolicyRuntime
+from miner.settings import Settings
+
+#: The largest shipped profile has 8 kB.
+MAX_TEXT = 64 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+DEFAULT_SUBJECT = "instruct Llama-8B"
+
+
+class NoSuchFile(GodMinerError):
+    code = "no_such_file"
+
+
+class StaleFile(GodMinerError):
+    """The file is not what the editor began with."""
+
+    code = "stale_file"
+
+
+class NotWritable(GodMinerError):
+    code = "not_writable"
+
+
+class FileKind(StrEnum):
+    PROFILES = "profiles"
+    POLICIES = "policies"
+
+
+class _KindFiles(NamedTuple):
+    """Where the files of a kind lie, and what they are."""
+
+    kind: ConfigKind[Any]
+    #: The operator's.
+    directory: Path
+
+
+class ConfigFiles:
+    """Reads and writes files: off the event loop."""
+
+    def __init__(self, settings: Settings, runtime: PolicyRuntime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._kinds = {
+            FileKind.PROFILES: _KindFiles(PROFILE_KIND, settings.profile_dir),
+            FileKind.POLICIES: _KindFiles(POLICY_KIND, settings.policy_dir),
+        }
+
+    def overview(self) -> dict[str, Any]:
+        """Every file that has a name, and what is in force."""
+        return {
+            "files": [self._entry(kind, name) for kind in FileKind for name in self._names(kind)],
+            "directories": {kind.value: str(files.directory) for kind, files in self._kinds.items()},
+            "in_force": {
+                "profile": self._runtime.profile.name,
+                "policy": self._runtime.policy.name,
+                **self._runtime.problems,
+            },
+        }
+
+    def show(self, kind: FileKind, name: str, subject: str = "") -> dict[str, Any]:
+        """One file: its text, and every value that is in force where it is, with its origin."""
+        path = self.path(kind, name)
+        own = self.saved_text(kind, name)
+        shown = path if own is not None else self._named(kind, name)
+        return {
+            **self._entry(kind, name),
+            "text": _read(shown) if own is None else own,
+            "digest": "" if own is None else text_digest(own),
+            "draft": None if own is not None else f"description: My {name}\nextends: {name}\n",
+            "keys": [one._asdict() for one in _keys(kind)],
+            "subjects": [one.label for one in representative_subjects()] if kind is FileKind.PROFILES else [],
+            **self._effective(kind, shown, subject or DEFAULT_SUBJECT),
+        }
+
+    def path(self, kind: FileKind, name: str) -> Path:
+        """Where the operator's file of this name is, or would be."""
+        if not _NAME.fullmatch(name):
+            raise NoSuchFile(f"{name!r} is no name: letters, digits, - and _, at most 64")
+        return self._kinds[kind].directory / f"{name}.yaml"
+
+    def saved_text(self, kind: FileKind, name: str) -> str | None:
+        """The text of the operator's file; None: there is none."""
+        path = self.path(kind, name)
+        return None if self._is_shipped(path) or not path.is_file() else _read(path)
+
+    def check_writable(self, kind: FileKind, name: str) -> None:
+        path = self.path(kind, name)
+        if self._is_shipped(path):
+            raise NotWritable(f"{path} is shipped; save a copy in a directory of yours")
+        if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.lstat().st_mode)):
+            raise NotWritable(f"{path} is a link or no file; edit what it leads to")
+
+    def save(self, kind: FileKind, name: str, text: str, digest: str) -> None:
+        """Replace the operator's file of this name in one step, and keep what it was beside it. `digest`:
+        of the text that the editor began with, empty for a new file. `StaleFile`, `NotWritable`."""
+        self.check_writable(kind, name)
+        path, before = self.path(kind, name), self.saved_text(kind, name)
+        if digest != ("" if before is None else text_digest(before)):
+            what = "has been changed" if before is not None else "is gone"
+            raise StaleFile(f"{path.name} {what} since you began to edit it; load it again")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            mode = 0o600
+            if before is not None:
+                mode = stat.S_IMODE(path.stat().st_mode)
+                write_atomically(path.with_name(f"{path.name}.bak"), path.read_bytes(), mode=mode)
+            write_atomically(path, text.encode(), mode=mode)
+        except OSError as error:
+            raise NotWritable(f"{path} cannot be written: {error.strerror}") from None
+
+    def _names(self, kind: FileKind) -> Iterator[str]:
+        files = self._kinds[kind]
+        return (name for name in files.kind.files([files.directory]) if _NAME.fullmatch(name))
+
+    def _entry(self, kind: FileKind, name: str) -> dict[str, Any]:
+        path, in_force = self._named(kind, name), self._in_force(kind)
+        own = not self._is_shipped(path)
+        try:
+            loaded = self._load(kind, path)
+            made_for, description, problem = loaded.newest("hardware"), loaded.description, None
+        except ConfigError as error:
+            made_for, description, problem = None, "", str(error.problems[0])
+        return {
+            "kind": kind.value,
+            "name": name,
+            "file": str(path),
+            "own": own,
+            "writable": own and not path.is_symlink(),
+            "in_force": path == in_force.file,
+            "used_by": in_force.name if path in [layer.file for layer in in_force.layers[:-1]] else None,
+            "hardware": made_for,
+            "description": description,
+            "problem": problem,
+        }
+
+    def _in_force(self, kind: FileKind) -> LoadedConfig[Any]:
+        return self._runtime.profile if kind is FileKind.PROFILES else self._runtime.policy
+
+    def _named(self, kind: FileKind, name: str) -> Path:
+        path = self.path(kind, name)
+        if path.is_file():
+            return path
+        shipped = config_dir() / self._kinds[kind].kind.directory / path.name
+        if not shipped.is_file():
+            raise NoSuchFile(f"there is no {self._kinds[kind].kind.noun} {name}")
+        return shipped
+
+    def _is_shipped(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(config_dir().resolve())
+
+    def _load(self, kind: FileKind, path: Path) -> LoadedProfile | LoadedPolicy:
+        directories = [self._kinds[kind].directory]
+        if kind is FileKind.PROFILES:
+            return load_profile(str(path), directories)
+        in_force = self._runtime.policy
+        overrides = in_force.overrides if in_force.file == path else None
+        return load_policy(str(path), directories, overrides)
+
+    def _effective(self, kind: FileKind, path: Path, subject: str) -> dict[str, Any]:
+        """What the file says with all that it extends; nothing where it cannot be loaded."""
+        try:
+            loaded = self._load(kind, path)
+            values = _values(loaded, subject)
+        except ConfigError:
+            return {"subject": subject, "notes": [], "effective": [], "effective_yaml": ""}
+        return {
+            "subject": subject if isinstance(loaded, LoadedProfile) else None,
+            "notes": [note for layer in loaded.layers for note in layer.content.notes],
+            "effective": [one._asdict() for one in values],
+            "effective_yaml": effective_yaml(values),
+        }
+
+
+def _read(path: Path) -> str:
+    if path.stat().st_size > MAX_BYTES:
+        raise NotWritable(f"{path} is larger than {MAX_BYTES} bytes, and too large to be shown here")
+    return path.read_text(encoding="utf-8-sig", errors="replace")
+
+
+def text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def subject_named(label: str) -> Subject:
+    """The task and model of a label like `instruct Llama-8B`; `NoSuchFile` where there is none."""
+    found = next((one for one in representative_subjects() if one.label == label), None)
+    if found is None:
+        raise NoSuchFile(f"no such task and model: {label!r}")
+    return found
+
+
+def _values(loaded: LoadedProfile | LoadedPolicy, subject: str) -> list[EffectiveValue]:
+    if isinstance(loaded, LoadedPolicy):
+        return [EffectiveValue(one.path, one.value, one.origin) for one in loaded.written().values()]
+    about = subject_named(subject)
+    settings = profile_settings(resolve_profile(loaded, about.task_type, about.model))
+    return [
+        EffectiveValue(
+            one.path,
+            one.value if isinstance(one.value, bool | dict | list) else format_value(one.path, one.value),
+            one.origin,
+        )
+        for one in settings
+    ]
+
+
+@lru_cache
+def _keys(kind: FileKind) -> tuple[Any, ...]:
+    model = PROFILE_KIND.model if kind is FileKind.PROFILES else POLICY_KIND.model
+    return tuple(key_help(model))

@@ -1,0 +1,131 @@
+"""The operator's YAML files on the operator's port: list, show, check what is being written, and save."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from core.domain.records import Record
+from miner.config_files.files import MAX_TEXT, ConfigFiles, FileKind
+from miner.config_files.what_if import CHECK_SECONDS, CheckOrder, WhatIf
+from miner.http.offers import terms_in_force
+from miner.http.operator import operator_only
+
+
+class TextToCheck(Record):
+    text: str = Field(max_length=MAX_TEXT)
+    #: Also what the edit would change in plans or answers, which takes a second or two.
+    effects: bool = True
+
+
+class TextToSave(Record):
+    text: str = Field(max_length=MAX_TEXT)
+    #: Of the text that the editor began with; empty for a new file.
+    digest: str = Field(max_length=64)
+
+
+def build_config_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/config", list_files, methods=["GET"])
+    router.add_api_route("/config/{kind}/{name}", show_file, methods=["GET"])
+    router.add_api_route("/config/{kind}/{name}/check", check_file, methods=["POST"])
+    # A save is checked and written before another one begins.
+    saving = asyncio.Lock()
+
+    async def save_file(kind: FileKind, name: str, wanted: TextToSave, request: Request) -> Any:
+        """Replace or create the operator's file, if it is valid and nobody else has changed it."""
+        async with saving:
+            return await _save_file(kind, name, wanted, request)
+
+    router.add_api_route("/config/{kind}/{name}", save_file, methods=["PUT"])
+    return router
+
+
+def config_files(request: Request) -> ConfigFiles:
+    daemon = request.app.state.daemon
+    return ConfigFiles(daemon.settings, daemon.policy_runtime)
+
+
+Files = Annotated[ConfigFiles, Depends(config_files)]
+
+
+async def list_files(files: Files) -> dict[str, Any]:
+    """Every profile and policy that has a name, whose it is, and what is in force."""
+    return await asyncio.to_thread(files.overview)
+
+
+async def show_file(
+    kind: FileKind, name: str, files: Files, subject: Annotated[str, Query(max_length=100)] = ""
+) -> dict[str, Any]:
+    """The text, the values with all that it extends and their origins, and every key that there is."""
+    return await asyncio.to_thread(files.show, kind, name, subject)
+
+
+async def check_file(
+    kind: FileKind, name: str, wanted: TextToCheck, files: Files, request: Request
+) -> dict[str, Any]:
+    """Problems by line, the difference from what is saved, and what the edit would change."""
+    return await _check(kind, name, wanted.text, request, files, effects=wanted.effects)
+
+
+async def _check(
+    kind: FileKind,
+    name: str,
+    text: str,
+    request: Request,
+    files: ConfigFiles,
+    *,
+    effects: bool,
+    what: str = "",
+) -> dict[str, Any]:
+    daemon = request.app.state.daemon
+    what_if: WhatIf = request.app.state.what_if
+    file = files.path(kind, name)
+    order = CheckOrder(
+        kind=kind.value,
+        name=name,
+        file=str(file),
+        directory=str(file.parent),
+        text=text,
+        saved=await asyncio.to_thread(files.saved_text, kind, name),
+        effects=effects,
+        terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),
+        data_dir=str(daemon.settings.data_dir),
+        now=time.time(),
+    )
+    return await what_if.ask(order, what, CHECK_SECONDS)
+
+
+async def _save_file(kind: FileKind, name: str, wanted: TextToSave, request: Request) -> Any:
+    files, text = config_files(request), wanted.text.rstrip() + "\n"
+    await asyncio.to_thread(files.check_writable, kind, name)
+    checked = await _check(kind, name, text, request, files, effects=False, what="check of a save")
+    if not checked["valid"]:
+        refused = {
+            "error": "bad_config",
+            "message": f"{name}.yaml is not saved: it has mistakes",
+            "problems": checked["problems"],
+        }
+        return JSONResponse(refused, HTTPStatus.UNPROCESSABLE_ENTITY)
+    await asyncio.to_thread(files.save, kind, name, text, wanted.digest)
+    edited = checked["edited"]
+    what = f"{kind.value}/{name}.yaml was saved on the operator's port: {_edits_in_words(edited)}"
+    await request.app.state.daemon.store.add_event("config_saved", text=what, edited=edited)
+    return await asyncio.to_thread(files.show, kind, name)
+
+
+def _edits_in_words(edited: list[dict[str, Any]]) -> str:
+    """`targets.lora_r 16 → 32, and 3 more`."""
+    first = [f"{one['path']} {_word(one['before'])} → {_word(one['after'])}" for one in edited[:5]]
+    rest = [f"and {len(edited) - 5} more"] if len(edited) > 5 else []
+    return ", ".join(first + rest) or "no value has changed"
+
+
+def _word(value: Any) -> str:
+    return "–" if value is None else str(value)[:60]

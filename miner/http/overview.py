@@ -1,0 +1,131 @@
+"""Everything that the page's first look needs, in one answer. One dashboard asks every two seconds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from miner import __version__
+from miner.chain.metagraph_refresh import MetagraphRefresher
+from miner.fleet.fleet import Fleet
+from miner.fleet.inventory import GpuInventory
+from miner.fleet.samples import SampleHistory
+from miner.http.operator import fleet_page, operator_only
+from miner.jobs import views
+from miner.jobs.events import LiveJob
+from miner.jobs.manager import JobManager
+from miner.offers.past_offers import stored_offers
+from miner.offers.policy_runtime import PolicyRuntime
+from miner.offers.service import OfferService
+from miner.offers.views import offer_as_json
+from miner.store import jobs as store_jobs
+from miner.store.store import Store
+from miner.watch.kpis import CurrentKpis
+
+SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS = 50, 5, 20
+#: Points of a job's little curve.
+SPARK_POINTS = 60
+
+
+class ObservedDaemon(Protocol):
+    """The parts of the daemon that the overview shows."""
+
+    hotkey: str
+    started_at: float
+    store: Store
+    fleet: Fleet
+    inventory: GpuInventory
+    samples: SampleHistory
+    metagraphs: MetagraphRefresher
+    policy_runtime: PolicyRuntime
+    offer_service: OfferService
+    kpis: CurrentKpis
+    jobs: JobManager | None
+
+    def clock(self) -> float: ...
+
+    def live(self, job_id: int) -> LiveJob | None: ...
+
+
+def overview_dependency(request: Request) -> ObservedDaemon:
+    daemon: ObservedDaemon = request.app.state.daemon
+    return daemon
+
+
+def build_overview_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/overview", show_overview, methods=["GET"])
+    return router
+
+
+async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Response:
+    """Is it alive, is it earning: state, indicators, cards, jobs, alerts and the last decisions."""
+    stored = await daemon.store.read(_stored, daemon)
+    page = {
+        "at": time.time(),
+        "daemon": _state(daemon),
+        "kpis": await daemon.kpis.read(),
+        "fleet": await fleet_page(daemon),
+        **stored,
+        "alerts": [],
+    }
+    # FastAPI's own encoder would walk the whole answer once more.
+    return Response(json.dumps(page, separators=(",", ":")), media_type="application/json")
+
+
+def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
+    open_jobs = store_jobs.newest_jobs(db, SHOWN_JOBS, only_open=True)
+    ended = store_jobs.newest_ended_jobs(db, SHOWN_ENDED)
+    return {
+        "jobs": [
+            {**views.job_summary(db, row, daemon.live(row.id)), "spark": _spark(daemon, row.id)}
+            for row in open_jobs
+        ],
+        "ended": [views.job_summary(db, row) for row in ended],
+        "decisions": [offer_as_json(one) for one in reversed(stored_offers(db, most=SHOWN_DECISIONS))],
+    }
+
+
+def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
+    return []
+
+
+def _state(daemon: ObservedDaemon) -> dict[str, Any]:
+    ability, chain = daemon.fleet.ability, daemon.metagraphs.status()
+    reservations = daemon.offer_service.reservations
+    return {
+        "version": __version__,
+        "hotkey": daemon.hotkey,
+        "uptime_seconds": round(time.time() - daemon.started_at, 1),
+        "engine": daemon.jobs.services.engine.name if daemon.jobs else None,
+        "policy": daemon.policy_runtime.policy.name,
+        "profile": daemon.policy_runtime.profile.name,
+        "open_jobs": len(reservations.jobs),
+        "held_offers": len(reservations.holds),
+        "waiting_jobs": len(daemon.fleet.queue()),
+        "chain": {"source": chain.source, "block": chain.block, "age": chain.age},
+        "troubles": _troubles(
+            ("GPUs", daemon.fleet.inventory.problem),
+            ("training", ability.problem),
+            ("chain", chain.last_error if chain.stale else None),
+            *daemon.policy_runtime.problems.items(),
+        ),
+    }
+
+
+def _troubles(*found: tuple[str, str | None]) -> Sequence[str]:
+    return [f"{what.replace('_problem', '')}: {text}" for what, text in found if text]
+
+
+def thinned(values: Sequence[float | None], most: int = SPARK_POINTS) -> list[float]:
+    """So many of them, evenly spread, the last one among them."""
+    known = [value for value in values if value is not None]
+    if len(known) <= most:
+        return known
+    step = (len(known) - 1) / (most - 1)
+    return [known[round(step * number)] for number in range(most)]

@@ -1,0 +1,260 @@
+"""What one attempt measures of itself: its curves, thinned as it goes, and the figures it comes to.
+
+The supervisor adds every progress event as it reads it, so showing a running attempt reads no file. At its
+end figures and curves are stored. `read_figures` makes the same from a progress file, for attempts that ended
+while nobody watched.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from core.domain.records import Record
+from core.planning.efficiency import expected_speed
+from core.planning.plan import TrainingPlan
+from core.runs.progress import EvalEvent, ProgressEvent, StepEvent
+from core.runs.run_files import HeldOutScore, RunResult
+from miner.jobs.events import LiveJob
+from miner.jobs.folder import AttemptFolder
+from miner.jobs.history import read_plan
+from miner.jobs.progress import WARM_UP_STEPS, ProgressTail
+from miner.support.thinning import kept_points
+
+#: Points of a curve that is shown or stored, and while it grows.
+MAX_POINTS, MAX_GROWING_POINTS = 500, 2000
+#: Evaluations of one attempt, steps and bytes: more are not ours.
+MAX_EVALS, MAX_COUNT = 2000, 1 << 50
+#: Reads of a whole progress file, 8 MiB each.
+_MAX_READS = 64
+#: Logged steps whose mean is the present speed: one alone may have been short or padded.
+_RECENT = 32
+
+CURVES = ("loss", "lr", "tokens_s", "samples_s", "mfu", "wait", "memory_bytes", "grad_norm")
+#: Whose peaks stay when a curve is thinned.
+_PEAKS = ("loss", "grad_norm", "samples_s")
+_MEANS = ("tokens_s", "samples_s", "mfu", "wait")
+
+
+class AttemptFigures(Record):
+    """What one attempt came to. None: not measured, or not known for this kind of training."""
+
+    steps: int = 0
+    seconds: float | None = None
+    #: Means over its steps, without the first few.
+    tokens_s: float | None = None
+    samples_s: float | None = None
+    mfu: float | None = None
+    #: Share of the time that the GPU waited for data.
+    wait: float | None = None
+    #: Measured speed relative to the plan's (`core/planning/efficiency.py`).
+    efficiency: float | None = None
+    #: Of the GPU that used the most, and what the plan expected of each.
+    memory_bytes: int | None = None
+    memory_estimate_bytes: int | None = None
+    #: Mean share of the time in which its GPUs ran a kernel.
+    utilization: float | None = None
+    #: The held-out score of the untouched model, and the best of the training.
+    base: float | None = None
+    best: float | None = None
+    metric: str | None = None
+    lower_is_better: bool | None = None
+    #: How much better the best is, relative to the base.
+    gain: float | None = None
+
+
+def relative_gain(base: HeldOutScore | None, best: HeldOutScore | None) -> float | None:
+    """None where the base has no score or is zero, as the margins of rewards are."""
+    if base is None or best is None or base.metric != best.metric or abs(base.value) < 1e-12:
+        return None
+    better = base.value - best.value if base.lower_is_better else best.value - base.value
+    return _finite(better / abs(base.value))
+
+
+@dataclass
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.total, self.count = self.total + value, self.count + 1
+
+    @property
+    def value(self) -> float | None:
+        return _finite(self.total / self.count) if self.count else None
+
+
+@dataclass
+class RunCurves:
+    """Curves over steps. A training that goes back to a checkpoint continues from there: what it had done
+    after that is no part of it any more."""
+
+    steps: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    columns: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in CURVES})
+    evals: list[EvalEvent] = field(default_factory=list)
+
+    def add_step(self, event: StepEvent, memory_bytes: int | None) -> None:
+        if self.steps and event.step <= self.steps[-1]:
+            self._go_back_to(event.step)
+        self.steps.append(event.step)
+        self.times.append(round(event.t, 1))
+        for name, column in self.columns.items():
+            value = memory_bytes if name == "memory_bytes" else getattr(event, name)
+            column.append(_short(value))
+        if len(self.steps) > MAX_GROWING_POINTS:
+            self._keep(self._thinned(MAX_GROWING_POINTS // 2))
+
+    def add_eval(self, event: EvalEvent) -> None:
+        if len(self.evals) < MAX_EVALS:
+            self.evals.append(event)
+
+    def _go_back_to(self, step: int) -> None:
+        if step < self.steps[-1]:
+            self.evals = [event for event in self.evals if event.score.step < step]
+        self._keep(list(range(bisect_left(self.steps, step))))
+
+    def _thinned(self, most: int) -> list[int]:
+        return kept_points(self.steps, [self.columns[name] for name in _PEAKS], most)
+
+    def _keep(self, kept: list[int]) -> None:
+        self.steps, self.times = [self.steps[at] for at in kept], [self.times[at] for at in kept]
+        self.columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}
+
+    def as_dict(self, most: int = MAX_POINTS) -> dict[str, Any]:
+        """At most `most` points of each curve, and the evaluations."""
+        kept = self._thinned(most)
+        columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}
+        steps = {"step": [self.steps[at] for at in kept], "t": [self.times[at] for at in kept], **columns}
+        evals = [
+            {"step": event.score.step, "t": event.t, "score": event.score.value, "best": event.best}
+            for event in self.evals[-most:]
+        ]
+        return {"steps": steps, "evals": evals}
+
+
+class RunFigures:
+    """Adds up the events of one attempt."""
+
+    def __init__(self, plan: TrainingPlan | None) -> None:
+        self.curves = RunCurves()
+        self.base: HeldOutScore | None = None
+        self.best: HeldOutScore | None = None
+        self.memory_bytes: int | None = None
+        #: What the attempt's own GPUs use, for engines that do not say.
+        self.gpu_memory: int | None = None
+        self._last: StepEvent | None = None
+        self._expected = expected_speed(plan) if plan else None
+        self._estimate = plan.memory.total_bytes if plan and not plan.gpus.is_cpu else None
+        self._means = {name: _Mean() for name in _MEANS}
+        self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
+
+    def add(self, event: ProgressEvent) -> None:
+        match event:
+            case StepEvent():
+                self._step(event)
+            case EvalEvent(score=score):
+                self.curves.add_eval(event)
+                if score.step == 0:
+                    self.base = self.base or score
+                elif event.best or score.beats(self.best):
+                    self.best = score
+
+    def _step(self, event: StepEvent) -> None:
+        if event.step > MAX_COUNT or abs(event.memory_bytes or 0) > MAX_COUNT:
+            return
+        memory = self.gpu_memory if event.memory_bytes is None else event.memory_bytes
+        if memory is not None:
+            self.memory_bytes = max(self.memory_bytes or 0, memory)
+        self.curves.add_step(event, memory)
+        self._last = event
+        if event.step > WARM_UP_STEPS:
+            self._recent.append(event)
+            for name, mean in self._means.items():
+                mean.add(getattr(event, name))
+
+    def show(self, live: LiveJob) -> None:
+        """Fill in what is measured now."""
+        if (step := self._last) is None:
+            live.base_score = self.base.value if self.base else None
+            return
+        live.tokens_s, live.samples_s = step.tokens_s, step.samples_s
+        live.mfu, live.wait, live.grad_norm = step.mfu, step.wait, step.grad_norm
+        live.memory_bytes = self.gpu_memory if step.memory_bytes is None else step.memory_bytes
+        live.memory_estimate_bytes = self._estimate
+        live.base_score = self.base.value if self.base else None
+        live.efficiency = self._efficiency(self._recent_mean("tokens_s"), self._recent_mean("samples_s"))
+
+    def _recent_mean(self, name: str) -> float | None:
+        mean = _Mean()
+        for event in self._recent:
+            mean.add(getattr(event, name))
+        return mean.value
+
+    def _efficiency(self, tokens_s: float | None, samples_s: float | None) -> float | None:
+        return _finite(self._expected.efficiency(tokens_s, samples_s)) if self._expected else None
+
+    def figures(
+        self,
+        *,
+        seconds: float | None = None,
+        result: RunResult | None = None,
+        utilization: float | None = None,
+    ) -> AttemptFigures:
+        """What it has come to so far; the trainer's own result knows the scores of earlier attempts too."""
+        base = result.base if result and result.base else self.base
+        best = result.best if result and result.best else self.best
+        metric = best or base
+        means = {name: mean.value for name, mean in self._means.items()}
+        return AttemptFigures(
+            steps=self._last.step if self._last else 0,
+            seconds=seconds,
+            **means,
+            efficiency=self._efficiency(means["tokens_s"], means["samples_s"]),
+            memory_bytes=self.memory_bytes,
+            memory_estimate_bytes=self._estimate,
+            utilization=utilization,
+            base=base.value if base else None,
+            best=best.value if best else None,
+            metric=metric.metric if metric else None,
+            lower_is_better=metric.lower_is_better if metric else None,
+            gain=relative_gain(base, best),
+        )
+
+
+def read_figures(folder: AttemptFolder) -> RunFigures:
+    """From the progress file, or again what it came to when the file has not changed since. Blocks on the
+    disk."""
+    try:
+        status = folder.progress.lstat()
+    except OSError:
+        return RunFigures(read_plan(folder))
+    return _read_figures(folder.path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _read_figures(path: Path, _identity: tuple[int, int, int]) -> RunFigures:
+    folder = AttemptFolder(path)
+    figures, tail = RunFigures(read_plan(folder)), ProgressTail(folder.progress)
+    for _ in range(_MAX_READS):
+        if not (events := tail.read()):
+            break
+        for event in events:
+            figures.add(event)
+    return figures
+
+
+def _finite(value: float | None) -> float | None:
+    """What a training writes may overflow."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are enough for a picture, and shorter in JSON."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,378 @@
+"""Alerts, what rules did about them, and silences."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from core.domain.errors import GodMinerError
+from miner.store.database import add_event, insert_row
+
+_MAX_TEXT_CHARS = 2000
+
+
+class NoSuchSilence(GodMinerError):
+    code = "no_such_silence"
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRow:
+    """An alert from when it was raised until it was resolved."""
+
+    id: int
+    #: A rule of alerts.yaml, or an `AlertKind`.
+    rule: str
+    #: "miner", "host", "gpu:ID", "job:ID" or "validator:HOTKEY".
+    subject: str
+    severity: Severity
+    text: str
+    value: float | None
+    raised_at: float
+    last_at: float
+    times: int
+    resolved_at: float | None = None
+    notified_at: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NewAlert:
+    """An alert to raise, or one that is raised again."""
+
+    rule: str
+    subject: str
+    severity: Severity
+    text: str
+    value: float | None = None
+
+
+def raise_alert(connection: sqlite3.Connection, alert: NewAlert, now: float) -> tuple[AlertRow, bool]:
+    """Insert the alert, or count one more time if it is open. Return it, and whether it is new."""
+    text = alert.text[:_MAX_TEXT_CHARS]
+    known = connection.execute(
+        "UPDATE alerts SET text = ?, value = ?, severity = ?, last_at = ?, times = times + 1 "
+        "WHERE rule = ? AND subject = ? AND resolved_at IS NULL RETURNING *",
+        (text, alert.value, alert.severity, now, alert.rule, alert.subject),
+    ).fetchone()
+    if known is not None:
+        return _alert_from(known), False
+    row_id = insert_row(
+        connection,
+        "alerts",
+        rule=alert.rule,
+        subject=alert.subject,
+        severity=alert.severity,
+        text=text,
+        value=alert.value,
+        raised_at=now,
+        last_at=now,
+        times=1,
+    )
+    row = AlertRow(row_id, alert.rule, alert.subject, alert.severity, text, alert.value, now, now, 1)
+    return row, True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAlert:
+    """An alert in the store, and whether somebody is to be notified of it now."""
+
+    row: AlertRow
+    is_new: bool
+    notify: bool
+
+
+def record_alert(
+    connection: sqlite3.Connection,
+    alert: NewAlert,
+    now: float,
+    *,
+    notify: bool,
+    event: Mapping[str, Any] | None = None,
+) -> RecordedAlert:
+    """Raise an alert and decide about its notification. `event`: the data of its event, if it has one."""
+    row, is_new = raise_alert(connection, alert, now)
+    notify = notify and is_new and not is_silenced(connection, alert.rule, alert.subject, now)
+    if notify:
+        connection.execute("UPDATE alerts SET notified_at = ? WHERE id = ?", (now, row.id))
+        row = replace(row, notified_at=now)
+    if event is not None and is_new:
+        add_event(connection, now, alert.rule, None, **event)
+    return RecordedAlert(row, is_new, notify)
+
+
+def record_resolution(
+    connection: sqlite3.Connection,
+    rule: str,
+    subject: str,
+    text: str,
+    now: float,
+    *,
+    event: Mapping[str, Any] | None = None,
+) -> RecordedAlert | None:
+    """Resolve an open alert; None where there is none. Whoever was notified of it is told that it is over."""
+    row = resolve_alert(connection, rule, subject, text, now)
+    if row is None:
+        return None
+    if event is not None:
+        add_event(connection, now, rule, None, **event)
+    notify = row.notified_at is not None and not is_silenced(connection, rule, subject, now)
+    return RecordedAlert(row, False, notify)
+
+
+def expire_alerts(connection: sqlite3.Connection, kinds: Sequence[str], before: float, now: float) -> int:
+    """Close alerts that nothing resolves, once they have not come again for a while; return the count."""
+    marks = ", ".join("?" * len(kinds))
+    expired = connection.execute(
+        f"UPDATE alerts SET resolved_at = ? WHERE resolved_at IS NULL AND last_at < ? AND rule IN ({marks})",  # noqa: S608
+        (now, before, *kinds),
+    )
+    return expired.rowcount
+
+
+def note_value(
+    connection: sqlite3.Connection, rule: str, subject: str, value: float | None, now: float
+) -> None:
+    """Store what an open alert measures now."""
+    connection.execute(
+        "UPDATE alerts SET value = ?, last_at = ? WHERE rule = ? AND subject = ? AND resolved_at IS NULL",
+        (value, now, rule, subject),
+    )
+
+
+def resolve_alert(
+    connection: sqlite3.Connection, rule: str, subject: str, text: str, now: float
+) -> AlertRow | None:
+    """Close the open alert of a rule and subject; None where there is none. An empty text leaves its own."""
+    row = connection.execute(
+        "UPDATE alerts SET resolved_at = ?, last_at = ?, text = iif(? = '', text, ?) "
+        "WHERE rule = ? AND subject = ? AND resolved_at IS NULL RETURNING *",
+        (now, now, text, text[:_MAX_TEXT_CHARS], rule, subject),
+    ).fetchone()
+    return None if row is None else _alert_from(row)
+
+
+def open_alerts(connection: sqlite3.Connection) -> list[AlertRow]:
+    rows = connection.execute("SELECT * FROM alerts WHERE resolved_at IS NULL ORDER BY id DESC")
+    return [_alert_from(row) for row in rows]
+
+
+def newest_alerts(connection: sqlite3.Connection, limit: int, *, only_open: bool = False) -> list[AlertRow]:
+    """Return alerts, newest first."""
+    condition = "resolved_at IS NULL" if only_open else "1"
+    query = f"SELECT * FROM alerts WHERE {condition} ORDER BY id DESC LIMIT ?"  # noqa: S608 - our own text
+    return [_alert_from(row) for row in connection.execute(query, (limit,))]
+
+
+def _alert_from(row: sqlite3.Row) -> AlertRow:
+    values = dict(row)
+    return AlertRow(**values | {"severity": Severity(values["severity"])})
+
+
+# Actions
+
+
+class ActionOutcome(StrEnum):
+    """What has come of an action so far."""
+
+    ASKED = "asked"  # of the training, which has not answered
+    APPLIED = "applied"  # it answered; whether it helped is not known yet
+    KEPT = "kept"
+    UNDONE = "undone"  # it made things worse
+    REFUSED = "refused"  # cannot be done, in words in `detail`
+    NEXT_ATTEMPT = "next attempt"  # this training cannot; the plan of the next one will
+    RETURNED = "returned"  # duty that was given back because the alert is resolved
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRow:
+    """What a rule asked of a running training, and what came of it."""
+
+    id: int
+    rule: str
+    job_id: int
+    attempt: int
+    #: "batch" or "duty".
+    kind: str
+    asked_at: float
+    before: dict[str, Any]
+    after: dict[str, Any] = field(default_factory=dict)
+    outcome: ActionOutcome = ActionOutcome.ASKED
+    detail: str = ""
+    ended_at: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def add_action(
+    connection: sqlite3.Connection,
+    *,
+    rule: str,
+    job_id: int,
+    attempt: int,
+    kind: str,
+    now: float,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    outcome: ActionOutcome,
+    detail: str = "",
+) -> ActionRow:
+    """Insert an action, with its event."""
+    is_over = outcome not in (ActionOutcome.ASKED, ActionOutcome.APPLIED)
+    row_id = insert_row(
+        connection,
+        "actions",
+        rule=rule,
+        job_id=job_id,
+        attempt=attempt,
+        kind=kind,
+        asked_at=now,
+        before=json.dumps(before),
+        after=json.dumps(after),
+        outcome=outcome,
+        detail=detail[:_MAX_TEXT_CHARS],
+        ended_at=now if is_over else None,
+    )
+    row = ActionRow(
+        row_id,
+        rule,
+        job_id,
+        attempt,
+        kind,
+        now,
+        dict(before),
+        dict(after),
+        outcome,
+        detail,
+        now if is_over else None,
+    )
+    _add_action_event(connection, row, now)
+    return row
+
+
+def update_action(
+    connection: sqlite3.Connection,
+    action_id: int,
+    outcome: ActionOutcome,
+    after: Mapping[str, Any],
+    detail: str,
+    now: float,
+) -> ActionRow:
+    """Store what came of an action, with its event. Later facts are added to `after`."""
+    is_over = outcome not in (ActionOutcome.ASKED, ActionOutcome.APPLIED)
+    row = connection.execute("SELECT * FROM actions WHERE id = ?", (action_id,)).fetchone()
+    merged = {**json.loads(row["after"] or "{}"), **after}
+    row = connection.execute(
+        "UPDATE actions SET outcome = ?, after = ?, detail = ?, ended_at = ? WHERE id = ? RETURNING *",
+        (outcome, json.dumps(merged), detail[:_MAX_TEXT_CHARS], now if is_over else None, action_id),
+    ).fetchone()
+    changed = _action_from(row)
+    _add_action_event(connection, changed, now)
+    return changed
+
+
+def _add_action_event(connection: sqlite3.Connection, row: ActionRow, now: float) -> None:
+    changes = {key: (row.before.get(key), row.after.get(key)) for key in ("micro", "duty", "power_watts")}
+    shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in changes.items() if new not in (None, old))
+    text = f"attempt {row.attempt}, {row.rule}: {shown or row.kind}: {row.outcome}"
+    text += f", {row.detail}" if row.detail else ""
+    about = {"rule": row.rule, "before": row.before, "after": row.after, "outcome": row.outcome}
+    add_event(connection, now, "rule_action", None, job_id=row.job_id, text=text, **about)
+
+
+def actions_of_job(connection: sqlite3.Connection, job_id: int) -> list[ActionRow]:
+    rows = connection.execute("SELECT * FROM actions WHERE job_id = ? ORDER BY id", (job_id,))
+    return [_action_from(row) for row in rows]
+
+
+def micro_of_next_attempt(connection: sqlite3.Connection, job_id: int) -> int | None:
+    """The largest micro batch that the next plan of a job may have, where a training could not be changed."""
+    row = connection.execute(
+        "SELECT min(json_extract(after, '$.micro')) FROM actions "
+        "WHERE job_id = ? AND kind = 'batch' AND outcome = ?",
+        (job_id, ActionOutcome.NEXT_ATTEMPT),
+    ).fetchone()
+    return None if row[0] is None else int(row[0])
+
+
+def _action_from(row: sqlite3.Row) -> ActionRow:
+    values = dict(row)
+    return ActionRow(
+        **values
+        | {
+            "before": json.loads(values["before"]),
+            "after": json.loads(values["after"] or "{}"),
+            "outcome": ActionOutcome(values["outcome"]),
+        }
+    )
+
+
+# Silences
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceRow:
+    """Alerts that nobody is to be notified of: patterns like `gpu-*`."""
+
+    id: int
+    rule: str
+    subject: str
+    reason: str
+    created_at: float
+    until: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def add_silence(
+    connection: sqlite3.Connection, rule: str, subject: str, reason: str, now: float, until: float
+) -> SilenceRow:
+    row_id = insert_row(
+        connection, "silences", rule=rule, subject=subject, reason=reason, created_at=now, until=until
+    )
+    add_event(
+        connection, now, "silence", None, text=f"{rule} of {subject} is silenced: {reason}", until=until
+    )
+    return SilenceRow(row_id, rule, subject, reason, now, until)
+
+
+def end_silence(connection: sqlite3.Connection, silence_id: int, now: float) -> None:
+    ended = connection.execute(
+        "UPDATE silences SET until = ? WHERE id = ? AND until > ?", (now, silence_id, now)
+    )
+    if not ended.rowcount:
+        raise NoSuchSilence(
+            f"no silence {silence_id} is in force; `god-miner alerts list` shows those that are"
+        )
+
+
+def silences_in_force(connection: sqlite3.Connection, now: float) -> list[SilenceRow]:
+    rows = connection.execute("SELECT * FROM silences WHERE until > ? ORDER BY id", (now,))
+    return [SilenceRow(**dict(row)) for row in rows]
+
+
+def is_silenced(connection: sqlite3.Connection, rule: str, subject: str, now: float) -> bool:
+    row = connection.execute(
+        "SELECT 1 FROM silences WHERE until > ? AND ? GLOB rule AND ? GLOB subject LIMIT 1",
+        (now, rule, subject),
+    ).fetchone()
+    return row is not None
+
+
+def prune_alerts(connection: sqlite3.Connection, before: float) -> None:
+    """Delete what was over before then. Actions stay with their jobs."""
+    connection.execute("DELETE FROM alerts WHERE resolved_at < ?", (before,))
+    connection.execute("DELETE FROM silences WHERE until < ?", (before,))

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import yaml
+
+from miner.config_files.effective import EffectiveValue, effective_yaml
+
+
+def test_values_are_nested_as_in_a_file_each_with_its_origin() -> None:
+    values = [
+        EffectiveValue("targets.lora_r", 64, "mine.yaml:3"),
+        EffectiveValue("targets.dtype", "bf16", "base.yaml:9"),
+        EffectiveValue("limits.gpu_memory", "75GB", "default"),
+        EffectiveValue("engine_config.axolotl.a.b", True, "mine.yaml:9"),
+        EffectiveValue("rules.blackout", ["Sun 03:00-05:00"], "mine.yaml:10"),
+        EffectiveValue("rules.size.<7B", "no: text", "set"),
+    ]
+    text = effective_yaml(values)
+    assert yaml.safe_load(text) == {
+        "targets": {"lora_r": 64, "dtype": "bf16"},
+        "limits": {"gpu_memory": "75GB"},
+        "engine_config": {"axolotl": {"a.b": True}},
+        "rules": {"blackout": ["Sun 03:00-05:00"], "size": {"<7B": "no: text"}},
+    }
+    assert text.splitlines()[1].split("  # ") == [f"{'  lora_r: 64':<44}", "mine.yaml:3"]

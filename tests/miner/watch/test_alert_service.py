@@ -1,0 +1,157 @@
+"""Alerts in the store: raised and resolved once, also over a restart; from rules and from the program."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.fleet.samples import GpuSample, SampleHistory
+from miner.observe.alerts import AlertKind, Alerts
+from miner.observe.metrics import Metrics
+from miner.store import alerts as store_alerts
+from miner.store.alerts import AlertRow, Severity
+from miner.store.events import list_events
+from miner.store.store import Store
+from miner.watch.alert_rules import LiveAlertRules
+from miner.watch.alert_service import FORGET_SECONDS, AlertService
+from miner.watch.metrics import LiveMeasurements
+from miner.watch.requests import RequestWatch
+from tests.miner.store.conftest import store as opened_store
+
+store = opened_store
+
+RULES = """
+rules:
+  gpu-hot: {for: 0s, when: {over: 10s}, act: null}
+  gpu-memory: {off: true}
+"""
+
+
+class Desk:
+    """The service with a clock, a card and somebody who is notified."""
+
+    def __init__(self, store: Store, folder: Path, rules: str = RULES) -> None:
+        self.store, self.now = store, 10_000.0
+        file = folder / "alerts.yaml"
+        file.write_text(rules)
+        self.samples, self.requests = SampleHistory(), RequestWatch()
+        self.notified: list[AlertRow] = []
+        self.live = LiveMeasurements(self.samples, self.requests, list)
+        self.metrics = Metrics()
+        live_rules = LiveAlertRules(file, folder / "last-good.json", lambda *_: None)
+        self.service = AlertService(
+            store, self.metrics, live_rules, self.live, clock=lambda: self.now, sink=self
+        )
+        self.alerts = Alerts(self.metrics, store)
+        self.alerts.add_listener(self.service.on_kind)
+
+    def add(self, alert: AlertRow) -> None:
+        self.notified.append(alert)
+
+    async def play(self, temperature: float | None, steps: int = 3) -> None:
+        for _ in range(steps):
+            self.now += 5.0
+            if temperature is not None:
+                self.samples.add([GpuSample(self.now, "g0", temperature=temperature)])
+            await self.service.evaluate()
+
+    async def settled(self) -> None:
+        await self.store.write(lambda connection: None)
+        await asyncio.sleep(0)
+
+    def rows(self) -> list[AlertRow]:
+        return self.store.read_now(store_alerts.newest_alerts, 100)
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        return [event.as_dict() for event in self.store.read_now(list_events, kinds=kinds)]
+
+
+async def test_a_card_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp_path: Path) -> None:
+    desk = Desk(store, tmp_path)
+    await desk.play(70.0)
+    assert desk.rows() == []
+    await desk.play(91.0, 20)
+    (row,) = desk.rows()
+    assert (row.rule, row.subject, row.severity) == ("gpu-hot", "gpu:g0", Severity.WARNING)
+    assert "above 85 °C" in row.text
+    await desk.play(60.0)
+    (row,) = desk.rows()
+    assert row.resolved_at is not None
+    assert [(one.id, one.resolved_at is None) for one in desk.notified] == [(row.id, True), (row.id, False)]
+    events = desk.events("gpu-hot")
+    assert [event["alert"] for event in events] == [True, False]
+    assert 'god_miner_alerts_total{kind="gpu-hot"} 1.0' in desk.metrics.render().decode()
+
+
+async def test_a_restart_goes_on_with_open_alerts(store: Store, tmp_path: Path) -> None:
+    before = Desk(store, tmp_path)
+    await before.play(91.0)
+    after = Desk(store, tmp_path)
+    await after.play(91.0)
+    assert len(after.rows()) == 1
+    assert after.notified == []
+    await after.play(60.0)
+    assert after.rows()[0].resolved_at is not None
+    assert len(after.notified) == 1
+
+
+async def test_who_is_silenced_is_stored_and_nobody_is_notified(store: Store, tmp_path: Path) -> None:
+    desk = Desk(store, tmp_path)
+    silence = await store.write(
+        store_alerts.add_silence, "gpu-*", "gpu:g0", "the fan is on its way", desk.now, desk.now + 3600
+    )
+    await desk.play(91.0)
+    assert (len(desk.rows()), desk.notified) == (1, [])
+    await store.write(store_alerts.end_silence, silence.id, desk.now)
+    with pytest.raises(store_alerts.NoSuchSilence):
+        await store.write(store_alerts.end_silence, silence.id, desk.now)
+    await desk.play(60.0)
+    assert desk.notified == []  # who was not told of it need not know that it is over
+
+
+async def test_alerts_of_the_program_are_rows_and_good_news_resolves_them(
+    store: Store, tmp_path: Path
+) -> None:
+    desk = Desk(store, tmp_path)
+    for _ in range(3):
+        desk.alerts(AlertKind.GPU_OUT, "GPU g3: it fell off the bus", "g3")
+    desk.alerts(AlertKind.JOB_FAILED, "job 7: oom, no smaller plan")
+    await desk.settled()
+    rows = {row.rule: row for row in desk.rows()}
+    assert (rows["gpu_out"].subject, rows["gpu_out"].times) == ("gpu:g3", 3)
+    assert rows["gpu_out"].severity is Severity.CRITICAL
+    assert rows["job_failed"].subject == "job:7"
+    assert [row.rule for row in desk.notified] == ["gpu_out", "job_failed"]
+    desk.alerts(AlertKind.GPU_BACK, "GPU g3: fine again", "g3")
+    await desk.settled()
+    rows = {row.rule: row for row in desk.rows()}
+    assert rows["gpu_out"].resolved_at is not None
+    assert rows["gpu_out"].text == "resolved: GPU g3: fine again"
+    assert rows["job_failed"].resolved_at is None
+    desk.now += FORGET_SECONDS + 60
+    await desk.play(None, 1)
+    assert store.read_now(store_alerts.open_alerts) == []
+    assert len(desk.notified) == 3
+
+
+async def test_a_validator_whose_requests_change_is_told_of(store: Store, tmp_path: Path) -> None:
+    desk = Desk(store, tmp_path)
+    for number in range(10):
+        desk.requests.note_valid("hot1", "/task_offer/", b'{"task_id": "t", "urgency": 3}', desk.now)
+        if number > 4:
+            desk.requests.note_invalid("hot1", "/task_offer/", "model: is missing", desk.now)
+    await desk.play(None, 2)
+    texts = {row.rule: row.text for row in desk.rows()}
+    assert "33.3 % (/task_offer/: model: is missing)" in texts["protocol-invalid"]
+    assert "urgency" in texts["protocol-new-fields"]
+    assert {row.subject for row in desk.rows()} == {"validator:hot1"}
+
+
+async def test_an_alert_is_never_in_the_way_of_whoever_raises_it(store: Store, tmp_path: Path) -> None:
+    desk = Desk(store, tmp_path)
+    await store.writer.close()
+    desk.alerts(AlertKind.GPU_OUT, "GPU g3", "g3")
+    assert desk.notified == []
