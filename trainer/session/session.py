@@ -84,7 +84,7 @@ class TrainingHost(Protocol):
 
     def regroup(self, micro: int | None) -> MicroChange:
         """From the next step on, at most so many sequences in a pass, and as many passes as that takes;
-        None: as planned. All ranks call it."""
+        None: as it began. All ranks call it."""
 
 
 def session_of(
