@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from pydantic import ConfigDict
+
 from core.domain.records import Record
 from core.planning.efficiency import expected_speed
 from core.planning.plan import TrainingPlan
@@ -48,6 +50,9 @@ _MEANS = ("tokens_s", "samples_s", "mfu", "wait")
 
 class AttemptFigures(Record):
     """What one attempt came to. None: not measured, or not known for this kind of training."""
+
+    #: Those that another version stored are read too.
+    model_config = ConfigDict(extra="ignore")
 
     steps: int = 0
     seconds: float | None = None

@@ -223,6 +223,34 @@ def _duration(began: float, ended: float | None) -> str:
     return show_seconds(ended - began) if ended else ""
 
 
+def success_tables(stats: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield one table for all jobs and for each way to group them."""
+    if not stats["all"]["jobs"]:
+        yield f"No job has ended in the last {stats['days']:g} days that says something about this miner."
+        return
+    yield _success_table(f"last {stats['days']:g} days", [{"name": "all jobs", **stats["all"]}])
+    for group in ("type", "family", "size"):
+        yield ""
+        yield _success_table(group, stats[group])
+
+
+def _success_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table(
+        title, "jobs", "published", "success", "mean time", "mean gain", right=("jobs", "published")
+    )
+    for row in rows:
+        hours = row["mean_hours"]
+        table.add_row(
+            row["name"],
+            str(row["jobs"]),
+            str(row["published"]),
+            "" if row["rate"] is None else f"{row['rate']:.0%}",
+            "" if hours is None else show_seconds(hours * 3600),
+            _gain(row["mean_gain"]),
+        )
+    return table
+
+
 #: Steps are printed this often where nobody watches.
 QUIET_SECONDS = 10.0
 #: More often than the countdowns change, so that no second is skipped.
