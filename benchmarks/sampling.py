@@ -57,8 +57,8 @@ def run(quick: bool) -> Report:
         "process, scans every 5 s in both."
     )
     report.notes.append(
-        "The store: file sizes, with indices and pages, of the rows that the daemon would write: one for each "
-        "GPU and minute, all values known, by UUID, and one for each hour; minutes pruned after 7 days."
+        "The store: file sizes, with indices and pages, of the rows that the daemon would write: one for "
+        "each GPU and minute, all values known, by UUID, and one for each hour; minutes pruned after 7 days."
     )
     return report
 
