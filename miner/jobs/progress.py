@@ -206,6 +206,8 @@ def idle_since_last_event(
     have been work: without measurements, or with a gap in them, the answer is no."""
     since = max(progress.last_event_at, progress.began_at) + IDLE_AFTER_S
     names = list(gpus)
+    if now - since < MOST_UNSEEN_S:
+        return False
     for gpu in names:
         seen = samples.since(gpu, since)
         moments = [since, *(sample.at for sample in seen), now]
