@@ -200,4 +200,5 @@ def test_gpus_that_were_seen_to_idle_make_a_standstill_certain_sooner(
     assert found is idle
     assert not idle_since_last_event(trained, samples, gpus, 100.0)
     assert stall_reason(trained, 30 + 299, PACE, gpus_idle=True) is None
+    assert stall_reason(trained, 30 + 399, PACE, gpus_idle=True, save_s=100.0) is None
     assert "idle all the while" in (stall_reason(trained, 30 + 301, PACE, gpus_idle=True) or "")
