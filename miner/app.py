@@ -41,10 +41,12 @@ from miner.http.operator import build_operator_router
 from miner.http.overview import build_overview_router
 from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
+from miner.http.training import build_training_router
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -215,6 +217,9 @@ class Daemon:
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
+
+    def figures(self, job_id: int) -> RunFigures | None:
+        return self.jobs.figures(job_id) if self.jobs else None
 
     def trainings(self) -> list[RunningTraining] | None:
         """What trains now; None while nobody knows, because there is no engine yet."""
@@ -420,6 +425,7 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
+    app.include_router(build_training_router())
     app.include_router(build_measurements_router())
     app.include_router(build_alerts_router())
     app.include_router(build_overview_router())

@@ -68,6 +68,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/engines/test_choose.py",
         "miner/engines/test_ownership.py::test_all_that_carry_the_mark",
         "miner/fleet/test_inventory.py",
+        "miner/fleet/test_dcgm.py",
         "miner/fleet/test_nvml",
         "miner/inputs/test_fetch_workers.py",
         "miner/inputs/test_connection.py",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from miner.http import alerts, config, jobs, offers, operator, overview, reports, subnet
+from miner.http import alerts, config, jobs, offers, operator, overview, reports, subnet, training
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -33,6 +33,7 @@ def _routes() -> list[str]:
         config.build_config_router(),
         alerts.build_alerts_router(),
         overview.build_overview_router(),
+        training.build_training_router(),
         offers.build_offers_router(),
         reports.build_reports_router(),
     )

@@ -81,7 +81,7 @@ def _print_report(
     wanted = PeriodKind(kind)
     period = last_period(wanted, now) if at is None else calendar_period(wanted, _moment(at))
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
-    policy = _policy_in_force(settings, here)
+    policy = policy_in_force(settings, here)
     with open_store(settings.data_dir) as connection:
         report = build_report(connection, period, policy.terms)
     if backtest:
@@ -105,7 +105,7 @@ def _moment(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _policy_in_force(settings: Settings, here: Hardware | None) -> LoadedPolicy:
+def policy_in_force(settings: Settings, here: Hardware | None) -> LoadedPolicy:
     from miner.offers.policies.load import load_policy
     from miner.offers.policies.selection import active_policy_name, settings_overrides
 

@@ -18,6 +18,7 @@ from miner.fleet.samples import SampleHistory
 from miner.http.operator import fleet_page, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
@@ -50,6 +51,8 @@ class ObservedDaemon(Protocol):
     def clock(self) -> float: ...
 
     def live(self, job_id: int) -> LiveJob | None: ...
+
+    def figures(self, job_id: int) -> RunFigures | None: ...
 
 
 def overview_dependency(request: Request) -> ObservedDaemon:
@@ -92,7 +95,8 @@ def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
 
 
 def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
-    return []
+    figures = daemon.figures(job_id)
+    return thinned(figures.curves.columns["loss"]) if figures else []
 
 
 def _state(daemon: ObservedDaemon) -> dict[str, Any]:

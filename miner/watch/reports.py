@@ -29,6 +29,7 @@ from miner.watch.kpis import (
 )
 from miner.watch.quality import job_qualities, mean_quality, quality_weeks
 from miner.watch.report_periods import ReportPeriod
+from miner.watch.success import success_by
 
 #: Weeks of the quality's trend, jobs whose gain is listed, and points of the rank's history.
 _WEEKS, _MAX_GAINS, _MAX_RANKS = 8, 20, 60
@@ -84,7 +85,7 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
             "states": dict(Counter(job.state.value for job in jobs)),
             "reasons": dict(Counter(job.end_reason or "unknown" for job in jobs).most_common()),
         },
-        "success": _success_by(jobs, policy),
+        "success": success_by(jobs, policy.success.size),
         "gpus": {
             "measured_hours": gpus.measured_hours,
             "used_hours": gpus.used_hours,
@@ -178,37 +179,6 @@ def _numbers(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
 def _total(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _success_by(jobs: Sequence[EndedJob], policy: Policy) -> dict[str, list[dict[str, Any]]]:
-    """By the kind of task, the family, and the size bands of the policy."""
-
-    def band(job: EndedJob) -> str:
-        found = next((size for size in policy.success.size if job.params in size), None)
-        return str(found) if found else "not known"
-
-    counted = [job for job in jobs if job.counts]
-    groups = {
-        "type": [(job.kind, job) for job in counted],
-        "family": [(job.family.value if job.family else "not known", job) for job in counted],
-        "size": [(band(job), job) for job in counted],
-    }
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, pairs in groups.items():
-        rows: list[dict[str, Any]] = []
-        for key in dict.fromkeys(key for key, _ in pairs):
-            of = [job for its, job in pairs if its == key]
-            rows.append(
-                {
-                    "name": key,
-                    "jobs": len(of),
-                    "published": sum(job.published for job in of),
-                    "rate": success_rate(of),
-                    "mean_hours": mean_hours(of),
-                }
-            )
-        found[name] = sorted(rows, key=lambda row: (-row["jobs"], row["name"]))
-    return found
 
 
 def _rank(connection: sqlite3.Connection, period: ReportPeriod) -> dict[str, Any]:

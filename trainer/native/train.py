@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ from trainer.native.model import (
 )
 from trainer.native.optimizer import Stepper
 from trainer.session.control import MicroChange
-from trainer.session.ema import MovingAverage
+from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
@@ -363,7 +364,7 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     if plan.ema is None:
         return None
     trained = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
-    return MovingAverage(trained, plan.ema.decay, plan.ema.every)
+    return MovingAverage(trained, plan.ema.decay, plan.ema.every, partial(drop_gathered, net))
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:
