@@ -35,7 +35,7 @@ rules:
 #: Of the demo's, so long that it goes on while the rule works.
 PROFILE = """
 extends: cpu-native
-targets: {max_steps: 20000}
+targets: {max_steps: 20000, num_epochs: 1000, eval_steps: 200, learning_rate: 1e-3}
 limits: {max_steps: 20000}
 """
 
