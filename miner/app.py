@@ -28,6 +28,8 @@ from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.power import FILE_NAME as POWER_FILE
+from miner.fleet.power import PowerLimits
 from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
@@ -99,6 +101,7 @@ class Daemon:
     #: What was measured in the last hour, by the sampler.
     samples: SampleHistory
     sampler: GpuSampler
+    power: PowerLimits
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
@@ -144,6 +147,7 @@ class Daemon:
                 self.samples, self.request_watch, self.trainings, lambda: self.clock.doubted_seconds
             ),
             clock=self.clock,
+            power=self.power,
         )
 
     async def start(self) -> None:
@@ -164,6 +168,7 @@ class Daemon:
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.sampler.start()
+        self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -175,6 +180,7 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
@@ -381,6 +387,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         inventory=build_inventory(settings, fleet, nvml, alerts, clock),
         samples=samples,
         sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
+        power=PowerLimits(nvml, settings.data_dir / POWER_FILE),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),

@@ -147,7 +147,7 @@ async def test_a_card_that_fills_gets_smaller_passes_and_the_loss_goes_on(played
     before, after = (
         [event for event in part if isinstance(event, StepEvent)] for part in (events[:place], events[place:])
     )
-    assert after[0].step - before[-1].step <= 1  # the same training, its optimizer with it
-    losses = [event.loss for event in (*before[-10:], *after[:10]) if event.loss is not None]
-    assert max(losses[10:]) < 1.5 * max(losses[:10])
+    assert [event.step for event in before + after] == sorted({event.step for event in before + after})
+    losses = [[event.loss for event in part if event.loss is not None] for part in (before, after)]
+    assert max(losses[1]) < 1.2 * max(losses[0])  # the same training goes on, its optimizer with it
     assert len(played.daemon.rows("SELECT id FROM attempts")) == 1
