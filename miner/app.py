@@ -270,6 +270,7 @@ class Daemon:
             self.fleet,
             lambda: self.policy_runtime.profile,
             alert=self.alerts,
+            samples=self.samples,
             clock=self.clock,
             on_taken=self.offer_service.reservations.jobs.add,
             on_over=self.offer_service.reservations.end_job,

@@ -129,8 +129,8 @@ class AlertAction(Record):
     )
     by: Literal["pause", "power"] | None = Field(
         default=None,
-        description="How duty is lowered: by pauses between steps, or by the GPU's power limit where it may be "
-        "set, else by pauses. Unset: `pause`.",
+        description="How duty is lowered: by pauses between steps, or the GPU's power limit where that may "
+        "be set, else by pauses. Unset: `pause`.",
     )
     times: int | None = Field(default=None, ge=1, le=20, description="Most actions of an attempt. Unset: 4.")
     settle: Seconds | None = Field(

@@ -20,7 +20,7 @@ from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     UNKNOWN,
     Column,
-    Figure,
+    FigureTile,
     KeyedRows,
     Link,
     Meter,
@@ -142,7 +142,7 @@ class _Indicators:
         self._rows.show((kpi["name"], kpi) for kpi in kpis)
 
     def _make(self, kpi: Record) -> Callable[[Record], None]:
-        figure = Figure(kpi["title"])
+        figure = FigureTile(kpi["title"])
 
         def show(one: Record) -> None:
             value, unit = _indicator(one["value"], one["unit"], one["name"])
