@@ -19,7 +19,7 @@ from core.runs.run_files import RunEnd
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
-from trainer.session.control import MicroChange, release_memory
+from trainer.session.control import MicroChange, release_memory, wait_for_gpu
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
@@ -124,6 +124,8 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self.session.optimizer_stepped()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.session.clock.duty < 1:
+            wait_for_gpu()
         began = time.monotonic()
         self.meter.samples += self.meter.plan.batch.effective // self.meter.plan.batch.world_size
         if self.host.average is not None:

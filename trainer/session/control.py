@@ -68,6 +68,14 @@ def release_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def wait_for_gpu() -> None:
+    """Until the step that was queued last is computed: before that a pause would be none."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 @dataclass
 class Controls:
     """What holds of the requests so far. `clock.duty` is a part of it: forecasts need it as well."""
