@@ -27,9 +27,9 @@ from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
-from miner.http.config import build_config_router
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
+from miner.http.config import build_config_router
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
 from miner.http.middleware import RequestMiddleware
