@@ -12,6 +12,7 @@ from typer._click.exceptions import ClickException
 from core.domain.errors import ConfigError, GodMinerError
 from miner import __version__
 from miner.cli import (
+    alerts,
     backtest,
     chain,
     config,
@@ -27,6 +28,7 @@ from miner.cli import (
     plan,
     policy,
     profile,
+    report,
     run,
     submission,
     train,
@@ -58,6 +60,8 @@ policy.app.command()(backtest.backtest)
 policy.app.command()(backtest.generate)
 app.command()(events.events)
 app.add_typer(offers.app, name="offers")
+app.add_typer(alerts.app, name="alerts")
+app.add_typer(report.app, name="report")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
 app.add_typer(dev.app, name="dev")

@@ -24,23 +24,29 @@ from miner.chain.nonces import NonceLedger
 from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
-from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.nvml import NvmlSource
+from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
 from miner.http.config import build_config_router
 from miner.http.errors import install_error_handlers
 from miner.http.jobs import build_jobs_router
+from miner.http.measurements import build_measurements_router
 from miner.http.middleware import RequestMiddleware
 from miner.http.offers import build_offers_router
 from miner.http.operator import build_operator_router
 from miner.http.overview import build_overview_router
+from miner.http.reports import build_reports_router
 from miner.http.subnet import add_routes
+from miner.http.training import build_training_router
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -53,6 +59,7 @@ from miner.store.alerts import prune_alerts
 from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.ranks import RankRow, record_rank
+from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
@@ -91,6 +98,7 @@ class Daemon:
     inventory: GpuInventory
     #: What was measured in the last hour, by the sampler.
     samples: SampleHistory
+    sampler: GpuSampler
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
@@ -118,7 +126,7 @@ class Daemon:
                 PeriodicTask("alert rules", self.alert_service.evaluate),
                 PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
-                PeriodicTask("old offers and events", self._prune_history, PRUNE_SECONDS),
+                PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
@@ -155,6 +163,7 @@ class Daemon:
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
+        self.sampler.start()
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -166,6 +175,7 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.sampler.stop()
         await self.inventory.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
@@ -207,6 +217,9 @@ class Daemon:
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
+
+    def figures(self, job_id: int) -> RunFigures | None:
+        return self.jobs.figures(job_id) if self.jobs else None
 
     def trainings(self) -> list[RunningTraining] | None:
         """What trains now; None while nobody knows, because there is no engine yet."""
@@ -317,10 +330,12 @@ class Daemon:
         )
 
     async def _prune_history(self) -> None:
-        before = self.clock() - self.settings.history_days * _DAY
-        while await self.store.write(prune_history, before):
+        now, kept = self.clock(), self.settings.history_days * _DAY
+        while await self.store.write(prune_history, now - kept):
             pass  # in slices, with requests in between
-        await self.store.write(prune_alerts, before)
+        while await self.store.write(prune_rollups, now, kept):
+            pass
+        await self.store.write(prune_alerts, now - kept)
 
 
 def _log_if_not_recorded(future: asyncio.Future[bool]) -> None:
@@ -342,7 +357,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         on_alert=alerts,
     )
     nonces = NonceLedger(store, max_live=settings.max_live_nonces)
-    fleet = build_fleet(settings, clock)
+    fleet, nvml, samples = build_fleet(settings, clock), NvmlSource(), SampleHistory()
     policy_runtime = PolicyRuntime(settings, alerts)
     offer_service = OfferService(
         store,
@@ -363,8 +378,9 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         metagraphs=metagraphs,
         nonces=nonces,
         fleet=fleet,
-        inventory=build_inventory(settings, fleet, alerts, clock),
-        samples=SampleHistory(),
+        inventory=build_inventory(settings, fleet, nvml, alerts, clock),
+        samples=samples,
+        sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
@@ -409,10 +425,13 @@ def operator_app(daemon: Daemon) -> ASGIApp:
     app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
     app.include_router(build_operator_router())
     app.include_router(build_jobs_router())
+    app.include_router(build_training_router())
+    app.include_router(build_measurements_router())
     app.include_router(build_alerts_router())
     app.include_router(build_overview_router())
     app.state.what_if = WhatIf()
     app.include_router(build_offers_router())
+    app.include_router(build_reports_router())
     app.include_router(build_config_router())
     return app
 

@@ -71,6 +71,11 @@ def post_command(settings: Settings, path: str, payload: Any = None) -> dict[str
     return _request(settings, "POST", path, payload)
 
 
+def delete_resource(settings: Settings, path: str) -> dict[str, Any]:
+    """DELETE on the operator's port."""
+    return _request(settings, "DELETE", path)
+
+
 @contextmanager
 def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Follow the server-sent events of a page, as (kind, data), until the daemon ends them."""

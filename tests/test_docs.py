@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from miner.http import alerts, config, jobs, offers, operator, overview, subnet
+from miner.http import alerts, config, jobs, offers, operator, overview, reports, subnet, training
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -33,7 +33,9 @@ def _routes() -> list[str]:
         config.build_config_router(),
         alerts.build_alerts_router(),
         overview.build_overview_router(),
+        training.build_training_router(),
         offers.build_offers_router(),
+        reports.build_reports_router(),
     )
     own = [route.path for page in pages for route in page.routes]  # type: ignore[attr-defined]
     return ["/healthz", *paths, *own]

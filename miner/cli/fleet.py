@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,7 +24,7 @@ def fleet() -> None:
 
 @app.command()
 def show(as_json: AsJsonObject = False) -> None:
-    """Show GPUs, health, holders, windows and queue. Without a daemon: GPUs and reservations."""
+    """Show GPUs, what they measure, holders, windows and queue. Without a daemon: GPUs and reservations."""
     from miner.daemon_client import NoDaemon, get_page
 
     settings = load_settings()
@@ -40,41 +41,66 @@ def show(as_json: AsJsonObject = False) -> None:
 
 
 def _without_daemon(settings: Settings) -> dict[str, Any]:
-    from miner.fleet.build import scan_once
+    from miner.fleet.build import scan_and_sample_once
     from miner.fleet.fleet_view import view_without_daemon
     from miner.store import database
     from miner.store.offers import open_reservations
     from miner.store.store import Store
 
-    seen, source = scan_once(settings)
+    seen, source, samples = scan_and_sample_once(settings)
     path = settings.data_dir / database.FILE_NAME
     is_current = database.schema_version(path) == database.SCHEMA_VERSION
     taken = Store(path).read_now(open_reservations) if is_current else []
-    return view_without_daemon(seen.inventory, source, taken, time.time())
+    return view_without_daemon(seen.inventory, source, samples, taken, time.time())
 
 
 def _print(page: dict[str, Any]) -> None:
+    from miner.cli.render.terminal import WIDE_COLUMNS
+
     console = terminal()
     if not page["daemon"]:
         console.print(page["why"], style="yellow", soft_wrap=True)
     if page["trouble"]:
         console.print(page["trouble"], style="red", soft_wrap=True)
-    console.print(_gpu_table(page))
+    console.print(_gpu_table(page, is_wide=console.width >= WIDE_COLUMNS))
     if page["claims"]:
         console.print(_claim_table(page))
     else:
         console.print("nothing is reserved, nothing waits", style="dim")
 
 
-def _gpu_table(page: dict[str, Any]) -> Any:
+def _gpu_table(page: dict[str, Any], *, is_wide: bool) -> Any:
+    """On a narrow terminal without ids and links, which `--json` has."""
     from rich.table import Table
 
-    table = Table("GPU", "id", "kind", "memory", "linked to", "state", title=page["source"] or None, box=None)
+    table = Table(title=page["source"] or None, box=None, pad_edge=False)
+    for name in ("GPU", "kind", *(("id", "linked to") if is_wide else ())):
+        table.add_column(name)
+    for name in ("use", "memory", "°C", "W"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
     for gpu in page["gpus"]:
         state, style = _gpu_state(gpu)
         linked = ", ".join(map(str, gpu["linked"])) or "-"
-        table.add_row(str(gpu["index"]), gpu["id"], gpu["kind"], gpu["memory"], linked, state, style=style)
+        more = (gpu["id"], linked) if is_wide else ()
+        table.add_row(str(gpu["index"]), gpu["kind"], *more, *_measured(gpu), state, style=style)
     return table
+
+
+def _measured(gpu: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Utilization, memory used, temperature and power; "-" for what is not known."""
+    sample = gpu.get("sample") or {}
+    used, watts, limit = (sample.get(name) for name in ("memory_used", "power_watts", "power_limit_watts"))
+    return (
+        _shown(sample.get("utilization"), lambda share: f"{share:.0%}"),
+        f"{_shown(used, lambda count: f'{count / 1e9:.1f}')}/{gpu['memory']}",
+        _shown(sample.get("temperature"), lambda degrees: f"{degrees:.0f}"),
+        _shown(watts, lambda power: f"{power:.0f}") + (f"/{limit:.0f}" if limit is not None else ""),
+    )
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "-" if value is None else show(value)
 
 
 def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:

@@ -76,6 +76,28 @@ def show(which: Which, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def stats(
+    days: Annotated[float, typer.Option(min=0.01, help="Of the jobs that ended in the last days.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Success, mean completion time and gain over the base, by type, family and size of the model."""
+    from miner.cli.render.jobs import success_tables
+    from miner.cli.report import policy_in_force
+    from miner.watch.ended_jobs import ended_jobs
+    from miner.watch.success import success_by, success_of
+
+    settings, now = load_settings(), time.time()
+    here = options.local_hardware(settings) if settings.policy == "auto" else None
+    sizes = policy_in_force(settings, here).terms.success.size
+    jobs = _query_store(settings, lambda db: ended_jobs(db, now - days * 86_400, now))
+    found = {"days": days, "all": success_of(jobs), **success_by(jobs, sizes)}
+    if as_json:
+        echo_json(found)
+    else:
+        print_pages(success_tables(found))
+
+
+@app.command()
 def logs(
     which: Which,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the job ends.")] = False,

@@ -19,6 +19,7 @@ from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, EndReason
 from miner import daemon_client
 from miner.fleet.build import build_fleet, build_inventory
+from miner.fleet.nvml import NvmlSource
 from miner.jobs import views
 from miner.jobs.build import build_jobs
 from miner.jobs.events import JobEventBus
@@ -111,7 +112,9 @@ async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterato
     store = Store(database.prepare_store(settings.data_dir))
     store.writer.start(asyncio.get_running_loop())
     fleet = build_fleet(settings, time.time)
-    inventory = build_inventory(settings, fleet, lambda kind, text, gpu=None: alert(kind, text), time.time)
+    inventory = build_inventory(
+        settings, fleet, NvmlSource(), lambda kind, text, gpu=None: alert(kind, text), time.time
+    )
     await inventory.start()
     policy_runtime = PolicyRuntime(settings, alert)
     policy_runtime.refresh(fleet.inventory.hardware)

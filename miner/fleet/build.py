@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -11,12 +12,16 @@ from core.domain.hardware import parse_gpus
 from miner.fleet import fleet_file
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
+from miner.fleet.host import HostMeter
 from miner.fleet.inventory import AutoGpuSource, FleetEventListener, GpuInventory
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.sampler import GpuSampler, samples_of_fleet
+from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
-from miner.fleet.sources import FixedGpuSource, GpuSource, host_facts
+from miner.fleet.sources import FixedGpuSource, GpuSource, ScanFailed, host_facts
 from miner.observe.alerts import AlertKind
 from miner.settings import Settings
+from miner.store.store import Store
 
 CPU = "cpu"
 
@@ -27,7 +32,11 @@ def build_fleet(settings: Settings, clock: Callable[[], float]) -> Fleet:
 
 
 def build_inventory(
-    settings: Settings, fleet: Fleet, on_event: FleetEventListener, clock: Callable[[], float]
+    settings: Settings,
+    fleet: Fleet,
+    nvml: NvmlSource,
+    on_event: FleetEventListener,
+    clock: Callable[[], float],
 ) -> GpuInventory:
     """`ConfigError` when FLEET_FILE cannot be used."""
 
@@ -39,7 +48,7 @@ def build_inventory(
     def host() -> dict[str, object]:
         return {**host_facts(settings.data_dir), **(file.current().content.host.facts() if file else {})}
 
-    source = build_gpu_source(settings.gpus)
+    source = build_gpu_source(settings.gpus, nvml)
     return GpuInventory(
         fleet_file.FleetFileSource(file, source) if file else source,
         fleet,
@@ -51,13 +60,26 @@ def build_inventory(
     )
 
 
-def build_gpu_source(gpus: str) -> GpuSource:
+def build_sampler(
+    settings: Settings,
+    fleet: Fleet,
+    nvml: NvmlSource,
+    history: SampleHistory,
+    store: Store,
+    clock: Callable[[], float],
+) -> GpuSampler:
+    """NVML measures also where it is not asked which GPUs there are (`GPUS=4xH100`)."""
+    host = HostMeter(settings.data_dir)
+    return GpuSampler(nvml, fleet, history, store, host, interval=settings.gpu_sample_seconds, clock=clock)
+
+
+def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
     """Where GPUS says that the GPUs are found. An engine that runs elsewhere (a cluster) brings a source of
     its own: it is chosen here."""
     if gpus == "nvml":
-        return NvmlSource()
+        return nvml
     if gpus == "auto":
-        return AutoGpuSource(NvmlSource(), FixedGpuSource(parse_gpus(CPU), "no NVIDIA driver"))
+        return AutoGpuSource(nvml, FixedGpuSource(parse_gpus(CPU), "no NVIDIA driver"))
     return FixedGpuSource(parse_gpus(gpus), f"GPUS={gpus}")
 
 
@@ -68,14 +90,25 @@ def _max_running_jobs(settings: Settings) -> int:
 
 def scan_once(settings: Settings) -> tuple[Fleet, str]:
     """The fleet that a daemon would find here, and the source, for a command without a running daemon."""
-    fleet = build_fleet(settings, time.time)
-    inventory = build_inventory(settings, fleet, lambda *_, **__: None, time.time)
+    fleet, source, _ = asyncio.run(_scan_once(settings, measure=False))
+    return fleet, source
 
-    async def scan_and_stop() -> None:
-        try:
-            await inventory.scan()
-        finally:
-            await inventory.stop()
 
-    asyncio.run(scan_and_stop())
-    return fleet, inventory.source_name
+def scan_and_sample_once(settings: Settings) -> tuple[Fleet, str, list[GpuSample]]:
+    """Like `scan_once`, with what each GPU measures now."""
+    return asyncio.run(_scan_once(settings, measure=settings.gpu_sample_seconds > 0))
+
+
+async def _scan_once(settings: Settings, *, measure: bool) -> tuple[Fleet, str, list[GpuSample]]:
+    fleet, nvml = build_fleet(settings, time.time), NvmlSource()
+    inventory = build_inventory(settings, fleet, nvml, lambda *_, **__: None, time.time)
+    samples: list[GpuSample] = []
+    try:
+        await inventory.scan()
+        if measure:
+            with contextlib.suppress(ScanFailed):
+                samples = samples_of_fleet(fleet.inventory.gpus, await nvml.sample(), time.time())
+    finally:
+        await inventory.stop()
+        await nvml.close()
+    return fleet, inventory.source_name, samples

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from core.domain.keys import GpuReservation, TaskKey
@@ -9,13 +11,21 @@ from core.domain.units import show_bytes
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet, InventoryState
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.samples import FRESH_SECONDS, GpuSample, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim
 from miner.store.offers import OpenReservation
 
 
-def fleet_view(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, Any]:
-    """The fleet of the running daemon."""
+def fleet_view(
+    fleet: Fleet,
+    inventory: GpuInventory,
+    samples: SampleHistory,
+    job_ids: Mapping[TaskKey, int],
+    now: float,
+) -> dict[str, Any]:
+    """The fleet of the running daemon. `job_ids`: of the tasks that run."""
     state = fleet.inventory
+    running = {gpu: claim for claim in fleet.ledger.claims if claim.is_running for gpu in claim.gpus}
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
     claims = sorted(
         fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
@@ -25,7 +35,12 @@ def fleet_view(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, A
         "source": inventory.source_name,
         "looked_at": inventory.scanned_at,
         "trouble": state.problem,
-        "gpus": [_gpu_entry(gpu, state, fleet.ledger.running_on(gpu.id)) for gpu in state.gpus],
+        "gpus": [
+            _gpu_entry(
+                gpu, state, running.get(gpu.id), job_ids, samples.latest(gpu.id, since=now - FRESH_SECONDS)
+            )
+            for gpu in state.gpus
+        ],
         "claims": [
             _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))
             for claim in claims
@@ -34,15 +49,20 @@ def fleet_view(fleet: Fleet, inventory: GpuInventory, now: float) -> dict[str, A
 
 
 def view_without_daemon(
-    inventory: InventoryState, source: str, reservations: list[OpenReservation], now: float
+    inventory: InventoryState,
+    source: str,
+    samples: Iterable[GpuSample],
+    reservations: list[OpenReservation],
+    now: float,
 ) -> dict[str, Any]:
     """The GPUs as they are, and the reservations in the store."""
+    by_gpu = {sample.gpu: sample for sample in samples}
     return {
         "at": now,
         "source": source,
         "looked_at": now,
         "trouble": inventory.problem,
-        "gpus": [_gpu_entry(gpu, inventory, None) for gpu in inventory.gpus],
+        "gpus": [_gpu_entry(gpu, inventory, None, {}, by_gpu.get(gpu.id)) for gpu in inventory.gpus],
         "claims": [_claim_entry(row.hold, ClaimStage.PROMISED, row.firm, None) for row, _ in reservations],
     }
 
@@ -50,7 +70,14 @@ def view_without_daemon(
 _STAGE_ORDER = {ClaimStage.RUNNING: 0, ClaimStage.PROMISED: 1, ClaimStage.WAITING: 2}
 
 
-def _gpu_entry(gpu: Gpu, inventory: InventoryState, key: TaskKey | None) -> dict[str, Any]:
+def _gpu_entry(
+    gpu: Gpu,
+    inventory: InventoryState,
+    holder: GpuClaim | None,
+    job_ids: Mapping[TaskKey, int],
+    sample: GpuSample | None,
+) -> dict[str, Any]:
+    key = holder and holder.key
     return {
         "id": gpu.id,
         "index": gpu.index,
@@ -62,6 +89,9 @@ def _gpu_entry(gpu: Gpu, inventory: InventoryState, key: TaskKey | None) -> dict
         "shared": gpu.id in inventory.shared,
         "task_id": key and key.task_id,
         "validator": key and key.validator,
+        "job_id": key and job_ids.get(key),
+        "until": holder and holder.until,
+        "sample": sample and {**asdict(sample), "memory_share": sample.memory_share},
     }
 
 

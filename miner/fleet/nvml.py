@@ -1,4 +1,4 @@
-"""Scan GPUs through NVML, by a child process that may hang without harm (`nvml_worker`)."""
+"""Scan and measure GPUs through NVML, by a child process that may hang without harm (`nvml_worker`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import BaseModel, Field
 
 from core.domain.hardware import from_nvml
+from miner.fleet.samples import GpuSample
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed, ScannedGpu
 from miner.support.subprocess import python_path
 
@@ -44,56 +48,121 @@ class _NvmlGpu(BaseModel):
     switch: bool = False
 
 
+class _NvmlSample(BaseModel):
+    """Fields of `GpuSample`, as the worker writes them."""
+
+    slot: int
+    uuid: str
+    slice: bool = False
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    throttle: tuple[str, ...] | None = None
+    pcie_bytes_s: float | None = None
+    nvlink_bytes_s: float | None = None
+    ecc_errors: int | None = None
+    xids: tuple[int, ...] = ()
+    tensor: float | None = None
+    dram: float | None = None
+
+
 class _NvmlAnswer(BaseModel):
-    gpus: tuple[_NvmlGpu, ...] = ()
-    driver: str = ""
     problem: str | None = None
     absent: bool = False
 
 
+class _ScanAnswer(_NvmlAnswer):
+    gpus: tuple[_NvmlGpu, ...] = ()
+    driver: str = ""
+
+
+class _SampleAnswer(_NvmlAnswer):
+    cards: tuple[_NvmlSample, ...] = ()
+
+
+AnswerT = TypeVar("AnswerT", bound=_NvmlAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class CardSample:
+    """What was measured of a GPU; its number as in a scan, and `gpu` is its UUID."""
+
+    index: int
+    sample: GpuSample
+
+
 class NvmlSource:
     def __init__(
-        self, *, timeout: float = 10.0, start_timeout: float = 60.0, worker: Sequence[str] = WORKER
+        self,
+        *,
+        timeout: float = 10.0,
+        start_timeout: float = 60.0,
+        sample_timeout: float = 5.0,
+        worker: Sequence[str] = WORKER,
     ) -> None:
         """The first scan takes seconds for each GPU where the driver keeps no state between its users."""
-        self._timeout, self._start_timeout = timeout, start_timeout
+        self._timeout, self._start_timeout, self._sample_timeout = timeout, start_timeout, sample_timeout
         self._worker = worker
         self._process: asyncio.subprocess.Process | None = None
         self._dying: set[asyncio.Task[int]] = set()
+        #: The process answers one request after the other.
+        self._lock = asyncio.Lock()
 
     async def scan(self) -> GpuScan:
-        limit = self._timeout if self._process is not None else self._start_timeout
-        try:
-            answer = await asyncio.wait_for(self._query(), limit)
-        except TimeoutError:
-            self._drop()
-            raise ScanFailed(f"NVML did not answer within {limit:g} s: the driver hangs; see dmesg") from None
-        except BaseException:
-            self._drop()
-            raise
-        if answer.problem is not None or any(gpu.error for gpu in answer.gpus):
-            # The library keeps what it knew of a GPU when opened: only a new process sees a reset one.
-            self._drop()
-        if answer.problem is not None:
-            raise (NoNvidiaDriver if answer.absent else ScanFailed)(answer.problem)
+        async with self._lock:
+            answer = await self._ask("scan", _ScanAnswer, self._timeout)
+            if any(gpu.error for gpu in answer.gpus):
+                # The library keeps what it knew of a GPU when opened: only a new process sees a reset one.
+                self._drop()
         return _scan_of(answer)
+
+    async def sample(self) -> list[CardSample]:
+        """Measure every GPU that answers. `ScanFailed`: nothing was measured."""
+        async with self._lock:
+            if self._dying:
+                await asyncio.wait(self._dying, timeout=1.0)
+            if self._process is None and self._dying:
+                raise ScanFailed("nothing is measured while a process hangs in the driver: scans come first")
+            answer = await self._ask("sample", _SampleAnswer, self._sample_timeout)
+        return _samples_of(answer, time.time())
 
     async def close(self) -> None:
         self._drop()
         if self._dying:
             await asyncio.wait(self._dying, timeout=1.0)
 
-    async def _query(self) -> _NvmlAnswer:
+    async def _ask(self, request: str, kind: type[AnswerT], limit: float) -> AnswerT:
+        if self._process is None:
+            limit = self._start_timeout
+        try:
+            answer = await asyncio.wait_for(self._query(request, kind), limit)
+        except TimeoutError:
+            self._drop()
+            raise ScanFailed(f"NVML did not answer within {limit:g} s: the driver hangs; see dmesg") from None
+        except BaseException:
+            self._drop()
+            raise
+        if answer.problem is not None:
+            self._drop()
+            raise (NoNvidiaDriver if answer.absent else ScanFailed)(answer.problem)
+        return answer
+
+    async def _query(self, request: str, kind: type[AnswerT]) -> AnswerT:
         try:
             process = await self._running()
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(b"\n")
+            process.stdin.write(f"{request}\n".encode())
             await process.stdin.drain()
             line = await process.stdout.readline()
             if not line:
                 raise ScanFailed(f"the NVML process ended with status {await process.wait()}")
-            return _NvmlAnswer.model_validate_json(line)
+            return kind.model_validate_json(line)
         except (OSError, ValueError) as error:
             raise ScanFailed(f"the NVML process cannot be used: {error}") from error
 
@@ -133,7 +202,7 @@ def _environment(outer: Mapping[str, str]) -> dict[str, str]:
     return {**passed_on, "PYTHONPATH": python_path()}
 
 
-def _scan_of(answer: _NvmlAnswer) -> GpuScan:
+def _scan_of(answer: _ScanAnswer) -> GpuScan:
     good = [gpu for gpu in answer.gpus if gpu.error is None]
     by_bus = {gpu.bus: gpu.uuid for gpu in good if gpu.bus}
     on_switch = {gpu.uuid for gpu in good if gpu.switch}
@@ -151,3 +220,14 @@ def _scan_of(answer: _NvmlAnswer) -> GpuScan:
 def _scanned_gpu(gpu: _NvmlGpu, index: int, linked: frozenset[str]) -> ScannedGpu:
     kind = from_nvml(gpu.name, gpu.total, gpu.capability, nvlink=bool(linked))
     return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes)
+
+
+def _samples_of(answer: _SampleAnswer, at: float) -> list[CardSample]:
+    renumbered = any(card.slice for card in answer.cards)  # as in `_scan_of`
+    return [
+        CardSample(
+            position if renumbered else card.slot,
+            GpuSample(at, card.uuid, **card.model_dump(exclude={"slot", "uuid", "slice"})),
+        )
+        for position, card in enumerate(answer.cards)
+    ]

@@ -1,7 +1,7 @@
-"""Scan the GPUs through NVML, in a process that exists for nothing else.
+"""Ask NVML about the GPUs, in a process that exists for nothing else.
 
-`miner.fleet.nvml` starts it; every line on its input requests a scan, every line on its output is one. A
-faulty driver can hang any call for ever, where no signal ends it: here that costs a process, in the
+`miner.fleet.nvml` starts it; every line on its input is "scan" or "sample", every line on its output an
+answer. A faulty driver can hang any call for ever, where no signal ends it: here that costs a process, in the
 daemon it would cost the sockets that its successor needs.
 """
 
@@ -14,8 +14,16 @@ from typing import Any
 
 import pynvml as nv
 
-#: Errors of a call that a GPU, a driver or a virtual machine does not have.
-_NOT_AVAILABLE = (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_FUNCTION_NOT_FOUND, nv.NVML_ERROR_NO_PERMISSION)
+from miner.fleet.nvml_calls import (
+    NOT_AVAILABLE,
+    error_text,
+    is_split,
+    memory_of,
+    optional,
+    slices_of,
+    text_of,
+)
+from miner.fleet.nvml_samples import CardSampler
 
 
 def scan_gpus() -> dict[str, Any]:
@@ -25,58 +33,37 @@ def scan_gpus() -> dict[str, Any]:
         try:
             gpus += _gpus_in_slot(index)
         except nv.NVMLError as error:
-            gpus.append({"slot": index, "error": _error_text(error)})
-    return {"gpus": gpus, "driver": _text(nv.nvmlSystemGetDriverVersion())}
+            gpus.append({"slot": index, "error": error_text(error)})
+    return {"gpus": gpus, "driver": text_of(nv.nvmlSystemGetDriverVersion())}
 
 
 def _gpus_in_slot(index: int) -> list[dict[str, Any]]:
     """The GPU in a slot, or its slices where it is split (MIG)."""
     handle = nv.nvmlDeviceGetHandleByIndex(index)
     capability = list(nv.nvmlDeviceGetCudaComputeCapability(handle))
-    if _optional(nv.nvmlDeviceGetMigMode, handle, default=(0, 0))[0]:
-        slices = [_facts(part, index, capability) | {"slice": True} for part in _slices(handle)]
+    if is_split(handle):
+        slices = [_facts(part, index, capability) | {"slice": True} for part in slices_of(handle)]
         return slices or [
             {
                 "slot": index,
                 "error": "MIG is enabled, and it has no slices: nvidia-smi mig -cgi 0 -C makes one",
             }
         ]
-    bus = _text(nv.nvmlDeviceGetPciInfo(handle).busId)
+    bus = text_of(nv.nvmlDeviceGetPciInfo(handle).busId)
     return [_facts(handle, index, capability) | {"bus": bus, **_links(handle)}]
 
 
 def _facts(handle: Any, slot: int, capability: list[int]) -> dict[str, Any]:
-    memory = _memory(handle)
+    memory = memory_of(handle)
     return {
         "slot": slot,
-        "uuid": _text(nv.nvmlDeviceGetUUID(handle)),
-        "name": _text(nv.nvmlDeviceGetName(handle)),
+        "uuid": text_of(nv.nvmlDeviceGetUUID(handle)),
+        "name": text_of(nv.nvmlDeviceGetName(handle)),
         "capability": capability,
         "total": memory.total,
         "used": memory.used,
-        "processes": len(_optional(nv.nvmlDeviceGetComputeRunningProcesses, handle, default=())),
+        "processes": len(optional(nv.nvmlDeviceGetComputeRunningProcesses, handle, default=())),
     }
-
-
-def _memory(handle: Any) -> Any:
-    """The newer call leaves out what the driver keeps for itself; the older one counts it as used."""
-    try:
-        return nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
-    except nv.NVMLError as error:
-        if error.value not in (*_NOT_AVAILABLE, nv.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
-            raise
-        return nv.nvmlDeviceGetMemoryInfo(handle)
-
-
-def _slices(handle: Any) -> list[Any]:
-    slices = []
-    for number in range(_optional(nv.nvmlDeviceGetMaxMigDeviceCount, handle, default=0)):
-        try:
-            slices.append(nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
-        except nv.NVMLError as error:
-            if error.value != nv.NVML_ERROR_NOT_FOUND:
-                raise
-    return slices
 
 
 def _links(handle: Any) -> dict[str, Any]:
@@ -87,51 +74,63 @@ def _links(handle: Any) -> dict[str, Any]:
             if nv.nvmlDeviceGetNvLinkState(handle, link) != nv.NVML_FEATURE_ENABLED:
                 continue
         except nv.NVMLError as error:
-            if error.value in (*_NOT_AVAILABLE, nv.NVML_ERROR_INVALID_ARGUMENT):
+            if error.value in (*NOT_AVAILABLE, nv.NVML_ERROR_INVALID_ARGUMENT):
                 break  # no more links than that
             raise
-        kind = _optional(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link, default=None)
-        remote = _optional(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link, default=None)
+        kind = optional(nv.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link, default=None)
+        remote = optional(nv.nvmlDeviceGetNvLinkRemotePciInfo, handle, link, default=None)
         if kind == nv.NVML_NVLINK_DEVICE_TYPE_SWITCH or remote is None:
             switch = True  # boards without switches are old enough to name their other ends
         else:
-            peers.add(_text(remote.busId))
+            peers.add(text_of(remote.busId))
     return {"peers": sorted(peers), "switch": switch}
 
 
-def _optional(call: Any, *arguments: Any, default: Any) -> Any:
-    try:
-        return call(*arguments)
-    except nv.NVMLError as error:
-        if error.value in _NOT_AVAILABLE:
-            return default
-        raise
+class Worker:
+    """Answers one request after the other."""
 
+    def __init__(self) -> None:
+        self._is_started = False
+        self._uuids: list[str] = []
+        self._cards: CardSampler | None = None
 
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    def answer(self, request: str) -> dict[str, Any]:
+        try:
+            if not self._is_started:
+                nv.nvmlInit()
+                self._is_started = True
+            return {"cards": self._sample()} if request == "sample" else self._scan()
+        except nv.NVMLError as error:
+            self._is_started, self._cards = False, None
+            return {
+                "problem": error_text(error),
+                "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND,
+            }
 
+    def _scan(self) -> dict[str, Any]:
+        answer = scan_gpus()
+        uuids = [gpu.get("uuid", "") for gpu in answer["gpus"]]
+        if uuids != self._uuids:  # a GPU came or went, or was split
+            self._uuids = uuids
+            self._forget_cards()
+        return answer
 
-def _error_text(error: Any) -> str:
-    return f"NVML says: {error}"
+    def _sample(self) -> list[dict[str, Any]]:
+        if self._cards is None:
+            self._cards = CardSampler()
+        return self._cards.sample()
 
-
-def _answer(started: bool) -> dict[str, Any]:
-    try:
-        if not started:
-            nv.nvmlInit()
-        return scan_gpus()
-    except nv.NVMLError as error:
-        return {"problem": _error_text(error), "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND}
+    def _forget_cards(self) -> None:
+        if self._cards is not None:
+            self._cards.close()
+        self._cards = None
 
 
 def main() -> None:
     os.nice(10)
-    started = False
-    for _ in sys.stdin:
-        answer = _answer(started)
-        started = "problem" not in answer
-        sys.stdout.write(json.dumps(answer) + "\n")
+    worker = Worker()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
         sys.stdout.flush()
 
 

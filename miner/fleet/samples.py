@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 #: How much is kept in memory; older measurements are in the store, rolled up.
 KEPT_SECONDS = 3600.0
+#: A GPU whose newest sample is older than this is not measured now.
+FRESH_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class GpuSample:
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     #: What holds the clocks down: "heat", "power", "hardware". Empty: nothing.
-    throttle: tuple[str, ...] = ()
+    throttle: tuple[str, ...] | None = None
+    #: Both directions together.
     pcie_bytes_s: float | None = None
     nvlink_bytes_s: float | None = None
     #: Uncorrected memory errors since the driver was loaded.
@@ -57,6 +62,9 @@ class HostSample:
     disk_free_share: float | None = None
 
 
+SampleT = TypeVar("SampleT", GpuSample, HostSample)
+
+
 class SampleHistory:
     """The last hour of measurements, by GPU. For one event loop."""
 
@@ -75,21 +83,32 @@ class SampleHistory:
             self._host.append(host)
             while self._host[0].at < host.at - self._kept:
                 self._host.popleft()
+            self._forget_gone(host.at - self._kept)
 
     @property
     def gpus(self) -> list[str]:
         return list(self._gpus)
 
-    def latest(self, gpu: str) -> GpuSample | None:
+    def latest(self, gpu: str, since: float = 0.0) -> GpuSample | None:
+        """The newest sample. `since`: an older one does not count, because the GPU may have vanished."""
         kept = self._gpus.get(gpu)
-        return kept[-1] if kept else None
+        return kept[-1] if kept and kept[-1].at >= since else None
 
     def since(self, gpu: str, moment: float) -> list[GpuSample]:
-        return [sample for sample in self._gpus.get(gpu, ()) if sample.at >= moment]
+        return _newer(self._gpus.get(gpu, ()), moment)
 
     @property
     def host(self) -> HostSample | None:
         return self._host[-1] if self._host else None
 
     def host_since(self, moment: float) -> list[HostSample]:
-        return [sample for sample in self._host if sample.at >= moment]
+        return _newer(self._host, moment)
+
+    def _forget_gone(self, before: float) -> None:
+        for gpu in [gpu for gpu, kept in self._gpus.items() if kept[-1].at < before]:
+            del self._gpus[gpu]
+
+
+def _newer(kept: Sequence[SampleT], moment: float) -> list[SampleT]:
+    newest_first = itertools.takewhile(lambda sample: sample.at >= moment, reversed(kept))
+    return list(newest_first)[::-1]

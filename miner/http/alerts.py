@@ -9,9 +9,11 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 
+from core.domain.errors import GodMinerError
 from core.domain.records import Record
 from miner.http.operator import operator_only
 from miner.store import alerts as store_alerts
+from miner.store.alerts import AlertRow, Severity
 from miner.store.store import Store
 from miner.watch.alert_service import AlertService
 
@@ -38,6 +40,21 @@ class SilenceRequest(Record):
     reason: str = Field(default="", max_length=500)
 
 
+class TrialNotification(Record):
+    """A notification to try out."""
+
+    rule: str = Field(default="test", min_length=1, max_length=100)
+    subject: str = Field(default="miner", min_length=1, max_length=200)
+    severity: Severity = Severity.INFO
+    text: str = Field(default="a test: notifications arrive", max_length=500)
+
+
+class NobodyNotified(GodMinerError):
+    """There is no channel to send anything to."""
+
+    code = "nobody_notified"
+
+
 def alerts_dependency(request: Request) -> HasAlerts:
     daemon: HasAlerts = request.app.state.daemon
     return daemon
@@ -50,6 +67,7 @@ def build_alerts_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
     router.add_api_route("/alerts", list_alerts, methods=["GET"])
     router.add_api_route("/alerts/silences", add_silence, methods=["POST"], status_code=HTTPStatus.CREATED)
+    router.add_api_route("/alerts/test", send_test, methods=["POST"])
     router.add_api_route("/alerts/silences/{silence}", end_silence, methods=["DELETE"])
     return router
 
@@ -82,6 +100,15 @@ async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> dict[str, An
         store_alerts.add_silence, silence.rule, silence.subject, silence.reason, now, now + silence.seconds
     )
     return row.as_dict()
+
+
+async def send_test(test: TrialNotification, daemon: AlertsOf) -> dict[str, Any]:
+    """Send a notification that is no alert: neither stored nor counted."""
+    sink, now = daemon.alert_service.sink, daemon.clock()
+    if sink is None:
+        raise NobodyNotified("nobody is notified: no channel for notifications is set")
+    sink.add(AlertRow(0, test.rule, test.subject, test.severity, test.text, None, now, now, 1))
+    return {"sent": test.text}
 
 
 async def end_silence(silence: int, daemon: AlertsOf) -> dict[str, Any]:

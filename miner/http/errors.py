@@ -42,6 +42,7 @@ STATUS = {
     "no_such_job": HTTPStatus.NOT_FOUND,
     "no_such_offer": HTTPStatus.NOT_FOUND,
     "no_such_silence": HTTPStatus.NOT_FOUND,
+    "nobody_notified": HTTPStatus.SERVICE_UNAVAILABLE,
     "job_state": HTTPStatus.CONFLICT,
     "no_jobs_yet": HTTPStatus.SERVICE_UNAVAILABLE,
     "no_such_file": HTTPStatus.NOT_FOUND,

@@ -17,6 +17,7 @@ from core.domain.job_states import JobState
 from miner.http.operator import caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.views import read_log_chunk, select_attempt
@@ -44,6 +45,8 @@ class JobReader(Protocol):
     def settings(self) -> Settings: ...
 
     def live(self, job_id: int) -> LiveJob | None: ...
+
+    def figures(self, job_id: int) -> RunFigures | None: ...
 
 
 class EventStream(StreamingResponse):
@@ -113,11 +116,15 @@ async def list_jobs(
 async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
     """By number, by task id, or by the beginning of a task id."""
 
-    def query(db: sqlite3.Connection) -> dict[str, Any]:
-        row = store_jobs.find_job(db, job)
-        return views.job_details(db, row, daemon.settings.data_dir, daemon.live(row.id))
-
-    return await daemon.store.read(query)
+    row = await daemon.store.read(store_jobs.find_job, job)
+    figures = daemon.figures(row.id)
+    return await daemon.store.read(
+        views.job_details,
+        row,
+        daemon.settings.data_dir,
+        daemon.live(row.id),
+        figures.snapshot() if figures else None,
+    )
 
 
 async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:

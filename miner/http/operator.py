@@ -5,14 +5,19 @@ from __future__ import annotations
 import hmac
 import math
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
+from miner.fleet.fleet import Fleet
 from miner.fleet.fleet_view import fleet_view
+from miner.fleet.inventory import GpuInventory
+from miner.fleet.samples import SampleHistory
 from miner.settings.values import is_loopback
+from miner.store.samples import job_ids
+from miner.store.store import Store
 from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
 
@@ -65,8 +70,24 @@ def build_operator_router() -> APIRouter:
 
     @router.get("/fleet")
     async def fleet(request: Request) -> dict[str, Any]:
-        """The GPUs, which job has them until when, and what waits."""
-        daemon = request.app.state.daemon
-        return fleet_view(daemon.fleet, daemon.inventory, daemon.clock())
+        """The GPUs, which job has them until when, what they measure, and what waits."""
+        return await fleet_page(request.app.state.daemon)
 
     return router
+
+
+class MeasuredFleet(Protocol):
+    """The parts of the daemon that its fleet's page shows."""
+
+    fleet: Fleet
+    inventory: GpuInventory
+    samples: SampleHistory
+    store: Store
+
+    def clock(self) -> float: ...
+
+
+async def fleet_page(daemon: MeasuredFleet) -> dict[str, Any]:
+    running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
+    ids = await daemon.store.read(job_ids, running) if running else {}
+    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, daemon.clock())

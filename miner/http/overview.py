@@ -13,11 +13,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from miner import __version__
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.fleet.fleet import Fleet
-from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
-from miner.http.operator import operator_only
+from miner.fleet.samples import SampleHistory
+from miner.http.operator import fleet_page, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
@@ -40,6 +41,7 @@ class ObservedDaemon(Protocol):
     store: Store
     fleet: Fleet
     inventory: GpuInventory
+    samples: SampleHistory
     metagraphs: MetagraphRefresher
     policy_runtime: PolicyRuntime
     offer_service: OfferService
@@ -49,6 +51,8 @@ class ObservedDaemon(Protocol):
     def clock(self) -> float: ...
 
     def live(self, job_id: int) -> LiveJob | None: ...
+
+    def figures(self, job_id: int) -> RunFigures | None: ...
 
 
 def overview_dependency(request: Request) -> ObservedDaemon:
@@ -69,7 +73,7 @@ async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_depen
         "at": time.time(),
         "daemon": _state(daemon),
         "kpis": await daemon.kpis.read(),
-        "fleet": fleet_view(daemon.fleet, daemon.inventory, daemon.clock()),
+        "fleet": await fleet_page(daemon),
         **stored,
         "alerts": [],
     }
@@ -91,7 +95,8 @@ def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
 
 
 def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
-    return []
+    figures = daemon.figures(job_id)
+    return thinned(figures.curves.columns["loss"]) if figures else []
 
 
 def _state(daemon: ObservedDaemon) -> dict[str, Any]:

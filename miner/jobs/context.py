@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -145,15 +144,12 @@ class JobContext:
         folder = AttemptFolder(attempt.folder)
         if figures is None:
             figures = await asyncio.to_thread(read_figures, folder)
-        came_to = figures.figures(
+        snapshot = figures.snapshot(
             seconds=max(now - attempt.started_at, 0.0),
             result=await asyncio.to_thread(read_result, folder),
             utilization=await self._utilization(attempt, now),
         )
-        curves = json.dumps(figures.curves.as_dict(), separators=(",", ":"))
-        await self.services.store.write(
-            store_figures.save_figures, attempt.id, came_to.model_dump_json(), curves
-        )
+        await self.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
 
     async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
         """Of its GPUs while it ran: stored, or for a short attempt from the latest samples."""

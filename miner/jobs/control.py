@@ -63,12 +63,13 @@ class RunningTraining:
         return self.answer.duty if self.answer else 1.0
 
     async def ask(self, *, micro: int | None = None, duty: float | None = None) -> RunControl:
-        """Ask for other numbers; what is not given stays as it was asked for. `OSError` on a full disk."""
+        """Ask for other numbers; what is not given stays as it is. `OSError` on a full disk."""
         before = self.asked or await asyncio.to_thread(self._last_request)
+        as_it_is = None if self.micro == self.plan.batch.micro else self.micro
         control = RunControl(
             number=max(before.number if before else 0, self.answer.number if self.answer else 0) + 1,
-            micro=micro if micro is not None else before and before.micro,
-            duty=duty if duty is not None else before.duty if before else 1.0,
+            micro=as_it_is if micro is None else micro,
+            duty=self.duty if duty is None else duty,
         )
         await asyncio.to_thread(write_untrusted, self._path, control.model_dump_json().encode())
         self.asked = control

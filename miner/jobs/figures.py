@@ -7,13 +7,19 @@ while nobody watched.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from pydantic import ConfigDict
 
 from core.domain.records import Record
 from core.planning.efficiency import expected_speed
@@ -24,6 +30,7 @@ from miner.jobs.events import LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.progress import WARM_UP_STEPS, ProgressTail
+from miner.store.figures import StoredFigures
 from miner.support.thinning import kept_points
 
 #: Points of a curve that is shown or stored, and while it grows.
@@ -43,6 +50,9 @@ _MEANS = ("tokens_s", "samples_s", "mfu", "wait")
 
 class AttemptFigures(Record):
     """What one attempt came to. None: not measured, or not known for this kind of training."""
+
+    #: Those that another version stored are read too.
+    model_config = ConfigDict(extra="ignore")
 
     steps: int = 0
     seconds: float | None = None
@@ -74,6 +84,21 @@ def relative_gain(base: HeldOutScore | None, best: HeldOutScore | None) -> float
         return None
     better = base.value - best.value if base.lower_is_better else best.value - base.value
     return _finite(better / abs(base.value))
+
+
+class FiguresSnapshot(NamedTuple):
+    """Figures and curves of one attempt at one moment."""
+
+    figures: AttemptFigures
+    #: As `RunCurves.as_dict` has them.
+    curves: dict[str, Any]
+
+    def to_stored(self) -> StoredFigures:
+        return StoredFigures(self.figures.model_dump_json(), json.dumps(self.curves, separators=(",", ":")))
+
+    @classmethod
+    def from_stored(cls, stored: StoredFigures) -> FiguresSnapshot:
+        return cls(AttemptFigures.model_validate_json(stored.figures), json.loads(stored.curves))
 
 
 @dataclass
@@ -200,24 +225,29 @@ class RunFigures:
     def _efficiency(self, tokens_s: float | None, samples_s: float | None) -> float | None:
         return _finite(self._expected.efficiency(tokens_s, samples_s)) if self._expected else None
 
-    def figures(
+    def snapshot(
         self,
         *,
         seconds: float | None = None,
         result: RunResult | None = None,
         utilization: float | None = None,
-    ) -> AttemptFigures:
-        """What it has come to so far; the trainer's own result knows the scores of earlier attempts too."""
+    ) -> FiguresSnapshot:
+        """What it has come to so far. The trainer's own result knows the scores of earlier attempts too, and
+        stands in for steps that were not logged."""
         base = result.base if result and result.base else self.base
         best = result.best if result and result.best else self.best
         metric = best or base
         means = {name: mean.value for name, mean in self._means.items()}
-        return AttemptFigures(
-            steps=self._last.step if self._last else 0,
+        memory = self.memory_bytes
+        if result is not None:
+            means["tokens_s"] = result.tokens_s if means["tokens_s"] is None else means["tokens_s"]
+            memory = result.memory_bytes if memory is None else memory
+        figures = AttemptFigures(
+            steps=self._last.step if self._last else result.steps if result else 0,
             seconds=seconds,
             **means,
             efficiency=self._efficiency(means["tokens_s"], means["samples_s"]),
-            memory_bytes=self.memory_bytes,
+            memory_bytes=memory,
             memory_estimate_bytes=self._estimate,
             utilization=utilization,
             base=base.value if base else None,
@@ -226,6 +256,18 @@ class RunFigures:
             lower_is_better=metric.lower_is_better if metric else None,
             gain=relative_gain(base, best),
         )
+        return FiguresSnapshot(figures, self.curves.as_dict())
+
+
+def loss_line(curves: Mapping[str, Any], most: int = 40) -> list[float]:
+    """The loss in few points, each the mean of an equal number of those before: for a line of text or a
+    small picture."""
+    losses = [loss for loss in curves["steps"]["loss"] if loss is not None]
+    if len(losses) <= most:
+        return losses
+    edges = [at * len(losses) // most for at in range(most + 1)]
+    means = (fmean(losses[begin:end]) for begin, end in pairwise(edges))
+    return [float(f"{mean:.6g}") for mean in means if math.isfinite(mean)]
 
 
 def read_figures(folder: AttemptFolder) -> RunFigures:

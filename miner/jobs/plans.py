@@ -188,5 +188,11 @@ def lesson_of(
     return None if merged == known else merged
 
 
+def with_micro_cap(known: LearnedBounds | None, micro: int) -> LearnedBounds:
+    """What is known, with smaller passes: a rule wanted them, and the attempt before could not change."""
+    known = known or LearnedBounds()
+    return known.model_copy(update={"micro": _min_known(known.micro, micro)})
+
+
 def _min_known(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)

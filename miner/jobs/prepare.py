@@ -31,6 +31,7 @@ from miner.jobs.history import AttemptHistory, history_of
 from miner.jobs.launch import free_port, run_spec, write_attempt
 from miner.jobs.plans import JobPlanRequest, PlanDraft
 from miner.jobs.tasks import task_spec_of
+from miner.store import alerts as store_alerts
 from miner.store import attempts
 
 #: The GPUs are kept for this many times what the plan takes: steps may be slower than planned.
@@ -249,7 +250,9 @@ def _plan_request(
     job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
 ) -> JobPlanRequest:
     def learned(plan: TrainingPlan) -> LearnedBounds | None:
-        return _known_lesson(job, plans.lesson_key(job.row.validator, plan))
+        known = _known_lesson(job, plans.lesson_key(job.row.validator, plan))
+        micro = job.services.store.read_now(store_alerts.micro_of_next_attempt, job.row.id)
+        return known if micro is None else plans.with_micro_cap(known, micro)
 
     spec = task_spec_of(job.row, job.task, job.now())
     return JobPlanRequest(spec, fetched, hardware, job.services.profile(), learned, history.failures)

@@ -16,11 +16,14 @@ from core.domain.records import printable
 from core.runs.run_files import RunResult
 from miner.engines.run_folder import LOG_START, LogPosition, log_tail, read_log
 from miner.jobs.events import LiveJob
+from miner.jobs.figures import FiguresSnapshot, loss_line, relative_gain
 from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.history import read_result
 from miner.jobs.tasks import request_for_display
+from miner.jobs.training_views import measured
 from miner.store import attempts as store_attempts
 from miner.store.attempts import AttemptRow
+from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
 
 
@@ -46,6 +49,7 @@ def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRo
         "started_at": row.started_at,
         "deadline_at": row.deadline_at,
         "ended_at": row.ended_at,
+        "took_s": row.ended_at - row.started_at if row.ended_at else None,
         "starts": row.starts,
         "result": training_result(attempts),
         "live": asdict(live) if live else None,
@@ -53,22 +57,30 @@ def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRo
 
 
 def job_details(
-    db: sqlite3.Connection, row: JobRow, data_dir: Path, live: LiveJob | None = None
+    db: sqlite3.Connection,
+    row: JobRow,
+    data_dir: Path,
+    live: LiveJob | None = None,
+    running: FiguresSnapshot | None = None,
 ) -> dict[str, Any]:
     """One job with everything that the store knows of it."""
     meaning = END_MEANINGS[row.end_reason] if row.end_reason else None
-    attempts = store_attempts.attempts_of(db, row.id)
+    attempts, stored = store_attempts.attempts_of(db, row.id), figures_of(db, row.id)
     return {
         **_job_summary(row, live, attempts),
         "meaning": {"operator": meaning.operator, "validator": meaning.validator} if meaning else None,
         "folder": str(job_folder(data_dir, row.id).path),
         "request": request_for_display(row.request),
-        "attempts": [attempt_details(attempt) for attempt in attempts],
+        "attempts": [
+            attempt_details(attempt, measured(attempt, stored.get(attempt.id), running))
+            for attempt in attempts
+        ],
         "steps": [asdict(step) for step in store_attempts.steps_of(db, row.id)],
     }
 
 
-def attempt_details(row: AttemptRow) -> dict[str, Any]:
+def attempt_details(row: AttemptRow, stored: StoredFigures) -> dict[str, Any]:
+    found = FiguresSnapshot.from_stored(stored)
     return {
         "number": row.number,
         "engine": row.engine,
@@ -82,6 +94,8 @@ def attempt_details(row: AttemptRow) -> dict[str, Any]:
         "meaning": END_MEANINGS[row.end_reason].operator if row.end_reason else None,
         "detail": row.detail,
         "result": training_result([row]),
+        "figures": found.figures.model_dump(),
+        "losses": loss_line(found.curves),
     }
 
 
@@ -103,6 +117,7 @@ def training_result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
         "base": result.base.value if result.base else None,
         "best": result.best.value if result.best else None,
         "best_step": result.best.step if result.best else None,
+        "gain": relative_gain(result.base, result.best),
         "steps": result.steps,
         "seconds": round(result.seconds, 1),
         "tokens_s": result.tokens_s,

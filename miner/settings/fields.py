@@ -269,6 +269,13 @@ class GpusSection(Section):
         None, "YAML file that describes this host's GPUs; reread when it changes."
     )
     gpu_refresh_seconds: values.Seconds = _setting(5, "How often GPUs are scanned.")
+    gpu_sample_seconds: float = _setting(
+        5,
+        "How often GPUs and host are measured: utilization, memory, temperature, power and more. 0: never.",
+        ge=0,
+        le=30,
+        allow_inf_nan=False,
+    )
     gpu_return_seconds: values.Seconds = _setting(
         300, "How long a failed or occupied GPU must be fine before it is used again."
     )
@@ -288,7 +295,8 @@ class HistorySection(Section):
 
     history_days: int = _setting(
         90,
-        "How long offers without a job, their decisions and events are kept.",
+        "How long offers without a job, their decisions and events are kept. Measurements: minutes for 7 "
+        "days, hours for so long, and at least 400 days.",
         ge=1,
         le=36_500,
     )

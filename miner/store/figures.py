@@ -15,10 +15,10 @@ class StoredFigures(NamedTuple):
     curves: str
 
 
-def save_figures(connection: sqlite3.Connection, attempt_id: int, figures: str, curves: str) -> None:
+def save_figures(connection: sqlite3.Connection, attempt_id: int, stored: StoredFigures) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO attempt_figures (attempt_id, figures, curves) VALUES (?, ?, ?)",
-        (attempt_id, figures, curves),
+        (attempt_id, *stored),
     )
 
 

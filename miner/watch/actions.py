@@ -18,6 +18,7 @@ from typing import Any
 from core.planning.candidate import candidate_of, vary
 from core.planning.memory import peak_bytes
 from core.runs.control import even_micro
+from core.runs.progress import ControlEvent
 from miner.jobs.control import RunningTraining
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
@@ -257,11 +258,13 @@ class ActionController:
         now: float,
     ) -> None:
         answer = training.answer
+        is_answered = answer is not None and answer.number >= (action.number or 0)
+        if answer is not None and is_answered and not _is_carried_out(action.row, answer):
+            # Also later: an engine may find that larger passes do not fit after all.
+            await self._not_applied(actions, action, answer.text or "this engine cannot", now)
+            return
         if action.applied_at is None:
-            if answer is not None and answer.number >= (action.number or 0):
-                if not answer.applied:
-                    await self._not_applied(actions, action, answer.text or "this engine cannot", now)
-                    return
+            if answer is not None and is_answered:
                 action.applied_at = now
                 got = {"micro": answer.micro, "duty": answer.duty}
                 await self._update(actions, action, ActionOutcome.APPLIED, got, answer.text, now)
@@ -370,6 +373,13 @@ def larger_micro(sequences: int, micro: int, change: float) -> int | None:
         return None
     larger = max(even_micro(sequences, wanted), -(-sequences // (passes - 1)))
     return larger if micro < larger <= max(micro + 1, micro * (1 + _MOST_GROWTH * change)) else None
+
+
+def _is_carried_out(row: ActionRow, answer: ControlEvent) -> bool:
+    """Each kind by its own number: a request has both, and one of them may be refused."""
+    if row.kind == "duty":
+        return abs(answer.duty - float(row.after.get("duty") or 1.0)) < 0.005
+    return answer.micro != row.before.get("micro")
 
 
 @dataclass(frozen=True, slots=True)

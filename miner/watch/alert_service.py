@@ -220,7 +220,8 @@ class AlertService:
                 store_alerts.record_alert, alert, now, notify=notify, event=event
             )
             self._metrics.alerts.labels(change.rule).inc()
-            log.warning("alert %s, %s: %s", change.rule, change.subject, change.text)
+            level = logging.INFO if severity is Severity.INFO else logging.WARNING
+            log.log(level, "alert %s, %s: %s", change.rule, change.subject, change.text)
         else:
             recorded = await self._store.write(
                 store_alerts.record_resolution, change.rule, change.subject, change.text, now, event=event

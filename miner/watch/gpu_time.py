@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 #: Hours, and for what no hour is complete of yet, minutes.
 _ROLLUPS = """
-SELECT period, at, gpu, busy, utilization FROM gpu_rollups
+SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups
 WHERE period = 3600 AND at >= :begins AND at + 3600 <= :ends
 UNION ALL
-SELECT period, at, gpu, busy, utilization FROM gpu_rollups AS minutes
+SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups AS minutes
 WHERE period = 60 AND at >= :begins AND at + 60 <= :ends AND NOT EXISTS (
     SELECT 1 FROM gpu_rollups AS hours
     WHERE hours.period = 3600 AND hours.gpu = minutes.gpu AND hours.at = minutes.at - minutes.at % 3600
@@ -50,21 +50,21 @@ def gpu_time(
     measured = used = kernels = measured_kernels = job_kernels = job_hours = 0.0
     length = (ends_at - begins_at) / intervals
     cells: dict[str, list[list[float]]] = {}
-    for period, at, gpu, busy, utilization in connection.execute(
+    for period, at, gpu, watched, busy, utilization in connection.execute(
         _ROLLUPS, {"begins": begins_at, "ends": ends_at}
     ):
         hours = period / 3600
-        measured += hours
+        measured += watched * hours
         used += busy * hours
         if utilization is not None:
-            measured_kernels += hours
-            kernels += utilization * hours
+            measured_kernels += watched * hours
+            kernels += utilization * watched * hours
             if busy > 0:  # kernels run for jobs; the rest of such a period is next to nothing
                 job_hours += busy * hours
                 job_kernels += min(utilization, busy) * hours
         row = cells.setdefault(gpu, [[0.0, 0.0] for _ in range(intervals)])
         cell = row[min(int((at - begins_at) / length), intervals - 1)]
-        cell[0] += hours
+        cell[0] += watched * hours
         cell[1] += busy * hours
     occupancy = {
         gpu: tuple(busy / hours if hours else None for hours, busy in row)

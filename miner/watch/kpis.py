@@ -183,7 +183,7 @@ def goal_progress(connection: sqlite3.Connection, now: float, targets: PolicyTar
 
 
 def goal_text(goal: GoalProgress) -> str:
-    """One line: `10 of 10 jobs, rank top 12 % (20 %)`."""
+    """One line: `jobs 10 (goal 10); rank in the best 12% (goal 20%), due 2026-12-07`."""
     words = {"jobs": "jobs", "top": "rank in the best", "success_rate": "success"}
     parts = []
     for check in goal.checks:

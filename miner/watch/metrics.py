@@ -169,8 +169,8 @@ def _points(samples: Iterable[_S], read: Callable[[_S], float | None]) -> tuple[
 
 
 def _throttled(sample: GpuSample) -> float | None:
-    """None where the card tells nothing at all, so that its silence is not taken for health."""
-    if sample.utilization is None and not sample.throttle:
+    """None where the card does not tell, so that its silence is not taken for health."""
+    if sample.throttle is None:
         return None
     return float(not _BAD_THROTTLE.isdisjoint(sample.throttle))
 

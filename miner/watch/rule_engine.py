@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from miner.store.alerts import Severity
 from miner.watch.alert_rules import AlertRule, WindowStat
 from miner.watch.metrics import METRICS, MetricScope, MetricSeries, Point
 
@@ -228,3 +229,20 @@ def _duration(seconds: float) -> str:
     """As rules write it: `7d`, `30s`."""
     units = ((86_400, "d"), (3600, "h"), (60, "m"))
     return next((f"{seconds / size:g}{unit}" for size, unit in units if seconds >= size), f"{seconds:g}s")
+
+
+def trial(rule: AlertRule, value: float | None) -> dict[str, Any]:
+    """What a rule does at a value, for people who try it."""
+    measured = MeasuredValue(value)
+    if value is None:
+        return {"value": None, "met": None, "text": "nothing is measured; the rule stays as it is"}
+    met = _is_met(rule, value)
+    hold = f", once it has lasted for {_duration(rule.hold)}" if rule.hold else ""
+    only = ", while something trains there" if rule.only else ""
+    if met:
+        text = f"raises a {rule.severity or Severity.WARNING} alert{hold}{only}: {alert_text(rule, measured)}"
+    elif _is_clear(rule, value):
+        text = f"raises nothing, and resolves an open alert: {value_text(rule, measured)}"
+    else:
+        text = f"raises nothing, and leaves an open alert open: {value_text(rule, measured)}"
+    return {"value": value, "met": met, "text": text}

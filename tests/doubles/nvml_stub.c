@@ -8,6 +8,14 @@
  *
  * `error` is what every call about that card returns (15: the GPU is lost), `delay_ms` how long it takes to.
  *
+ * What a sample reads:
+ *
+ *   N.utilization (%), N.temperature, N.power_mw, N.power_limit_mw, N.sm_clock, N.max_sm_clock, N.throttle (bits),
+ *   N.ecc, N.tensor, N.dram (%), N.pcie_mib, N.nvlink_mib (per second and direction),
+ *   N.pcie_counter, N.nvlink_counter (bytes, KiB), N.counted_at (microseconds of both),
+ *   N.xid, N.xids (the error, and how many of it there were), N.lacks (words: what is not supported),
+ *   N.sample_delay_ms (samples hang, scans do not)
+ *
  *   gcc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml_stub.c
  */
 #include <fcntl.h>
@@ -18,9 +26,9 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, VERSION_MISMATCH = 25
+    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25
 };
-enum { MOST_CARDS = 16, MOST_SLICES = 7, LINKS_OF_SWITCH = 18, LINKS_OF_PAIR = 12 };
+enum { STATE_BYTES = 32768, MOST_CARDS = 16, MOST_SLICES = 7, LINKS_OF_SWITCH = 18, LINKS_OF_PAIR = 12 };
 enum { REMOTE_IS_GPU = 0, REMOTE_IS_SWITCH = 2 };
 
 typedef int nvmlReturn;
@@ -50,13 +58,13 @@ static const char *state_of(const char *key, char *buffer, size_t size) {
 }
 
 static long number(const char *key, long otherwise) {
-    char buffer[8192];
+    char buffer[STATE_BYTES];
     const char *found = state_of(key, buffer, sizeof buffer);
     return found ? strtol(found, NULL, 0) : otherwise;
 }
 
 static void text(const char *key, const char *otherwise, char *out, unsigned size) {
-    char buffer[8192];
+    char buffer[STATE_BYTES];
     const char *found = state_of(key, buffer, sizeof buffer);
     if (found && *found == '"')
         snprintf(out, size, "%.*s", (int)strcspn(found + 1, "\""), found + 1);
@@ -255,4 +263,178 @@ nvmlReturn nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice device, unsigned index
     if ((long)index >= card_number(device->card, "slices", 0)) return NOT_FOUND;
     *out = &slices[device->card][index];
     return SUCCESS;
+}
+
+nvmlReturn nvmlDeviceGetGpuInstanceId(nvmlDevice device, unsigned *out) {
+    THROUGH_GATE(device)
+    if (device->slice < 0) return NOT_SUPPORTED;
+    *out = (unsigned)device->slice + 1;
+    return SUCCESS;
+}
+
+/* Samples. Each call can be taken from a card by its word in `lacks`. */
+
+static int lacks(nvmlDevice device, const char *word) {
+    char words[256];
+    card_text(device->card, "lacks", "", words, sizeof words);
+    return strstr(words, word) != NULL;
+}
+
+static nvmlReturn sample_gate(nvmlDevice device, const char *word) {
+    THROUGH_GATE(device)
+    long delay = card_number(device->card, "sample_delay_ms", 0);
+    if (delay) usleep((useconds_t)delay * 1000);
+    return lacks(device, word) ? NOT_SUPPORTED : SUCCESS;
+}
+
+#define MEASURED(device, word, target, otherwise) { \
+    nvmlReturn refused = sample_gate(device, word); \
+    if (refused) return refused; \
+    *(target) = (unsigned)card_number((device)->card, word, otherwise); \
+    return SUCCESS; \
+}
+
+struct utilization { unsigned gpu, memory; };
+
+nvmlReturn nvmlDeviceGetUtilizationRates(nvmlDevice device, struct utilization *out) {
+    out->memory = 0;
+    if (device && device->slice >= 0) return NOT_SUPPORTED;
+    MEASURED(device, "utilization", &out->gpu, 0)
+}
+
+nvmlReturn nvmlDeviceGetTemperature(nvmlDevice device, unsigned sensor, unsigned *out) {
+    (void)sensor;
+    MEASURED(device, "temperature", out, 30)
+}
+
+nvmlReturn nvmlDeviceGetPowerUsage(nvmlDevice device, unsigned *out) { MEASURED(device, "power_mw", out, 70000) }
+
+nvmlReturn nvmlDeviceGetEnforcedPowerLimit(nvmlDevice device, unsigned *out) {
+    MEASURED(device, "power_limit_mw", out, 700000)
+}
+
+nvmlReturn nvmlDeviceGetClockInfo(nvmlDevice device, unsigned kind, unsigned *out) {
+    (void)kind;
+    MEASURED(device, "sm_clock", out, 345)
+}
+
+nvmlReturn nvmlDeviceGetMaxClockInfo(nvmlDevice device, unsigned kind, unsigned *out) {
+    (void)kind;
+    MEASURED(device, "max_sm_clock", out, 1980)
+}
+
+nvmlReturn nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice device, bytes *out) {
+    MEASURED(device, "throttle", out, 1) /* idle */
+}
+
+nvmlReturn nvmlDeviceGetTotalEccErrors(nvmlDevice device, unsigned type, unsigned counter, bytes *out) {
+    (void)type;
+    (void)counter;
+    MEASURED(device, "ecc", out, 0)
+}
+
+nvmlReturn nvmlDeviceGetPcieThroughput(nvmlDevice device, unsigned counter, unsigned *out) {
+    (void)counter;
+    MEASURED(device, "pcie_now", out, 0) /* KiB per second */
+}
+
+union value { double real; unsigned whole; bytes large; };
+struct field { unsigned id, scope; long long at, latency; unsigned type; nvmlReturn result; union value value; };
+enum { NVLINK_TX = 138, NVLINK_RX = 139, PCIE_TX = 197, PCIE_RX = 198, LARGE = 3 };
+
+nvmlReturn nvmlDeviceGetFieldValues(nvmlDevice device, int count, struct field *out) {
+    THROUGH_GATE(device)
+    for (int one = 0; one < count; one++) {
+        int is_pcie = out[one].id == PCIE_TX || out[one].id == PCIE_RX;
+        const char *word = is_pcie ? "pcie_counter" : "nvlink_counter";
+        out[one].result = lacks(device, word) ? NOT_SUPPORTED : SUCCESS;
+        out[one].type = LARGE;
+        out[one].value.large = (bytes)card_number(device->card, word, 0);
+        out[one].at = card_number(device->card, "counted_at", 0);
+    }
+    return SUCCESS;
+}
+
+/* GPM: a sample remembers its card; the metrics are those of the file when two samples are compared. */
+
+typedef struct gpm_sample { nvmlDevice device; } *gpmSample;
+struct gpm_info { char *short_name, *long_name, *unit; };
+struct gpm_metric { unsigned id; nvmlReturn result; double value; struct gpm_info info; };
+struct gpm_metrics { unsigned version, count; gpmSample first, second; struct gpm_metric metrics[]; };
+struct gpm_support { unsigned version, is_supported; };
+
+nvmlReturn nvmlGpmQueryDeviceSupport(nvmlDevice device, struct gpm_support *out) {
+    THROUGH_GATE(device)
+    out->is_supported = !lacks(device, "gpm");
+    return SUCCESS;
+}
+
+nvmlReturn nvmlGpmSampleAlloc(gpmSample *out) {
+    *out = calloc(1, sizeof **out);
+    return SUCCESS;
+}
+
+nvmlReturn nvmlGpmSampleFree(gpmSample sample) {
+    free(sample);
+    return SUCCESS;
+}
+
+nvmlReturn nvmlGpmSampleGet(nvmlDevice device, gpmSample sample) {
+    THROUGH_GATE(device)
+    sample->device = device;
+    return SUCCESS;
+}
+
+nvmlReturn nvmlGpmMigSampleGet(nvmlDevice device, unsigned instance, gpmSample sample) {
+    THROUGH_GATE(device)
+    sample->device = &slices[device->card][instance - 1];
+    return SUCCESS;
+}
+
+nvmlReturn nvmlGpmMetricsGet(struct gpm_metrics *asked) {
+    if (!asked->first->device || asked->first->device != asked->second->device) return INVALID_ARGUMENT;
+    nvmlDevice device = asked->second->device;
+    for (unsigned one = 0; one < asked->count; one++) {
+        unsigned id = asked->metrics[one].id;
+        const char *word = id == 1 ? "utilization" : id == 5 ? "tensor" : id == 10 ? "dram"
+            : id == 20 || id == 21 ? "pcie_mib" : "nvlink_mib";
+        asked->metrics[one].result = lacks(device, word) ? NOT_SUPPORTED : SUCCESS;
+        asked->metrics[one].value = (double)card_number(device->card, word, 0);
+    }
+    return SUCCESS;
+}
+
+/* Events: `xids` counts the errors of a card; those from before the registration are old. */
+
+typedef struct event_set { int is_watched[MOST_CARDS]; long told[MOST_CARDS]; } *eventSet;
+struct event { nvmlDevice device; bytes type, data; unsigned instance, compute_instance; };
+enum { XID = 8 };
+
+nvmlReturn nvmlEventSetCreate(eventSet *out) {
+    *out = calloc(1, sizeof **out);
+    return SUCCESS;
+}
+
+nvmlReturn nvmlEventSetFree(eventSet set) {
+    free(set);
+    return SUCCESS;
+}
+
+nvmlReturn nvmlDeviceRegisterEvents(nvmlDevice device, bytes types, eventSet set) {
+    THROUGH_GATE(device)
+    if (lacks(device, "events") || types != XID) return NOT_SUPPORTED;
+    set->is_watched[device->card] = 1;
+    set->told[device->card] = card_number(device->card, "xids", 0);
+    return SUCCESS;
+}
+
+nvmlReturn nvmlEventSetWait_v2(eventSet set, struct event *out, unsigned timeout) {
+    (void)timeout;
+    for (int card = 0; card < MOST_CARDS; card++) {
+        if (!set->is_watched[card] || set->told[card] >= card_number(card, "xids", 0)) continue;
+        set->told[card]++;
+        *out = (struct event){ &cards[card], XID, (bytes)card_number(card, "xid", 79), ~0u, ~0u };
+        return SUCCESS;
+    }
+    return TIMEOUT;
 }

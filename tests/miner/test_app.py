@@ -31,6 +31,7 @@ async def daemon(keys: ThrowawayKeys, tmp_path: Path) -> AsyncIterator[Daemon]:
     env = {
         "ENGINE": "none",
         "GPUS": "8xH100",
+        "GPU_SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",
         "DATA_DIR": str(tmp_path / "data"),
     }

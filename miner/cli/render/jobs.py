@@ -35,7 +35,7 @@ def job_table(jobs: Sequence[JobData], width: int, now: float | None = None) -> 
     """Return a table with one line per job."""
     now = time.time() if now is None else now
     names = ["id", "type", "model", "state", "what", "score", "time"]
-    names += ["task", "submission"] if width >= WIDE_COLUMNS else []
+    names += ["gain", "ended", "task", "submission"] if width >= WIDE_COLUMNS else []
     table = one_line_table(*names, cut=("model", "what", "submission"), right=("id",))
     for job in jobs:
         row = {
@@ -45,7 +45,9 @@ def job_table(jobs: Sequence[JobData], width: int, now: float | None = None) -> 
             "state": job["state"],
             "what": current_activity(job),
             "score": _scores(job["result"], 3) if job["result"] else "",
-            "time": show_time(job["ended_at"], seconds=False) if job["ended_at"] else time_left(job, now),
+            "time": f"took {show_seconds(job['took_s'])}" if job["ended_at"] else time_left(job, now),
+            "gain": _gain(job["result"]["gain"]) if job["result"] else "",
+            "ended": show_time(job["ended_at"], seconds=False) if job["ended_at"] else "",
             "task": job["task_id"][:13],
             "submission": job["submission"]["repo"] if job["submission"] else "",
         }
@@ -101,6 +103,8 @@ def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:
         yield "validators see", job["meaning"]["validator"]
     if job["result"]:
         yield from _result_rows(job["result"])
+    if job["attempts"]:
+        yield from _figure_rows(_shown_attempt(job))
     yield "started", show_time(job["started_at"]) + (f", {job['starts']} times" if job["starts"] > 1 else "")
     yield "deadline", f"{show_time(job['deadline_at'])} ({time_left(job, now)})"
     yield "wanted as", job["expected_repo_name"]
@@ -114,10 +118,59 @@ def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if result["best"] is not None:
         step = f", best at step {result['best_step']:,}"
         yield "score", f"{result['metric']} {_scores(result, 4)}{step} of attempt {result['attempt']}"
-    parts = [f"{result['steps']:,} steps in {show_seconds(result['seconds'])}"]
-    parts += [f"{result['tokens_s']:,.0f} tokens/s"] if result["tokens_s"] else []
-    parts += [f"{show_bytes(result['memory_bytes'])} of memory at most"] if result["memory_bytes"] else []
-    yield "trained", ", ".join(parts)
+    if result["gain"] is not None:
+        yield "gain", f"{_gain(result['gain'])} over the base"
+    yield "trained", f"{result['steps']:,} steps in {show_seconds(result['seconds'])}"
+
+
+def _shown_attempt(job: JobData) -> Mapping[str, Any]:
+    """The attempt that the result is of, or the newest."""
+    number = job["result"]["attempt"] if job["result"] else None
+    attempts: Sequence[Mapping[str, Any]] = job["attempts"]
+    return next((one for one in attempts if one["number"] == number), attempts[-1])
+
+
+def _figure_rows(attempt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    figures, losses = attempt["figures"], attempt["losses"]
+    if losses:
+        yield "loss", f"{sparkline(losses)} {losses[0]:.4g} → {losses[-1]:.4g}"
+    yield "speed", _speed(figures)
+    yield "memory", _memory(figures)
+    if figures["utilization"] is not None:
+        yield "GPUs busy", f"{figures['utilization']:.0%} of the time"
+
+
+def _speed(figures: Mapping[str, Any]) -> str:
+    """Of an attempt or of a live job: what is not known is left out."""
+    texts = {
+        "tokens_s": "{:,.0f} tokens/s",
+        "samples_s": "{:.3g} samples/s",
+        "mfu": "MFU {:.1%}",
+        "efficiency": "{:.0%} of the planned speed",
+        "wait": "{:.1%} waiting for data",
+    }
+    return ", ".join(text.format(figures[key]) for key, text in texts.items() if figures[key] is not None)
+
+
+def _memory(figures: Mapping[str, Any]) -> str:
+    used, estimate = figures["memory_bytes"], figures["memory_estimate_bytes"]
+    if used is None:
+        return f"not measured; {show_bytes(estimate)} planned" if estimate else ""
+    beside = f" at most, {show_bytes(estimate)} planned ({used / estimate:.0%})" if estimate else " at most"
+    return f"{show_bytes(used)}{beside}"
+
+
+def _gain(gain: float | None) -> str:
+    return "" if gain is None else f"{gain:+.1%}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line of text."""
+    blocks, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
+    height = (high - low) or 1.0
+    return "".join(
+        blocks[min(int((value - low) / height * len(blocks)), len(blocks) - 1)] for value in values
+    )
 
 
 def _scores(result: Mapping[str, Any], digits: int) -> str:
@@ -168,6 +221,34 @@ def _details(
 
 def _duration(began: float, ended: float | None) -> str:
     return show_seconds(ended - began) if ended else ""
+
+
+def success_tables(stats: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield one table for all jobs and for each way to group them."""
+    if not stats["all"]["jobs"]:
+        yield f"No job has ended in the last {stats['days']:g} days that says something about this miner."
+        return
+    yield _success_table(f"last {stats['days']:g} days", [{"name": "all jobs", **stats["all"]}])
+    for group in ("type", "family", "size"):
+        yield ""
+        yield _success_table(group, stats[group])
+
+
+def _success_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table(
+        title, "jobs", "published", "success", "mean time", "mean gain", right=("jobs", "published")
+    )
+    for row in rows:
+        hours = row["mean_hours"]
+        table.add_row(
+            row["name"],
+            str(row["jobs"]),
+            str(row["published"]),
+            "" if row["rate"] is None else f"{row['rate']:.0%}",
+            "" if hours is None else show_seconds(hours * 3600),
+            _gain(row["mean_gain"]),
+        )
+    return table
 
 
 #: Steps are printed this often where nobody watches.
@@ -268,9 +349,11 @@ def _live_progress(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
     if job["loss"] is not None:
         yield "loss", f"{job['loss']:.4f}"
     if job["best_score"] is not None:
-        yield "best score", f"{job['best_score']:.4f}"
-    if job["tokens_s"] is not None:
-        yield "tokens/s", f"{job['tokens_s']:,.0f}"
+        base = f", the base {job['base_score']:.4f}" if job["base_score"] is not None else ""
+        yield "best score", f"{job['best_score']:.4f}{base}"
+    for name, value in (("speed", _speed(job)), ("memory", _memory(job))):
+        if value:
+            yield name, value
 
 
 def _transfer(job: JobData) -> str:

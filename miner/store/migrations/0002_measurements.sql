@@ -5,20 +5,21 @@ CREATE TABLE gpu_rollups (
     period INTEGER NOT NULL,  -- seconds: 60 or 3600
     at INTEGER NOT NULL,  -- when the period began
     gpu TEXT NOT NULL,
-    job_id INTEGER,  -- the job that had the GPU for most of the period; NULL: none
-    busy REAL NOT NULL,  -- share of the period in which a job had the GPU
+    job_id INTEGER,  -- the job that had the GPU longest in the period; NULL: none had it
+    watched REAL NOT NULL DEFAULT 1,  -- share of the period in which the daemon ran and knew the GPU
+    busy REAL NOT NULL,  -- share of the period in which a job had the GPU: `watched` less `busy` it was idle
     samples INTEGER NOT NULL,
     utilization REAL,  -- mean share of the time in which a kernel ran
     memory REAL,  -- highest share of the memory in use
     temperature REAL,  -- highest, in degrees Celsius
     power REAL,  -- mean, in watts
     clock REAL,  -- mean share of the highest SM clock
-    throttled REAL,  -- share of the samples in which heat or power held the clocks down
+    throttled REAL,  -- share of the samples in which heat, power or the hardware held the clocks down
     tensor REAL,  -- mean share of the time in which the tensor cores worked
     dram REAL,  -- mean share of the memory bandwidth
     pcie REAL,  -- mean bytes per second, both directions
     nvlink REAL,
-    PRIMARY KEY (period, at, gpu)
+    PRIMARY KEY (period DESC, at, gpu)  -- minutes last: they are appended, and fill their pages
 ) WITHOUT ROWID;
 
 -- What one attempt's training reached. Its progress file is shortened when the job's files are removed.

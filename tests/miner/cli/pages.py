@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from miner.jobs.figures import AttemptFigures
+
 JOB: dict[str, Any] = {
     "id": 1,
     "task_id": "6f1c2a9e-2f57-4f0e-9d36-0a4f7d1c2b3a",
@@ -21,6 +23,7 @@ JOB: dict[str, Any] = {
     "started_at": 0.0,
     "deadline_at": 3600.0,
     "ended_at": None,
+    "took_s": None,
     "starts": 1,
     "live": None,
     "result": None,
@@ -35,6 +38,8 @@ JOB: dict[str, Any] = {
             "end_reason": "oom",
             "detail": "",
             "result": None,
+            "figures": AttemptFigures().model_dump(),
+            "losses": [],
         }
     ],
     "steps": [

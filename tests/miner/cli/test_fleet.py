@@ -39,6 +39,18 @@ PAGE: dict[str, Any] = {
             "shared": index == 3,
             "task_id": "running-task" if index == 0 else None,
             "validator": "v" if index == 0 else None,
+            "job_id": 7 if index == 0 else None,
+            "until": 3600.0 if index == 0 else None,
+            "sample": {
+                "at": 0.0,
+                "utilization": 0.93,
+                "memory_used": 66_100_000_000,
+                "temperature": 71.0,
+                "power_watts": 612.0,
+                "power_limit_watts": 700.0,
+            }
+            if index == 0
+            else None,
         }
         for index in range(4)
     ],
@@ -64,11 +76,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
     monkeypatch.setenv("GPUS", "4xH100")
+    monkeypatch.setenv("GPU_SAMPLE_SECONDS", "0")  # it would start a process
     return tmp_path
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["fleet", "show", *arguments], env={"COLUMNS": "200"})
+def run(*arguments: str, columns: int = 200) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["fleet", "show", *arguments], env={"COLUMNS": str(columns)})
     return result.exit_code, result.output
 
 
@@ -87,7 +100,20 @@ def test_cards_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch
     code, shown = run("--json")
     page = json.loads(shown)
     assert (code, page.keys()) == (0, {"daemon", *PAGE})
-    assert page["gpus"] == PAGE["gpus"]
+    assert [gpu["id"] for gpu in page["gpus"]] == [gpu["id"] for gpu in PAGE["gpus"]]
+    assert page["gpus"][0]["until"] == "1970-01-01T01:00:00.000Z"
+    assert page["gpus"][0]["sample"].items() >= {"utilization": 0.93, "power_watts": 612.0}.items()
+
+
+def test_what_a_gpu_measures_fits_into_80_columns_and_what_is_unknown_is_a_dash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, PAGE)
+    _, shown = run(columns=80)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[2:6] == ["93%", "66.1/84.9", "GB", "71"] and "612/700" in line for line in lines)
+    assert any(line.split()[2:6] == ["-", "-/84.9", "GB", "-"] for line in lines)
 
 
 @pytest.mark.parametrize(

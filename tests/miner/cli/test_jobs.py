@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from core.domain.tasks import TaskType
+from core.domain.units import show_bytes
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from miner.__main__ import app
 from miner.cli.render.jobs import job_pages
@@ -16,6 +19,7 @@ from miner.cli.render.terminal import Terminal
 from miner.jobs import views
 from tests.miner.cli.pages import JOB
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
+from tests.miner.watch.history import add_job
 
 Run = Callable[..., Awaitable[Result]]
 
@@ -90,6 +94,7 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
         "base": 2.25,
         "best": 1.75,
         "best_step": 90,
+        "gain": pytest.approx(0.5 / 2.25),
         "steps": 120,
         "seconds": 600.0,
         "tokens_s": 12_345.0,
@@ -103,8 +108,46 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
     page = (await run("show", "1")).output
     words = " ".join(page.split())
     assert "eval_loss 2.2500 → 1.7500, best at step 90 of attempt 1" in words
-    assert "120 steps in 10 min 00 s, 12,345 tokens/s, 61.2 GB of memory at most" in words
+    assert "gain +22.2% over the base" in words
+    assert "120 steps in 10 min 00 s" in words
+    figures = whole["attempts"][0]["figures"]
+    assert figures["gain"] == pytest.approx(0.5 / 2.25)
+    planned = figures["memory_estimate_bytes"]
+    assert f"speed 12,345 tokens/s, {figures['efficiency']:.0%} of the planned speed" in words
+    assert f"61.2 GB at most, {show_bytes(planned)} planned ({61_200_000_000 / planned:.0%})" in words
     assert max(map(len, page.splitlines())) <= 80
+
+
+async def test_success_time_and_gain_are_told_by_type_family_and_size(
+    run: Run, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "No job has ended in the last 30 days" in (await run("stats")).output
+    now = time.time()
+    llama = {"model": "org/Llama-3.1-8B", "params": 8 * 10**9}
+    await harness.store.write(add_job, "a", now - 60, took=2.0, gain=0.1, **llama)
+    await harness.store.write(add_job, "b", now - 50, took=4.0, gain=0.3, **llama)
+    await harness.store.write(add_job, "c", now - 40, state="failed", reason="oom", **llama)
+    flux = {"model": "org/flux-dev", "params": 12 * 10**9, "task_type": TaskType.DPO}
+    await harness.store.write(add_job, "d", now - 30, took=1.0, **flux)
+    await harness.store.write(add_job, "old", now - 40 * 86_400, state="failed", reason="nan", **llama)
+    found = json.loads((await run("stats", "--json")).output)
+    assert (found["all"]["jobs"], found["all"]["published"], found["all"]["rate"]) == (4, 3, 0.75)
+    kinds = {row["name"]: row for row in found["type"]}
+    assert kinds["instruct"] == {
+        "name": "instruct",
+        "jobs": 3,
+        "published": 2,
+        "rate": pytest.approx(2 / 3),
+        "mean_hours": pytest.approx(3.0),
+        "mean_gain": pytest.approx(0.2),
+    }
+    assert kinds["dpo"]["mean_gain"] is None
+    assert {row["name"] for row in found["family"]} >= {"llama"}
+    shown = (await run("stats")).output
+    assert max(map(len, shown.splitlines())) <= 80
+    row = next(line for line in shown.splitlines() if line.startswith("instruct"))
+    assert row.split() == ["instruct", "3", "2", "67%", "3", "h", "00", "min", "+20.0%"]
 
 
 async def test_of_several_attempts_the_best_model_that_was_left_counts(harness: JobsHarness) -> None:

@@ -101,6 +101,7 @@ async def open_daemon(folder: Path, **settings: str) -> AsyncIterator[DaemonInPr
         "MAX_JOBS": "100",
         "ENGINE": "none",
         "GPUS": "64xH100",
+        "GPU_SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",
         "PROFILE": "base",
         **settings,

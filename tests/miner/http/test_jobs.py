@@ -5,57 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from pydantic import SecretStr
 
 from core.domain.job_states import JobState
 from core.runs.run_files import RunEnd
-from miner.http import errors, jobs
+from miner.http import jobs
 from miner.jobs.events import MAX_QUEUED_EVENTS
-from miner.support.rate_limits import RateLimit, TokenBuckets
 from tests.doubles.each import each
-from tests.miner.jobs.harness import DATASET, JobsHarness, Trainer, open_harness
-
-TOKEN = "operator-token-0123456789"
-
-
-@dataclass
-class Port:
-    harness: JobsHarness
-    client: httpx.AsyncClient
-    app: FastAPI
-
-    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return await self.client.request(method, path, **more)
+from tests.miner.http.job_port import Port, open_port
+from tests.miner.jobs.harness import DATASET, Trainer
 
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[Port]:
-    async with open_harness(tmp_path / "data") as harness:
-        app = FastAPI()
-        errors.install_error_handlers(app)
-        app.include_router(jobs.build_jobs_router())
-        app.state.operator_token = SecretStr(TOKEN)
-        app.state.operator_failures = TokenBuckets(RateLimit(1, 100))
-        app.state.daemon = SimpleNamespace(
-            running_jobs=harness.jobs,
-            live=harness.jobs.live,
-            store=harness.store,
-            settings=SimpleNamespace(data_dir=harness.services.data_dir),
-        )
-        transport = httpx.ASGITransport(app)
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://127.0.0.1", headers=headers
-        ) as client:
-            yield Port(harness, client, app)
+    async with open_port(tmp_path / "data") as port:
+        yield port
 
 
 async def obeys(trainer: Trainer) -> None:

@@ -41,7 +41,7 @@ def test_speed_memory_and_scores_of_a_run_are_set_beside_what_its_plan_expected(
         step(n, tokens_s=0.9 * expected, mfu=0.25, wait=0.02, memory_bytes=n * 10**9) for n in range(1, 41)
     ]
     run = added(scored(0, 2.0), *steps, scored(20, 1.5, best=True), scored(40, 1.6))
-    found = run.figures(seconds=400.0, utilization=0.93)
+    found = run.snapshot(seconds=400.0, utilization=0.93).figures
     assert (found.steps, found.seconds, found.utilization) == (40, 400.0, 0.93)
     assert found.efficiency == pytest.approx(0.9)
     assert (found.mfu, found.wait) == (pytest.approx(0.25), pytest.approx(0.02))
@@ -55,13 +55,13 @@ def test_speed_memory_and_scores_of_a_run_are_set_beside_what_its_plan_expected(
 
 def test_what_an_engine_does_not_report_stays_unknown_and_its_own_cards_say_how_much_memory() -> None:
     run = added(step(0), step(50))
-    assert run.figures().model_dump(exclude_none=True) == {
+    assert run.snapshot().figures.model_dump(exclude_none=True) == {
         "steps": 50,
         "memory_estimate_bytes": 16_060_522_496,
     }
     run.gpu_memory = 30 * 10**9
     run.add(step(51))
-    assert run.figures().memory_bytes == 30 * 10**9
+    assert run.snapshot().figures.memory_bytes == 30 * 10**9
 
 
 def test_a_curve_is_bounded_while_it_grows_and_keeps_its_spikes() -> None:
@@ -95,9 +95,9 @@ def test_a_gain_is_relative_to_the_base_in_the_direction_of_its_metric() -> None
 
 def test_numbers_that_overflow_are_no_figures() -> None:
     run = added(step(10**300), step(5, memory_bytes=10**300))
-    assert run.figures().steps == 0
+    assert run.snapshot().figures.steps == 0
     events = [step(n, tokens_s=1.7e308, samples_s=1.7e308, mfu=1.7e308) for n in range(10, 20)]
-    found = added(*events).figures()
+    found = added(*events).snapshot().figures
     assert (found.tokens_s, found.efficiency, found.mfu) == (None, None, None)
     assert json.loads(found.model_dump_json())["steps"] == 19
 
@@ -107,11 +107,11 @@ def test_a_progress_file_is_read_again_only_when_it_has_changed(tmp_path: Path) 
     folder.create()
     folder.progress.write_bytes(b"".join(encode_event(step(n)) for n in range(1, 100)))
     first = read_figures(folder)
-    assert first.figures().steps == 99
+    assert first.snapshot().figures.steps == 99
     assert read_figures(folder) is first
     with folder.progress.open("ab") as file:
         file.write(encode_event(step(100)))
-    assert read_figures(folder).figures().steps == 100
+    assert read_figures(folder).snapshot().figures.steps == 100
 
 
 async def stored(harness: JobsHarness, job: int) -> list[StoredFigures]:

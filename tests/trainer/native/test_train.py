@@ -36,7 +36,8 @@ def test_the_held_out_loss_falls_and_the_best_is_submitted(tmp_path: Path, full:
     assert outcome.best.value < outcome.base.value
     reported = tiny.reported(tmp_path / "run")
     assert reported.best[-1] == outcome.best.step
-    assert len(reported.losses) == 24
+    assert len(reported.losses) == len(reported.sizes) == 24
+    assert all(1 <= size <= tiny.plan().sequence.length for size in reported.sizes)
     assert reported.rates[0] < max(reported.rates)
     assert reported.rates[-1] < 0.05 * max(reported.rates)
 

@@ -112,6 +112,8 @@ class Reported(NamedTuple):
     losses: list[float]
     norms: list[float]
     rates: list[float]
+    #: Tokens of one sample, by the speeds of a step.
+    sizes: list[float]
     held_out: list[float]
     best: list[int]
 
@@ -124,6 +126,7 @@ def reported(folder: Path) -> Reported:
         [event.loss if event.loss is not None else float("nan") for event in steps],
         [event.grad_norm or 0.0 for event in steps],
         [event.lr or 0.0 for event in steps],
+        [event.tokens_s / event.samples_s for event in steps if event.tokens_s and event.samples_s],
         [event.score.value for event in judged],
         [event.score.step for event in judged if event.best],
     )

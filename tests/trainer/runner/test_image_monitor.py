@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from core.domain.choices import LrSchedule
 from core.domain.tasks import ImageModelType
+from core.planning.efficiency import expected_speed
 from core.planning.plan import TrainingPlan
-from core.runs.progress import NoteEvent
+from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
 from tests.trainer.runner.test_image_runner import events, image_run, planned
 from tests.trainer.session.simulated import Time, safetensors
@@ -96,6 +97,31 @@ def test_a_rate_that_is_no_number_is_left_out_of_the_progress(run: RunSpec, watc
     watch.on_line("steps:  5%|#    | 3/60 [00:01<00:20, 1.00s/it, lr: nan loss: 1.0e-01]")
     (step,) = events(run)
     assert (step.step, step.loss, step.lr) == (3, 0.1, None)
+
+
+BARS = {
+    "kohya": "steps:  5%|#    | {step}/60 [00:01<00:20, 1.00s/it, avr_loss=0.1]",
+    "ai-toolkit": "last:   5%|#    | {step}/60 [00:01<00:20,  1.00s/it, lr: 1.0e-04 loss: 1.0e-01]",
+}
+
+
+@pytest.mark.parametrize("engine", BARS)
+def test_pictures_per_second_follow_from_steps_and_batch_and_what_is_unknown_is_left_out(
+    run: RunSpec, watch: ImageMonitor, engine: str
+) -> None:
+    clock = Time()
+    watch.now = clock
+    for step in range(60):
+        clock.pass_by(2.0)
+        watch.on_line(BARS[engine].format(step=step))
+    *_, last = [event for event in events(run) if isinstance(event, StepEvent)]
+    assert last.samples_s == pytest.approx(watch.plan.batch.effective / 2.0)
+    assert (last.loss, last.lr) == (0.1, 1e-4 if engine == "ai-toolkit" else None)
+    assert (last.tokens_s, last.wait, last.memory_bytes, last.grad_norm) == (None, None, None, None)
+    assert (last.mfu is None) is watch.plan.gpus.is_cpu
+    expected = expected_speed(watch.plan)
+    assert expected is not None
+    assert expected.efficiency(None, last.samples_s) == pytest.approx(expected.step_s / 2.0)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from core.runs.progress import (
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
-from tests.trainer.tasks import TEXT_TASKS, planned, task, write_profile
+from tests.trainer.tasks import TEXT_TASKS, plan_of, planned, task, write_profile
 from trainer.handoff import LaunchSpec
 from trainer.inputs.tables import read_table
 from trainer.runner import text_runner
@@ -94,7 +94,12 @@ def test_the_same_run_is_the_same_training(forks: ForkServer, tmp_path: Path) ->
         profile = write_profile(tmp_path / f"{attempt}.yaml", targets={"max_steps": 3})
         run = planned(task(tmp_path / attempt, TaskType.INSTRUCT), profile)
         assert execute(run, forks, patch="unseeded").end is RunEnd.FINISHED
-        losses.append([event.loss for event in events(run) if isinstance(event, StepEvent)])
+        steps = [event for event in events(run) if isinstance(event, StepEvent)]
+        losses.append([event.loss for event in steps])
+        for step in steps[1:]:  # the first has no time before it
+            assert step.tokens_s is not None
+            assert step.samples_s is not None
+            assert 1 <= step.tokens_s / step.samples_s <= plan_of(run).sequence.length
     assert len(losses[0]) == 3
     # Other weights make the second loss another by some thousandths.
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

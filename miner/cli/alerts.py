@@ -1,0 +1,196 @@
+"""`god-miner alerts`: rules and alerts: list, check, test, silence."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from core.domain.errors import ConfigError, Problem, nearest_name
+from core.domain.units import parse_seconds
+from miner.cli.options import AsJson, load_settings
+from miner.cli.output import echo, echo_json, print_pages
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+    from miner.watch.alert_rules import LoadedAlertRules
+
+app = typer.Typer(no_args_is_help=True, help="Alerts and their rules: list, check, test, silence.")
+
+
+@app.command("list")
+def list_alerts(
+    every: Annotated[bool, typer.Option("--all", help="Also alerts that are over.")] = False,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List open alerts, the rules with what they measure now, and silences."""
+    from miner.cli.render.alerts import alert_pages
+    from miner.daemon_client import NoDaemon, get_page
+
+    settings = load_settings()
+    try:
+        found = get_page(settings, f"/alerts?limit={limit}" + ("" if every else "&open=true"))
+    except NoDaemon:
+        found = _from_store(settings, limit, only_open=not every)
+    if as_json:
+        echo_json(found)
+        return
+    print_pages(alert_pages(found))
+
+
+@app.command()
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(help="A file of rules. Default: ALERTS_FILE.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a file of rules: every mistake with its line, and what it changes. Exit code 1 if wrong."""
+    from miner.cli.options import problem_findings
+    from miner.watch.alert_rules import load_alert_rules
+
+    path = file or load_settings().alerts_file
+    if file is not None and not file.is_file():
+        raise ConfigError(str(file), [Problem(str(file), "", "there is no such file")])
+    try:
+        rules = load_alert_rules(path)
+    except ConfigError as error:
+        findings = problem_findings(error)
+        if as_json:
+            echo_json({"file": str(path), "findings": [one._asdict() for one in findings], "rules": {}})
+        for one in () if as_json else findings:
+            echo(f"{one.level.value}: {one.where}: {one.message}")
+        raise typer.Exit(1) from None
+    changes = _changes(rules)
+    if as_json:
+        echo_json({"file": str(path), "findings": [], "rules": changes})
+        return
+    echo(f"{path}: fine" if path.exists() else f"{path} does not exist: the shipped rules are in force")
+    for name, change in changes.items():
+        echo(f"  {name}: {change}")
+
+
+def _changes(rules: LoadedAlertRules) -> dict[str, str]:
+    """What differs from the shipped rules, by name."""
+    from miner.watch.alert_rules import load_alert_rules
+    from miner.watch.rule_engine import condition_text
+
+    shipped, found = load_alert_rules().rules, {}
+    for name in dict.fromkeys((*shipped, *rules.rules)):
+        rule, before = rules.rules.get(name), shipped.get(name)
+        if rule is None:
+            found[name] = "off"
+        elif before is None or condition_text(rule) != condition_text(before):
+            was = f" (shipped: {condition_text(before)})" if before else " (your own)"
+            found[name] = f"{rule.when.metric} {condition_text(rule)}{was}"
+        elif rule != before:
+            found[name] = "the same condition, another answer to it"
+    return found
+
+
+@app.command("test")
+def try_rule(
+    rule: Annotated[str, typer.Argument(help="A rule's name.")],
+    value: Annotated[
+        str | None, typer.Argument(help="At this value, like 91 or 95%. Default: the present ones.")
+    ] = None,
+    send: Annotated[bool, typer.Option("--send", help="Send a notification as the rule would.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a rule does at a value, or at what it measures now."""
+    from miner.daemon_client import get_page, post_command
+    from miner.watch.alert_rules import load_alert_rules
+    from miner.watch.rule_engine import trial
+
+    settings = load_settings()
+    rules = load_alert_rules(settings.alerts_file).rules
+    if rule not in rules:
+        nearest = nearest_name(rule, rules, cutoff=0.0)
+        raise ConfigError("rule", [Problem("RULE", rule, f"no such rule; nearest is {nearest}")])
+    values: dict[str, float | None]
+    if value is not None:
+        values = {"value": _number(value)}
+    else:
+        states = get_page(settings, "/alerts?limit=1&open=true")["rules"]
+        values = {one["subject"]: one["value"] for one in states if one["name"] == rule}
+    found = [{"subject": subject, **trial(rules[rule], number)} for subject, number in values.items()]
+    if as_json:
+        echo_json(found)
+    for one in () if as_json else found:
+        echo(f"{one['subject'] or rule}: {one['text']}")
+    if send:
+        severity = rules[rule].severity or "warning"
+        text = next((one["text"] for one in found), rules[rule].description)
+        post_command(settings, "/alerts/test", {"rule": rule, "severity": severity, "text": f"test: {text}"})
+        echo("sent", err=as_json)
+
+
+def _number(text: str) -> float:
+    from pydantic import TypeAdapter, ValidationError
+
+    from miner.watch.alert_rules import Limit, Threshold
+
+    written: Any = text
+    with contextlib.suppress(ValueError):
+        written = float(text)
+    try:
+        found: Threshold = TypeAdapter(Limit).validate_python(written)
+    except ValidationError:
+        raise ConfigError(
+            "value", [Problem("VALUE", text, "a number like 91, 95%, 8h or 20GB is needed")]
+        ) from None
+    return found.value
+
+
+@app.command()
+def silence(
+    rule: Annotated[str, typer.Argument(help="A rule or kind of alert; * stands for any text.")] = "*",
+    subject: Annotated[str, typer.Option(help="What it is about: gpu:…, job:7, host.")] = "*",
+    length: Annotated[str, typer.Option("--for", help="How long: 30m, 8h, 7d.")] = "8h",
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks later.")] = "",
+    end: Annotated[int | None, typer.Option(help="End this silence instead, by its number.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Notify nobody of some alerts for a while; they are listed all the same."""
+    from miner.cli.output import show_time
+    from miner.daemon_client import delete_resource, post_command
+
+    settings = load_settings()
+    if end is not None:
+        reply = delete_resource(settings, f"/alerts/silences/{end}")
+    else:
+        try:
+            seconds = parse_seconds(length)
+        except ValueError as error:
+            raise ConfigError("silence", [Problem("--for", length, str(error))]) from None
+        asked = {"rule": rule, "subject": subject, "seconds": seconds, "reason": reason}
+        reply = post_command(settings, "/alerts/silences", asked)
+    if as_json:
+        echo_json(reply)
+    elif end is not None:
+        echo(f"silence {end} is over")
+    else:
+        echo(f"silence {reply['id']}: {rule} of {subject}, until {show_time(reply['until'])} UTC")
+
+
+def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str, Any]:
+    """Without a daemon nothing is measured: what is stored, and the rules that would be in force."""
+    from miner.store import alerts as store_alerts
+    from miner.store.database import open_store
+
+    def silences(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+        return [row.as_dict() for row in store_alerts.silences_in_force(connection, time.time())]
+
+    with open_store(settings.data_dir) as connection:
+        rows = store_alerts.newest_alerts(connection, limit, only_open=only_open)
+        return {
+            "alerts": [row.as_dict() for row in rows],
+            "silences": silences(connection),
+            "rules": [],
+            "problem": None,
+        }

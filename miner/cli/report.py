@@ -1,0 +1,131 @@
+"""`god-miner report`: what was done in a day, a week or a month, and how it compares with the goals."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from core.domain.errors import ConfigError, Problem
+from miner.cli.options import AsJson, load_settings, local_hardware
+from miner.cli.output import echo_json
+
+if TYPE_CHECKING:
+    from core.domain.hardware import Hardware
+    from miner.offers.policies.load import LoadedPolicy
+    from miner.settings import Settings
+    from miner.watch.report_periods import ReportPeriod
+
+app = typer.Typer(help="Reports: jobs, GPUs, points, rank and goals.", no_args_is_help=True)
+
+At = Annotated[
+    str | None,
+    typer.Option("--at", help="The one of the calendar (UTC) with this date. Default: up to now."),
+]
+AsHtml = Annotated[bool, typer.Option("--html", help="Print one HTML file.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
+WithBacktest = Annotated[
+    bool, typer.Option("--backtest", help="Add what other policies would have done: the newest 500 offers.")
+]
+#: Shipped policies that a backtest compares with the one in force.
+_COMPARED = ("conservative", "everything-feasible")
+
+
+@app.command()
+def daily(
+    at: At = None,
+    as_html: AsHtml = False,
+    as_markdown: AsMarkdown = False,
+    backtest: WithBacktest = False,
+    as_json: AsJson = False,
+) -> None:
+    """The last 24 hours, or a day."""
+    _print_report("daily", at, as_html, as_markdown, backtest, as_json)
+
+
+@app.command()
+def weekly(
+    at: At = None,
+    as_html: AsHtml = False,
+    as_markdown: AsMarkdown = False,
+    backtest: WithBacktest = False,
+    as_json: AsJson = False,
+) -> None:
+    """The last 7 days, or a week from Monday."""
+    _print_report("weekly", at, as_html, as_markdown, backtest, as_json)
+
+
+@app.command()
+def monthly(
+    at: At = None,
+    as_html: AsHtml = False,
+    as_markdown: AsMarkdown = False,
+    backtest: WithBacktest = False,
+    as_json: AsJson = False,
+) -> None:
+    """The last 30 days, or a month."""
+    _print_report("monthly", at, as_html, as_markdown, backtest, as_json)
+
+
+def _print_report(
+    kind: str, at: str | None, as_html: bool, as_markdown: bool, backtest: bool, as_json: bool
+) -> None:
+    from miner.store.database import open_store
+    from miner.watch import report_text
+    from miner.watch.report_periods import PeriodKind, calendar_period, last_period
+    from miner.watch.reports import build_report
+
+    settings, now = load_settings(), time.time()
+    wanted = PeriodKind(kind)
+    period = last_period(wanted, now) if at is None else calendar_period(wanted, _moment(at))
+    here = local_hardware(settings) if backtest or settings.policy == "auto" else None
+    policy = policy_in_force(settings, here)
+    with open_store(settings.data_dir) as connection:
+        report = build_report(connection, period, policy.terms)
+    if backtest:
+        report["backtest"] = _backtest(settings, period, policy, here)
+    if as_json:
+        echo_json(report)
+    elif as_html:
+        typer.echo(report_text.as_html(report), nl=False)
+    elif as_markdown:
+        typer.echo(report_text.as_markdown(report), nl=False)
+    else:
+        typer.echo(report_text.as_text(report), nl=False)
+
+
+def _moment(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        rule = "a date like 2026-11-23 is needed"
+        raise ConfigError("report", [Problem("--at", text, rule)]) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def policy_in_force(settings: Settings, here: Hardware | None) -> LoadedPolicy:
+    from miner.offers.policies.load import load_policy
+    from miner.offers.policies.selection import active_policy_name, settings_overrides
+
+    name = active_policy_name(settings, here).name
+    return load_policy(name, [settings.policy_dir], settings_overrides(settings))
+
+
+def _backtest(
+    settings: Settings, period: ReportPeriod, policy: LoadedPolicy, here: Hardware | None
+) -> list[dict[str, Any]]:
+    from core.domain.hardware import Hardware, parse_gpus
+    from core.profile.resolve import load_profile
+    from miner.offers.policies.load import load_policy
+    from miner.offers.policies.selection import active_profile_name
+    from miner.store.database import open_store
+    from miner.watch.report_backtest import backtest_policies
+
+    hardware = here or Hardware(gpus=parse_gpus(policy.hardware or "4xH100"))
+    chosen = active_profile_name(settings, policy, hardware)
+    profile = load_profile(chosen.name, [settings.profile_dir])
+    others = [load_policy(name, [settings.policy_dir]) for name in _COMPARED if name != policy.name]
+    with open_store(settings.data_dir) as connection:
+        return backtest_policies(connection, period, [policy, *others], profile, hardware)

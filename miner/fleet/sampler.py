@@ -1,0 +1,157 @@
+"""Measure GPUs and host in the background: into the history in memory, and by the minute into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from core.domain.keys import TaskKey
+from miner.fleet.base import Gpu
+from miner.fleet.fleet import Fleet
+from miner.fleet.host import HostMeter
+from miner.fleet.nvml import CardSample
+from miner.fleet.rollups import OpenMinutes
+from miner.fleet.samples import GpuSample, SampleHistory
+from miner.fleet.sources import NoNvidiaDriver, ScanFailed
+from miner.store.database import StoreUnavailable
+from miner.store.samples import GpuRollup, add_minutes
+from miner.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: After a failure the pause doubles up to this: a driver that hangs is left alone.
+MAX_PAUSE_SECONDS = 300.0
+#: A longer time between two samples (a machine that slept) counts as not watched.
+MAX_GAP_SECONDS = 120.0
+#: Minutes of GPUs that wait for a disk which is full: of eight GPUs, four hours.
+MAX_UNSTORED = 2000
+
+
+class CardSource(Protocol):
+    """What measures the cards of this host."""
+
+    async def sample(self) -> list[CardSample]:
+        """Ends in a bounded time. `ScanFailed`: nothing was measured."""
+
+    async def close(self) -> None: ...
+
+
+class GpuSampler:
+    def __init__(
+        self,
+        source: CardSource,
+        fleet: Fleet,
+        history: SampleHistory,
+        store: Store,
+        host: HostMeter,
+        *,
+        interval: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`interval`: seconds between two samples; 0: nothing is measured."""
+        self._source, self._fleet, self._history, self._store, self._host = (
+            source,
+            fleet,
+            history,
+            store,
+            host,
+        )
+        self.interval = interval
+        self._clock = clock
+        self._minutes = OpenMinutes()
+        self._unstored: list[tuple[GpuRollup, TaskKey | None]] = []
+        self._last_tick: float | None = None
+        self._pause_until = self._pause = 0.0
+        self._task: asyncio.Task[None] | None = None
+        #: Why the cards are not measured; None: they are.
+        self.problem: str | None = None
+
+    def start(self) -> None:
+        if self.interval > 0:
+            self._task = asyncio.create_task(self._run(), name="sampler")
+
+    async def stop(self) -> None:
+        """Stop, and store what was measured of the current minute."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            with contextlib.suppress(StoreUnavailable):
+                await self._store_minutes(float("inf"))
+        await self._source.close()
+
+    async def sample(self) -> None:
+        """Measure once."""
+        now = self._clock()
+        self._count_time(now)
+        self._history.add((), self._host.sample(now))
+        samples = samples_of_fleet(self._fleet.inventory.gpus, await self._measure(now), self._clock())
+        self._history.add(samples)
+        for sample in samples:
+            self._minutes.add_sample(sample)
+        await self._store_minutes(now)
+
+    async def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await self.sample()
+            except StoreUnavailable as error:
+                log.warning("measurements cannot be stored; it is tried again: %s", error)
+            except Exception:  # a bug here must not end the measurements for good
+                log.exception("measuring failed unexpectedly; it is tried again")
+            await asyncio.sleep(max(self.interval - (time.monotonic() - began), 0.1))
+
+    def _count_time(self, now: float) -> None:
+        """Count who had which GPU since the last sample: also GPUs that nothing is measured of."""
+        before, self._last_tick = self._last_tick, now
+        if before is None or not 0 < now - before <= MAX_GAP_SECONDS:
+            return
+        for gpu in self._fleet.inventory.gpus:
+            self._minutes.add_time(gpu.id, self._fleet.ledger.running_on(gpu.id), before, now)
+
+    async def _measure(self, now: float) -> list[CardSample]:
+        if now < self._pause_until:
+            return []
+        try:
+            cards = await self._source.sample()
+        except ScanFailed as error:
+            if self.problem is None and not isinstance(error, NoNvidiaDriver):
+                log.warning("the GPUs cannot be measured; it is tried again: %s", error)
+            self.problem = str(error)
+            is_final = isinstance(error, NoNvidiaDriver)
+            self._pause = (
+                MAX_PAUSE_SECONDS if is_final else min(2 * self._pause or self.interval, MAX_PAUSE_SECONDS)
+            )
+            self._pause_until = self._clock() + self._pause
+            return []
+        self.problem, self._pause = None, 0.0
+        return cards
+
+    async def _store_minutes(self, now: float) -> None:
+        over = self._unstored + self._minutes.take(now)
+        self._unstored = []
+        if not over:
+            return
+        try:
+            await self._store.write(add_minutes, over)
+        except StoreUnavailable:
+            self._unstored = over[-MAX_UNSTORED:]
+            raise
+
+
+def samples_of_fleet(gpus: Iterable[Gpu], cards: Sequence[CardSample], at: float) -> list[GpuSample]:
+    """The samples under the fleet's names: UUIDs, or numbers where GPUS or FLEET_FILE has no UUIDs."""
+    by_uuid = {card.sample.gpu: card.sample for card in cards}
+    by_number = {str(card.index): card.sample for card in cards}
+    found = []
+    for gpu in gpus:
+        sample = by_uuid.get(gpu.id) or by_number.get(gpu.id)
+        if sample is not None:
+            found.append(replace(sample, at=at, gpu=gpu.id))
+    return found

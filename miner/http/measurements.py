@@ -1,0 +1,156 @@
+"""Measurements on the operator's port: the last hour from memory, minutes and hours from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from operator import attrgetter
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from miner.fleet.sampler import GpuSampler
+from miner.fleet.samples import KEPT_SECONDS, GpuSample, HostSample, SampleHistory, SampleT
+from miner.http.operator import operator_only
+from miner.store.samples import HOUR, MINUTE, rollups
+from miner.store.store import Store
+
+#: Points of one series; more could not be told apart in a chart.
+MAX_POINTS = 360
+#: A longer time is answered by the hour.
+MAX_HOURS_OF_MINUTES = 6.0
+MAX_HOURS = 400.0 * 24
+
+#: Series by name, with what they read of a sample.
+_GPU_SERIES: dict[str, Callable[[GpuSample], float | None]] = {
+    "utilization": attrgetter("utilization"),
+    "memory": lambda sample: _rounded(sample.memory_share),
+    "temperature": attrgetter("temperature"),
+    "power": attrgetter("power_watts"),
+    "sm_clock_mhz": attrgetter("sm_clock_mhz"),
+    "tensor": attrgetter("tensor"),
+    "dram": attrgetter("dram"),
+    "pcie_bytes_s": attrgetter("pcie_bytes_s"),
+    "nvlink_bytes_s": attrgetter("nvlink_bytes_s"),
+}
+_HOST_SERIES: dict[str, Callable[[HostSample], float | None]] = {
+    "cpu": lambda sample: _rounded(sample.cpu),
+    "memory": lambda sample: _rounded(sample.memory_share),
+}
+#: Of these, the highest of several samples is shown; of others the newest.
+_PEAKS = frozenset({"memory", "temperature"})
+
+
+class Measurements(Protocol):
+    """The part of the daemon that measures."""
+
+    @property
+    def samples(self) -> SampleHistory: ...
+
+    @property
+    def sampler(self) -> GpuSampler: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    def clock(self) -> float: ...
+
+
+def measurements_dependency(request: Request) -> Measurements:
+    daemon: Measurements = request.app.state.daemon
+    return daemon
+
+
+Measured = Annotated[Measurements, Depends(measurements_dependency)]
+
+
+def build_measurements_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/samples", show_samples, methods=["GET"])
+    router.add_api_route("/samples/history", show_history, methods=["GET"])
+    return router
+
+
+async def show_samples(
+    daemon: Measured, seconds: Annotated[float, Query(gt=0, le=KEPT_SECONDS)] = KEPT_SECONDS
+) -> Response:
+    """What GPUs and host measured in the last seconds."""
+    history, since = daemon.samples, daemon.clock() - seconds
+    gpus = {}
+    for gpu in history.gpus:
+        gpus[gpu] = _gpu_series(history.since(gpu, since))
+        await asyncio.sleep(0)  # an hour of one GPU takes 2 ms: requests of validators go in between
+    page = {
+        "interval_s": daemon.sampler.interval,
+        "problem": daemon.sampler.problem,
+        "gpus": gpus,
+        "host": _host_series(history.host_since(since)),
+    }
+    return _json(page)
+
+
+async def show_history(
+    daemon: Measured, hours: Annotated[float, Query(gt=0, le=MAX_HOURS)] = 24.0
+) -> Response:
+    """The minutes or hours of each GPU, from the store."""
+    period = MINUTE if hours <= MAX_HOURS_OF_MINUTES else HOUR
+    since = daemon.clock() - hours * HOUR
+
+    def query(db: sqlite3.Connection) -> Response:
+        gpus: dict[str, list[dict[str, Any]]] = {}
+        for row in rollups(db, period, since - period):
+            gpus.setdefault(row.gpu, []).append(asdict(row))
+        return _json({"period_s": period, "gpus": gpus})
+
+    return await daemon.store.read(query)
+
+
+def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
+    newest = samples[-1] if samples else None
+    return {
+        **_thinned(samples, _GPU_SERIES),
+        "throttle": newest and newest.throttle,
+        "ecc_errors": newest and newest.ecc_errors,
+        "xids": [xid for sample in samples for xid in sample.xids],
+        "power_limit_watts": newest and newest.power_limit_watts,
+        "memory_total": newest and newest.memory_total,
+    }
+
+
+def _host_series(samples: Sequence[HostSample]) -> dict[str, Any]:
+    newest = samples[-1] if samples else None
+    return {
+        **_thinned(samples, _HOST_SERIES),
+        "disk_free_bytes": newest and newest.disk_free_bytes,
+        "disk_free_share": newest and newest.disk_free_share,
+    }
+
+
+def _thinned(
+    samples: Sequence[SampleT], series: Mapping[str, Callable[[SampleT], float | None]]
+) -> dict[str, Any]:
+    """Each series with at most `MAX_POINTS` points, each of as many samples, up to the newest."""
+    size = -(-len(samples) // MAX_POINTS) or 1
+    kept = samples[len(samples) % size :]
+    thinned: dict[str, Any] = {"at": [round(sample.at, 1) for sample in kept[size - 1 :: size]]}
+    for name, read in series.items():
+        values = list(map(read, kept))
+        parts = [values[place::size] for place in range(size)]
+        thinned[name] = list(map(_highest, *parts)) if name in _PEAKS and size > 1 else parts[-1]
+    return thinned
+
+
+def _highest(*values: float | None) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _json(page: dict[str, Any]) -> Response:
+    """FastAPI's own encoder would hold the event loop four times as long."""
+    return Response(json.dumps(page, separators=(",", ":")), media_type="application/json")

@@ -1,0 +1,29 @@
+"""Reports on the operator's port."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from miner.http.operator import operator_only
+from miner.watch.report_periods import PeriodKind, calendar_period, last_period
+from miner.watch.reports import build_report
+
+
+def build_reports_router() -> APIRouter:
+    router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/report", report, methods=["GET"])
+    return router
+
+
+async def report(
+    request: Request,
+    period: PeriodKind = PeriodKind.DAILY,
+    at: Annotated[float | None, Query(ge=0, le=253_402_300_799, allow_inf_nan=False)] = None,
+) -> dict[str, Any]:
+    """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
+    daemon = request.app.state.daemon
+    wanted = last_period(period, daemon.clock()) if at is None else calendar_period(period, at)
+    policy = daemon.policy_runtime.policy.terms
+    return await daemon.store.read(build_report, wanted, policy)  # type: ignore[no-any-return]

@@ -1,0 +1,123 @@
+"""What an attempt measured, was planned to do and has left, as the operator's port and the commands show it.
+
+All of it blocks on the disk: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.domain.records import printable
+from core.planning.efficiency import expected_speed
+from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
+from miner.jobs.folder import AttemptFolder, JobFolder
+from miner.jobs.history import read_plan, read_result
+from miner.store import figures as store_figures
+from miner.store.attempts import AttemptRow, attempts_of
+from miner.store.figures import StoredFigures
+from miner.store.jobs import JobRow, NoSuchJob
+
+#: Files that are listed of one job, and how deep.
+MAX_FILES, MAX_DEPTH = 1000, 6
+#: Of the job's directory: what was fetched is of no interest.
+_SHOWN_FOLDERS = ("attempt_", "submission")
+
+
+def measured(row: AttemptRow, stored: StoredFigures | None, running: FiguresSnapshot | None) -> StoredFigures:
+    """Of one attempt: stored at its end, or as it runs; otherwise what its progress file says."""
+    if stored is not None:
+        return stored
+    if row.ended_at is None and running is not None:
+        return running.to_stored()
+    folder = AttemptFolder(row.folder)
+    seconds = row.ended_at - row.started_at if row.ended_at else None
+    return read_figures(folder).snapshot(seconds=seconds, result=read_result(folder)).to_stored()
+
+
+def series_json(db: sqlite3.Connection, row: JobRow, running: FiguresSnapshot | None) -> str:
+    """The curves of all attempts. They are stored as JSON and put into the answer as they are: it is polled
+    every two seconds."""
+    stored, actions = store_figures.figures_of(db, row.id), store_figures.actions_of(db, row.id)
+    parts, metric = [], AttemptFigures()
+    for attempt in attempts_of(db, row.id):
+        of_attempt = measured(attempt, stored.get(attempt.id), running)
+        figures = AttemptFigures.model_validate_json(of_attempt.figures)
+        metric = figures if figures.metric is not None else metric
+        parts.append(_attempt_json(attempt, of_attempt, actions))
+    head = {"job_id": row.id, "metric": metric.metric, "lower_is_better": metric.lower_is_better}
+    return f'{json.dumps(head)[:-1]}, "attempts": [{", ".join(parts)}]}}'
+
+
+def _attempt_json(row: AttemptRow, of_attempt: StoredFigures, actions: Sequence[Mapping[str, Any]]) -> str:
+    head = {
+        "number": row.number,
+        "engine": row.engine,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "actions": [action for action in actions if action["attempt"] == row.number],
+    }
+    return f'{json.dumps(head)[:-1]}, "figures": {of_attempt.figures}, {of_attempt.curves[1:]}'
+
+
+def plan_view(
+    db: sqlite3.Connection, row: JobRow, number: int | None, running: FiguresSnapshot | None
+) -> dict[str, Any]:
+    """The plan of an attempt, by default of the newest, with what it expected beside what was measured."""
+    attempts = [one for one in attempts_of(db, row.id) if number in (None, one.number)]
+    plan = read_plan(AttemptFolder(attempts[-1].folder)) if attempts else None
+    if plan is None:
+        which = f"attempt {number} of job {row.id}" if number else f"job {row.id}"
+        raise NoSuchJob(f"{which} has no plan yet; `god-miner jobs show {row.id}` says what it is doing")
+    attempt = attempts[-1]
+    stored = store_figures.figures_of(db, row.id).get(attempt.id)
+    figures = AttemptFigures.model_validate_json(measured(attempt, stored, running).figures)
+    expected = expected_speed(plan)
+    terms: dict[str, int] = {}
+    for term in plan.memory.terms:
+        terms[term.name] = terms.get(term.name, 0) + term.bytes
+    return {
+        "attempt": attempt.number,
+        "plan": plan.model_dump(mode="json"),
+        "concessions": [str(concession) for concession in plan.concessions],
+        "memory": {
+            "estimate_bytes": plan.memory.total_bytes,
+            "terms": terms,
+            "measured_bytes": figures.memory_bytes,
+        },
+        "expected": expected._asdict() if expected else None,
+    }
+
+
+def files_view(folder: JobFolder) -> list[dict[str, Any]]:
+    """What the attempts and the submission consist of, by name. Trainings can write there: no link is
+    followed, and nothing but plain files is listed."""
+    found: list[dict[str, Any]] = []
+    for path, status in _files(folder.path) if folder.path.is_dir() else ():
+        if len(found) == MAX_FILES:
+            break
+        found.append({"name": printable(path), "bytes": status.st_size, "at": status.st_mtime})
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for path, folders, files, opened in os.fwalk(folder, follow_symlinks=False, onerror=None):
+        inside = os.path.relpath(path, folder)
+        parts = () if inside == "." else tuple(inside.split(os.sep))
+        folders[:] = sorted(name for name in folders if len(parts) < MAX_DEPTH and (parts or _is_shown(name)))
+        for name in sorted(files) if parts else ():
+            try:
+                status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield os.path.join(*parts, name), status
+
+
+def _is_shown(name: str) -> bool:
+    return name.startswith(_SHOWN_FOLDERS)

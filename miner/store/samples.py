@@ -1,0 +1,172 @@
+"""Measurements of GPUs in the store: a row for each GPU and minute, and for each hour, made from those."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
+
+from core.domain.keys import TaskKey
+from miner.store.events import MAX_PRUNED_ROWS
+
+MINUTE, HOUR = 60, 3600
+_DAY = 86_400.0
+#: How long minutes are kept.
+MINUTES_KEPT_SECONDS = 7 * _DAY
+#: Hours are kept at least so long, however short HISTORY_DAYS is: a report compares with the year before.
+MIN_HOURS_KEPT_SECONDS = 400 * _DAY
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRollup:
+    """A row of `gpu_rollups`; the schema says what each column means."""
+
+    period: int
+    at: int
+    gpu: str
+    job_id: int | None = None
+    watched: float = 0.0
+    busy: float = 0.0
+    samples: int = 0
+    utilization: float | None = None
+    memory: float | None = None
+    temperature: float | None = None
+    power: float | None = None
+    clock: float | None = None
+    throttled: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    pcie: float | None = None
+    nvlink: float | None = None
+
+
+#: Of which the highest of a period is kept; of all others the mean.
+_HIGHEST = ("memory", "temperature")
+_MEANS = ("utilization", "power", "clock", "throttled", "tensor", "dram", "pcie", "nvlink")
+_COLUMNS = tuple(field.name for field in fields(GpuRollup))
+_INSERT = (
+    f"INSERT OR REPLACE INTO gpu_rollups ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
+)
+
+#: A mean is weighted by the samples that have the value. `max(share)` picks the row of `job_id` with it.
+_BUILD_HOUR = f"""
+INSERT OR REPLACE INTO gpu_rollups ({", ".join(_COLUMNS)})
+SELECT {HOUR}, :hour, minutes.gpu, longest.job_id,
+    sum(watched) / {HOUR // MINUTE}, sum(busy) / {HOUR // MINUTE}, sum(samples),
+    sum(utilization * samples) / sum(iif(utilization IS NULL, NULL, samples)),
+    max(memory), max(temperature),
+    {", ".join(f"sum({name} * samples) / sum(iif({name} IS NULL, NULL, samples))" for name in _MEANS[1:])}
+FROM gpu_rollups AS minutes
+LEFT JOIN (
+    SELECT gpu, job_id, max(share) FROM (
+        SELECT gpu, job_id, sum(busy) AS share FROM gpu_rollups
+        WHERE period = {MINUTE} AND at >= :hour AND at < :hour + {HOUR} AND job_id IS NOT NULL
+        GROUP BY gpu, job_id
+    ) GROUP BY gpu
+) AS longest ON longest.gpu = minutes.gpu
+WHERE period = {MINUTE} AND at >= :hour AND at < :hour + {HOUR}
+GROUP BY minutes.gpu
+"""  # noqa: S608 - ours
+_PRUNE = """
+DELETE FROM gpu_rollups WHERE (period, at, gpu) IN (
+    SELECT period, at, gpu FROM gpu_rollups WHERE period = ? AND at < ? ORDER BY at LIMIT ?
+)
+"""
+
+
+# Writing
+
+
+def add_minutes(connection: sqlite3.Connection, minutes: Sequence[tuple[GpuRollup, TaskKey | None]]) -> None:
+    """Add what was measured in some minutes, each with the task that had the GPU longest, and build their
+    hours anew. A minute that is there already (before a restart) is completed."""
+    for minute, key in minutes:
+        row = replace(minute, job_id=job_ids(connection, [key]).get(key) if key else None)
+        before = _minute(connection, row.at, row.gpu)
+        connection.execute(_INSERT, astuple(_completed(before, row) if before else row))
+    for hour in sorted({minute.at // HOUR * HOUR for minute, _ in minutes}):
+        connection.execute(_BUILD_HOUR, {"hour": hour})
+
+
+def prune_rollups(connection: sqlite3.Connection, now: float, history_seconds: float) -> int:
+    """Delete one batch of rows that are too old; return the count."""
+    kept = {MINUTE: MINUTES_KEPT_SECONDS, HOUR: max(history_seconds, MIN_HOURS_KEPT_SECONDS)}
+    return sum(
+        connection.execute(_PRUNE, (period, now - seconds, MAX_PRUNED_ROWS)).rowcount
+        for period, seconds in kept.items()
+    )
+
+
+def _completed(before: GpuRollup, more: GpuRollup) -> GpuRollup:
+    """One minute in two parts, as one."""
+    merged: dict[str, Any] = {name: _highest(before, more, name) for name in _HIGHEST}
+    merged |= {name: _mean(before, more, name) for name in _MEANS}
+    return replace(
+        before,
+        job_id=more.job_id if more.busy > before.busy else before.job_id,
+        watched=min(before.watched + more.watched, 1.0),
+        busy=min(before.busy + more.busy, 1.0),
+        samples=before.samples + more.samples,
+        **merged,
+    )
+
+
+def _highest(before: GpuRollup, more: GpuRollup, name: str) -> float | None:
+    values = [value for part in (before, more) if (value := getattr(part, name)) is not None]
+    return max(values, default=None)
+
+
+def _mean(before: GpuRollup, more: GpuRollup, name: str) -> float | None:
+    parts = [part for part in (before, more) if getattr(part, name) is not None]
+    samples = sum(part.samples for part in parts)
+    return sum(getattr(part, name) * part.samples for part in parts) / samples if samples else None
+
+
+# Reading
+
+
+def rollups(
+    connection: sqlite3.Connection, period: int, since: float, until: float = float("inf")
+) -> list[GpuRollup]:
+    """The rows of the periods that began in this time, oldest first. The last one is still being measured."""
+    found = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM gpu_rollups "  # noqa: S608 - ours
+        "WHERE period = ? AND at >= ? AND at < ? ORDER BY at, gpu",
+        (period, since, until),
+    )
+    return [GpuRollup(*row) for row in found]
+
+
+def mean_utilization(
+    connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float
+) -> float | None:
+    """The mean over some GPUs and a time, by minutes; by hours where those are pruned. None: not measured."""
+    marks = ", ".join("?" * len(gpus))
+    for period in (MINUTE, HOUR):
+        row = connection.execute(
+            "SELECT sum(utilization * samples) / sum(samples) FROM gpu_rollups "  # noqa: S608 - marks only
+            f"WHERE period = ? AND at > ? AND at < ? AND utilization IS NOT NULL AND gpu IN ({marks})",
+            (period, since - period, until, *gpus),
+        ).fetchone()
+        if row[0] is not None:
+            return float(row[0])
+    return None
+
+
+def job_ids(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> dict[TaskKey, int]:
+    """The jobs of these tasks."""
+    found = {}
+    for key in keys:
+        row = connection.execute("SELECT id FROM jobs WHERE validator = ? AND task_id = ?", key).fetchone()
+        if row is not None:
+            found[key] = int(row[0])
+    return found
+
+
+def _minute(connection: sqlite3.Connection, at: int, gpu: str) -> GpuRollup | None:
+    row = connection.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM gpu_rollups WHERE period = ? AND at = ? AND gpu = ?",  # noqa: S608
+        (MINUTE, at, gpu),
+    ).fetchone()
+    return GpuRollup(*row) if row else None

@@ -1,0 +1,216 @@
+"""Measurements in the background: what the history and the store get of them, and what failures cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.hardware import parse_gpus
+from core.domain.keys import TaskKey
+from miner.fleet.base import Gpu
+from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.host import HostMeter
+from miner.fleet.nvml import CardSample
+from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, samples_of_fleet
+from miner.fleet.samples import GpuSample, HostSample, SampleHistory
+from miner.fleet.sources import NoNvidiaDriver, ScanFailed
+from miner.store import database
+from miner.store.database import StoreUnavailable
+from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
+from miner.store.store import Store
+from tests.miner.fleet.setups import H100, make_gpus
+
+START = 1_700_000_000 // HOUR * HOUR
+KEY = TaskKey("v", "a")
+
+
+class ScriptedCards:
+    """Cards that measure `values`, or fail with them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] | Exception = {"utilization": 0.9, "temperature": 60.0}
+        self.asked = 0
+        self.closed = False
+
+    async def sample(self) -> list[CardSample]:
+        self.asked += 1
+        if isinstance(self.values, Exception):
+            raise self.values
+        return [CardSample(0, GpuSample(0.0, "g0", **self.values))]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Measured:
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.now = float(START)
+        self.cards, self.history = ScriptedCards(), SampleHistory()
+        self.fleet = Fleet(clock=lambda: self.now)
+        self.fleet.update(InventoryState(gpus=tuple(make_gpus(2))))
+        self.store = store
+        host = HostMeter(folder)
+        self.sampler = GpuSampler(
+            self.cards, self.fleet, self.history, store, host, interval=5.0, clock=lambda: self.now
+        )
+
+    async def go(self, seconds: float, step: float = 5.0) -> None:
+        """Sample until so much time has passed."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += step
+            await self.sampler.sample()
+
+    def rows(self, period: int = MINUTE) -> dict[tuple[int, str], GpuRollup]:
+        return {((row.at - START) // period, row.gpu): row for row in self.store.read_now(rollups, period, 0)}
+
+
+@pytest.fixture
+async def measured(tmp_path: Path) -> AsyncIterator[Measured]:
+    store = Store(database.prepare_store(tmp_path))
+    store.writer.start(asyncio.get_running_loop())
+    yield Measured(store, tmp_path)
+    await store.writer.close()
+
+
+async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measured(
+    measured: Measured,
+) -> None:
+    await measured.sampler.sample()
+    measured.fleet.ledger.adopt(KEY, ["g0", "g1"], now=measured.now, until=measured.now + HOUR)
+    await measured.go(30)
+    measured.fleet.release(KEY)
+    measured.cards.values = {"utilization": 0.5, "temperature": 80.0}
+    await measured.go(40)
+    rows = measured.rows()
+    assert sorted(rows) == [(0, "g0"), (0, "g1")]
+    first, other = rows[0, "g0"], rows[0, "g1"]
+    assert (first.watched, first.busy, first.samples) == (1.0, 0.5, 12)
+    assert first.utilization == pytest.approx((0.9 * 7 + 0.5 * 5) / 12)
+    assert first.temperature == 80.0
+    assert (other.busy, other.samples, other.utilization) == (0.5, 0, None)
+    assert measured.rows(HOUR)[0, "g1"].busy == pytest.approx(0.5 / 60)
+    latest = measured.history.latest("g0")
+    assert latest is not None
+    assert (latest.at, latest.utilization, measured.history.gpus) == (measured.now, 0.5, ["g0"])
+    assert measured.history.host is not None
+
+
+async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_twice(
+    measured: Measured,
+) -> None:
+    await measured.sampler.sample()
+    await measured.go(30)
+    measured.sampler.start()
+    await measured.sampler.stop()
+    assert measured.cards.closed
+    assert measured.rows()[0, "g0"].watched == 0.5
+    again = GpuSampler(
+        measured.cards,
+        measured.fleet,
+        measured.history,
+        measured.store,
+        HostMeter(Path("/")),
+        interval=5.0,
+        clock=lambda: measured.now,
+    )
+    measured.sampler = again
+    await again.sample()
+    await measured.go(35)
+    row = measured.rows()[0, "g0"]
+    assert (row.watched, row.samples) == (1.0, 13)
+
+
+async def test_a_driver_that_fails_is_left_alone_longer_each_time_and_time_is_counted_on(
+    measured: Measured,
+) -> None:
+    measured.cards.values = ScanFailed("the driver hangs")
+    await measured.go(60)
+    assert measured.sampler.problem == "the driver hangs"
+    assert measured.cards.asked == 4  # after 5, 15 and 35 seconds again
+    measured.cards.values = {"utilization": 0.1}
+    await measured.go(80)
+    assert measured.sampler.problem is None
+    assert measured.rows()[0, "g0"].watched == pytest.approx(55 / 60)
+    assert measured.rows()[0, "g0"].samples == 0
+    measured.cards.values = NoNvidiaDriver("no library")
+    asked = measured.cards.asked
+    await measured.go(MAX_PAUSE_SECONDS - 5)
+    assert measured.cards.asked == asked + 1
+
+
+async def test_what_a_full_disk_refuses_is_stored_later(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    await measured.sampler.sample()
+    await measured.go(55)
+    with monkeypatch.context() as patched:
+        patched.setattr(measured.store, "write", refuse)
+        with pytest.raises(StoreUnavailable):
+            await measured.go(5)
+    await measured.go(5)
+    assert measured.rows()[0, "g0"].samples == 12
+
+
+async def test_a_mistake_does_not_end_the_measurements(
+    measured: Measured, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured.sampler.interval = 0.01
+    measured.cards.values = ValueError("a bug")
+    measured.sampler.start()
+    while measured.cards.asked < 2:
+        await asyncio.sleep(0)
+    await measured.sampler.stop()
+    assert "measuring failed unexpectedly" in caplog.text
+
+
+async def test_time_in_which_the_machine_slept_is_not_watched(measured: Measured) -> None:
+    await measured.sampler.sample()
+    await measured.go(60)
+    await measured.go(7200, step=7200)
+    await measured.go(60)
+    assert sum(row.watched for (_, gpu), row in measured.rows().items() if gpu == "g0") <= 2
+
+
+def test_cards_are_found_by_uuid_and_by_number_only_where_there_are_no_uuids() -> None:
+    def names(*ids: str) -> list[str]:
+        gpus = [Gpu(name, index, H100) for index, name in enumerate(ids)]
+        cards = [CardSample(0, GpuSample(0.0, "GPU-a")), CardSample(1, GpuSample(0.0, "cpu"))]
+        return [sample.gpu for sample in samples_of_fleet(gpus, cards, 1.0)]
+
+    assert names("GPU-a", "GPU-b") == ["GPU-a"]
+    assert names("0", "1", "2") == ["0", "1"]
+    assert names("cpu", "cpu:1") == ["cpu"]
+    assert parse_gpus("cpu").is_cpu
+
+
+def test_the_host_is_measured_between_two_samples(tmp_path: Path) -> None:
+    stat, meminfo = tmp_path / "stat", tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\n")
+    stat.write_text("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3\n")
+    meter = HostMeter(tmp_path, stat=stat, meminfo=meminfo)
+    first = meter.sample(1.0)
+    assert (first.cpu, first.memory_share) == (None, 0.6)
+    assert first.disk_free_bytes
+    stat.write_text("cpu  150 0 100 840 110 0 0 0 0 0\n")
+    assert meter.sample(2.0).cpu == pytest.approx(0.25)
+    missing = HostMeter(tmp_path / "gone", stat=tmp_path / "no", meminfo=tmp_path / "no").sample(1.0)
+    assert (missing.cpu, missing.memory_share, missing.disk_free_bytes) == (None, None, None)
+
+
+def test_the_history_keeps_an_hour_and_forgets_gpus_that_are_gone() -> None:
+    history = SampleHistory()
+    for at in range(0, 4100, 100):
+        history.add([GpuSample(at, "g0")] if at <= 300 else [GpuSample(at, "g1")], HostSample(at))
+    assert history.gpus == ["g1"]
+    assert [sample.at for sample in history.since("g1", 3800)] == [3800, 3900, 4000]
+    assert len(history.since("g1", 0)) == 37
+    assert history.latest("g1", since=4050) is None
+    assert [sample.at for sample in history.host_since(4000)] == [4000]
