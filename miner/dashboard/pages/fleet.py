@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-from miner.dashboard.charts import Format, LineChart, Series
+from miner.dashboard.charts import COLOURS, Format, LineChart, Series
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
@@ -58,7 +58,9 @@ def fleet_page(view: PageView) -> None:
             cards = _card_table()
             trouble = Text("", "notice hidden", "p").props('role="status"')
         with box("stack w4"), panel("Queue"):
-            queue = _queue_table(view)
+            waits = box()
+            with waits:
+                queue = _queue_table(view)
             nothing = empty("No job waits for cards.")
 
     def show(fleet: dict[str, Any]) -> None:
@@ -66,7 +68,9 @@ def fleet_page(view: PageView) -> None:
         trouble.show(fleet["trouble"] or "")
         set_visible(trouble, bool(fleet["trouble"]))
         waiting = [claim for claim in fleet["claims"] if claim["stage"] == "waiting"]
-        set_visible(nothing, queue.show(waiting) == 0)
+        queue.show(waiting)
+        set_visible(waits, bool(waiting))
+        set_visible(nothing, not waiting)
 
     view.live("/fleet", show)
 
@@ -128,7 +132,7 @@ class _Gantt:
         with self._scale:
             Text("now").style("left:0")
             for share, moment in _full_hours(self._starts_at):
-                if moment.hour % 4 == 0 and 0.06 < share < 0.97:
+                if moment.hour % 4 == 0 and 0.15 < share < 0.97:
                     Text(moment.strftime("%H:%M")).style(f"left:{share * 100:.2f}%")
 
     def _make(self, gpu: Record) -> Callable[[Record], None]:
@@ -285,7 +289,9 @@ def _series(name: str, rows: Sequence[Record], metric: str, colour: int) -> Seri
     step = -(-len(rows) // _MAX_POINTS) or 1
     groups = [rows[at : at + step] for at in range(0, len(rows), step)]
     points = [(group[0]["at"] * 1000, _mean([row[metric] for row in group])) for group in groups]
-    return Series(name, [at for at, _ in points], [value for _, value in points], colour)
+    return Series(
+        name, [at for at, _ in points], [value for _, value in points], colour, dashed=colour >= len(COLOURS)
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -305,7 +311,7 @@ def _card_table() -> Table:
             Column("Power", _power, number=True, classes="wide-only"),
             Column("Clocks", _clocks, classes="wide-only"),
             Column("Links", lambda one: _links(one), classes="wide-only"),
-            Column("Faults", _faults, classes="why"),
+            Column("Faults", _faults),
         ],
         key=lambda one: one["id"],
     )

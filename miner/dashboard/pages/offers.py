@@ -143,7 +143,7 @@ class _OfferList:
                     lambda one: f"#{one['id']}",
                     href=lambda one: view.href(f"/offers/{one['id']}"),
                 ),
-                Column("Came", lambda one: clock(one["received_at"]), classes="nowrap"),
+                Column("Came", lambda one: clock(one["received_at"]), classes="nowrap wide-only"),
                 Column("Answer", _answer, classes="states"),
                 Column("Model", lambda one: short_model(one["model"]), classes="model"),
                 Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
