@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import JsonValue
+
 from core.config.files import ConfigKind, config_dir
 from core.config.schema_docs import KeyHelp, key_help
 from core.config.yaml_lines import MAX_BYTES
@@ -254,14 +256,12 @@ def _values(loaded: LoadedFile, subject: str) -> list[EffectiveValue]:
         return [EffectiveValue(one.path, one.value, one.origin) for one in loaded.written().values()]
     about = subject_named(subject)
     settings = profile_settings(resolve_profile(loaded, about.task_type, about.model))
-    return [
-        EffectiveValue(
-            one.path,
-            one.value if isinstance(one.value, bool | dict | list) else format_value(one.path, one.value),
-            one.origin,
-        )
-        for one in settings
-    ]
+    return [EffectiveValue(one.path, _shown(one.path, one.value), one.origin) for one in settings]
+
+
+def _shown(path: str, value: JsonValue) -> JsonValue:
+    """As one writes it: sizes and durations with their units."""
+    return value if value is None or isinstance(value, bool | dict | list) else format_value(path, value)
 
 
 @lru_cache

@@ -114,7 +114,7 @@ def _plan_rows(before: Record, after: Record) -> list[Record]:
         ("Memory of a GPU", _memory(before), _memory(after), ""),
         ("Takes", duration(before["seconds"]), duration(after["seconds"]), ""),
         ("Epochs", number(before["epochs"], 3), number(after["epochs"], 3), ""),
-        ("Gave way", _concessions(before), _concessions(after), ""),
+        ("Gives way", _concessions(before, after), _concessions(after, before), ""),
     ]
     return [
         {"name": name, "before": there, "after": here, "tone": tone}
@@ -131,8 +131,11 @@ def _memory(plan: Record) -> str:
     return f"{size(plan['memory_bytes'])} of {size(plan['budget_bytes'])}"
 
 
-def _concessions(plan: Record) -> str:
-    return "; ".join(plan["gave_way"]) or "nothing"
+def _concessions(plan: Record, other: Record) -> str:
+    """What gives way in this plan only."""
+    own = [text for text in plan["gave_way"] if text not in other["gave_way"]]
+    more = f"; and {len(own) - 4} more" if len(own) > 4 else ""
+    return "; ".join(own[:4]) + more or ("the same" if plan["gave_way"] else "nothing")
 
 
 def _difference_table(values: Sequence[Record], name: str) -> None:

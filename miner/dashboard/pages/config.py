@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,9 @@ _NOTES = {
 }
 #: After so long without a key the text is checked.
 _PAUSE_MS = 700
-_MAX_KEYS = 12
+_MAX_KEYS = 8
+#: The daemon checks one text at a time.
+_BUSY, _BUSY_SECONDS = 429, 0.5
 
 
 @page("/config", "Configuration", place=60)
@@ -108,6 +111,7 @@ class _ConfigFilePage:
         self._editing = bool(found["own"]) or is_new
         self._saved: str = found["text"] if found["own"] else ""
         self._asked = 0
+        self._checking = asyncio.Lock()
         with box("row").style("margin-top:-10px"):
             self._state = Text("", "state strong")
             self._where = Text("", "small muted")
@@ -152,7 +156,7 @@ class _ConfigFilePage:
             f".then(one => one.attach(getElement({self._editor.id}), {arguments}))"
         )
         self._editor.on("update:value", self._on_edit, throttle=_PAUSE_MS / 1000, leading_events=False)
-        self._verdict = Text("", "state").props('role="status"')
+        self._verdict = Text("checked as you write", "state muted").props('role="status"')
         self._problems: KeyedRows[Record] = KeyedRows(box("rows problems"), self._make_problem)
         with box("row") as self._buttons:
             _button("Save", self._save).classes("primary")
@@ -170,6 +174,7 @@ class _ConfigFilePage:
         self._editor.set_enabled(self._editing)
         set_visible(self._shipped, not self._editing)
         set_visible(self._buttons, self._editing)
+        set_visible(self._verdict, self._editing)
         set_visible(self._keys, self._editing)
         set_visible(self._changes, self._editing)
 
@@ -190,21 +195,28 @@ class _ConfigFilePage:
         """Have the text checked and show what came of it; None: a later check took its place, or failed."""
         self._asked += 1
         asked = self._asked
-        payload = {"text": self._editor.value, "effects": effects}
         self._verdict.show("checking", "live")
-        try:
-            checked = await self._view.link.request(
-                "POST", f"{self._path}/check", payload, timeout_s=SLOW_TIMEOUT_SECONDS
-            )
-        except DaemonTrouble as error:
-            if asked == self._asked:
-                busy = error.status == 429
-                self._verdict.show("another check is running; try again" if busy else str(error), "warn")
-            return None
-        if asked != self._asked or self._view.client.is_deleted:
+        async with self._checking:
+            checked = await self._ask_check(asked, effects)
+        if checked is None or asked != self._asked or self._view.client.is_deleted:
             return None
         self._show_check(checked)
         return checked
+
+    async def _ask_check(self, asked: int, effects: bool) -> dict[str, Any] | None:
+        """Ask the daemon, again while it checks for another page; None: no answer, or not wanted any more."""
+        while asked == self._asked:
+            payload = {"text": self._editor.value, "effects": effects}
+            try:
+                return await self._view.link.request(
+                    "POST", f"{self._path}/check", payload, timeout_s=SLOW_TIMEOUT_SECONDS
+                )
+            except DaemonTrouble as error:
+                if error.status != _BUSY:
+                    self._verdict.show(str(error), "warn")
+                    return None
+                await asyncio.sleep(_BUSY_SECONDS)
+        return None
 
     def _show_check(self, checked: dict[str, Any]) -> None:
         problems: list[Record] = checked["problems"]
@@ -324,7 +336,7 @@ class _ConfigFilePage:
         await self._check(effects=False)
 
     def _build_effective(self) -> None:
-        with panel("In force with all that it extends", note="each value with its origin"):
+        with panel("Effective values", note="with all that it extends, each with its origin"):
             if self._found["subjects"]:
                 self._subject = (
                     ui.select(
