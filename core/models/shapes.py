@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,6 +10,12 @@ from core.models.facts import ModelFacts, MoeFacts
 
 #: The prefix of routed experts' matrices.
 EXPERT_PREFIX = "expert_"
+SHARED_PREFIX = "shared_"
+#: The names of attention's layers; the others are the MLP's.
+ATTENTION = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+)
 
 
 class LinearShape(NamedTuple):
@@ -86,10 +93,39 @@ def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
     shapes = [*attention, *_mlp("", hidden, model.intermediate, dense, gated)]
     if moe is not None:
         width, sparse = moe.expert_intermediate, layers - dense
-        shapes += _mlp("shared_", hidden, width * moe.shared_experts, sparse, gated)
+        shapes += _mlp(SHARED_PREFIX, hidden, width * moe.shared_experts, sparse, gated)
         shapes += _mlp(EXPERT_PREFIX, hidden, width, sparse * moe.experts, gated, routed=True)
         shapes.append(LinearShape("router", hidden, moe.experts, sparse, routed=True))
     return tuple(shape for shape in shapes if shape.copies and shape.d_in and shape.d_out)
+
+
+#: Patterns, and the factor on the LoRA rank of the layers whose names one matches; the first counts.
+RankFactors = tuple[tuple[str, float], ...]
+
+
+def module_names(model: ModelFacts, linear: LinearShape) -> Iterator[str]:
+    """The names of its matrices in the decoder, as most architectures have them."""
+    group = "self_attn" if linear.name in ATTENTION else "mlp"
+    group = "mixer" if model.architecture in STATE_SPACE else group
+    shared = linear.name.startswith(SHARED_PREFIX)
+    first = model.layers - linear.copies if shared else 0  # the first layers have no experts
+    for layer in range(first, first + linear.copies):
+        yield f"model.layers.{layer}.{group}.{linear.name.removeprefix(SHARED_PREFIX)}"
+
+
+def rank_factor(model: ModelFacts, linear: LinearShape, factors: RankFactors) -> float:
+    """The mean factor on the rank over this kind's matrices."""
+    names = list(module_names(model, linear))
+    total = 0.0
+    for name in names:
+        found = [factor for pattern, factor in factors if matches(pattern, name)]
+        total += found[0] if found else 1.0
+    return total / len(names)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """As peft matches `rank_pattern`: the whole name, or its end from a dot on."""
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
 
 
 class ParamCount(NamedTuple):

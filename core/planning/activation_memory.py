@@ -69,7 +69,7 @@ def _adapter_inputs(s: RunCandidate) -> float:
     a, h = s.shape.adapted, s.shape.hidden
     inputs = 2.0 * a.inputs if _casts(s) or s.dropout else 4.0 * h
     mask = a.inputs if s.dropout else 0.0
-    return inputs + mask + 2.0 * s.rank * a.modules
+    return inputs + mask + 2.0 * s.rank * a.ranks
 
 
 def _casts(s: RunCandidate) -> bool:

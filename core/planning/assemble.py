@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from core.domain.choices import Engine, Method, Parallelism
 from core.domain.hardware import Hardware
 from core.domain.units import show_bytes
+from core.models.shapes import linear_shapes, matches, module_names
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
 from core.planning.fit import SearchResult, TimedCandidate, budget_of
@@ -181,6 +182,9 @@ def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None
         alpha=lora_alpha(needs, candidate.rank),
         dropout=targets.lora_dropout,
         target_modules=tuple(targets.lora_target_modules or ()),
+        rank_pattern={
+            pattern: max(round(factor * candidate.rank), 1) for pattern, factor in needs.rank_factors
+        },
         rslora=targets.rslora,
         dora=targets.dora,
         loraplus_lr_ratio=targets.loraplus_lr_ratio,
@@ -335,6 +339,14 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
     case = EngineCase(needs.task.task_type, needs.task.image_type, needs.engine)
     for note in annotations_for(needs.profile, case):
         yield f"{note.path.removeprefix('targets.')}: {note.text}"
+    names = (
+        []
+        if not needs.rank_factors
+        else [name for one in linear_shapes(needs.model) for name in module_names(needs.model, one)]
+    )
+    for pattern, _ in needs.rank_factors:
+        if not any(matches(pattern, name) for name in names):
+            yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
     data = needs.data
     if not needs.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"

@@ -15,7 +15,7 @@ from core.domain.choices import Attention, CompileMode, Engine, Method, Optimize
 from core.domain.hardware import GpuKind
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ImageFacts, ModelFacts
-from core.models.shapes import linear_shapes
+from core.models.shapes import RankFactors, linear_shapes, rank_factor
 
 if TYPE_CHECKING:
     from core.planning.memory import HeldMemory, TrainedMemory
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class AdaptedShape(NamedTuple):
     """The matrices with an adapter: sums over one average layer, and over the model."""
 
-    #: Input widths of the adapted matrices of a layer, and how many there are.
+    #: Input widths of the adapted matrices of a layer.
     inputs: float
-    modules: float
+    #: Their ranks together, as a multiple of the rank: how many there are, unless some have another rank.
+    ranks: float
     #: d_in + d_out of all adapted matrices of the model: adapter parameters per unit of rank.
     params_per_rank: int
 
@@ -59,8 +60,9 @@ class ModelShape:
         return max(self.params - self.embedding_params, 0) / self.layers
 
 
-def shape_of(model: ModelFacts, modules: tuple[str, ...] = ()) -> ModelShape:
-    """Sum up the model's layers. `modules` have an adapter; empty means every linear layer."""
+def shape_of(model: ModelFacts, modules: tuple[str, ...] = (), factors: RankFactors = ()) -> ModelShape:
+    """Sum up the model's layers. `modules` have an adapter; empty means every linear layer. `factors`: on
+    the rank of some of them."""
     rotary = 64 if model.kv_lora_rank else 0  # latent attention: rotary dimensions beside head_dim
     return ModelShape(
         layers=model.layers,
@@ -75,7 +77,7 @@ def shape_of(model: ModelFacts, modules: tuple[str, ...] = ()) -> ModelShape:
         active=min(model.params_active, model.params_total),
         embedding_params=min(model.embedding_params, model.params_total),
         vocab_params=0 if model.is_image else model.vocab * model.hidden,
-        adapted=_adapted(model, modules),
+        adapted=_adapted(model, modules, factors),
     )
 
 
@@ -88,17 +90,18 @@ def _mlp_width(model: ModelFacts) -> float:
     return (dense * model.intermediate + (model.layers - dense) * visited) / model.layers
 
 
-def _adapted(model: ModelFacts, modules: tuple[str, ...]) -> AdaptedShape:
+def _adapted(model: ModelFacts, modules: tuple[str, ...], factors: RankFactors) -> AdaptedShape:
     if model.image is not None:
         # A transformer block of a diffusion model: q, k, v, o and two MLP matrices, in and out.
         return AdaptedShape(5.0 * model.hidden + model.intermediate, 6.0, model.image.adapter_params_per_rank)
-    inputs = outputs = count = 0
+    inputs, ranks, per_rank = 0, 0.0, 0.0
     for linear in linear_shapes(model):
         if not linear.routed and (not modules or linear.name in modules):
+            factor = rank_factor(model, linear, factors) if factors else 1.0
             inputs += linear.d_in * linear.copies
-            outputs += linear.d_out * linear.copies
-            count += linear.copies
-    return AdaptedShape(inputs / model.layers, count / model.layers, inputs + outputs)
+            ranks += factor * linear.copies
+            per_rank += factor * (linear.d_in + linear.d_out) * linear.copies
+    return AdaptedShape(inputs / model.layers, ranks / model.layers, round(per_rank))
 
 
 class LossKind(StrEnum):
@@ -207,10 +210,8 @@ class RunCandidate:
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the engine can keep the moving average. Axolotl's callbacks cannot where FSDP2 splits the
-        weights; sd-scripts has none."""
-        split = self.engine is Engine.AXOLOTL and self.sharded
-        return self.ema and not split and self.engine is not Engine.KOHYA
+        """Whether the engine can keep the moving average: sd-scripts has none."""
+        return self.ema and self.engine is not Engine.KOHYA
 
     @property
     def gathers_to_generate(self) -> bool:
@@ -285,11 +286,13 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
     """The candidate with the numbers of this plan, which may have been read from its file."""
     adapter, precision, grpo = plan.adapter, plan.precision, plan.grpo
     modules = adapter.target_modules if adapter else ()
+    ranks = adapter.rank_pattern.items() if adapter else ()
+    factors = tuple((pattern, rank / adapter.rank) for pattern, rank in ranks) if adapter else ()
     return RunCandidate(
         task=plan.task.task_type,
         engine=plan.engine,
         method=plan.method,
-        shape=shape_of(plan.model, modules),
+        shape=shape_of(plan.model, modules, factors),
         kind=plan.gpus.kind,
         world=plan.batch.world_size,
         parallelism=plan.parallelism,

@@ -54,6 +54,8 @@ class AdapterPlan(Record):
     dropout: float = Field(ge=0, le=1)
     #: Empty: every linear layer.
     target_modules: tuple[str, ...] = ()
+    #: Other ranks, by a pattern of the layers' names.
+    rank_pattern: dict[str, int] = Field(default_factory=dict)
     rslora: bool = False
     dora: bool = False
     loraplus_lr_ratio: float | None = None

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from pydantic import JsonValue
+
 from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
 from core.domain.hardware import GpuKind
 from core.models.facts import ModelFacts
+from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
@@ -41,6 +44,8 @@ class Requirements(NamedTuple):
     method: Method
     shape: ModelShape
     rank: int
+    #: On the rank of layers by name.
+    rank_factors: RankFactors
     length: int
     eval_rows: int
     attention: Attention
@@ -106,6 +111,7 @@ def requirements_for(
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
     rank = _rank(targets, limits, given)
+    rank_factors = _rank_factors(profile, model, rank, given)
     method = _method(model, targets, given)
     attention = _attention(model, targets, kind, given)
     fp8 = _fp8(targets, kind, given)
@@ -121,8 +127,9 @@ def requirements_for(
         kind=kind,
         engine=engine,
         method=method,
-        shape=shape_of(model, tuple(targets.lora_target_modules or ())),
+        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors),
         rank=rank,
+        rank_factors=rank_factors,
         length=length,
         eval_rows=held_out(task.task_type, data.rows, targets),
         attention=attention,
@@ -178,6 +185,26 @@ def _rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> i
             conceded("lora_r", targets.lora_r, limits.max_lora_r, f"limits.max_lora_r is {limits.max_lora_r}")
         )
     return min(targets.lora_r, limits.max_lora_r)
+
+
+def _rank_factors(
+    profile: ResolvedProfile, model: ModelFacts, rank: int, given: list[Concession]
+) -> RankFactors:
+    """What `lora_rank_pattern` means relative to lora_r, so that both are scaled and lowered together."""
+    targets, most = profile.targets, profile.limits.max_lora_r
+    if model.is_image:
+        return ()
+    asked = profile.before_scale.get("lora_r", targets.lora_r)
+    factors = {pattern: wanted / asked for pattern, wanted in targets.lora_rank_pattern.items()}
+    over: dict[str, JsonValue] = {
+        pattern: targets.lora_rank_pattern[pattern]
+        for pattern, factor in factors.items()
+        if factor * rank > most
+    }
+    if over:
+        got: dict[str, JsonValue] = dict.fromkeys(over, most)
+        given.append(conceded("lora_rank_pattern", over, got, f"limits.max_lora_r is {most}"))
+    return tuple((pattern, min(factor, most / rank)) for pattern, factor in factors.items())
 
 
 def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Method:

@@ -128,11 +128,15 @@ def fit_schedule(
         eval_s = 2.0 + (eval_s - 2.0) * rows / eval_rows
         eval_least = _least(eval_s, limits.eval_share, rate)
     save_asked = _save_interval_asked(s, targets, per_epoch)
-    cadence = Cadence(targets.eval_steps if rows else save_asked, save_asked, eval_least, save_least, eval_s)
+    eval_asked = targets.eval_steps if rows else save_asked
+    evals = 2 * (targets.early_stopping_patience or 0) if rows else 0
+    cadence = Cadence(eval_asked, save_asked, eval_least, save_least, eval_s, evals)
     total = most_steps(wanted, rate, cadence, seconds)
     if not rows:
         cadence = _early_saves(cadence, total)
     asked = cadence.eval_asked or math.ceil(total / EVALUATIONS)
+    if cadence.eval_asked and cadence.evals:
+        asked = min(asked, math.ceil(total / cadence.evals))
     eval_every = min(max(asked, eval_least, 1), max(total, 1))
     save_every = save_interval(cadence, eval_every, total)
     keep = _keep(s, targets, min(disk, limits.checkpoint_disk if limits.checkpoint_disk else math.inf))
@@ -193,6 +197,8 @@ class Cadence(NamedTuple):
     eval_least: int
     save_least: int
     eval_s: float
+    #: Evaluations, at least, where their share of the time allows: patience means nothing with fewer.
+    evals: int = 0
 
 
 def most_steps(wanted: int, rate: RepeatTimes, cadence: Cadence, seconds: float) -> int:
@@ -214,6 +220,7 @@ def most_steps(wanted: int, rate: RepeatTimes, cadence: Cadence, seconds: float)
 
 def _overhead(total: int, rate: RepeatTimes, cadence: Cadence) -> float:
     evaluations = _at_most(total, cadence.eval_asked, cadence.eval_least)
+    evaluations = max(evaluations, min(cadence.evals, math.ceil(total / cadence.eval_least)))
     if cadence.save_asked:
         saves = math.ceil(total / max(cadence.save_asked, cadence.save_least))
     else:

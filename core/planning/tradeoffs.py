@@ -202,9 +202,7 @@ def _unsupported(needs: Requirements, timed: TimedCandidate) -> Iterator[Concess
         why = "CUDA graphs replay fixed shapes; rows of many lengths and checkpointing have none"
         yield conceded("compile_mode", mode.value, "max-autotune-no-cudagraphs", why)
     if candidate.ema and not candidate.keeps_average:
-        sharded = "the model is sharded, and its weights lie on several GPUs"
-        why = "sd-scripts has no moving average" if candidate.engine is Engine.KOHYA else sharded
-        yield conceded("ema_decay", targets.ema_decay, None, why)
+        yield conceded("ema_decay", targets.ema_decay, None, "sd-scripts has no moving average")
 
 
 def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator[Concession]:
@@ -248,6 +246,10 @@ def _time(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
         share = f"limits.eval_share is {needs.limits.eval_share:.0%}"
         reason = f"an evaluation takes {show_seconds(timed.rate.eval_s)}; {share}"
         yield conceded("eval_steps", targets.eval_steps, schedule.eval_every, reason)
+    elif schedule.eval_rows and asked and schedule.eval_every < min(asked, total):
+        patience = targets.early_stopping_patience or 0
+        reason = f"early_stopping_patience {patience} means {2 * patience} evaluations in {total:,} steps"
+        yield conceded("eval_steps", asked, schedule.eval_every, reason)
     if (
         targets.save_steps
         and schedule.save_every > targets.save_steps

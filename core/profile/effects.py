@@ -154,6 +154,12 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         lambda t, c: c.is_rl and t.learning_rate > 1e-4,
         "published LoRA rates for DPO and GRPO are 1e-6 to 1e-5",
     ),
+    _ignored(
+        "targets.lora_rank_pattern",
+        lambda t, c: not c.is_text and bool(t.lora_rank_pattern),
+        "image engines know no patterns; what sd-scripts has instead (block_dims, for Flux img_attn_dim and "
+        "others) can be written as engine_config.kohya.network_args",
+    ),
     _doubtful(
         "targets.lora_r",
         lambda t, c: c.is_text and t.lora_r >= 512,

@@ -6,9 +6,10 @@ Axolotl's where the idea is the same, for text and images alike; other names are
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.domain.choices import (
     Attention,
@@ -66,6 +67,12 @@ class Targets(Record):
     lora_target_modules: list[str] | None = Field(
         default=None,
         description="Layers with an adapter. Unset: all linear layers except routed experts.",
+    )
+    lora_rank_pattern: dict[str, Annotated[int, Field(ge=1, le=8192)]] = Field(
+        default_factory=dict,
+        description="Text: other ranks than lora_r for layers by name, like "
+        "`{down_proj: 128, 'layers[.][0-3][.].*': 16}`, as peft's rank_pattern: the first match counts. In "
+        "proportion where lora_r is scaled or lowered. lora_alpha is the same for all.",
     )
     rslora: bool = Field(default=False, description="Scale by alpha/√r, not alpha/r.")
     dora: bool = Field(default=False, description="Weight-decomposed LoRA.")
@@ -190,7 +197,10 @@ class Targets(Record):
     )
     # — evaluation and checkpoints
     eval_steps: int | None = Field(
-        default=None, ge=1, description="Steps between evaluations. Unset: about ten per run."
+        default=None,
+        ge=1,
+        description="Steps between evaluations; fewer in a run too short for early_stopping_patience. "
+        "Unset: about ten per run.",
     )
     save_steps: int | None = Field(
         default=None, ge=1, description="Steps between checkpoints. Unset: at each evaluation."
@@ -303,6 +313,16 @@ class Targets(Record):
         default=None, ge=1, description="Images: rank for convolutions. Unset: none."
     )
     conv_alpha: float | None = Field(default=None, gt=0, description="Images: alpha for convolutions.")
+
+    @field_validator("lora_rank_pattern")
+    @classmethod
+    def patterns_are_regular_expressions(cls, value: dict[str, int]) -> dict[str, int]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return value
 
     @model_validator(mode="after")
     def stage_shares_add_up(self) -> Self:

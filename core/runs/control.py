@@ -23,7 +23,7 @@ class RunControl(Record):
     version: Literal[1] = 1
     #: Grows with every request; the trainer reports it back.
     number: int = Field(ge=1)
-    #: Sequences of one pass on one GPU; None: as planned.
+    #: Sequences of one pass on one GPU; None: as it began.
     micro: int | None = Field(default=None, ge=1)
     #: Share of the time in which the GPU computes; the rest is paused between steps.
     duty: float = Field(default=1.0, ge=0.5, le=1.0)

@@ -95,10 +95,11 @@ class NoteEvent(_Event):
 
 
 class ControlEvent(_Event):
-    """A request of the control file was carried out, or cannot be."""
+    """A request of the control file was carried out, cannot be, or was undone."""
 
     event: Literal["control"] = "control"
-    number: int = Field(ge=1)
+    #: 0: nobody asked; the engine begins with other passes than planned.
+    number: int = Field(ge=0)
     applied: bool
     #: What holds from now on.
     micro: int = Field(ge=1)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from miner.dashboard.parts import box
+from miner.dashboard.parts import box, empty, set_visible
 
 #: The newest or most important series is the first.
 COLOURS = ("var(--accent)", "var(--second)", "var(--third)", "var(--fourth)", "var(--good)", "var(--warn)")
@@ -58,6 +58,10 @@ class LineChart:
     from_zero: bool = False
     time_axis: bool = False
     y_max: float | None = None
+    #: What is said while there is nothing to draw.
+    nothing: str = "nothing measured yet"
+    #: Name also a single line.
+    legend: bool = False
     _sent: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,8 @@ class LineChart:
         )
         self._chart.props('role="img"')
         self._chart.props["aria-label"] = self.label
+        self._empty = empty(self.nothing)
+        set_visible(self._chart, False)
 
     def show(self, series: Sequence[Series]) -> None:
         """Draw these; nothing is sent if nothing changed."""
@@ -73,18 +79,20 @@ class LineChart:
         if drawn == self._sent:
             return
         self._sent = drawn
+        set_visible(self._empty, not drawn)
+        set_visible(self._chart, bool(drawn))
         # The options' identity is what the element watches: keep it, change what is in it.
         self._chart.options.clear()
         self._chart.options.update(self._options(drawn))
         self._chart.update()
 
     def _options(self, series: list[dict[str, Any]]) -> dict[str, Any]:
-        formatter = _FORMATS[self.shows]
+        formatter, named = _FORMATS[self.shows], self.legend or len(series) > 1
         return base_options() | {
-            "grid": {"left": 6, "right": 14, "top": 14 if len(series) < 2 else 34, "bottom": 4}
+            "grid": {"left": 6, "right": 14, "top": 34 if named else 14, "bottom": 4}
             | {"outerBoundsMode": "same", "outerBoundsContain": "axisLabel"},
             "legend": {
-                "show": len(series) > 1,
+                "show": named,
                 "top": 0,
                 "left": 0,
                 "icon": "roundRect",

@@ -112,7 +112,7 @@ class Meter:
             self._tone = tone
 
 
-class Figure:
+class FigureTile:
     """A number with its name, unit and a note: how it stands to its goal."""
 
     def __init__(self, name: str) -> None:

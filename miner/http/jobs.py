@@ -20,7 +20,7 @@ from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
-from miner.jobs.views import read_log_chunk, select_attempt
+from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
 from miner.settings import Settings
 from miner.settings.values import is_loopback
 from miner.store import jobs as store_jobs
@@ -32,6 +32,7 @@ from miner.store.store import Store
 HEARTBEAT_SECONDS = 15.0
 MAX_JOBS_LISTED = 1000
 MAX_LOG_BYTES = 1 << 20
+MAX_TAIL_LINES = 1000
 MAX_EVENT_STREAMS = 32
 
 
@@ -151,10 +152,16 @@ async def job_log(
     attempt: Annotated[int | None, Query(ge=1)] = None,
     start: Annotated[str, Query(alias="from", max_length=60)] = "",
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65_536,
+    tail: Annotated[int | None, Query(ge=1, le=MAX_TAIL_LINES)] = None,
 ) -> dict[str, Any]:
-    """A part of an attempt's log, by default of the newest attempt; go on from `next`."""
+    """A part of an attempt's log, by default of the newest attempt: from `from` on, or its last `tail` lines;
+    go on from `next`."""
     attempts = await daemon.store.read(attempts_of, await _job_id(daemon.store, job))
-    piece = await asyncio.to_thread(read_log_chunk, select_attempt(attempts, attempt), start, limit)
+    row = select_attempt(attempts, attempt)
+    if tail is not None:
+        piece = await asyncio.to_thread(last_log_lines, row, tail)
+    else:
+        piece = await asyncio.to_thread(read_log_chunk, row, start, limit)
     return piece.as_dict()
 
 

@@ -24,11 +24,12 @@ from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.offers.views import offer_as_json
+from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
 from miner.store.store import Store
 from miner.watch.kpis import CurrentKpis
 
-SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS = 50, 5, 20
+SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS, SHOWN_ALERTS = 50, 5, 20, 50
 #: Points of a job's little curve.
 SPARK_POINTS = 60
 
@@ -75,7 +76,6 @@ async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_depen
         "kpis": await daemon.kpis.read(),
         "fleet": await fleet_page(daemon),
         **stored,
-        "alerts": [],
     }
     # FastAPI's own encoder would walk the whole answer once more.
     return Response(json.dumps(page, separators=(",", ":")), media_type="application/json")
@@ -90,11 +90,13 @@ def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
             for row in open_jobs
         ],
         "ended": [views.job_summary(db, row) for row in ended],
+        "alerts": [row.as_dict() for row in store_alerts.open_alerts(db)[:SHOWN_ALERTS]],
         "decisions": [offer_as_json(one) for one in reversed(stored_offers(db, most=SHOWN_DECISIONS))],
     }
 
 
 def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
+    """The loss of the attempt that runs."""
     figures = daemon.figures(job_id)
     return thinned(figures.curves.columns["loss"]) if figures else []
 

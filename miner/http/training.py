@@ -32,10 +32,11 @@ async def job_series(job: str, daemon: ReadableJobs) -> Response:
 
 async def job_plan(
     job: str, daemon: ReadableJobs, attempt: Annotated[int | None, Query(ge=1)] = None
-) -> dict[str, Any]:
+) -> Response:
     """The plan of an attempt, by default of the newest, beside what was measured."""
     row = await daemon.store.read(find_job, job)
-    return await daemon.store.read(training_views.plan_view, row, attempt, _running(daemon, row))
+    body = await daemon.store.read(training_views.plan_json, row, attempt, _running(daemon, row))
+    return Response(body, media_type="application/json")
 
 
 async def job_files(job: str, daemon: ReadableJobs) -> dict[str, Any]:

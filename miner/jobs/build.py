@@ -16,6 +16,7 @@ from miner.engines.base import EngineUnreachable, ExecutionEngine
 from miner.engines.trial import EngineTrials
 from miner.fleet.base import EngineAbility
 from miner.fleet.fleet import Fleet
+from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import JobInputs
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
@@ -97,6 +98,7 @@ async def build_jobs(
     profile: Callable[[], LoadedProfile],
     *,
     alert: SendAlert,
+    samples: SampleHistory | None = None,
     clock: Callable[[], float] = time.time,
     on_taken: Callable[[TaskKey], None] = lambda _key: None,
     on_over: Callable[[TaskKey], None] = lambda _key: None,
@@ -116,6 +118,7 @@ async def build_jobs(
         engine=engine,
         other_engines=await earlier_engines(settings, store, engine),
         fleet=fleet,
+        samples=samples or SampleHistory(),
         inputs=JobInputs(settings, Redactor(settings.secrets())),
         publisher=HubPublisher(PublishTarget.from_settings(settings), on_note=on_note),
         profile=profile,

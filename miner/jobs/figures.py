@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
@@ -37,8 +36,6 @@ from miner.support.thinning import kept_points
 MAX_POINTS, MAX_GROWING_POINTS = 500, 2000
 #: Evaluations of one attempt, steps and bytes: more are not ours.
 MAX_EVALS, MAX_COUNT = 2000, 1 << 50
-#: Reads of a whole progress file, 8 MiB each.
-_MAX_READS = 64
 #: Logged steps whose mean is the present speed: one alone may have been short or padded.
 _RECENT = 32
 
@@ -192,7 +189,7 @@ class RunFigures:
                     self.best = score
 
     def _step(self, event: StepEvent) -> None:
-        if event.step > MAX_COUNT or abs(event.memory_bytes or 0) > MAX_COUNT:
+        if event.step > MAX_COUNT or not 0 <= (event.memory_bytes or 0) <= MAX_COUNT:
             return
         memory = self.gpu_memory if event.memory_bytes is None else event.memory_bytes
         if memory is not None:
@@ -241,7 +238,8 @@ class RunFigures:
         memory = self.memory_bytes
         if result is not None:
             means["tokens_s"] = result.tokens_s if means["tokens_s"] is None else means["tokens_s"]
-            memory = result.memory_bytes if memory is None else memory
+            told = result.memory_bytes
+            memory = told if memory is None and told is not None and 0 <= told <= MAX_COUNT else memory
         figures = AttemptFigures(
             steps=self._last.step if self._last else result.steps if result else 0,
             seconds=seconds,
@@ -266,7 +264,7 @@ def loss_line(curves: Mapping[str, Any], most: int = 40) -> list[float]:
     if len(losses) <= most:
         return losses
     edges = [at * len(losses) // most for at in range(most + 1)]
-    means = (fmean(losses[begin:end]) for begin, end in pairwise(edges))
+    means = (sum(losses[begin:end]) / (end - begin) for begin, end in pairwise(edges))
     return [float(f"{mean:.6g}") for mean in means if math.isfinite(mean)]
 
 
@@ -283,12 +281,9 @@ def read_figures(folder: AttemptFolder) -> RunFigures:
 @lru_cache(maxsize=16)
 def _read_figures(path: Path, _identity: tuple[int, int, int]) -> RunFigures:
     folder = AttemptFolder(path)
-    figures, tail = RunFigures(read_plan(folder)), ProgressTail(folder.progress)
-    for _ in range(_MAX_READS):
-        if not (events := tail.read()):
-            break
-        for event in events:
-            figures.add(event)
+    figures = RunFigures(read_plan(folder))
+    for event in ProgressTail(folder.progress).read_all():
+        figures.add(event)
     return figures
 
 

@@ -145,8 +145,6 @@ def put_refused_aside(candidate: ModelCandidate) -> None:
 
 
 _MAX_RESULT_BYTES = 1 << 20
-#: Reads of a complete progress file: nobody needs the end of a gigabyte.
-_MAX_READS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +222,9 @@ def model_candidates(rows: Sequence[AttemptRow]) -> list[ModelCandidate]:
 
 
 def progress_of(folder: AttemptFolder, began_at: float) -> RunProgress:
-    progress, tail = RunProgress(began_at), ProgressTail(folder.progress)
-    for _ in range(_MAX_READS):
-        if not (events := tail.read()):
-            break
-        for event in events:
-            progress.add(event, event.t)
+    progress = RunProgress(began_at)
+    for event in ProgressTail(folder.progress).read_all():
+        progress.add(event, event.t)
     return progress
 
 

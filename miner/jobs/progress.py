@@ -6,7 +6,7 @@ A hang writes nothing, so only time without an event shows it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +35,8 @@ from miner.support.untrusted_files import read_untrusted_from
 #: must not keep us reading.
 CHUNK = 1 << 20
 MAX_CHUNKS = 8
+#: Reads of a complete file, one chunk each: parsed events take a dozen times as much memory.
+MAX_READS = 512
 #: Steps whose time counts: recent enough to follow a change, many enough for a steady median.
 RECENT_STEPS = 64
 #: The first steps compile kernels and fill caches.
@@ -56,10 +58,10 @@ class ProgressTail:
         self.offset = 0
         self.skipped = 0
 
-    def read(self) -> list[ProgressEvent]:
+    def read(self, chunks: int = MAX_CHUNKS) -> list[ProgressEvent]:
         """Return the new events. Blocks on the disk: call it off the event loop."""
         events: list[ProgressEvent] = []
-        for _ in range(MAX_CHUNKS):
+        for _ in range(chunks):
             data, size = read_untrusted_from(self.path, self.offset, CHUNK)
             if size < self.offset:  # another file than before: read it from its beginning
                 self.offset = 0
@@ -74,6 +76,14 @@ class ProgressTail:
             if self.offset == before or len(data) < CHUNK:
                 break
         return events
+
+    def read_all(self) -> Iterator[ProgressEvent]:
+        """The events of a whole file, but not the end of half a gigabyte."""
+        for _ in range(MAX_READS):
+            before = self.offset
+            yield from self.read(chunks=1)
+            if self.offset == before:
+                return
 
 
 @dataclass

@@ -28,7 +28,7 @@ from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, engine_spec
-from miner.jobs.progress import ProgressTail, RunProgress, idle_since_last_event, stall_reason
+from miner.jobs.progress import MAX_READS, ProgressTail, RunProgress, idle_since_last_event, stall_reason
 from miner.jobs.publishing import EarlyPublisher
 from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
@@ -179,7 +179,11 @@ class AttemptSupervisor:
         return status
 
     async def _ended(self, status: RunStatus) -> AttemptVerdict:
-        await self._read_progress()
+        for _ in range(MAX_READS):  # what it wrote while no daemon ran may be long
+            before = self.tail.offset
+            await self._read_progress()
+            if self.tail.offset == before:
+                break
         result = await asyncio.to_thread(read_result, self.attempt.folder)
         has_model = is_model(self.attempt.folder.submission)
         return attempt_verdict(

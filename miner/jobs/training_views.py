@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from core.planning.efficiency import expected_speed
 from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder
 from miner.jobs.history import read_plan, read_result
-from miner.store import figures as store_figures
+from miner.store.alerts import ActionRow, actions_of_job
 from miner.store.attempts import AttemptRow, attempts_of
-from miner.store.figures import StoredFigures
+from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
 
 #: Files that are listed of one job, and how deep.
@@ -43,7 +43,7 @@ def measured(row: AttemptRow, stored: StoredFigures | None, running: FiguresSnap
 def series_json(db: sqlite3.Connection, row: JobRow, running: FiguresSnapshot | None) -> str:
     """The curves of all attempts. They are stored as JSON and put into the answer as they are: it is polled
     every two seconds."""
-    stored, actions = store_figures.figures_of(db, row.id), store_figures.actions_of(db, row.id)
+    stored, actions = figures_of(db, row.id), actions_of_job(db, row.id)
     parts, metric = [], AttemptFigures()
     for attempt in attempts_of(db, row.id):
         of_attempt = measured(attempt, stored.get(attempt.id), running)
@@ -54,20 +54,20 @@ def series_json(db: sqlite3.Connection, row: JobRow, running: FiguresSnapshot | 
     return f'{json.dumps(head)[:-1]}, "attempts": [{", ".join(parts)}]}}'
 
 
-def _attempt_json(row: AttemptRow, of_attempt: StoredFigures, actions: Sequence[Mapping[str, Any]]) -> str:
+def _attempt_json(row: AttemptRow, of_attempt: StoredFigures, actions: Sequence[ActionRow]) -> str:
     head = {
         "number": row.number,
         "engine": row.engine,
         "started_at": row.started_at,
         "ended_at": row.ended_at,
-        "actions": [action for action in actions if action["attempt"] == row.number],
+        "actions": [action.as_dict() for action in actions if action.attempt == row.number],
     }
     return f'{json.dumps(head)[:-1]}, "figures": {of_attempt.figures}, {of_attempt.curves[1:]}'
 
 
-def plan_view(
+def plan_json(
     db: sqlite3.Connection, row: JobRow, number: int | None, running: FiguresSnapshot | None
-) -> dict[str, Any]:
+) -> str:
     """The plan of an attempt, by default of the newest, with what it expected beside what was measured."""
     attempts = [one for one in attempts_of(db, row.id) if number in (None, one.number)]
     plan = read_plan(AttemptFolder(attempts[-1].folder)) if attempts else None
@@ -75,13 +75,13 @@ def plan_view(
         which = f"attempt {number} of job {row.id}" if number else f"job {row.id}"
         raise NoSuchJob(f"{which} has no plan yet; `god-miner jobs show {row.id}` says what it is doing")
     attempt = attempts[-1]
-    stored = store_figures.figures_of(db, row.id).get(attempt.id)
+    stored = figures_of(db, row.id).get(attempt.id)
     figures = AttemptFigures.model_validate_json(measured(attempt, stored, running).figures)
     expected = expected_speed(plan)
     terms: dict[str, int] = {}
     for term in plan.memory.terms:
         terms[term.name] = terms.get(term.name, 0) + term.bytes
-    return {
+    page = {
         "attempt": attempt.number,
         "plan": plan.model_dump(mode="json"),
         "concessions": [str(concession) for concession in plan.concessions],
@@ -92,6 +92,7 @@ def plan_view(
         },
         "expected": expected._asdict() if expected else None,
     }
+    return json.dumps(page)
 
 
 def files_view(folder: JobFolder) -> list[dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class StoredFigures(NamedTuple):
@@ -30,15 +29,6 @@ def figures_of(connection: sqlite3.Connection, job_id: int) -> dict[int, StoredF
         (job_id,),
     )
     return {row[0]: StoredFigures(row[1], row[2]) for row in rows}
-
-
-def actions_of(connection: sqlite3.Connection, job_id: int) -> list[dict[str, Any]]:
-    """What rules asked of the job's trainings, oldest first."""
-    rows = connection.execute("SELECT * FROM actions WHERE job_id = ? ORDER BY id", (job_id,))
-    return [
-        {**dict(row), "before": json.loads(row["before"]), "after": json.loads(row["after"] or "null")}
-        for row in rows
-    ]
 
 
 def mean_utilization(

@@ -211,3 +211,28 @@ def dumps_arguments() -> None:
         return plain(self, *rest, **named)
 
     Trainer.train = train
+
+
+def asks_after(step: str, micro: str, duty: str) -> None:
+    """The control file comes after this step; it is looked at after every one."""
+    from core.runs.control import RunControl, write_control
+    from trainer.handoff import LaunchSpec
+    from trainer.session import session
+    from trainer.session.control import ControlFile
+    from trainer.session.session import Session
+
+    session.AGREE_S = 0.0
+    take, stepped = ControlFile.take, Session.stepped
+
+    def take_now(self: ControlFile) -> Any:
+        self._next = 0.0
+        return take(self)
+
+    def step_and_ask(self: Session, seconds: float) -> Any:
+        path = LaunchSpec.read().run.control_path
+        if self.step + 1 == int(step) and self.ranks.rank == 0 and path is not None:
+            write_control(Path(path), RunControl(number=7, micro=int(micro), duty=float(duty)))
+        return stepped(self, seconds)
+
+    ControlFile.take = take_now  # type: ignore[method-assign]
+    Session.stepped = step_and_ask  # type: ignore[method-assign]

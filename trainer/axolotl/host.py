@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from core.runs.run_files import RunEnd
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
-from trainer.session.control import MicroChange
-from trainer.session.ema import MovingAverage
+from trainer.session.control import MicroChange, release_memory, wait_for_gpu
+from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
 from trainer.session.session import STOP_GRACE_S, Scorer, Session
@@ -31,14 +32,9 @@ STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
 class HfHost:
     """The engine's model and weights, as the session needs them."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        scorer: Scorer | None,
-        average: MovingAverage | None,
-        splitter: MicroBatchSplitter,
-    ) -> None:
-        self.trainer, self.scorer, self.average, self._splitter = trainer, scorer, average, splitter
+    def __init__(self, trainer: Any, scorer: Scorer | None, splitter: MicroBatchSplitter) -> None:
+        self.trainer, self.scorer, self._splitter = trainer, scorer, splitter
+        self.average: MovingAverage | None = None
         self.prober: Prober | None = HfProber(trainer)
 
     @property
@@ -69,6 +65,7 @@ class HfHost:
         return self.average.applied() if self.average is not None else nullcontext()
 
     def regroup(self, micro: int | None) -> MicroChange:
+        release_memory()
         return self._splitter.regroup(micro)
 
 
@@ -81,6 +78,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._mark = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin_average()
         run_first_pass(self.host.trainer.model)
         self._patch_generation()
         self.session.begin()
@@ -88,6 +86,30 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         if self.session.ranks.rank == 0:
             self.spec.started_path.touch()
         self._mark = time.monotonic()
+
+    def _begin_average(self) -> None:
+        """Called here because only now the weights are those that will be trained: sharding replaces them."""
+        plan, model = self.session.plan.ema, self.host.trainer.model
+        if plan is None:
+            return
+        drop_gathered(model)
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        average = MovingAverage(trained, plan.decay, plan.every, partial(drop_gathered, model))
+        self.host.average = average
+        if self.spec.resume_from is None:
+            return
+        folder = Path(self.spec.resume_from)
+        state, file = resume_state(folder), folder / self._average_file
+        if state is not None and file.is_file():
+            from safetensors.torch import load_file
+
+            average.restore(load_file(file), int(state.get("average_updates", 0)))
+
+    @property
+    def _average_file(self) -> str:
+        """Sharded, every rank has an average of its own."""
+        sharded = self.session.plan.fsdp is not None
+        return f"{AVERAGE_FILE}.rank{self.session.ranks.rank}" if sharded else AVERAGE_FILE
 
     def _patch_generation(self) -> None:
         """Called here because only now the model is wrapped as it will be trained."""
@@ -102,6 +124,8 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self.session.optimizer_stepped()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.session.clock.duty < 1:
+            wait_for_gpu()
         began = time.monotonic()
         self.meter.samples += self.meter.plan.batch.effective // self.meter.plan.batch.world_size
         if self.host.average is not None:
@@ -135,16 +159,18 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
     def _remember(self, folder: Path) -> None:
         """Called before the engine writes its own files: its `trainer_state.json` comes last and marks the
         checkpoint as complete."""
-        if self.session.ranks.rank:
+        average, state = self.host.average, self.session.state()
+        first, sharded = self.session.ranks.rank == 0, self.session.plan.fsdp is not None
+        if not first and (average is None or not sharded):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        state = self.session.state()
-        if self.host.average is not None:
+        if average is not None:
             from safetensors.torch import save_file
 
-            save_file(self.host.average.state(), folder / AVERAGE_FILE)
-            state["average_updates"] = self.host.average.updates
-        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            save_file(average.state(), folder / self._average_file)
+            state["average_updates"] = average.updates
+        if first:
+            (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         seconds = time.monotonic() - self._mark
@@ -271,6 +297,7 @@ class HfProber:
     def restore(self) -> None:
         import torch
 
+        drop_gathered(self._model)
         with torch.no_grad():
             for weight, kept in self._weights:
                 _local(weight).copy_(kept)

@@ -17,13 +17,12 @@ from core.domain.choices import EvalMetric, Parallelism
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
 from core.planning.plan import TrainingPlan
 from trainer.axolotl import patches
-from trainer.axolotl.host import AVERAGE_FILE, HfHost, SessionCallback, resume_state
+from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
-from trainer.session.ema import MovingAverage
 from trainer.session.failures import record_uncaught
 from trainer.session.progress_log import ProgressLog, SpeedMeter
 from trainer.session.ranks import communicator
@@ -108,11 +107,10 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return arguments
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        average = _average(self.plan, trainer, self.progress)
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
         splitter = MicroBatchSplitter(trainer, self.plan)
-        host = HfHost(trainer, self._scorer(trainer, base), average, splitter)
+        host = HfHost(trainer, self._scorer(trainer, base), splitter)
         self.session = self._session(trainer, host)
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
@@ -124,7 +122,6 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         session = session_of(self.spec, self.plan, self.progress, communicator(trainer.args.device), host)
         if self.spec.resume_from and (state := resume_state(Path(self.spec.resume_from))):
             session.restore(state)
-            _restore_average(host.average, Path(self.spec.resume_from), state)
         return session
 
     def _base(self, trainer: Any) -> Any:
@@ -159,23 +156,3 @@ def _prompts(plan: TrainingPlan) -> int:
         return PROMPTS
     tokens = plan.batch.micro * plan.batch.accumulation * (plan.sequence.completion_limit or GRPO_COMPLETION)
     return max(min(tokens // (GRPO_GENERATIONS * GRPO_COMPLETION), PROMPTS), 1)
-
-
-def _average(plan: TrainingPlan, trainer: Any, progress: ProgressLog) -> MovingAverage | None:
-    if plan.ema is None:
-        return None
-    if trainer.is_fsdp_enabled:
-        # Sharding replaces today's weights when the training begins: an average of them would never change,
-        # and keep a whole model in memory.
-        progress.note("ema", "no moving average: the model is sharded, and its weights lie on several GPUs")
-        return None
-    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
-    return MovingAverage(trained, plan.ema.decay, plan.ema.every)
-
-
-def _restore_average(average: MovingAverage | None, folder: Path, state: dict[str, Any]) -> None:
-    if average is None or not (folder / AVERAGE_FILE).is_file():
-        return
-    from safetensors.torch import load_file
-
-    average.restore(load_file(folder / AVERAGE_FILE), int(state.get("average_updates", 0)))

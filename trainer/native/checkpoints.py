@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from trainer.errors import TrainingError
 from trainer.native.distributed import NativeCommunicator, full_tensor
 from trainer.native.model import without_adapters
-from trainer.native.optimizer import Stepper, local_shard
+from trainer.native.optimizer import Stepper
 from trainer.session.ema import MovingAverage
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -70,8 +70,7 @@ class Saver:
         # Each rank's own shards of the optimizer, and its own random numbers.
         rank_state = {"masters": _on_host(stepper.masters.state()), "random": _random_state(self._ranks)}
         if average is not None:
-            means = {name: local_shard(mean) for name, mean in average.state().items()}
-            rank_state["average"] = {"means": _on_host(means), "updates": average.updates}
+            rank_state["average"] = {"means": _on_host(average.state()), "updates": average.updates}
         if self._ranks.world > 1:
             folder = self._unfinished(position.step)
             folder.mkdir(parents=True, exist_ok=True)

@@ -347,6 +347,7 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=list(adapter.target_modules) or "all-linear",
+        rank_pattern=adapter.rank_pattern,
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         bias="none",

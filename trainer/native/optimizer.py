@@ -22,6 +22,7 @@ from trainer.native import distributed
 from trainer.native.batches import TokenBatch
 from trainer.native.distributed import NativeCommunicator
 from trainer.native.model import LossModel
+from trainer.session.control import release_memory
 from trainer.session.failures import is_oom
 
 #: Muon orthogonalises matrices; these are tables.
@@ -265,8 +266,7 @@ class Stepper:
                 raise
         # Out of the handler, which keeps the failed pass and its memory.
         self.masters.zero_grad()
-        if self._ranks.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory()
         return self._gradients(again, shares)
 
     def _gradients(self, batches: list[TokenBatch], shares: Tensor) -> Tensor:

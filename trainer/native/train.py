@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,8 +45,8 @@ from trainer.native.model import (
     without_adapters,
 )
 from trainer.native.optimizer import Stepper
-from trainer.session.control import MicroChange
-from trainer.session.ema import MovingAverage
+from trainer.session.control import MicroChange, release_memory
+from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
@@ -107,6 +108,7 @@ def train(
 ) -> TrainingOutcome:
     """`on_session` is called as soon as there is one: what fails before is a failure to load."""
     # Data and model
+    planned_micro = plan.batch.micro
     setup = set_up(spec, plan, progress, ranks)  # all ranks
     plan, net = setup.plan, setup.net
 
@@ -114,6 +116,7 @@ def train(
     scorer = HeldOutLoss(net, setup.held_out, ranks, plan.batch.eval_micro) if setup.held_out else None
     host = NativeHost(net, ranks, scorer)
     session = session_of(spec, plan, progress, ranks, host)
+    session.controls.begin(planned_micro)
     on_session(session)
 
     # Optimizer
@@ -338,6 +341,7 @@ class NativeHost:
 
     def regroup(self, micro: int | None) -> MicroChange:
         assert self.loader is not None
+        release_memory()
         return self.loader.regroup(micro)
 
 
@@ -363,7 +367,7 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     if plan.ema is None:
         return None
     trained = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
-    return MovingAverage(trained, plan.ema.decay, plan.ema.every)
+    return MovingAverage(trained, plan.ema.decay, plan.ema.every, partial(drop_gathered, net))
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

@@ -58,18 +58,41 @@ class ControlFile:
         return control
 
 
+def release_memory() -> None:
+    """Between passes of different sizes: what the new ones need shows only once the old ones' memory is given
+    back and their peak forgotten."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def wait_for_gpu() -> None:
+    """Until the step that was queued last is computed: before that a pause would be none."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 @dataclass
 class Controls:
     """What holds of the requests so far. `clock.duty` is a part of it: forecasts need it as well."""
 
-    #: The engine's: at most so many sequences in a pass from the next step on; None: as planned.
+    #: The engine's: at most so many sequences in a pass from the next step on; None: as it began.
     regroup: Callable[[int | None], MicroChange]
     clock: RunClock
     progress: ProgressLog
     #: Sequences of a pass on one GPU.
     micro: int
-    #: The last request that was carried out.
+    #: The last request; 0: none.
     number: int = 0
+
+    def begin(self, planned: int) -> None:
+        """Report the size of passes, where the engine found that a larger one than planned fits."""
+        if self.micro != planned:
+            self._report(True, 0, f"sequences in a pass {planned} → {self.micro}")
 
     def pause(self, seconds: float, sleep: Callable[[float], None], stop: Callable[[], bool]) -> None:
         """Leave the GPU idle after a step that took so long, as the duty says. A request to stop ends it."""

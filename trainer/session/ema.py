@@ -2,22 +2,32 @@
 
 In bf16 a step's part of a slow average is smaller than the format's last digit and would be rounded away
 every time; rounding at random keeps it in the mean.
+
+Of weights that are split over GPUs each rank averages its own part, so nothing is gathered for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 
 class MovingAverage:
-    def __init__(self, parameters: dict[str, Any], decay: float, every: int = 1) -> None:
-        """`parameters`: those that are trained, by name; the average begins at their values."""
+    def __init__(
+        self,
+        parameters: dict[str, Any],
+        decay: float,
+        every: int = 1,
+        drop_gathered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`parameters`: those that are trained, by name; the average begins at their values. Split weights
+        are to be split already. `drop_gathered`: called around a swap, as what was gathered is of before."""
         self.decay, self.every = decay, every
         self.updates = 0
         self._weights = parameters
-        self._mean = {name: weight.detach().clone() for name, weight in parameters.items()}
+        self._drop_gathered = drop_gathered
+        self._mean = {name: _own_part(weight).clone() for name, weight in parameters.items()}
 
     def stepped(self, step: int) -> None:
         if step % self.every:
@@ -27,7 +37,7 @@ class MovingAverage:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, weight in self._weights.items():
             mean = self._mean[name]
-            updated = mean.float().lerp_(weight.detach().float(), 1 - decay)
+            updated = mean.float().lerp_(_own_part(weight).float(), 1 - decay)
             mean.copy_(_rounded(updated, mean.dtype))
 
     @contextmanager
@@ -40,10 +50,11 @@ class MovingAverage:
             self._swap()
 
     def _swap(self) -> None:
+        self._drop_gathered()
         for name, weight in self._weights.items():
-            mean = self._mean[name]
-            kept = weight.detach().clone()
-            weight.data.copy_(mean)
+            mean, own = self._mean[name], _own_part(weight)
+            kept = own.clone()
+            own.copy_(mean)
             mean.copy_(kept)
 
     def state(self) -> dict[str, Any]:
@@ -53,6 +64,21 @@ class MovingAverage:
         for name, mean in state.items():
             self._mean[name].copy_(mean)
         self.updates = updates
+
+
+def _own_part(weight: Any) -> Any:
+    """What this rank has of a weight, sharing its memory: all of it unless it is split."""
+    weight = weight.detach()
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def drop_gathered(model: Any) -> None:
+    """Free the weights that FSDP2 keeps gathered after a forward pass: the next one gathers them anew."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def _rounded(values: Any, dtype: Any) -> Any:

@@ -84,7 +84,7 @@ class TrainingHost(Protocol):
 
     def regroup(self, micro: int | None) -> MicroChange:
         """From the next step on, at most so many sequences in a pass, and as many passes as that takes;
-        None: as planned. All ranks call it."""
+        None: as it began. All ranks call it."""
 
 
 def session_of(
@@ -247,7 +247,8 @@ class Session:
         self.schedule.advance()
 
     def stepped(self, seconds: float) -> StepOrders:
-        """Called after each step; returns what follows. `seconds`: the step without evaluations."""
+        """Called after each step; returns what follows. `seconds`: the step without evaluations. A pause that
+        the control file asks for is made here."""
         self.step += 1
         self.clock.stepped(seconds)
         self.controls.pause(seconds, self.sleep, lambda: self.ranks.rank == 0 and self.stop_requested())

@@ -136,6 +136,7 @@ def _adapter(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineC
         "lora_r": adapter.rank,
         "lora_alpha": _rounded_alpha(adapter.alpha, notes),
         "lora_dropout": adapter.dropout,
+        "lora_rank_pattern": adapter.rank_pattern or None,
         "lora_target_linear": None if adapter.target_modules else True,
         "lora_target_modules": list(adapter.target_modules) or None,
         "peft_use_rslora": adapter.rslora or None,

@@ -167,10 +167,9 @@ def _gain(gain: float | None) -> str:
 def sparkline(values: Sequence[float]) -> str:
     """A curve in one line of text."""
     blocks, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
-    height = (high - low) or 1.0
-    return "".join(
-        blocks[min(int((value - low) / height * len(blocks)), len(blocks) - 1)] for value in values
-    )
+    height = high / 2 - low / 2  # of halves: a training may report the largest and the smallest number
+    shares = ((value / 2 - low / 2) / height if height else 0.0 for value in values)
+    return "".join(blocks[min(int(share * len(blocks)), len(blocks) - 1)] for share in shares)
 
 
 def _scores(result: Mapping[str, Any], digits: int) -> str:

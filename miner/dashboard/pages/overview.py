@@ -20,7 +20,7 @@ from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     UNKNOWN,
     Column,
-    Figure,
+    FigureTile,
     KeyedRows,
     Link,
     Meter,
@@ -142,7 +142,7 @@ class _Indicators:
         self._rows.show((kpi["name"], kpi) for kpi in kpis)
 
     def _make(self, kpi: Record) -> Callable[[Record], None]:
-        figure = Figure(kpi["title"])
+        figure = FigureTile(kpi["title"])
 
         def show(one: Record) -> None:
             value, unit = _indicator(one["value"], one["unit"], one["name"])
@@ -158,7 +158,7 @@ def _indicator(value: float | None, unit: str, name: str) -> tuple[str, str]:
     if unit == "share":
         return f"{value * 100:.1f}".removesuffix(".0"), "%"
     if unit == "hours":
-        return f"{value:.1f}", "h"
+        return (f"{value:.1f}", "h") if value >= 1 else (f"{value * 60:.0f}", "min")
     return (f"{value:.0f}" if name == "rank" else f"{value:.2f}"), unit
 
 

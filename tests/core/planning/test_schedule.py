@@ -172,3 +172,15 @@ def test_the_bisection_finds_the_same_steps_as_trying_each_number(
     tried = range(1, wanted + 1)
     enough = [steps * rate.step_s + _overhead(steps, rate, cadence) <= seconds for steps in tried]
     assert most_steps(wanted, rate, cadence, seconds) == sum(enough)
+
+
+def test_patience_gets_evaluations_enough_to_mean_something() -> None:
+    patient: dict[str, Any] = {"num_epochs": 0.3, "eval_steps": 500, "early_stopping_patience": 5}
+    quick = RATE._replace(eval_s=2.5)
+    asked, patience = _fit(num_epochs=0.3, eval_steps=500, rate=quick), _fit(**patient, rate=quick)
+    assert asked.eval_every == asked.total == patience.total == 300
+    assert patience.eval_every == 30
+    # Not at the price of the training: evaluations keep to their share of the time.
+    rare = _fit(**patient, rate=RATE._replace(eval_s=14.0))
+    assert rare.eval_every == 140
+    assert _fit(**{**patient, "eval_steps": 26}, rate=quick).eval_every == 26

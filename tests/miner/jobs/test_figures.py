@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent, encode_event
-from core.runs.run_files import HeldOutScore
+from core.runs.run_files import HeldOutScore, RunEnd, RunResult
+from miner.cli.render.jobs import sparkline
 from miner.fleet.samples import GpuSample
 from miner.jobs.events import LiveJob
-from miner.jobs.figures import MAX_GROWING_POINTS, RunFigures, read_figures, relative_gain
+from miner.jobs.figures import MAX_GROWING_POINTS, RunFigures, loss_line, read_figures, relative_gain
 from miner.jobs.folder import AttemptFolder
 from miner.store.figures import StoredFigures, figures_of, mean_utilization
 from tests.core.builders import plan
@@ -100,6 +101,10 @@ def test_numbers_that_overflow_are_no_figures() -> None:
     found = added(*events).snapshot().figures
     assert (found.tokens_s, found.efficiency, found.mfu) == (None, None, None)
     assert json.loads(found.model_dump_json())["steps"] == 19
+    extreme = added(*(step(n, loss=(-1) ** n * 1.7e308) for n in range(200))).snapshot()
+    assert len(sparkline(loss_line(extreme.curves))) <= 40
+    told = RunResult(end=RunEnd.FINISHED, submission=True, memory_bytes=10**300, tokens_s=1.7e308)
+    assert added().snapshot(result=told).figures.memory_bytes is None
 
 
 def test_a_progress_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
-import torch
 
 from core.domain.choices import Parallelism
 from core.domain.tasks import TaskType
-from core.planning.plan import EmaPlan
-from core.runs.progress import NoteEvent, parse_events
 from tests.core.engines.cases import text_plan
-from tests.trainer.tasks import rows_plan
-from trainer.axolotl.plugin import _average, _prompts
-from trainer.session.progress_log import ProgressLog
-
-
-def test_a_sharded_model_has_no_moving_average_and_a_note_says_so(tmp_path: Path) -> None:
-    """Sharding replaces the weights after the plugin has seen them: an average of those would stand still."""
-    plan = rows_plan(TaskType.INSTRUCT).model_copy(update={"ema": EmaPlan(decay=0.9, every=1)})
-    progress = tmp_path / "progress.jsonl"
-    trainer = SimpleNamespace(is_fsdp_enabled=True, model=torch.nn.Linear(2, 2))
-    assert _average(plan, trainer, ProgressLog(progress)) is None
-    (line,) = parse_events(progress.read_bytes())
-    assert isinstance(line.event, NoteEvent)
-    assert "sharded" in line.event.text
-    trainer.is_fsdp_enabled = False
-    assert _average(plan, trainer, ProgressLog(None)) is not None
+from trainer.axolotl.plugin import _prompts
 
 
 @pytest.mark.parametrize(

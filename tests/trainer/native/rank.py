@@ -17,11 +17,14 @@ from typing import NoReturn
 
 from core.domain.choices import Parallelism
 from core.planning.plan import FsdpPlan
+from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.run_files import EXIT_OF, TrainerExitCode
 from tests.trainer.native import tiny
 from trainer.native import checkpoints, distributed
-from trainer.native.train import resume, run_loop
+from trainer.native.train import Trainer, resume, run_loop
 from trainer.runner.processes import free_port
+from trainer.session import session
+from trainer.session.control import ControlFile
 from trainer.session.failures import failure_of
 from trainer.session.watchdog import HangWatchdog
 
@@ -41,7 +44,9 @@ def one(folder: Path, case: str) -> None:
 
     reported: list[Callable[[], None]] = [lambda: None]
     with distributed.join_process_group(cpu=True, heartbeat=lambda: reported[-1](), hang_s=LONG_S) as group:
-        plan = tiny.plan(full=method == "full", micro=8 // group.world, world=group.world, steps=8)
+        parts = 2 if trouble == "control" and how != "fsdp" else 1
+        shape = {"micro": 8 // group.world // parts, "accumulation": parts, "world": group.world}
+        plan = tiny.plan(full=method == "full", steps=8, **shape)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
         trainer = tiny.training(folder, plan, group, name=name, kl=20.0 if trouble == "kl" else 0.0)
@@ -55,6 +60,8 @@ def one(folder: Path, case: str) -> None:
             assert resume(trainer, state) == state
         # Watched from here on: how long a busy machine takes to begin is nobody's hang.
         stands_still = trouble == "hang" and group.rank == 1
+        if trouble == "control":
+            ask_on_the_way(trainer, folder / name / CONTROL_FILE)
         with HangWatchdog(SOON_S if stands_still else LONG_S, hung) as watch:
             reported.append(watch.heartbeat)
             if trouble == "die" and group.rank == 1:
@@ -62,6 +69,20 @@ def one(folder: Path, case: str) -> None:
             if stands_still:
                 time.sleep(600)
             run_loop(trainer)
+
+
+def ask_on_the_way(trainer: Trainer, path: Path) -> None:
+    """The first rank's file asks for smaller passes from step 2 on and for larger ones from step 5 on."""
+    session.MAX_STEPS_BETWEEN_AGREEMENTS = 1
+    file = ControlFile(path, trainer.session.progress.note, every_s=0)
+    requests = {2: RunControl(number=1, micro=1, duty=0.8), 5: RunControl(number=2, micro=8)}
+
+    def take() -> RunControl | None:
+        if request := requests.get(trainer.session.step):
+            write_control(path, request)
+        return file.take()
+
+    trainer.session.take_control = take
 
 
 def as_rank(folder: Path, case: str, rank: int, world: int, port: str) -> NoReturn:

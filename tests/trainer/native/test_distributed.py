@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.runs.progress import ControlEvent, parse_events
 from core.runs.run_files import TrainerExitCode
 from tests.trainer.forks import ROOT, ForkServer
 from tests.trainer.native import tiny
@@ -75,6 +76,22 @@ def test_tied_to_its_base_a_model_learns_the_same_on_two_processes(runs: Runs, h
     tied = runs.reported(f"single:{method}:1:kl")
     same_curve(tied, runs.reported(f"{how}:{method}:2:kl"))
     assert tied.losses[-1] > runs.reported(f"single:{method}:1").losses[7]
+
+
+@pytest.mark.parametrize("case", ["single:full:1", "ddp:lora:2", "fsdp:full:2"])
+def test_asked_by_the_control_file_all_ranks_change_their_passes_at_once_and_learn_the_same(
+    runs: Runs, case: str
+) -> None:
+    """Optimizer and schedule go on: the losses are those of a run that nobody has asked anything."""
+    same_curve(runs.reported(f"single:{case.split(':')[1]}:1"), runs.reported(f"{case}:control"))
+    events = parse_events((runs.folder / f"{case}:control" / "progress.jsonl").read_bytes())
+    said = [line.event for line in events if isinstance(line.event, ControlEvent)]
+    per_gpu = 8 // int(case[-1])
+    assert [(event.number, event.applied, event.micro) for event in said] == [
+        (1, True, 1),
+        (2, True, per_gpu),
+    ]
+    assert [event.duty for event in said] == [0.8, 1.0]
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])

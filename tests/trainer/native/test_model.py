@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from core.planning.plan import PrecisionPlan
+from core.models.identify import facts_from_config
+from core.planning.candidate import shape_of
+from core.planning.plan import AdapterPlan, PrecisionPlan
+from tests.trainer import tiny as small
 from tests.trainer.native import tiny
 from trainer.errors import BadModel
 from trainer.native import model
@@ -126,3 +129,14 @@ def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_preferences_are_the_papers() -> None:
     losses = model.preference_losses(torch.tensor([1.0]), torch.tensor([0.5]), beta=0.1)
     torch.testing.assert_close(losses, -F.logsigmoid(torch.tensor([0.1 * (1.0 - 0.5)])))
+
+
+def test_layers_with_other_ranks_are_as_many_parameters_as_the_planner_counts() -> None:
+    whole = small.model()
+    facts = facts_from_config(whole.config.to_dict(), "tiny")
+    pattern = {"down_proj": 8, "layers[.]0[.].*": 2}
+    adapter = AdapterPlan(rank=4, alpha=8, dropout=0.0, params=1, rank_pattern=pattern)
+    adapted = nets.add_adapters(whole, tiny.plan(adapter=adapter))
+    trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+    factors = tuple((text, rank / 4) for text, rank in pattern.items())
+    assert trained == 4 * shape_of(facts, (), factors).adapted.params_per_rank

@@ -20,7 +20,8 @@ from core.domain.evaluation import Era
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import image_model_facts
 from core.planning.plan import BatchPlan, ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
-from core.runs.progress import NoteEvent, StepEvent, SubmissionEvent, parse_events
+from core.runs.control import CONTROL_FILE, RunControl, write_control
+from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.core.engines.cases import image_plan
 from tests.trainer.run_specs import run_spec
@@ -176,6 +177,20 @@ def test_cut_off_by_the_clock_the_newest_whole_file_is_the_submission(
     result = ImageRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=Endless).execute()
     assert (result.end, result.submission, result.steps) == (RunEnd.CLOCK, True, 10), result.detail
     assert submission_kind(tmp_path / "submission", TaskType.IMAGE) is not None
+
+
+def test_what_the_control_file_asks_is_refused_once_with_what_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "dump_stacks", lambda: False)
+    control = tmp_path / CONTROL_FILE
+    run = image_run(tmp_path, ImageModelType.SDXL, seconds=0.5, control_path=str(control))
+    write_control(control, RunControl(number=5, micro=1, duty=0.9))
+    run = planned(run, total=10_000)
+    ImageRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=Endless).execute()
+    (answer,) = [event for event in events(run) if isinstance(event, ControlEvent)]
+    assert (answer.number, answer.applied, answer.micro, answer.duty) == (5, False, 4, 1.0)
+    assert answer.text == "kohya cannot change while it runs: it applies to the next attempt"
 
 
 class Slower(ImageRunner):

@@ -23,6 +23,7 @@ from tests.trainer.runner.test_text_runner_launches import (
 )
 from tests.trainer.sharding import VARIABLES, sharded
 from tests.trainer.tasks import ENDLESS, planned, task, write_profile
+from trainer.axolotl.host import AVERAGE_FILE, STATE_FILE
 
 
 def really_sharded(run: RunSpec) -> bool:
@@ -30,8 +31,9 @@ def really_sharded(run: RunSpec) -> bool:
     return (Path(run.work_dir).parent / "log").read_text("utf-8", "replace").count("FSDP2 on the CPU") >= 2
 
 
-def test_a_sharded_training_submits_stops_and_is_resumed(tmp_path: Path) -> None:
-    profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)
+def test_a_sharded_training_submits_its_average_stops_and_is_resumed(tmp_path: Path) -> None:
+    targets = {**ENDLESS["targets"], "ema_decay": 0.9}
+    profile = write_profile(tmp_path / "profile.yaml", **{**ENDLESS, "targets": targets})
     run = planned(task(tmp_path, TaskType.INSTRUCT, 900), profile, processes=2, method=Method.FULL)
     run = sharded(run)
     child = started(run, VARIABLES)
@@ -47,6 +49,8 @@ def test_a_sharded_training_submits_stops_and_is_resumed(tmp_path: Path) -> None
     submitted_model(run)
     (checkpoint,) = (Path(run.work_dir) / "output").glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{first.steps}"
+    assert len(list(checkpoint.glob(f"{AVERAGE_FILE}.rank[01]"))) == 2
+    assert json.loads((checkpoint / STATE_FILE).read_text("utf-8"))["average_updates"] == first.steps
 
     # Another attempt as the daemon makes one; the time is over soon after its first steps.
     Path(run.stop_path).unlink(missing_ok=True)

@@ -49,6 +49,15 @@ def test_each_request_is_answered_once_with_what_holds_from_then_on(tmp_path: Pa
     assert "1000 is too large" in refused
 
 
+def test_passes_that_are_not_as_planned_are_reported_before_anything_is_asked(tmp_path: Path) -> None:
+    run = simulation(tmp_path)
+    planned = run.plan.batch.micro
+    run.session.controls.begin(planned)
+    run.session.controls.begin(planned * 2)
+    said = [(event.number, event.applied, event.micro) for event in answers(run)]
+    assert said == [(0, True, planned)]
+
+
 def test_pauses_count_in_the_forecast_at_once_and_the_last_save_is_in_time(tmp_path: Path) -> None:
     """At half of the time only half of the steps fit; the rate has decayed by then all the same."""
     run = simulation(tmp_path, asked={10: RunControl(number=1, duty=0.5)}, seconds=210.0)

@@ -109,6 +109,8 @@ def test_adapters() -> None:
     check(text_plan(SFT, Method.QLORA), adapter="qlora", load_in_4bit=True)
     named = text_plan(CHAT, adapter=adapter(target_modules=("q_proj", "v_proj")))
     check(named, lora_target_modules=["q_proj", "v_proj"], lora_target_linear=None)
+    ranks = {"down_proj": 32, "layers[.]0[.].*": 8}
+    check(text_plan(SFT, adapter=adapter(rank_pattern=ranks)), lora_rank_pattern=ranks)
     odd = text_plan(SFT, adapter=adapter(alpha=22.6, dora=True, rslora=True))
     check(odd, "lora_alpha 22.6", lora_alpha=23, peft_use_dora=True, peft_use_rslora=True)
 

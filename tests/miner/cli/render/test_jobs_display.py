@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 
 from miner.cli.render import jobs
-from miner.cli.render.jobs import JobDisplay
+from miner.cli.render.jobs import JobDisplay, sparkline
 from miner.cli.render.terminal import Terminal
 from miner.jobs.events import LiveJob
 
 
 def picture(**more: Any) -> dict[str, Any]:
     return asdict(LiveJob(1, "t1", "training", **{"deadline_at": time.time() + 3600, **more}))
+
+
+def test_a_curve_in_a_line_of_text_goes_from_its_lowest_to_its_highest_value() -> None:
+    assert sparkline([3.0, 2.0, 1.0, 1.5]) == "█▅▁▃"
+    assert sparkline([2.0, 2.0]) == "▁▁"
 
 
 def test_on_a_terminal_the_picture_is_whole() -> None:

@@ -1,0 +1,75 @@
+"""All jobs, by pages, narrowed by state and text."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from miner.dashboard.job_texts import deadline_text, job_title, scores, state_text, task_name
+from miner.dashboard.layout import PageView, page, page_head
+from miner.dashboard.parts import Column, Link, Table, box, clock, duration, empty, panel, set_visible
+
+PAGE_SIZE = 50
+_STATES = ("queued", "preparing", "training", "publishing", "done", "failed", "cancelled")
+
+
+@page("/jobs", "Jobs", place=20)
+def jobs_page(view: PageView, q: str = "", state: str = "", before: int = 0) -> None:
+    page_head("Jobs")
+    state = state if state in _STATES else ""
+    with panel("All jobs" if not before else f"Jobs before #{before}"):
+        _filters(view, q, state)
+        table = Table("Jobs", _columns(view), key=lambda job: job["id"])
+        nothing = empty("No job is like this. A validator's start of an accepted task begins one.")
+        with box("row"):
+            if before:
+                Link("Newest", view.href("/jobs", q=q, state=state))
+            earlier = Link("Earlier", "")
+
+    def show(answer: dict[str, Any]) -> None:
+        set_visible(nothing, table.show(answer["jobs"]) == 0)
+        set_visible(earlier, answer["next"] is not None)
+        earlier.show("Earlier", view.href("/jobs", q=q, state=state, before=answer["next"]))
+
+    asked = {"limit": PAGE_SIZE, "q": q, "state": state, "before": before or None}
+    view.live(f"/jobs?{urlencode({name: value for name, value in asked.items() if value})}", show, every=3.0)
+
+
+def _filters(view: PageView, q: str, state: str) -> None:
+    def search() -> None:
+        ui.navigate.to(view.href("/jobs", q=(text.value or "").strip(), state=choice.value))
+
+    with box("row"):
+        text = ui.input("Model or task", value=q).props("outlined dense clearable").style("width:260px")
+        text.on("keydown.enter", search)
+        choice = ui.select({"": "any state"} | {one: one for one in _STATES}, value=state, label="State")
+        choice.props("outlined dense options-dense").style("width:150px")
+        choice.on_value_change(search)
+        ui.button("Search", color=None, on_click=search).props("flat no-caps").classes("plain")
+
+
+def _columns(view: PageView) -> list[Column]:
+    return [
+        Column("Job", job_title, href=lambda job: view.href(f"/jobs/{job['id']}")),
+        Column("State", state_text, classes="states"),
+        Column("Task", lambda job: task_name(job["task_type"]), classes="wide-only"),
+        Column("Held out", lambda job: scores(job).removeprefix("held out ")),
+        Column("Started", lambda job: clock(job["started_at"]), classes="nowrap wide-only"),
+        Column("Took", _took, number=True),
+        Column("Of", lambda job: duration(job["hours"] * 3600), number=True, classes="wide-only"),
+        Column("Ended by", _end, classes="why"),
+    ]
+
+
+def _took(job: Any) -> str:
+    if job["ended_at"] is None:
+        return ""
+    return duration(job["ended_at"] - job["started_at"])
+
+
+def _end(job: Any) -> str:
+    if job["ended_at"] is None:
+        return deadline_text(job)[0]
+    return ": ".join(part for part in (job["end_reason"] or "", job["detail"]) if part)

@@ -1,0 +1,157 @@
+"""Micro-batches computed in parts, in the real trainers of transformers and TRL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer, TrainingArguments
+from trl import DPOConfig
+
+from core.domain.tasks import TaskType
+from core.planning.plan import TrainingPlan
+from tests.core.engines.cases import text_plan
+from tests.trainer import tiny
+from trainer.axolotl.micro_batches import MicroBatchSplitter
+from trainer.axolotl.patches import add_kl
+from trainer.axolotl.trainers import PairTrainer
+
+ROWS, LENGTH = 7, 12
+NEXT = "it applies to the next attempt"
+
+
+def plan_for(task_type: TaskType, micro: int = ROWS) -> TrainingPlan:
+    plan = text_plan(task_type)
+    return plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": micro})})
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Rows of different lengths, each with a prompt that is not learned."""
+    torch.manual_seed(3)
+    ids = torch.randint(5, 300, (ROWS, LENGTH))
+    lengths = torch.arange(ROWS) % 6 + 7
+    there = torch.arange(LENGTH)[None] < lengths[:, None]
+    labels = torch.where(there & (torch.arange(LENGTH)[None] >= 3), ids, -100)
+    labels[0] = torch.where(there[0], ids[0], -100)  # all of it is learned, from its first token on
+    return {"input_ids": ids, "attention_mask": there.long(), "labels": labels}
+
+
+def supervised(folder: Path) -> Any:
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], gradient_accumulation_steps=2)
+    trainer = Trainer(tiny.model(), arguments)
+    trainer.current_gradient_accumulation_steps = 2
+    return trainer
+
+
+def pairs(folder: Path) -> Any:
+    rows = [
+        {"prompt_ids": [5, 6, 7], "chosen_ids": [8 + at] * (at + 2), "rejected_ids": [30 + at] * (7 - at)}
+        for at in range(ROWS)
+    ]
+    arguments = DPOConfig(
+        str(folder), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=ROWS
+    )
+    trainer = PairTrainer(
+        model=tiny.model(),
+        ref_model=tiny.model(seed=5),
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tiny.tokenizer(),
+    )
+    trainer.current_gradient_accumulation_steps = 2
+    return trainer
+
+
+def passes_of(model: Any) -> list[int]:
+    """Rows of each pass from now on."""
+    rows: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, given, named: rows.append(len(named["input_ids"])), with_kwargs=True
+    )
+    return rows
+
+
+def step(trainer: Any, inputs: Any, count: Any) -> tuple[float, list[torch.Tensor]]:
+    loss = trainer.training_step(trainer.model, dict(inputs), count)
+    gradients = [weight.grad.clone() for weight in trainer.model.parameters()]
+    trainer.model.zero_grad()
+    return float(loss), gradients
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "sum and divergence", "mean and divergence", "pairs"])
+def test_the_parts_losses_and_gradients_add_up_to_the_wholes(tmp_path: Path, kind: str) -> None:
+    """In parts of 3, 2 and 2 rows."""
+    if kind == "pairs":
+        trainer = pairs(tmp_path)
+        inputs, count = next(iter(trainer.get_train_dataloader())), None
+    else:
+        trainer, inputs = supervised(tmp_path), batch()
+        trainer.model_accepts_loss_kwargs = kind.startswith("sum")
+        count = 2 * (inputs["labels"][:, 1:] != -100).sum() if kind.startswith("sum") else None
+    splitter = MicroBatchSplitter(trainer, plan_for(TaskType.DPO if kind == "pairs" else TaskType.INSTRUCT))
+    if kind.endswith("divergence"):
+        add_kl(trainer, 3.0, tiny.model(seed=5), splitter.label_share)
+    rows = passes_of(trainer.model)
+    loss, gradients = step(trainer, inputs, count)
+    assert splitter.regroup(4) == (4, "")
+    halves = step(trainer, inputs, count)
+    assert splitter.regroup(3) == (3, "")
+    thirds = step(trainer, inputs, count)
+    assert splitter.regroup(None) == (ROWS, "")
+    step(trainer, inputs, count)
+    sides = 2 if kind == "pairs" else 1
+    assert [size // sides for size in rows] == [7, 3, 4, 2, 2, 3, 7]
+    for other_loss, other in (halves, thirds):
+        assert other_loss == pytest.approx(loss, rel=1e-4)
+        torch.testing.assert_close(other, gradients, rtol=1e-3, atol=1e-6)
+
+
+def test_evaluation_is_not_split(tmp_path: Path) -> None:
+    trainer = supervised(tmp_path)
+    splitter = MicroBatchSplitter(trainer, plan_for(TaskType.INSTRUCT))
+    step(trainer, batch(), None)
+    splitter.regroup(2)
+    rows = passes_of(trainer.model)
+    trainer.prediction_step(trainer.model, batch(), prediction_loss_only=True)
+    assert rows == [ROWS]
+
+
+def stand_in(**changes: Any) -> Any:
+    done: list[int] = []
+    given = {
+        "training_step": lambda model, inputs, count: done.append(len(inputs)),
+        "compute_loss": lambda *_: None,
+        "model": SimpleNamespace(config=SimpleNamespace()),
+        "is_fsdp_enabled": False,
+        **changes,
+    }
+    return SimpleNamespace(done=done, **given)
+
+
+def test_what_cannot_be_split_is_refused_with_the_reason_and_computed_whole() -> None:
+    rows = {"input_ids": torch.zeros(4, 8)}
+
+    def refusal(
+        micro: int, task_type: TaskType = TaskType.INSTRUCT, inputs: Any = rows, **changes: Any
+    ) -> str:
+        trainer = stand_in(**changes)
+        splitter = MicroBatchSplitter(trainer, plan_for(task_type, micro=4))
+        trainer.training_step(None, inputs)
+        change = splitter.regroup(micro)
+        assert change.micro == 4
+        trainer.training_step(None, inputs)
+        assert trainer.done == [len(inputs)] * 2
+        return change.refusal
+
+    assert refusal(4) == ""
+    assert refusal(5) == f"Axolotl's loader makes micro-batches of 4, not of 5: {NEXT}"
+    assert "packed into 1 row" in refusal(2, inputs={"input_ids": torch.zeros(1, 32)})
+    assert "within a whole micro-batch" in refusal(2, TaskType.GRPO, inputs=[{"prompt": "x"}] * 8)
+    mixture = SimpleNamespace(config=SimpleNamespace(output_router_logits=True))
+    assert "experts" in refusal(2, model=mixture)
+    sides = {"input_ids": torch.zeros(8, 8)}
+    assert "bco_pair" in refusal(2, TaskType.DPO, inputs=sides, loss_types=["bco_pair"])

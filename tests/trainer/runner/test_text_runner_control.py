@@ -1,0 +1,55 @@
+"""Runs that the control file asks for something while they train, on real engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.domain.tasks import TaskType
+from core.runs.control import CONTROL_FILE
+from core.runs.progress import ControlEvent, StepEvent
+from core.runs.run_files import RunEnd, RunResult
+from tests.trainer import tiny
+from tests.trainer.forks import ForkServer
+from tests.trainer.runner.test_text_runner import events, execute
+from tests.trainer.tasks import plan_of, planned, task, write_profile
+
+STEPS = 8
+
+
+@pytest.mark.parametrize(
+    ("engine", "task_type"),
+    [("axolotl", TaskType.INSTRUCT), ("axolotl", TaskType.DPO), ("native", TaskType.INSTRUCT)],
+)
+def test_smaller_passes_from_the_middle_on_leave_the_loss_curve_as_it_is(
+    forks: ForkServer, tmp_path: Path, engine: str, task_type: TaskType
+) -> None:
+    """Optimizer, schedule and order go on: only rounding differs."""
+    targets = {
+        "engine": engine,
+        "max_steps": STEPS,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "lora_dropout": 0.0,
+    }
+    profile = write_profile(tmp_path / "profile.yaml", targets=targets)
+    model = tiny.save(tmp_path / "model")
+    results: list[RunResult] = []
+    curves: list[list[float | None]] = []
+    for name, patch in (("undisturbed", ""), ("asked", "asks_after:3:2:0.8")):
+        control = str(tmp_path / name / CONTROL_FILE)
+        run = planned(task(tmp_path / name, task_type, model=model, control_path=control), profile)
+        assert (plan_of(run).engine, plan_of(run).batch.micro) == (engine, 4)
+        results.append(execute(run, forks, patch=f"judged_every:{STEPS} {patch}"))
+        assert results[-1].end is RunEnd.FINISHED, results[-1].detail
+        curves.append([event.loss for event in events(run) if isinstance(event, StepEvent)])
+    assert len(curves[0]) == STEPS
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    undisturbed, asked = (result.best for result in results)
+    assert undisturbed is not None
+    assert asked is not None
+    assert asked.value == pytest.approx(undisturbed.value, rel=1e-4)
+    (answer,) = [event for event in events(run) if isinstance(event, ControlEvent)]
+    assert (answer.number, answer.applied, answer.micro, answer.duty) == (7, True, 2, 0.8)
+    assert answer.text == "after step 3: sequences in a pass 4 → 2; duty 1 → 0.8"
