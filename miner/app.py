@@ -29,6 +29,8 @@ from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.power import FILE_NAME as POWER_FILE
+from miner.fleet.power import PowerLimits
 from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
@@ -104,6 +106,7 @@ class Daemon:
     #: What was measured in the last hour, by the sampler.
     samples: SampleHistory
     sampler: GpuSampler
+    power: PowerLimits
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
@@ -152,6 +155,7 @@ class Daemon:
                 self.samples, self.request_watch, self.trainings, lambda: self.clock.doubted_seconds
             ),
             clock=self.clock,
+            power=self.power,
         )
 
     async def start(self) -> None:
@@ -173,6 +177,7 @@ class Daemon:
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.sampler.start()
+        self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -184,6 +189,7 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
         await self.notifier.stop()
@@ -402,6 +408,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         inventory=build_inventory(settings, fleet, nvml, alerts, clock),
         samples=samples,
         sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
+        power=PowerLimits(nvml, settings.data_dir / POWER_FILE),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
