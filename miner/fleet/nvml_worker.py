@@ -86,7 +86,7 @@ def _links(handle: Any) -> dict[str, Any]:
     return {"peers": sorted(peers), "switch": switch}
 
 
-class Worker:
+class NvmlWorker:
     """Answers one request after the other."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Worker:
 
 def main() -> None:
     os.nice(10)
-    worker = Worker()
+    worker = NvmlWorker()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
         sys.stdout.flush()
