@@ -30,6 +30,7 @@ NAMES = (
     "end_to_end",
     "generation",
     "sharded_step",
+    "sampling",
 )
 
 

@@ -47,11 +47,14 @@ class DcgmStream:
     def latest(self) -> dict[int, Activity]:
         """GPU's index → shares of tensor-core and memory activity."""
         now = time.monotonic()
-        self._ensure_started(now)
+        has_ended = self._process is not None and self._process.poll() is not None
         for line in self._new_lines():
             found = _LINE.match(line)
             if found:
                 self._values[int(found[1])] = now, (_share(found[2]), _share(found[3]))
+        if has_ended:
+            self.close()
+        self._ensure_started(now)
         return {
             index: activity for index, (at, activity) in self._values.items() if now - at <= _FRESH_SECONDS
         }
@@ -66,8 +69,6 @@ class DcgmStream:
             process.stdout.close()
 
     def _ensure_started(self, now: float) -> None:
-        if self._process is not None and self._process.poll() is not None:
-            self.close()
         if self._process is not None or now - self._started_at < _RETRY_SECONDS:
             return
         self._started_at, self._rest = now, b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -81,8 +80,7 @@ class GpuSampler:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-            with contextlib.suppress(StoreUnavailable):
-                await self._store_minutes(float("inf"))
+            await self._store_minutes(float("inf"))
         await self._source.close()
 
     async def sample(self) -> None:
@@ -90,19 +88,17 @@ class GpuSampler:
         now = self._clock()
         self._count_time(now)
         self._history.add((), self._host.sample(now))
+        await self._store_minutes(now)  # first: what follows may fail
         samples = samples_of_fleet(self._fleet.inventory.gpus, await self._measure(now), self._clock())
         self._history.add(samples)
         for sample in samples:
             self._minutes.add_sample(sample)
-        await self._store_minutes(now)
 
     async def _run(self) -> None:
         while True:
             began = time.monotonic()
             try:
                 await self.sample()
-            except StoreUnavailable as error:
-                log.warning("measurements cannot be stored; it is tried again: %s", error)
             except Exception:  # a bug here must not end the measurements for good
                 log.exception("measuring failed unexpectedly; it is tried again")
             await asyncio.sleep(max(self.interval - (time.monotonic() - began), 0.1))
@@ -134,15 +130,17 @@ class GpuSampler:
         return cards
 
     async def _store_minutes(self, now: float) -> None:
-        over = self._unstored + self._minutes.take(now)
-        self._unstored = []
+        """Store the minutes that are over; those that a full disk refused too."""
+        refused, self._unstored = self._unstored, []
+        over = refused + self._minutes.take(now)
         if not over:
             return
         try:
             await self._store.write(add_minutes, over)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._unstored = over[-MAX_UNSTORED:]
-            raise
+            if not refused:
+                log.warning("measurements cannot be stored; it is tried again: %s", error)
 
 
 def samples_of_fleet(gpus: Iterable[Gpu], cards: Sequence[CardSample], at: float) -> list[GpuSample]:

@@ -138,22 +138,6 @@ def rollups(
     return [GpuRollup(*row) for row in found]
 
 
-def mean_utilization(
-    connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float
-) -> float | None:
-    """The mean over some GPUs and a time, by minutes; by hours where those are pruned. None: not measured."""
-    marks = ", ".join("?" * len(gpus))
-    for period in (MINUTE, HOUR):
-        row = connection.execute(
-            "SELECT sum(utilization * samples) / sum(samples) FROM gpu_rollups "  # noqa: S608 - marks only
-            f"WHERE period = ? AND at > ? AND at < ? AND utilization IS NOT NULL AND gpu IN ({marks})",
-            (period, since - period, until, *gpus),
-        ).fetchone()
-        if row[0] is not None:
-            return float(row[0])
-    return None
-
-
 def job_ids(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> dict[TaskKey, int]:
     """The jobs of these tasks."""
     found = {}

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from core.domain.errors import GodMinerError
+from miner.fleet.power import PowerLimits
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import ENDED_BY, AlertKind
 from miner.observe.metrics import Metrics
@@ -62,10 +63,11 @@ class AlertService:
         *,
         clock: Callable[[], float],
         sink: AlertSink | None = None,
+        power: PowerLimits | None = None,
     ) -> None:
         self.rules, self.live, self.sink = rules, live, sink
         self.engine = RuleEngine()
-        self.actions = ActionController(store, live)
+        self.actions = ActionController(store, live, power)
         self._store, self._metrics, self._clock = store, metrics, clock
         self._adopted = False
         #: By metric and window, as last read from the store.

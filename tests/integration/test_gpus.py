@@ -12,7 +12,7 @@ import pytest
 from miner.daemon_client import get_page
 from miner.dev.stack import ChildProcess
 from miner.settings import load_settings
-from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, uuid
+from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, training, uuid
 from tests.integration.test_last_gpu import POLICY, all_at_once, one_gpu_task
 from tests.integration.traffic import GENEROUS, Validator, store
 
@@ -103,3 +103,29 @@ async def test_what_somebody_else_takes_is_not_offered(
     host.gpu(2, used_mib=40_000, processes=3)
     page = watched.until(lambda page: page["gpus"][2]["unclean"])
     assert page["gpus"][2]["shared"]
+
+
+async def test_a_driver_that_hangs_while_it_is_measured_holds_up_neither_scans_nor_offers(
+    validator: Validator, running: Callable[..., ChildProcess], host: NvmlHost, tmp_path: Path
+) -> None:
+    policy = tmp_path / "at-once.yaml"
+    policy.write_text(POLICY)
+    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "GPU_SAMPLE_SECONDS": "0.2", "POLICY": str(policy)}
+    running(**GENEROUS, **terms, **host.environment)
+    watched = Watched(validator)
+    host.gpu(1, **training(temperature=83, used_mib=4))
+    page = watched.until(
+        lambda page: any((gpu["sample"] or {}).get("temperature") == 83 for gpu in page["gpus"])
+    )
+    assert page["gpus"][1]["sample"]["tensor"] is not None
+
+    host.gpu(0, sample_delay_ms=600_000)
+    settings = load_settings(env=validator.stack.settings(), env_file=None)
+    assert await watched.accepted(1) == 1
+    hung_at = page["looked_at"]
+    while get_page(settings, "/samples?seconds=60")["problem"] is None:
+        assert watched.page()["trouble"] is None
+    page = watched.until(lambda page: page["looked_at"] > hung_at + 5)
+    assert page["trouble"] is None
+    assert await watched.accepted(1) == 1
+    assert watched.alerts() == []

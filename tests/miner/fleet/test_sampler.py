@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from core.domain.hardware import parse_gpus
 from core.domain.keys import TaskKey
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet, InventoryState
@@ -146,16 +145,19 @@ async def test_a_driver_that_fails_is_left_alone_longer_each_time_and_time_is_co
 async def test_what_a_full_disk_refuses_is_stored_later(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    refusals = []
+
+    def refuse(*arguments: object) -> None:
+        refusals.append(arguments)
         raise StoreUnavailable("the disk is full")
 
     await measured.sampler.sample()
     await measured.go(55)
     with monkeypatch.context() as patched:
         patched.setattr(measured.store, "write", refuse)
-        with pytest.raises(StoreUnavailable):
-            await measured.go(5)
+        await measured.go(10)
     await measured.go(5)
+    assert len(refusals) == 2
     assert measured.rows()[0, "g0"].samples == 12
 
 
@@ -188,7 +190,6 @@ def test_cards_are_found_by_uuid_and_by_number_only_where_there_are_no_uuids() -
     assert names("GPU-a", "GPU-b") == ["GPU-a"]
     assert names("0", "1", "2") == ["0", "1"]
     assert names("cpu", "cpu:1") == ["cpu"]
-    assert parse_gpus("cpu").is_cpu
 
 
 def test_the_host_is_measured_between_two_samples(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from miner.store.samples import (
     GpuRollup,
     add_minutes,
     job_ids,
-    mean_utilization,
     prune_rollups,
     rollups,
 )
@@ -71,13 +70,3 @@ async def test_old_minutes_are_pruned_while_their_hours_stay(store: Store) -> No
     assert len(store.read_now(rollups, HOUR, 0)) == 1
     assert await store.write(prune_rollups, NOW + 401 * DAY, 500 * DAY) == 0
     assert await store.write(prune_rollups, NOW + 401 * DAY, 90 * DAY) == 1
-
-
-async def test_the_mean_utilization_of_a_job_is_that_of_its_gpus_in_its_time(store: Store) -> None:
-    await add(store, minute(0, utilization=0.1), minute(1, utilization=0.8), minute(1, "g1", utilization=0.6))
-    await add(store, minute(2, utilization=0.4), minute(1, "g2", utilization=0.0), minute(3))
-    began, ended = NOW + MINUTE, NOW + 3 * MINUTE
-    assert store.read_now(mean_utilization, ["g0", "g1"], began, ended) == pytest.approx(0.6)
-    assert store.read_now(mean_utilization, ["g9"], began, ended) is None
-    await store.write(prune_rollups, NOW + 8 * DAY, DAY)
-    assert store.read_now(mean_utilization, ["g1"], began, ended) == pytest.approx(0.6)
