@@ -94,7 +94,7 @@ class RuleEngine:
         rules: Mapping[str, AlertRule],
         measured: Mapping[str, Mapping[str, MeasuredValue]],
     ) -> list[AlertChange]:
-        """Take one step. `measured`: by rule and subject; of a rule that is not in it nothing can be known."""
+        """Take one step. `measured`: by rule and subject; of a rule that is not in it nothing is known."""
         changes: list[AlertChange] = []
         for name, rule in rules.items():
             if name not in measured:
