@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from core.domain.job_states import EndReason, StepFailed
-from core.planning.calibration import MeasuredRun, recalibrate
+from core.planning.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
 from core.runs.run_files import HeldOutScore
 from miner.engines.base import (
@@ -235,7 +235,9 @@ class AttemptSupervisor:
             return None
         samples, gpus = self.job.services.samples, self.attempt.row.gpus
         idle = idle_since_last_event(self.progress, samples, gpus, self._read_at)
-        hung = stall_reason(self.progress, self._read_at, self.timings, gpus_idle=idle)
+        plan = self.attempt.plan
+        save_s = times_at(plan, plan.time.step_s).save_s
+        hung = stall_reason(self.progress, self._read_at, self.timings, gpus_idle=idle, save_s=save_s)
         return AttemptVerdict(EndReason.HUNG, hung) if hung else None
 
     async def _kill_lingering(self, now: float) -> None:
