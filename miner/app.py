@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,8 @@ from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.power import FILE_NAME as POWER_FILE
+from miner.fleet.power import PowerLimits
 from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
 from miner.http.alerts import build_alerts_router
@@ -50,6 +53,7 @@ from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
+from miner.observe.redact import Redactor
 from miner.offers.history import read_outcomes
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
@@ -69,7 +73,10 @@ from miner.watch.alert_rules import LiveAlertRules
 from miner.watch.alert_service import AlertService
 from miner.watch.kpis import CurrentKpis
 from miner.watch.metrics import LiveMeasurements
+from miner.watch.notify import Notifier
+from miner.watch.notify_targets import NotifyTargets
 from miner.watch.requests import RequestWatch
+from miner.watch.sent_reports import send_due_reports
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +106,14 @@ class Daemon:
     #: What was measured in the last hour, by the sampler.
     samples: SampleHistory
     sampler: GpuSampler
+    power: PowerLimits
     policy_runtime: PolicyRuntime
     offer_service: OfferService
     authenticator: Authenticator
     alerts: Alerts
     request_watch: RequestWatch
     kpis: CurrentKpis
+    notifier: Notifier
     started_at: float = 0.0
     periodic_tasks: PeriodicTasks = field(init=False)
     alert_service: AlertService = field(init=False)
@@ -117,6 +126,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.alert_service = self._alert_service()
+        self.alert_service.sink = self.notifier
         self.alerts.add_listener(self.alert_service.on_kind)
         self.periodic_tasks = PeriodicTasks(
             [
@@ -127,6 +137,7 @@ class Daemon:
                 PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
                 PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
+                PeriodicTask("reports to send", self._send_reports, LEARN_SECONDS),
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
@@ -144,6 +155,7 @@ class Daemon:
                 self.samples, self.request_watch, self.trainings, lambda: self.clock.doubted_seconds
             ),
             clock=self.clock,
+            power=self.power,
         )
 
     async def start(self) -> None:
@@ -160,10 +172,12 @@ class Daemon:
         await self._expire_overdue()
         if self.settings.engine is not EngineKind.NONE:
             self.fleet.ability = ENGINE_NOT_FOUND_YET
+        await self.notifier.start()
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.sampler.start()
+        self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -175,8 +189,10 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
+        await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
+        await self.notifier.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
 
@@ -211,6 +227,7 @@ class Daemon:
             "profile": self.policy_runtime.profile.name,
             **self.policy_runtime.problems,
             "doubted_clock_seconds": self.clock.doubted_seconds,
+            "notifications": self.notifier.status(),
             "store": await self.store.summary(),
             "live_nonces": len(self.nonces),
         }
@@ -298,6 +315,15 @@ class Daemon:
         with contextlib.suppress(GodMinerError):  # the disk is full: the next refresh brings another
             self.store.write(record_rank, row).add_done_callback(_log_if_not_recorded)
 
+    async def _send_reports(self) -> None:
+        """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
+        settings = self.settings
+        if settings.notify_urls:
+            terms = self.policy_runtime.policy.terms
+            await send_due_reports(
+                self.store, self.notifier, terms, settings.reports, settings.report_hour, self.clock()
+            )
+
     async def _clean_disk(self) -> None:
         if self.jobs is not None:
             await self.jobs.services.cleaner.remove_expired()
@@ -382,11 +408,19 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         inventory=build_inventory(settings, fleet, nvml, alerts, clock),
         samples=samples,
         sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
+        power=PowerLimits(nvml, settings.data_dir / POWER_FILE),
         policy_runtime=policy_runtime,
         offer_service=offer_service,
         authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
         alerts=alerts,
         request_watch=RequestWatch(),
+        notifier=Notifier(
+            store,
+            NotifyTargets.from_settings(settings, Redactor(settings.secrets())),
+            period=settings.notify_period_seconds,
+            host=socket.gethostname(),
+            clock=clock,
+        ),
         kpis=CurrentKpis(store, lambda: policy_runtime.policy.terms.targets, clock),
     )
     _add_gauges(daemon)

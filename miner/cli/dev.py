@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
+    from miner.dev.stack import DevStack
     from miner.dev.validator import Exchange
 
 app = typer.Typer(
@@ -194,19 +200,49 @@ def demo(
         Path | None,
         typer.Option("--dir", help="Keep the model, keys and logs here. Default: nothing is kept."),
     ] = None,
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page",
+            help="In the end, show the job on the operator's page until Ctrl-C. Default: in a terminal.",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train and publish a small model, from the offer to the published repository."""
     from miner.cli.render import dev
-    from miner.dev.demo import run_demo
+    from miner.dev.demo import running_demo
     from miner.dev.tour import work_folder
 
-    with work_folder(folder) as place, dev.DemoProgress() as progress:
-        result = run_demo(place, progress)
-    # Only now, so that it does not name a directory that is gone.
-    dev.print_demo(result, json)
-    if not result.held:
+    shown = False
+    with work_folder(folder) as place, ExitStack() as running:
+        with dev.DemoProgress() as progress:
+            done = running.enter_context(running_demo(place, progress))
+        if done.ground is not None and done.result.held and _shows_page(page, json):
+            dev.print_demo(done.result, json)
+            shown = True
+            _show_page(done.ground)
+    if not shown:
+        # Only now, so that it does not name a directory that is gone.
+        dev.print_demo(done.result, json)
+    if not done.result.held:
         raise typer.Exit(1)
+
+
+def _shows_page(wanted: bool | None, json: bool) -> bool:
+    """Whether somebody is there who could look at it and end it."""
+    if wanted is not None:
+        return wanted
+    return not json and sys.stdin.isatty() and sys.stdout.isatty() and "CI" not in os.environ
+
+
+def _show_page(ground: DevStack) -> None:
+    from miner.cli.output import echo
+    from miner.dev.stack import LOOPBACK, dashboard_process
+
+    with contextlib.suppress(KeyboardInterrupt), dashboard_process(ground) as process:
+        echo(f"  open this page http://{LOOPBACK}:{process.port}/jobs/1 (Ctrl-C ends miner and page)")
+        signal.pause()
 
 
 def _report_exchange(exchange: Exchange, json: bool) -> None:

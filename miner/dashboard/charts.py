@@ -60,6 +60,8 @@ class LineChart:
     y_max: float | None = None
     #: What is said while there is nothing to draw.
     nothing: str = "nothing measured yet"
+    #: Name also a single line.
+    legend: bool = False
     _sent: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,12 +87,12 @@ class LineChart:
         self._chart.update()
 
     def _options(self, series: list[dict[str, Any]]) -> dict[str, Any]:
-        formatter = _FORMATS[self.shows]
+        formatter, named = _FORMATS[self.shows], self.legend or len(series) > 1
         return base_options() | {
-            "grid": {"left": 6, "right": 14, "top": 14 if len(series) < 2 else 34, "bottom": 4}
+            "grid": {"left": 6, "right": 14, "top": 34 if named else 14, "bottom": 4}
             | {"outerBoundsMode": "same", "outerBoundsContain": "axisLabel"},
             "legend": {
-                "show": len(series) > 1,
+                "show": named,
                 "top": 0,
                 "left": 0,
                 "icon": "roundRect",
@@ -107,7 +109,7 @@ class LineChart:
             | ({} if self.time_axis else {"min": "dataMin", "max": "dataMax", "minInterval": 1}),
             "yAxis": axis("value")
             | {"scale": not self.from_zero, "splitNumber": 4}
-            | ({} if self.y_max is None else {"max": self.y_max})
+            | ({} if self.y_max is None else {"max": self.y_max, "interval": self.y_max / 4})
             | {"axisLabel": {**_text(), ":formatter": formatter}},
             "series": series,
         }

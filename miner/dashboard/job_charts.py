@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 class JobCharts:
     def __init__(self) -> None:
-        with box("grid"):
+        with box("grid even"):
             with panel("Training loss", "w6"):
                 self._loss = LineChart("Training loss over steps", nothing="No step has been reported yet.")
             with panel("Held out", "w6"):
@@ -25,7 +25,7 @@ class JobCharts:
                 self._speed = LineChart("Tokens per second", height=140, from_zero=True)
             with panel("MFU and wait for data", "w3"):
                 self._shares = LineChart(
-                    "Model FLOP utilisation", shows="percent", height=140, from_zero=True
+                    "MFU and wait", shows="percent", height=140, from_zero=True, legend=True
                 )
             with panel("Memory against the plan", "w3"):
                 self._memory = LineChart("Memory in use", shows="bytes", height=140, from_zero=True)

@@ -49,7 +49,7 @@ class JobPlan:
             what, why = Text("", "strong"), Text("", "small muted")
 
         def show(one: Record) -> None:
-            what.show(f"{one['field']} {one['wanted']} → {one['got']}")
+            what.show(one["what"])
             why.show(one["reason"])
 
         return show
@@ -67,8 +67,9 @@ class JobPlan:
 
 def _concession(one: Any) -> Record:
     if isinstance(one, Mapping):
-        return {name: str(one.get(name)) for name in ("field", "wanted", "got", "reason")}
-    return {"field": str(one), "wanted": "", "got": "", "reason": ""}
+        return {"what": f"{one['field']} {one['wanted']} → {one['got']}", "reason": str(one["reason"])}
+    what, _, reason = str(one).partition(": ")
+    return {"what": what, "reason": reason}
 
 
 def _plan_facts(plan: Record, expected: Record) -> dict[str, str | None]:

@@ -12,7 +12,8 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,29 +68,46 @@ class DemoResult:
         return self.trouble is None and fell
 
 
+@dataclass(frozen=True)
+class RunningDemo:
+    """How it ended, and the daemon that still runs; None: it never did."""
+
+    result: DemoResult
+    ground: stack.DevStack | None = None
+
+
 def run_demo(folder: Path, tell: OnDemoStep = lambda _step, _line: None) -> DemoResult:
     """Run the demo in `folder`. It needs a training environment."""
+    with running_demo(folder, tell) as demo:
+        return demo.result
+
+
+@contextmanager
+def running_demo(folder: Path, tell: OnDemoStep) -> Iterator[RunningDemo]:
+    """Run the demo in `folder`; its daemon goes on until the end of the `with`."""
     settings = load_settings(env_file=None)
     python = settings.trainer_python
-    try:
-        python = training_interpreter(settings).path
-        return _run_with_daemon(folder, tell, python)
-    except NoEngine as error:
-        return DemoResult(trouble=f"{error}.\n{_remedy(python)}")
+    with ExitStack() as parts:
+        try:
+            python = training_interpreter(settings).path
+            demo = _run_with_daemon(folder, tell, python, parts)
+        except NoEngine as error:
+            demo = RunningDemo(DemoResult(trouble=f"{error}.\n{_remedy(python)}"))
+        yield demo
 
 
-def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path) -> DemoResult:
+def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path, parts: ExitStack) -> RunningDemo:
     ground = stack.prepare_stack(folder)
-    with LoopbackSite() as site:
-        site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
-        task = _example_task(site.add_file("/rows.json", demo_inputs.training_rows()))
-        child = stack.daemon_process(ground, _daemon_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
-        with child:
-            tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
-            result = asyncio.run(_play_validator(ground, task, tell, python))
-        if result.trouble is not None:
-            result.trouble += f"\nThe end of the daemon's log:\n{child.log_tail()}"
-        return result
+    site = parts.enter_context(LoopbackSite())
+    site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
+    task = _example_task(site.add_file("/rows.json", demo_inputs.training_rows()))
+    child = stack.daemon_process(ground, _daemon_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
+    parts.enter_context(child)
+    tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
+    result = asyncio.run(_play_validator(ground, task, tell, python))
+    if result.trouble is not None:
+        result.trouble += f"\nThe end of the daemon's log:\n{child.log_tail()}"
+    return RunningDemo(result, ground)
 
 
 def _daemon_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:

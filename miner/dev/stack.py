@@ -277,6 +277,18 @@ def daemon_process(stack: DevStack, settings: Mapping[str, str] | None = None) -
     )
 
 
+def dashboard_process(stack: DevStack, settings: Mapping[str, str] | None = None) -> ChildProcess:
+    """`god-miner dashboard` for the daemon of this folder."""
+    (port,) = free_ports(1)
+    return ChildProcess(
+        [sys.executable, "-m", "miner", "dashboard"],
+        port,
+        stack.folder,
+        stack.folder / "dashboard.log",
+        {**stack.settings(), "DASHBOARD_PORT": str(port), **(settings or {})},
+    )
+
+
 def _child_environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     return {**passed_on, "HOME": str(folder), "PYTHONPATH": str(_PACKAGES), **settings}

@@ -16,6 +16,7 @@ from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
 from miner.store.store import Store
 from miner.watch.alert_service import AlertService
+from miner.watch.notify import Notifier
 
 MAX_ALERTS_LISTED = 1000
 MAX_SILENCE_SECONDS = 365 * 86_400.0
@@ -29,6 +30,9 @@ class HasAlerts(Protocol):
 
     @property
     def alert_service(self) -> AlertService: ...
+
+    @property
+    def notifier(self) -> Notifier: ...
 
     def clock(self) -> float: ...
 
@@ -66,6 +70,7 @@ AlertsOf = Annotated[HasAlerts, Depends(alerts_dependency)]
 def build_alerts_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
     router.add_api_route("/alerts", list_alerts, methods=["GET"])
+    router.add_api_route("/alerts/test", test_notifications, methods=["POST"])
     router.add_api_route("/alerts/silences", add_silence, methods=["POST"], status_code=HTTPStatus.CREATED)
     router.add_api_route("/alerts/test", send_test, methods=["POST"])
     router.add_api_route("/alerts/silences/{silence}", end_silence, methods=["DELETE"])
@@ -91,6 +96,12 @@ async def list_alerts(
     found = await daemon.store.read(query)
     service = daemon.alert_service
     return {**found, "rules": service.rule_states(), "problem": service.rules.problem}
+
+
+async def test_notifications(daemon: AlertsOf) -> dict[str, Any]:
+    """Send one message to every target of NOTIFY_URLS, and say of each whether it took it."""
+    deliveries = await daemon.notifier.test()
+    return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
 
 
 async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> dict[str, Any]:

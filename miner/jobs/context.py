@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: A sample of a GPU that is older says nothing about now.
+_SAMPLE_COUNTS_S = 60.0
+
 
 @dataclass(frozen=True)
 class JobServices:
@@ -165,9 +168,10 @@ class JobContext:
         return sum(known) / len(known) if known else None
 
     def gpu_memory(self, gpus: tuple[str, ...]) -> int | None:
-        """What is in use of the fullest of these GPUs, as last sampled."""
-        samples = [self.services.samples.latest(gpu) for gpu in gpus]
-        return max((one.memory_used for one in samples if one and one.memory_used is not None), default=None)
+        """What is in use of the fullest of these GPUs, as just sampled."""
+        latest = [self.services.samples.latest(gpu) for gpu in gpus]
+        fresh = [one for one in latest if one is not None and one.at > self.now() - _SAMPLE_COUNTS_S]
+        return max((one.memory_used for one in fresh if one.memory_used is not None), default=None)
 
     async def record_submission(self, submission: MinerSubmission) -> None:
         """Store a fact about the hub, so whoever has changed the job meanwhile."""

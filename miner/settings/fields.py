@@ -463,6 +463,23 @@ class TournamentSection(Section):
     training_repo_environment_datasets: values.Datasets = _repo_datasets()
 
 
+class NotificationsSection(Section):
+    title = "Notifications"
+
+    notify_urls: values.NotifyUrls = _setting(
+        (),
+        "Where alerts and reports are sent: addresses as Apprise has them (Discord, Telegram, Slack, mail, "
+        "webhooks), separated by blanks.",
+    )
+    notify_period_seconds: values.Seconds = _setting(
+        900, "A rule's alert is sent at once, but one at most in this time; what comes meanwhile, together."
+    )
+    reports: values.Reports = _setting(
+        (), "Reports to send there when a period is over: daily, weekly, monthly."
+    )
+    report_hour: int = _setting(6, "From which hour (UTC) of the next day on.", ge=0, le=23)
+
+
 class RunningSection(Section):
     title = "Running"
 

@@ -31,6 +31,7 @@ from miner.settings.fields import (
     InputsSection,
     JobsSection,
     LimitsSection,
+    NotificationsSection,
     OffersSection,
     OperatorPortSection,
     PublicPortSection,
@@ -40,7 +41,7 @@ from miner.settings.fields import (
     TrainingEngineSection,
     WalletSection,
 )
-from miner.settings.values import is_loopback
+from miner.settings.values import MIN_SECRET_LENGTH, is_loopback
 from miner.support.addresses import public_key
 
 Source = Literal["default", "env", ".env", "override"]
@@ -62,6 +63,7 @@ class TrainingRepo:
 class Settings(
     # pydantic takes the fields of the last base first: read upwards.
     RunningSection,
+    NotificationsSection,
     TournamentSection,
     JobsSection,
     TrainingEngineSection,
@@ -148,12 +150,16 @@ class Settings(
             if isinstance(value, SecretStr):
                 yield value.get_secret_value()
         yield from keys_in(self.subtensor_address or "")
+        for target in self.notify_urls:
+            yield from _secrets_of_target(target.get_secret_value())
 
     def printable(self, name: str) -> Any:
         """Return a field's value as it may be printed."""
         value = getattr(self, name)
         if isinstance(value, SecretStr):
             return HIDDEN
+        if name in SECRET_FIELDS and isinstance(value, tuple):
+            return tuple(HIDDEN for _ in value)
         if name == "subtensor_address" and value:
             return without_keys(value)
         return value
@@ -181,6 +187,21 @@ def keys_in(address: str) -> Iterator[str]:
     keys = [parts.password or "", *re.split(r"[/?&=]", f"{parts.path}?{parts.query}")]
     for key in filter(lambda key: key == parts.password or len(key) >= MIN_KEY_LENGTH, keys):
         yield from {key, unquote(key)}
+
+
+def _secrets_of_target(url: str) -> Iterator[str]:
+    """Yield what is secret in a notification target: all of it, and each long part, as every service has its
+    tokens in another place."""
+    yield url
+    for part in re.split(r"[/?&=:@,#]+", url.partition("://")[2]):
+        if len(part) >= MIN_KEY_LENGTH:
+            yield from {part, unquote(part)}
+    try:
+        password = urlsplit(url).password or ""
+    except ValueError:
+        return
+    if len(password) >= MIN_SECRET_LENGTH:
+        yield from {password, unquote(password)}
 
 
 def without_keys(address: str) -> str:

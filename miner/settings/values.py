@@ -26,6 +26,7 @@ MIN_SECRET_LENGTH = 4
 MIN_TOKEN_LENGTH = 16
 MIN_PASSWORD_LENGTH = 12
 HUGGINGFACE = "huggingface"
+REPORT_PERIODS = ("daily", "weekly", "monthly")
 
 _GITHUB_REPO = re.compile(r"https://github\.com/[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
@@ -255,6 +256,12 @@ def _task_type(value: Any) -> Any:
     return value
 
 
+def _report(value: str) -> str:
+    if value.lower() not in REPORT_PERIODS:
+        raise ValueError(f"must be among {', '.join(REPORT_PERIODS)}")
+    return value.lower()
+
+
 def _ulimits(value: tuple[str, ...]) -> tuple[str, ...]:
     for limit in value:
         name, _, number = limit.partition("=")
@@ -287,6 +294,28 @@ HostName = Annotated[str, AfterValidator(_host_name)]
 HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
 DaemonUrl = Annotated[str, AfterValidator(_daemon_url)]
 DaemonUrls = Annotated[tuple[DaemonUrl, ...], NoDecode, BeforeValidator(_split)]
+
+
+def _split_targets(value: Any) -> Any:
+    """Split at blanks, and at commas before another target: a target may have commas in it."""
+    if isinstance(value, str):
+        parts = re.split(r"\s+|,(?=[A-Za-z][A-Za-z0-9]*://)", value)
+        return tuple(dict.fromkeys(part.strip(",") for part in parts if part.strip(",")))
+    return value
+
+
+def _notify_url(value: SecretStr) -> SecretStr:
+    if not re.match(r"[A-Za-z][A-Za-z0-9]*://\S", value.get_secret_value()):
+        raise ValueError(
+            "must be addresses as Apprise has them, such as tgram://TOKEN/CHAT or mailto://user:password@host"
+        )
+    return value
+
+
+NotifyUrls = Annotated[
+    tuple[Annotated[SecretStr, AfterValidator(_notify_url)], ...], NoDecode, BeforeValidator(_split_targets)
+]
+
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
 Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
 Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
@@ -294,5 +323,6 @@ Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
 OneTaskType = Annotated[TaskType, BeforeValidator(_task_type)]
 TaskTypes = Annotated[tuple[OneTaskType, ...], NoDecode, BeforeValidator(_split)]
 Dataset = Annotated[str, AfterValidator(_dataset)]
+Reports = Annotated[tuple[Annotated[str, AfterValidator(_report)], ...], NoDecode, BeforeValidator(_split)]
 Datasets = Annotated[tuple[Dataset, ...], NoDecode, BeforeValidator(_split), AfterValidator(_at_most_two)]
 Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -41,6 +41,8 @@ class AlertRow:
     last_at: float
     times: int
     resolved_at: float | None = None
+    #: Whether somebody is to be notified of it and of its end, and when that was done last.
+    notify: bool = False
     notified_at: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,8 +107,8 @@ def record_alert(
     row, is_new = raise_alert(connection, alert, now)
     notify = notify and is_new and not is_silenced(connection, alert.rule, alert.subject, now)
     if notify:
-        connection.execute("UPDATE alerts SET notified_at = ? WHERE id = ?", (now, row.id))
-        row = replace(row, notified_at=now)
+        connection.execute("UPDATE alerts SET notify = 1 WHERE id = ?", (row.id,))
+        row = replace(row, notify=True)
     if event is not None and is_new:
         add_event(connection, now, alert.rule, None, **event)
     return RecordedAlert(row, is_new, notify)
@@ -127,17 +129,34 @@ def record_resolution(
         return None
     if event is not None:
         add_event(connection, now, rule, None, **event)
-    notify = row.notified_at is not None and not is_silenced(connection, rule, subject, now)
+    notify = row.notify and not is_silenced(connection, rule, subject, now)
+    if row.notify and not notify:
+        connection.execute("UPDATE alerts SET notify = 0 WHERE id = ?", (row.id,))
     return RecordedAlert(row, False, notify)
+
+
+def mark_notified(connection: sqlite3.Connection, alert_ids: Iterable[int], now: float) -> None:
+    """Note that the operator was told of these alerts as they are now."""
+    connection.executemany(
+        "UPDATE alerts SET notified_at = ? WHERE id = ?", [(now, one) for one in alert_ids]
+    )
+
+
+def unsent_alerts(connection: sqlite3.Connection, since: float) -> list[AlertRow]:
+    """Return the alerts since then that nobody was told of, or not of their end; oldest first."""
+    rows = connection.execute(
+        "SELECT * FROM alerts WHERE notify AND last_at >= ? "
+        "AND (notified_at IS NULL OR notified_at < resolved_at) ORDER BY id",
+        (since,),
+    )
+    return [_alert_from(row) for row in rows]
 
 
 def expire_alerts(connection: sqlite3.Connection, kinds: Sequence[str], before: float, now: float) -> int:
     """Close alerts that nothing resolves, once they have not come again for a while; return the count."""
     marks = ", ".join("?" * len(kinds))
-    expired = connection.execute(
-        f"UPDATE alerts SET resolved_at = ? WHERE resolved_at IS NULL AND last_at < ? AND rule IN ({marks})",  # noqa: S608
-        (now, before, *kinds),
-    )
+    changed = "UPDATE alerts SET resolved_at = ?, notify = 0 WHERE resolved_at IS NULL AND last_at < ?"
+    expired = connection.execute(f"{changed} AND rule IN ({marks})", (now, before, *kinds))
     return expired.rowcount
 
 
@@ -177,7 +196,7 @@ def newest_alerts(connection: sqlite3.Connection, limit: int, *, only_open: bool
 
 def _alert_from(row: sqlite3.Row) -> AlertRow:
     values = dict(row)
-    return AlertRow(**values | {"severity": Severity(values["severity"])})
+    return AlertRow(**values | {"severity": Severity(values["severity"]), "notify": bool(values["notify"])})
 
 
 # Actions

@@ -8,6 +8,7 @@ the store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from core.planning.candidate import candidate_of, vary
 from core.planning.memory import peak_bytes
 from core.runs.control import even_micro
 from core.runs.progress import ControlEvent
+from miner.fleet.power import PowerLimits, PowerRefused
+from miner.fleet.sources import ScanFailed
 from miner.jobs.control import RunningTraining
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
@@ -91,7 +94,7 @@ class AttemptActions:
         )
 
     def count(self, rule: str) -> int:
-        return sum(row.rule == rule for row in self.rows)
+        return sum(row.rule == rule and row.outcome is not ActionOutcome.RETURNED for row in self.rows)
 
     @property
     def has_shrunk(self) -> bool:
@@ -103,8 +106,9 @@ class AttemptActions:
 
 
 class ActionController:
-    def __init__(self, store: Store, live: LiveMeasurements) -> None:
-        self._store, self._live = store, live
+    def __init__(self, store: Store, live: LiveMeasurements, power: PowerLimits | None = None) -> None:
+        """`power`: where power limits may be set; None: trainings are paused instead."""
+        self._store, self._live, self._power = store, live, power
         self._attempts: dict[tuple[int, int], AttemptActions] = {}
 
     async def step(self, rules: Mapping[str, AlertRule], engine: RuleEngine, now: float) -> None:
@@ -114,6 +118,7 @@ class ActionController:
             return
         trainings = {(training.job_id, training.attempt): training for training in running}
         await self._forget_ended(trainings, now)
+        await self._restore_idle(running)
         for key, training in trainings.items():
             if training.training_since is None:
                 continue
@@ -165,8 +170,12 @@ class ActionController:
         tracked: TrackedRule,
         now: float,
     ) -> None:
-        proposed = self._proposed(training, actions, act, now)
         before = self._numbers(training, now - (act.settle or SETTLE_SECONDS), tracked.value)
+        if act.by == "power" and act.duty is not None:
+            gpu = tracked.subject.removeprefix("gpu:")
+            if await self._lower_power(actions, name, act.duty, gpu, before, now):
+                return
+        proposed = self._proposed(training, actions, act, now)
         if proposed.refusal:
             actions.blocked.add(name)
             await self._add(
@@ -178,6 +187,33 @@ class ActionController:
         after = {key: value for key, value in asked.items() if value is not None}
         row = await self._add(actions, name, proposed.kind, now, before, after, ActionOutcome.ASKED, "")
         actions.open = OpenAction(row, control.number)
+
+    async def _lower_power(
+        self, actions: AttemptActions, name: str, change: float, gpu: str, before: dict[str, Any], now: float
+    ) -> bool:
+        """Lower the GPU's power limit; return False where that is not possible here."""
+        sample = self._live.samples.latest(gpu)
+        if self._power is None or sample is None:
+            return False
+        share = max(LEAST_DUTY, round(self._power.share(gpu) + change, 2))
+        if share >= self._power.share(gpu):
+            return False
+        before |= {"gpu": gpu, "power_share": self._power.share(gpu), "power_watts": sample.power_limit_watts}
+        try:
+            watts = await self._power.set_share(gpu, share, sample.power_limit_watts)
+        except (PowerRefused, ScanFailed) as error:
+            log.warning("GPU %s: no power limit can be set, its training is paused instead: %s", gpu, error)
+            return False
+        after = {"power_share": share, "power_watts": watts}
+        row = await self._add(actions, name, "duty", now, before, after, ActionOutcome.APPLIED, "")
+        actions.open = OpenAction(row, None, applied_at=now)
+        return True
+
+    async def _restore_idle(self, running: list[RunningTraining]) -> None:
+        """A GPU on which nothing trains any more gets its power back at once."""
+        if self._power is not None and self._power.lowered:
+            busy = {gpu for training in running for gpu in training.gpus}
+            await self._power.restore([gpu for gpu in self._power.lowered if gpu not in busy])
 
     def _proposed(
         self, training: RunningTraining, actions: AttemptActions, act: AlertAction, now: float
@@ -231,20 +267,40 @@ class ActionController:
         lowered = [
             row for row in actions.rows if row.kind == "duty" and row.outcome is not ActionOutcome.REFUSED
         ]
-        if training.duty >= 1.0 or not lowered:
+        power = [gpu for gpu in training.gpus if self._power is not None and gpu in self._power.lowered]
+        if (training.duty >= 1.0 and not power) or not lowered:
             return
         name = lowered[-1].rule
         act = rules[name].act if name in rules else None
         settle = act.settle if act and act.settle else SETTLE_SECONDS
         if now - actions.ended_at < settle:
             return
-        duty = min(1.0, round(training.duty + abs(act.duty if act and act.duty else 0.03), 2))
+        step = abs(act.duty if act and act.duty else 0.03)
         before = self._numbers(training, now - settle, None)
+        if power and self._power is not None:
+            await self._give_power_back(actions, name, power[0], step, before, now)
+            return
+        duty = min(1.0, round(training.duty + step, 2))
         control = await training.ask(duty=duty)
         after = {"duty": duty, "number": control.number}
         await self._add(
             actions, name, "duty", now, before, after, ActionOutcome.RETURNED, "the alert is resolved"
         )
+
+    async def _give_power_back(
+        self, actions: AttemptActions, name: str, gpu: str, step: float, before: dict[str, Any], now: float
+    ) -> None:
+        assert self._power is not None
+        share = min(1.0, round(self._power.share(gpu) + step, 2))
+        try:
+            watts = await self._power.set_share(gpu, share, None)
+        except (PowerRefused, ScanFailed) as error:
+            log.warning("the power limit of GPU %s stays lowered: %s", gpu, error)
+            actions.ended_at = now  # tried again after a while
+            return
+        after = {"power_share": share, "power_watts": watts}
+        text = "the alert is resolved"
+        await self._add(actions, name, "duty", now, before, after, ActionOutcome.RETURNED, text)
 
     # Following up
 
@@ -258,11 +314,14 @@ class ActionController:
         now: float,
     ) -> None:
         answer = training.answer
-        is_answered = answer is not None and answer.number >= (action.number or 0)
+        needs_answer = "power_share" not in action.row.after
+        is_answered = needs_answer and answer is not None and answer.number >= (action.number or 0)
         if answer is not None and is_answered and not _is_carried_out(action.row, answer):
             # Also later: an engine may find that larger passes do not fit after all.
             await self._not_applied(actions, action, answer.text or "this engine cannot", now)
             return
+        if action.applied_at is None and not needs_answer:
+            action.applied_at = now  # by an earlier process
         if action.applied_at is None:
             if answer is not None and is_answered:
                 action.applied_at = now
@@ -279,12 +338,19 @@ class ActionController:
         after = self._numbers(training, action.applied_at + settle / 2, value)
         verdict = judge(action.row, after, act.worse or WORSE, below=bool(rule and rule.when.below))
         if verdict.is_worse:
-            back = {key: action.row.before[key] for key in ("micro", "duty")}
-            await training.ask(**back)
+            await self._undo(training, action.row)
             actions.blocked.add(action.row.rule)
         outcome = ActionOutcome.UNDONE if verdict.is_worse else ActionOutcome.KEPT
         measured = {key: number for key, number in after.items() if key not in ("micro", "duty")}
         await self._update(actions, action, outcome, measured, verdict.text, now)
+
+    async def _undo(self, training: RunningTraining, row: ActionRow) -> None:
+        before = row.before
+        if "power_share" not in row.after:
+            await training.ask(micro=before["micro"], duty=before["duty"])
+        elif self._power is not None:
+            with contextlib.suppress(PowerRefused, ScanFailed):
+                await self._power.set_share(before["gpu"], before["power_share"], before["power_watts"])
 
     async def _not_applied(self, actions: AttemptActions, action: OpenAction, why: str, now: float) -> None:
         """Smaller passes are for the next attempt's plan then; nothing else outlives this one."""
@@ -421,7 +487,8 @@ def _speed_change(row: ActionRow, after: Mapping[str, Any]) -> float | None:
         return None
     expected = old
     if row.kind == "duty":
-        expected *= (row.after.get("duty") or 1.0) / (row.before.get("duty") or 1.0)
+        key = "power_share" if "power_share" in row.after else "duty"
+        expected *= (row.after.get(key) or 1.0) / (row.before.get(key) or 1.0)
     return float(new / expected - 1)
 
 

@@ -71,8 +71,10 @@ a restart open alerts go on; nobody is notified twice. Who is silenced is still 
   effective batch, the optimizer's state and the loss curve stay.
 - `batch: +20%`: more sequences in one pass, where the plan's memory model allows it, the memory measured
   stays below 85 %, and no pass was made smaller in this attempt.
-- `duty: -3%`: the trainer pauses between steps, so that the GPU computes 97 % of the time; never below 70
-  %. Once the alert is resolved, the pauses get shorter step by step.
+- `duty: -3%`: the trainer pauses between steps, so that the GPU computes 97 % of the time; never below
+  70 %. Once the alert is resolved, the pauses get shorter step by step. With `by: power` the GPU's power
+  limit is lowered instead, where this user may set it; it is put back step by step, when the training ends,
+  and when the daemon stops or starts.
 
 An action is asked of the running training through its control file, and happens at a step boundary. The
 training answers what holds from then on; one that cannot is left alone, and smaller passes are used by
@@ -82,8 +84,8 @@ that anyway), or if larger passes were not faster. A rule whose action was undon
 does nothing more in that attempt. There is one action at a time, and at most `times` of a rule for an
 attempt.
 
-`god-miner events --kind rule_action` has each with its numbers before and after, and so has `god-miner
-jobs show`.
+`god-miner events --kind rule_action` has each with its numbers before and after, and so has
+`GET /jobs/{job}/series`.
 
 The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
 below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 %, below 85 °C, efficiency above

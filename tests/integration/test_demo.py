@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from miner.dev import demo
 from miner.dev.demo import run_demo
+from miner.store.database import open_store
+from miner.store.figures import figures_of
 from tests.doubles.required import missing
 
 PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
@@ -36,3 +39,11 @@ def test_a_little_model_is_trained_published_and_told_of(
     losses = [line for step, line in lines if step == "train" and "loss" in line]
     assert len(losses) >= 2
     assert str(result.submission) in lines[-1][1]
+    with open_store(tmp_path / "data") as connection:
+        (stored,) = figures_of(connection, 1).values()
+    steps, figures = json.loads(stored.curves)["steps"], json.loads(stored.figures)
+    assert steps["step"] == list(range(1, figures["steps"] + 1))
+    for curve in ("loss", "lr", "grad_norm", "tokens_s", "samples_s", "wait"):
+        assert None not in steps[curve], curve
+    assert figures["gain"] == pytest.approx((result.base - result.best) / result.base)
+    assert figures["efficiency"] is not None

@@ -59,7 +59,7 @@ def job_page(view: PageView, job: str) -> None:
     def show(answer: dict[str, Any]) -> None:
         head.show(answer)
         figures.show(answer)
-        timeline.show(answer["steps"])
+        timeline.show(_steps(answer))
         facts.show(answer)
         validator.show(answer)
 
@@ -67,7 +67,7 @@ def job_page(view: PageView, job: str) -> None:
     view.live(f"{path}/series", charts.show, every=3.0)
     log.start()
     view.live(f"{path}/plan", plan.show, every=20.0)
-    view.live(f"{path}/files", lambda answer: files.show(answer["files"]), every=15.0)
+    view.live(f"{path}/files", lambda answer: files.show(answer["artefacts"]), every=15.0)
 
 
 class _Head:
@@ -189,7 +189,7 @@ class _JobFigures:
         else:
             steps = result.get("steps")
             self._progress.show(
-                f"{steps:,}" if steps else UNKNOWN, "steps", f"{len(job['attempts'])} attempts"
+                f"{steps:,}" if steps else UNKNOWN, "steps", _counted(len(job["attempts"]), "attempt")
             )
 
 
@@ -249,6 +249,26 @@ class _Timeline:
                 bar.style(style)
 
         return show
+
+
+def _steps(job: Record) -> list[Record]:
+    """What the worker did, and the trainings that went on meanwhile."""
+    trainings = [
+        {
+            "attempt": attempt["number"],
+            "name": "training",
+            "began_at": attempt["started_at"],
+            "ended_at": attempt["ended_at"],
+            "outcome": "ok" if attempt["end_reason"] in ("trained", None) else attempt["end_reason"],
+            "detail": attempt["detail"],
+        }
+        for attempt in job["attempts"]
+    ]
+    return sorted([*job["steps"], *trainings], key=lambda step: float(step["began_at"]))
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _ended(step: Record) -> float:

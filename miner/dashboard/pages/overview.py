@@ -158,7 +158,7 @@ def _indicator(value: float | None, unit: str, name: str) -> tuple[str, str]:
     if unit == "share":
         return f"{value * 100:.1f}".removesuffix(".0"), "%"
     if unit == "hours":
-        return f"{value:.1f}", "h"
+        return (f"{value:.1f}", "h") if value >= 1 else (f"{value * 60:.0f}", "min")
     return (f"{value:.0f}" if name == "rank" else f"{value:.2f}"), unit
 
 

@@ -41,7 +41,8 @@ CREATE TABLE alerts (
     last_at REAL NOT NULL,
     times INTEGER NOT NULL,
     resolved_at REAL,
-    notified_at REAL
+    notify INTEGER NOT NULL DEFAULT 0,  -- whether somebody is to be notified of it, and of its end
+    notified_at REAL  -- when that was done last; before `resolved_at`: not of its end yet
 );
 CREATE INDEX ix_alerts_open ON alerts (rule, subject) WHERE resolved_at IS NULL;
 CREATE INDEX ix_alerts_raised_at ON alerts (raised_at);

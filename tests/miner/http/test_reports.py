@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from miner.store.ranks import newest_rank
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import DaemonInProcess
 
@@ -10,6 +11,8 @@ from tests.miner.http.daemon_in_process import DaemonInProcess
 async def test_every_period_has_its_report_with_indicators_and_rank(
     running: DaemonInProcess, period: str
 ) -> None:
+    await running.daemon.metagraphs.refresh_once()
+    await running.daemon.store.write(newest_rank)  # after the one of the refresh
     report = (await running.operator.get("/report", params={"period": period})).json()
     assert report["period"] == period
     names = ["success_rate", "completion_hours", "gpu_utilization", "quality", "rank"]

@@ -245,6 +245,7 @@ def test_secrets_appear_in_no_print_of_the_settings_nor_in_an_error() -> None:
     secrets = {
         name.upper(): f"hush-hush-{number:02}-0123456789" for number, name in enumerate(sorted(SECRET_FIELDS))
     }
+    secrets["NOTIFY_URLS"] = f"tgram://{secrets['NOTIFY_URLS']}/42"
     address = "wss://me:hush-hush-pw@node.example.org/v1/hush-hush-path-key-0123?key=hush-hush-query-key-01"
     repos = {
         f"TRAINING_REPO_{kind}_{part}": value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from core.planning.plan import TrainingPlan
 from core.runs.control import RunControl, read_control
 from core.runs.progress import ControlEvent
+from miner.fleet.power import PowerLimits, PowerRefused
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.events import LiveJob
@@ -36,8 +38,8 @@ store = opened_store
 QUICK = "settle: 30s"
 RULES = f"""
 rules:
-  gpu-memory: {{for: 0s, when: {{over: 5s}}, act: {{{QUICK}}}}}
-  gpu-hot: {{for: 0s, when: {{over: 5s}}, act: {{{QUICK}}}}}
+  gpu-memory: {{for: 0s, when: {{over: 4s}}, act: {{{QUICK}}}}}
+  gpu-hot: {{for: 0s, when: {{over: 5s}}, act: {{{QUICK}, times: 4}}}}
   slow-training: {{for: 0s, when: {{over: 10s, least: 1}}, act: {{{QUICK}}}}}
 """
 Obeys = Callable[[RunControl], ControlEvent | None]
@@ -56,6 +58,8 @@ class Stage:
         self.store, self.folder, self.now = store, folder, 10_000.0
         self.memory, self.temperature, self.tokens_s, self.loss = 0.8, 60.0, 1000.0, 2.0
         self.efficiency: float | None = 0.95
+        self.power_limit_watts = 700.0
+        self.power: PowerLimits | None = None
         self.samples = SampleHistory()
         file = folder / "alerts.yaml"
         file.write_text(RULES)
@@ -82,7 +86,7 @@ class Stage:
         live = LiveMeasurements(
             self.samples, RequestWatch(), lambda: [self.training] if self.training else []
         )
-        return AlertService(self.store, Metrics(), self.rules, live, clock=lambda: self.now)
+        return AlertService(self.store, Metrics(), self.rules, live, clock=lambda: self.now, power=self.power)
 
     def answer(self, control: RunControl, **changes: Any) -> ControlEvent:
         micro = control.micro or self.plan.batch.micro
@@ -100,6 +104,7 @@ class Stage:
                         memory_used=round(self.memory * 1000),
                         memory_total=1000,
                         temperature=self.temperature,
+                        power_limit_watts=self.power_limit_watts,
                     )
                 ]
             )
@@ -194,7 +199,7 @@ async def test_a_hot_card_is_paused_within_bounds_and_gets_its_time_back(stage: 
     stage.temperature = 92.0
     await stage.play(600)
     duties = [row.after.get("duty") for row in stage.rows()]
-    assert duties == [0.97, 0.94, 0.91, 0.88]  # four times for an attempt
+    assert duties == [0.97, 0.94, 0.91, 0.88]  # so often for an attempt
     assert LEAST_DUTY < 0.88
     stage.temperature = 70.0
     await stage.play(600)
@@ -255,6 +260,56 @@ async def test_an_attempt_that_ends_closes_its_action(stage: Stage) -> None:
     await stage.play(60)
     (row,) = stage.rows()
     assert (row.outcome, row.detail) == (ActionOutcome.KEPT, "the attempt ended before it was judged")
+
+
+class PowerCard:
+    """Power limits of one card, in memory."""
+
+    def __init__(self) -> None:
+        self.watts, self.is_locked = 700.0, False
+
+    async def set_power_limit(self, gpu: str, watts: float) -> float:
+        if self.is_locked:
+            raise PowerRefused("no permission")
+        self.watts = watts
+        return watts
+
+
+def with_power(stage: Stage) -> PowerCard:
+    card = PowerCard()
+    file = stage.folder / "alerts.yaml"
+    file.write_text(file.read_text().replace("over: 5s}, act: {settle", "over: 5s}, act: {by: power, settle"))
+    stage.power = PowerLimits(card, stage.folder / "power-limits.json")
+    stage.service = stage.restarted()
+    return card
+
+
+async def test_a_hot_card_gets_less_power_where_that_is_allowed_and_all_of_it_back(stage: Stage) -> None:
+    card = with_power(stage)
+    stage.temperature = 92.0
+    await stage.play(90)
+    assert [row.after["power_watts"] for row in stage.rows()] == pytest.approx([679.0, 658.0])
+    assert read_control(stage.attempt.control) is None
+    assert json.loads((stage.folder / "power-limits.json").read_text()) == {"g0": 700.0}
+    # The daemon dies; the next one puts back what it finds.
+    stage.power = PowerLimits(card, stage.folder / "power-limits.json")
+    await stage.power.restore_after_restart()
+    assert (card.watts, stage.power.lowered) == (700.0, [])
+    stage.service = stage.restarted()
+    await stage.play(60)
+    assert card.watts < 700.0
+    stage.training = None
+    await stage.play(5)
+    assert card.watts == 700.0
+    assert json.loads((stage.folder / "power-limits.json").read_text()) == {}
+
+
+async def test_where_power_limits_are_not_allowed_the_training_is_paused(stage: Stage) -> None:
+    with_power(stage).is_locked = True
+    stage.temperature = 92.0
+    await stage.play(60)
+    assert [(row.outcome, row.after["duty"]) for row in stage.rows()][:1] == [(ActionOutcome.KEPT, 0.97)]
+    assert json.loads((stage.folder / "power-limits.json").read_text()) == {}
 
 
 def test_passes_are_shared_out_evenly() -> None:

@@ -1,0 +1,153 @@
+"""A real training on the CPU whose card is the NVML stub's: it fills up, and a rule makes passes smaller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.tasks import TaskType
+from core.runs.progress import ControlEvent, StepEvent, parse_events
+from miner.dev import demo_inputs
+from miner.dev.demo_inputs import LoopbackSite
+from miner.dev.samples import SampleTask
+from miner.store import alerts as store_alerts
+from miner.store.alerts import ActionOutcome, ActionRow, AlertRow
+from miner.support import background
+from tests.doubles.nvml import NvmlHost, compiled
+from tests.doubles.required import missing
+from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 240.0
+TOTAL_MIB = 1000
+RULES = """
+rules:
+  gpu-memory: {for: 0s, when: {over: 1s}, act: {settle: 2s, worse: 1.0}}
+"""
+#: Of the demo's, so long that it goes on while the rule works.
+PROFILE = """
+extends: cpu-native
+targets: {max_steps: 20000, num_epochs: 1000, eval_steps: 200, learning_rate: 1e-3}
+limits: {max_steps: 20000}
+"""
+
+
+@dataclass
+class PlayedJob:
+    daemon: DaemonInProcess
+    host: NvmlHost
+    job: int
+
+    def fill(self, share: float) -> None:
+        self.host.gpu(0, used_mib=round(TOTAL_MIB * share))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not holds():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            live, samples = self.daemon.daemon.live(self.job), self.daemon.daemon.samples.latest("cpu")
+            raise AssertionError(f"{live}\n{samples}\n{self.actions()}\n{self.alerts()}") from None
+
+    @property
+    def step(self) -> int:
+        live = self.daemon.daemon.live(self.job)
+        return (live.step if live else None) or 0
+
+    def actions(self) -> list[ActionRow]:
+        return self.daemon.daemon.store.read_now(store_alerts.actions_of_job, self.job)
+
+    def alerts(self) -> list[AlertRow]:
+        rows = self.daemon.daemon.store.read_now(store_alerts.newest_alerts, 20)
+        return [row for row in rows if row.rule == "gpu-memory"]
+
+    def events(self) -> list[Any]:
+        log = self.daemon.daemon.settings.data_dir / f"jobs/{self.job}/attempt_1/progress.jsonl"
+        return [line.event for line in parse_events(log.read_bytes()) if line.event]
+
+
+@pytest.fixture
+async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PlayedJob]:
+    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
+    if not python:
+        missing("GOD_MINER_TRAINING_PYTHON names no training environment")
+    host = NvmlHost(compiled(tmp_path), tmp_path / "nvml.json", 1)
+    host.gpu(0, uuid="cpu", total_mib=TOTAL_MIB, used_mib=500)
+    for name, value in host.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(background, "ROUND_SECONDS", 0.25)
+    data_dir = tmp_path / "data"
+    (data_dir / "profiles").mkdir(parents=True)
+    (data_dir / "profiles" / "long.yaml").write_text(PROFILE)
+    (data_dir / "alerts.yaml").write_text(RULES)
+    with LoopbackSite() as site:
+        site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
+        settings = {
+            "GPUS": "cpu",
+            "PROFILE": "long",
+            "ENGINE": "process",
+            "TRAINER_PYTHON": str(python),
+            "TRAINER_SANDBOX": "off",
+            "HUB": f"local:{tmp_path / 'hub'}",
+            "HF_ENDPOINT": site.url,
+            "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
+            "MIN_FREE_DISK_BYTES": "0",
+            "GPU_SAMPLE_SECONDS": "1",
+        }
+        async with open_daemon(tmp_path, **settings) as daemon:
+            task = SampleTask(
+                task_type=TaskType.INSTRUCT,
+                task_id=str(uuid.uuid4()),
+                model=demo_inputs.MODEL_ID,
+                params=demo_inputs.model_params(),
+                hours=0.5,
+                ds_size=None,
+                expected_repo_name="played",
+                data_url=site.add_file("/rows.json", demo_inputs.training_rows()),
+                dataset_type={"field_instruction": "instruct", "field_output": "output"},
+            )
+            reply = await daemon.start(task)
+            assert reply.status_code == 200, reply.text
+            (row,) = daemon.rows("SELECT id FROM jobs")
+            yield PlayedJob(daemon, host, row["id"])
+            await daemon.daemon.running_jobs.cancel(row["id"])
+            await daemon.daemon.running_jobs.wait_until_over(row["id"])
+
+
+async def test_a_card_that_fills_gets_smaller_passes_and_the_loss_goes_on(played: PlayedJob) -> None:
+    await played.until(lambda: played.step >= 20)
+    assert played.actions() == []
+    played.fill(0.95)
+    await played.until(
+        lambda: bool(played.actions()) and played.actions()[0].outcome is ActionOutcome.APPLIED
+    )
+    assert [alert.resolved_at for alert in played.alerts()] == [None]
+    played.fill(0.8)
+    await played.until(lambda: played.actions()[0].outcome is ActionOutcome.KEPT)
+    await played.until(lambda: played.alerts()[0].resolved_at is not None)
+    (action,) = played.actions()
+    assert action.detail.startswith("it helped")
+    assert action.after["micro"] < action.before["micro"]
+
+    at = played.step
+    await played.until(lambda: played.step >= at + 20)
+    events = played.events()
+    (answer,) = [event for event in events if isinstance(event, ControlEvent)]
+    assert (answer.applied, answer.micro) == (True, action.after["micro"])
+    place = events.index(answer)
+    before, after = (
+        [event for event in part if isinstance(event, StepEvent)] for part in (events[:place], events[place:])
+    )
+    assert [event.step for event in before + after] == sorted({event.step for event in before + after})
+    losses = [[event.loss for event in part if event.loss is not None] for part in (before, after)]
+    assert max(losses[1]) < 1.2 * max(losses[0])  # the same training goes on, its optimizer with it
+    assert len(played.daemon.rows("SELECT id FROM attempts")) == 1

@@ -1,0 +1,274 @@
+"""What is told, when, and to whom; the targets are played."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from miner.observe.redact import Redactor
+from miner.offers.policies.schema import Policy
+from miner.store.alerts import (
+    AlertRow,
+    NewAlert,
+    Severity,
+    add_silence,
+    expire_alerts,
+    newest_alerts,
+    record_alert,
+    record_resolution,
+)
+from miner.store.ranks import report_was_sent
+from miner.store.store import Store
+from miner.watch import notify
+from miner.watch.notify import Notifier, ReportNotice
+from miner.watch.notify_messages import NotifyMessage
+from miner.watch.notify_targets import Delivery, NotifyTargets, target_names
+from miner.watch.sent_reports import send_due_reports
+from tests.miner.watch.history import DAY, HOUR, NOW
+
+SECRET = "hunter2-hunter2"
+PERIOD = 900.0
+
+
+class PlayedTargets(NotifyTargets):
+    """Targets that keep what they are sent; those in `down` take nothing."""
+
+    def __init__(self, *urls: str) -> None:
+        super().__init__(urls or ("json://127.0.0.1:1/",), Redactor([SECRET]))
+        self.sent: list[tuple[str, NotifyMessage]] = []
+        self.down: set[str] = set()
+
+    async def deliver(
+        self, messages: Mapping[int, Sequence[NotifyMessage]], seconds: float = 0.0
+    ) -> dict[int, Delivery]:
+        results = {}
+        for number, wanted in messages.items():
+            name = self.names[number]
+            if name in self.down:
+                results[number] = Delivery(name, 0, "refused")
+                continue
+            self.sent += [(name, message) for message in wanted]
+            results[number] = Delivery(name, len(wanted))
+        return results
+
+    def take(self) -> list[tuple[str, str]]:
+        """Title and body of each message since the last look."""
+        taken, self.sent = self.sent, []
+        return [(message.title, message.body) for _, message in taken]
+
+
+class NotifyDesk:
+    """A notifier whose clock and targets the test controls; `tell` does what its loop does."""
+
+    def __init__(self, store: Store, *urls: str) -> None:
+        self.store, self.now = store, NOW
+        self.targets = PlayedTargets(*urls)
+        self.restart()
+
+    def restart(self) -> None:
+        self.notifier = Notifier(
+            self.store, self.targets, period=PERIOD, host="rack1", clock=lambda: self.now, collect=0.0
+        )
+
+    async def raised(self, rule: str, subject: str = "gpu:0", text: str = "it is hot") -> AlertRow:
+        alert = NewAlert(rule, subject, Severity.WARNING, text)
+        recorded = await self.store.write(record_alert, alert, self.now, notify=True)
+        self.notifier.add(recorded.row)
+        return recorded.row
+
+    async def resolved(self, rule: str, subject: str = "gpu:0") -> None:
+        recorded = await self.store.write(record_resolution, rule, subject, "cool again", self.now)
+        assert recorded is not None
+        if recorded.notify:
+            self.notifier.add(recorded.row)
+
+    async def tell(self, after: float = 1.0) -> list[tuple[str, str]]:
+        self.now += after
+        await self.notifier.send_due()
+        return self.targets.take()
+
+
+@pytest.fixture
+def desk(store: Store) -> NotifyDesk:
+    return NotifyDesk(store)
+
+
+async def test_an_alert_goes_out_at_once_and_its_end_too(desk: NotifyDesk) -> None:
+    await desk.raised("gpu-hot")
+    assert await desk.tell() == [("god-miner on rack1: [warning] gpu-hot, gpu:0", "it is hot")]
+    await desk.resolved("gpu-hot")
+    assert await desk.tell(PERIOD) == [("god-miner on rack1: [resolved] gpu-hot, gpu:0", "cool again")]
+    assert await desk.tell(PERIOD) == []
+
+
+async def test_of_one_rule_there_is_one_message_in_a_period_and_a_digest_of_the_rest(
+    desk: NotifyDesk,
+) -> None:
+    await desk.raised("gpu-hot", "gpu:0")
+    assert len(await desk.tell()) == 1
+    for gpu in (1, 2, 3):
+        await desk.raised("gpu-hot", f"gpu:{gpu}")
+        assert await desk.tell() == []
+    await desk.raised("disk-low", "host")
+    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [warning] disk-low, host"]
+    ((title, body),) = await desk.tell(PERIOD)
+    assert title == "god-miner on rack1: 3 alerts"
+    assert body.splitlines() == [f"[warning] gpu-hot, gpu:{gpu}: it is hot" for gpu in (3, 2, 1)]
+
+
+async def test_many_at_once_are_one_message(desk: NotifyDesk) -> None:
+    for number in range(120):
+        await desk.raised(f"rule-{number}")
+    ((title, body),) = await desk.tell()
+    assert title == "god-miner on rack1: 120 alerts"
+    assert body.endswith("and 20 more: god-miner alerts list")
+
+
+async def test_a_target_that_fails_is_tried_again_and_then_gets_what_it_missed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = NotifyDesk(store, "json://good.example/", f"discord://123/{SECRET}")
+    desk.targets.down = {"discord"}
+    await desk.raised("gpu-hot")
+    assert len(await desk.tell()) == 1
+    await desk.raised("disk-low", "host")
+    assert len(await desk.tell()) == 1  # the failed one is not tried again yet
+    state = desk.notifier.status()[1]
+    assert (state["target"], state["waiting"], state["failures"]) == ("discord", 2, 1)
+    assert await desk.tell(notify.RETRY_SECONDS) == []
+    assert desk.notifier.status()[1]["failures"] == 2
+    desk.targets.down = set()
+    assert await desk.tell(notify.RETRY_SECONDS) == []  # the pause has doubled
+    assert [title for title, _ in await desk.tell(notify.RETRY_SECONDS)] == ["god-miner on rack1: 2 alerts"]
+    assert desk.notifier.status()[1]["waiting"] == 0
+    assert SECRET not in caplog.text
+
+
+async def test_what_was_not_sent_is_sent_after_a_restart_and_nothing_twice(desk: NotifyDesk) -> None:
+    await desk.raised("sent")
+    await desk.tell()
+    await desk.raised("lost")
+    desk.now += HOUR
+    desk.restart()
+    await desk.notifier.start()
+    await desk.notifier.stop()
+    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [warning] lost, gpu:0"]
+    desk.restart()
+    await desk.notifier.start()
+    await desk.notifier.stop()
+    assert await desk.tell() == []
+
+
+async def test_an_end_that_nobody_was_told_of_is_told_after_a_restart(desk: NotifyDesk) -> None:
+    await desk.raised("gpu-hot")
+    await desk.tell()
+    desk.now += 1
+    await desk.resolved("gpu-hot")
+    desk.restart()
+    await desk.notifier.start()
+    await desk.notifier.stop()
+    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [resolved] gpu-hot, gpu:0"]
+
+
+async def test_old_silenced_expired_and_unwanted_alerts_are_not_sent_after_a_restart(
+    desk: NotifyDesk,
+) -> None:
+    def fill(connection: sqlite3.Connection) -> None:
+        def add(rule: str, at: float, **how: Any) -> None:
+            alert = NewAlert(rule, "host", Severity.WARNING, "text")
+            record_alert(connection, alert, at, **{"notify": True, **how})
+
+        add_silence(connection, "silent-*", "*", "", NOW - HOUR, NOW + HOUR)
+        add("silent-disk", NOW)
+        add("old", NOW - 2 * DAY)
+        add("unwanted", NOW, notify=False)
+        add("expired", NOW - 7 * HOUR)
+        expire_alerts(connection, ["expired"], NOW - 6 * HOUR, NOW)
+
+    await desk.store.write(fill)
+    await desk.notifier.start()
+    await desk.notifier.stop()
+    assert await desk.tell() == []
+
+
+async def test_an_alert_that_comes_from_the_store_too_is_told_once(desk: NotifyDesk) -> None:
+    await desk.raised("early")
+    await desk.notifier.start()
+    await desk.notifier.stop()
+    assert len(await desk.tell()) == 1
+    (row,) = await desk.store.read(newest_alerts, 5)
+    assert row.notified_at == desk.now
+
+
+async def test_no_secret_no_control_character_and_no_call_of_everybody_is_in_a_message(
+    desk: NotifyDesk,
+) -> None:
+    hostile = f"{SECRET} hf_abcdefghijklmnopqrst \x1b[31m @everyone " + "x" * 5000
+    await desk.raised("job_failed", "job:1", hostile)
+    ((_, body),) = await desk.tell()
+    assert SECRET not in body
+    assert "hf_abc" not in body
+    assert "\x1b" not in body
+    assert "@everyone" not in body
+    assert len(body) < 1000
+
+
+async def test_without_targets_nothing_is_kept(store: Store) -> None:
+    targets = PlayedTargets()
+    targets.urls, targets.names = (), []
+    notifier = Notifier(store, targets, period=PERIOD, host="h")
+    notifier.add(AlertRow(1, "gpu-hot", "gpu:0", Severity.WARNING, "", None, NOW, NOW, 1))
+    await notifier.start()
+    assert notifier.status() == []
+    await notifier.stop()
+
+
+def test_targets_are_named_without_their_secrets() -> None:
+    urls = {
+        "json://127.0.0.1:8080/key": "json://127.0.0.1:8080",
+        f"mailto://me:{SECRET}@mail.example": "mailto://mail.example",
+        f"tgram://123456:{SECRET}/42": "tgram",
+        f"slack://{SECRET}/b/c": "slack",
+        f"https://discord.com/api/webhooks/1/{SECRET}": "https://discord.com",
+        "json://[broken": "json",
+    }
+    assert target_names(list(urls)) == list(urls.values())
+    assert target_names(["slack://a/b", "slack://c/d"]) == ["slack", "slack (2)"]
+
+
+async def test_a_report_goes_to_mail_as_html_and_elsewhere_as_markdown(store: Store) -> None:
+    desk = NotifyDesk(store, "json://good.example/", "mailtos://me:pw@mail.example")
+    desk.notifier.add_report(ReportNotice("Daily", "# text", "<p>text</p>"))
+    await desk.notifier.send_due()
+    assert [(message.format, message.body) for _, message in desk.targets.sent] == [
+        ("markdown", "# text"),
+        ("html", "<p>text</p>"),
+    ]
+
+
+async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_come(desk: NotifyDesk) -> None:
+    midnight = NOW - NOW % DAY
+
+    async def titles(at: float) -> list[str]:
+        await send_due_reports(desk.store, desk.notifier, Policy(), ("daily", "weekly"), 6, at)
+        return [title for title, _ in await desk.tell()]
+
+    assert await titles(midnight + 5 * HOUR) == []
+    assert len(await titles(midnight + 6 * HOUR)) == 2
+    assert await titles(midnight + 7 * HOUR) == []
+    assert await desk.store.read(report_was_sent, "daily", midnight - DAY)
+    assert [title[:24] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner: Daily report,"]
+
+
+async def test_a_resolved_alert_that_was_still_held_is_told_with_both_ends(desk: NotifyDesk) -> None:
+    await desk.raised("gpu-hot", "gpu:0")
+    await desk.tell()
+    row = await desk.raised("gpu-hot", "gpu:1")
+    desk.notifier.add(replace(row, resolved_at=desk.now, text="cool again"))
+    ((title, body),) = await desk.tell(PERIOD)
+    assert title == "god-miner on rack1: 2 alerts"
+    assert body.splitlines()[0] == "[resolved] gpu-hot, gpu:1: cool again"
