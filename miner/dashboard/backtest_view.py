@@ -10,7 +10,7 @@ from miner.dashboard.job_texts import task_name
 from miner.dashboard.layout import PageView
 from miner.dashboard.parts import (
     Column,
-    Figure,
+    FigureTile,
     Table,
     Text,
     Tone,
@@ -37,11 +37,11 @@ class BacktestView:
         with self._result:
             with box("figures"):
                 self._figures = {
-                    "accepted": Figure("Accepted"),
-                    "held_gpu_hours": Figure("GPU-hours held"),
-                    "occupancy": Figure("Occupancy"),
-                    "expected_points": Figure("Expected points"),
-                    "points_per_fleet_gpu_hour": Figure("Points per GPU-hour"),
+                    "accepted": FigureTile("Accepted"),
+                    "held_gpu_hours": FigureTile("GPU-hours held"),
+                    "occupancy": FigureTile("Occupancy"),
+                    "expected_points": FigureTile("Expected points"),
+                    "points_per_fleet_gpu_hour": FigureTile("Points per GPU-hour"),
                 }
             self._differs = Text("", "muted", "p")
             self._changes = box()

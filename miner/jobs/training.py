@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Steps after which the plan's time is corrected, and again every so many.
 RETIME_EVERY_STEPS = 50
+#: Events that are added up before others have their turn: after a restart there can be tens of thousands.
+EVENTS_AT_A_TIME = 200
 #: Of one attempt, in our log: a training may contain code that writes without end.
 MAX_NOTES = 200
 #: No real step is faster, and the numbers of one that claims to be would overflow somewhere.
@@ -143,7 +145,9 @@ class AttemptSupervisor:
         before = self.progress.notes[-1] if self.progress.notes else None
         events = await asyncio.to_thread(self.tail.read)
         self.figures.gpu_memory = self.job.gpu_memory(self.attempt.row.gpus)
-        for event in events:
+        for number, event in enumerate(events):
+            if number % EVENTS_AT_A_TIME == EVENTS_AT_A_TIME - 1:
+                await asyncio.sleep(0)
             self.progress.add(event, now)
             self.figures.add(event)
         self._forward_notes(before)
