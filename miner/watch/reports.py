@@ -52,7 +52,7 @@ JOIN decisions ON decisions.id = offers.decision_id WHERE offers.received_at >= 
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SummaryFigure:
     """One number of the summary, with what it was before and its target."""
 
     name: str
@@ -110,7 +110,7 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
     }
 
 
-def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> list[Figure]:
+def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> list[SummaryFigure]:
     now, before = (_numbers(connection, each, policy) for each in (period, period.before))
     targets = policy.targets
     rows: list[tuple[str, str, str, float | None, bool]] = [
@@ -138,7 +138,7 @@ def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
         met = None
         if target is not None and value is not None:
             met = value >= target if more_is_better else value <= target
-        figures.append(Figure(name, title, unit, value, before[name], target, met))
+        figures.append(SummaryFigure(name, title, unit, value, before[name], target, met))
     return figures
 
 
