@@ -297,5 +297,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are enough for a picture, and shorter in JSON; of a time, ten."""
-    return float(f"{value:.{10 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value
+    """Six digits are enough for a picture, and shorter in JSON; a time has eleven."""
+    return float(f"{value:.{11 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value
