@@ -326,7 +326,7 @@ def _state(gpu: Record) -> tuple[str, Tone]:
     if gpu["task_id"] is None:
         return "idle", "muted"
     until_at = gpu.get("until")
-    return (f"until {datetime.fromtimestamp(until_at):%H:%M}" if until_at else "at work"), "live"
+    return (f"until {datetime.fromtimestamp(until_at).astimezone():%H:%M}" if until_at else "at work"), "live"
 
 
 def _memory(gpu: Record) -> str:
