@@ -127,6 +127,8 @@ def _summary(
         ("success_rate", "Success rate", "share", targets.success_rate, True),
         ("completion_rate", "Completion rate", "share", targets.completion_rate, True),
         ("penalty_rate", "Penalty rate (no submission)", "share", targets.penalty_rate, False),
+        ("first_place_rate", "First-place rate", "share", targets.first_place_rate, True),
+        ("tournament_win_rate", "Tournament win rate", "share", targets.tournament_win_rate, True),
         ("mean_hours", "Mean completion", "hours", targets.completion_hours, False),
         ("used_hours", "GPU-hours used", "hours", None, True),
         ("idle_hours", "GPU-hours idle", "hours", None, False),
@@ -171,6 +173,8 @@ def _numbers(
         "success_rate": success_rate(jobs),
         "completion_rate": completed,
         "penalty_rate": None if completed is None else 1 - completed,
+        "first_place_rate": None,  # FIRST_PLACE, TOURNAMENTS
+        "tournament_win_rate": None,
         "mean_hours": mean_hours(jobs),
         "used_hours": gpus.used_hours if measured else None,
         "idle_hours": gpus.idle_hours if measured else None,
