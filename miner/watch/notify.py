@@ -205,8 +205,13 @@ class Notifier:
         messages = [self._alert_message(notices)] if notices else []
         for report in reports:
             mail = self._targets.is_mail(number)
-            text, form = (report.html, "html") if mail else (report.markdown, "markdown")
-            messages.append(NotifyMessage(title=report.title, body=text, format=form))
+            title = f"god-miner on {self._host}: {report.title}"
+            if mail:
+                message = NotifyMessage(title=title, body=self._targets.redact(report.html), format="html")
+            else:
+                text = self._targets.redact(report.markdown)
+                message = NotifyMessage(title=title, body=text, format="markdown")
+            messages.append(message)
         return messages
 
     def _alert_message(self, notices: Sequence[Notice]) -> NotifyMessage:
