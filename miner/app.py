@@ -318,10 +318,16 @@ class Daemon:
     async def _send_reports(self) -> None:
         """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
         settings = self.settings
-        if settings.notify_urls:
+        if settings.notify_urls and settings.reports:
             terms = self.policy_runtime.policy.terms
             await send_due_reports(
-                self.store, self.notifier, terms, settings.reports, settings.report_hour, self.clock()
+                self.store,
+                self.notifier,
+                terms,
+                settings.reports,
+                settings.report_hour,
+                self.clock(),
+                Redactor(settings.secrets()),
             )
 
     async def _clean_disk(self) -> None:
