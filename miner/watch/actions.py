@@ -89,7 +89,7 @@ class AttemptActions:
             attempt,
             own,
             OpenAction(unfinished[-1], unfinished[-1].after.get("number")) if unfinished else None,
-            {row.rule for row in own if row.outcome in final},
+            {row.rule for row in own if row.outcome in final or _was_useless(row)},
             max((row.ended_at for row in own if row.ended_at is not None), default=-math.inf),
         )
 
@@ -354,6 +354,8 @@ class ActionController:
         outcome = ActionOutcome.UNDONE if verdict.is_worse else ActionOutcome.KEPT
         measured = {key: number for key, number in after.items() if key not in ("micro", "duty")}
         await self._update(actions, action, outcome, measured, verdict.text, now)
+        if _was_useless(action.row):
+            actions.blocked.add(action.row.rule)
 
     async def _undo(self, training: RunningTraining, row: ActionRow) -> None:
         before = row.before
@@ -450,6 +452,14 @@ def larger_micro(sequences: int, micro: int, change: float) -> int | None:
         return None
     larger = max(even_micro(sequences, wanted), -(-sequences // (passes - 1)))
     return larger if micro < larger <= max(micro + 1, micro * (1 + _MOST_GROWTH * change)) else None
+
+
+def _was_useless(row: ActionRow) -> bool:
+    """Smaller passes that left the memory as it was: still smaller ones would only cost time."""
+    old, new = row.before.get("value"), row.after.get("value")
+    if row.kind != "batch" or row.outcome is not ActionOutcome.KEPT or old is None or new is None:
+        return False
+    return bool(row.after.get("micro", math.inf) < row.before.get("micro", 0) and new >= old)
 
 
 def _is_carried_out(row: ActionRow, answer: ControlEvent) -> bool:
