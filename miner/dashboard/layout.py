@@ -89,7 +89,7 @@ class PageView:
     ) -> Callable[[], None]:
         """Show what GET `path` answers, now and from then on, as long as the page is open or until the
         function that is returned is called. Troubles are told here, where this is called."""
-        note = Text("", "trouble hidden", "p").props('role="alert"')
+        note = Text("", "hidden", "p").props('role="status"')
 
         def show_data(data: dict[str, Any]) -> None:
             if not self.client.is_deleted:
@@ -100,7 +100,10 @@ class PageView:
             # That the daemon is away is told once, at the top.
             is_told = trouble is not None and trouble.status is not None
             if not self.client.is_deleted and (is_told or note.text):
+                # That something is not there yet is no mishap.
+                is_missing = trouble is not None and trouble.status == 404
                 note.show(f"The daemon says: {trouble}" if is_told else "")
+                note.classes(add="empty" if is_missing else "trouble", remove="empty trouble")
                 set_visible(note, is_told)
 
         stop = (link or self.link).watch(path, every, show_data, show_trouble)
