@@ -50,7 +50,7 @@ def run(quick: bool) -> Report:
 def _first_look(browser: Browser, url: str) -> float:
     browser.open("about:blank")
     began = time.perf_counter()
-    browser.open(url)
+    browser.open(url, width=1360)
     browser.until(lambda: "Last decisions" in browser.text() and "Qwen" in browser.text("table"), "the page")
     return time.perf_counter() - began
 

@@ -66,9 +66,11 @@ def get_page(settings: Settings, path: str) -> dict[str, Any]:
     return _request(settings, "GET", path)
 
 
-def post_command(settings: Settings, path: str, payload: Any = None) -> dict[str, Any]:
+def post_command(
+    settings: Settings, path: str, payload: Any = None, *, seconds: float = _TIMEOUT_SECONDS
+) -> dict[str, Any]:
     """POST to the operator's port. `DaemonRefused` with the daemon's message if it refuses."""
-    return _request(settings, "POST", path, payload)
+    return _request(settings, "POST", path, payload, seconds)
 
 
 def delete_resource(settings: Settings, path: str) -> dict[str, Any]:
@@ -100,10 +102,12 @@ def _parse_events(reply: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]
             yield kind, json.loads(value)
 
 
-def _request(settings: Settings, method: str, path: str, payload: Any = None) -> dict[str, Any]:
+def _request(
+    settings: Settings, method: str, path: str, payload: Any = None, seconds: float = _TIMEOUT_SECONDS
+) -> dict[str, Any]:
     import httpx
 
-    with _client(settings, _TIMEOUT_SECONDS) as client:
+    with _client(settings, seconds) as client:
         try:
             reply = _raise_if_refused(client.request(method, path, json=payload))
             content: dict[str, Any] = reply.json()

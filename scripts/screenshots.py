@@ -55,17 +55,17 @@ def main() -> None:
         url = f"http://127.0.0.1:{page.port}"
         refused = [example_task(kind, seed) for seed, kind in enumerate(("dpo", "image", "chat", "grpo"))]
         asyncio.run(_play(stack, refused, demo.demo_task(rows)))
-        browser.open(f"{url}/jobs/1", height=1180)
+        browser.open(f"{url}/jobs/1", width=1360, height=1180)
         browser.until(lambda: browser.run(POINTS) >= 8, "a curve")
         _save(browser, "job")
-        browser.open(url, height=860, dark=True)
+        browser.open(url, width=1360, height=860, dark=True)
         browser.until(lambda: browser.all(".spark polyline"), "a job in training")
         _save(browser, "overview")
         browser.open(url, width=390, height=1180)
         browser.until(lambda: browser.all(".spark polyline"), "a job in training")
         _save(browser, "phone")
         for name, path, text, height in PAGES:
-            browser.open(f"{url}{path}", height=height)
+            browser.open(f"{url}{path}", width=1360, height=height)
             try:
                 browser.sees(text, "main")
             except AssertionError as error:

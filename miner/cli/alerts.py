@@ -95,15 +95,20 @@ def _changes(rules: LoadedAlertRules) -> dict[str, str]:
 
 @app.command("test")
 def try_rule(
-    rule: Annotated[str, typer.Argument(help="A rule's name.")],
+    rule: Annotated[
+        str | None, typer.Argument(help="A rule's name. Without: a notification is sent to every target.")
+    ] = None,
     value: Annotated[
         str | None, typer.Argument(help="At this value, like 91 or 95%. Default: the present ones.")
     ] = None,
     send: Annotated[bool, typer.Option("--send", help="Send a notification as the rule would.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a rule does at a value, or at what it measures now."""
-    from miner.daemon_client import get_page, post_command
+    """Say what a rule does at a value, or at what it measures now; without a rule, send a notification."""
+    if rule is None:
+        _send_test({}, as_json)
+        return
+    from miner.daemon_client import get_page
     from miner.watch.alert_rules import load_alert_rules
     from miner.watch.rule_engine import trial
 
@@ -119,15 +124,32 @@ def try_rule(
         states = get_page(settings, "/alerts?limit=1&open=true")["rules"]
         values = {one["subject"]: one["value"] for one in states if one["name"] == rule}
     found = [{"subject": subject, **trial(rules[rule], number)} for subject, number in values.items()]
-    if as_json:
+    if as_json and not send:
         echo_json(found)
     for one in () if as_json else found:
         echo(f"{one['subject'] or rule}: {one['text']}")
     if send:
         severity = rules[rule].severity or "warning"
         text = next((one["text"] for one in found), rules[rule].description)
-        post_command(settings, "/alerts/test", {"rule": rule, "severity": severity, "text": f"test: {text}"})
-        echo("sent", err=as_json)
+        _send_test({"rule": rule, "severity": severity, "text": f"test: {text}"[:500]}, as_json)
+
+
+#: Each target may take half a minute, and so may the start of the process that sends.
+_SEND_SECONDS = 75.0
+
+
+def _send_test(notification: dict[str, Any], as_json: bool) -> None:
+    """Have the daemon send a notification; say of each target whether it arrived. Exit code 1: not at all."""
+    from miner.daemon_client import post_command
+
+    reply = post_command(load_settings(), "/alerts/test", notification, seconds=_SEND_SECONDS)
+    if as_json:
+        echo_json(reply)
+    else:
+        for one in reply["targets"]:
+            echo(f"{one['target']}: {one['error'] or 'arrived'}")
+    if any(one["error"] for one in reply["targets"]):
+        raise typer.Exit(1)
 
 
 def _number(text: str) -> float:

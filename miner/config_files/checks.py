@@ -15,9 +15,11 @@ from core.engines.dry_run import check_profile_plan
 from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_profile
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
 from miner.config_files import effects
+from miner.config_files.files import FileKind, LoadedFile
 from miner.config_files.what_if import CheckOrder
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
+from miner.watch.alert_rules import LoadedAlertRules, alert_rules_of_text
 
 MAX_EDITS = 100
 _ERROR = ProfileFindingLevel.ERROR
@@ -36,7 +38,7 @@ class TextProblem(NamedTuple):
 def check_text(order: CheckOrder) -> dict[str, Any]:
     """Carry out an order."""
     directories = [Path(order.directory)]
-    loaded: LoadedProfile | LoadedPolicy | None = None
+    loaded: LoadedFile | None = None
     try:
         loaded = load_text(order, order.text)
         findings = _findings(loaded)
@@ -58,16 +60,20 @@ def check_text(order: CheckOrder) -> dict[str, Any]:
     }
 
 
-def load_text(order: CheckOrder, text: str) -> LoadedProfile | LoadedPolicy:
+def load_text(order: CheckOrder, text: str) -> LoadedFile:
     """Load what the file would be with this text. `ConfigError`."""
+    if order.kind == FileKind.ALERTS:
+        return alert_rules_of_text(text, Path(order.file))
     file, directories = Path(order.file), [Path(order.directory)]
-    if order.kind == "profiles":
+    if order.kind == FileKind.PROFILES:
         return LoadedProfile(order.name, PROFILE_KIND.layers_of_text(text, file, directories))
     layers = POLICY_KIND.layers_of_text(text, file, directories)
     return LoadedPolicy(order.name, layers, order.terms.overrides)
 
 
-def _findings(loaded: LoadedProfile | LoadedPolicy) -> list[ProfileFinding]:
+def _findings(loaded: LoadedFile) -> list[ProfileFinding]:
+    if isinstance(loaded, LoadedAlertRules):
+        return []
     if isinstance(loaded, LoadedProfile):
         return check_profile(loaded, check_profile_plan)
     return policy_findings(loaded)

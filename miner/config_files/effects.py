@@ -13,15 +13,17 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import show_bytes, show_params, show_seconds
 from core.domain.wire import MinerTaskOffer
-from core.engines.differences import plan_differences
+from core.engines.differences import flatten, plan_differences
 from core.models.facts import ModelFacts
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task, usable_hours
 from core.profile.resolve import LoadedProfile, load_profile
 from miner.config_files.backtest import PastOffers
+from miner.config_files.files import LoadedFile
 from miner.config_files.what_if import CheckOrder
 from miner.offers.parsed_offer import parse_offer
-from miner.offers.policies.load import LoadedPolicy, load_policy
+from miner.offers.policies.load import load_policy
+from miner.watch.alert_rules import AlertRule, LoadedAlertRules, load_alert_rules
 
 #: How far back typical tasks and a policy's backtest look, and how many offers they take.
 _DAYS = 14.0
@@ -62,10 +64,10 @@ class TypicalTask(NamedTuple):
         )
 
 
-def changes_of(
-    order: CheckOrder, edited: LoadedProfile | LoadedPolicy, directories: Sequence[Path]
-) -> dict[str, Any]:
+def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path]) -> dict[str, Any]:
     """Compare with what the name stands for now; of a new name, with what it extends or is in force."""
+    if isinstance(edited, LoadedAlertRules):
+        return {"rules": list(_rule_changes(_rules_before(order), edited))}
     past = PastOffers(Path(order.data_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
     if isinstance(edited, LoadedProfile):
         before = _before(order, edited, lambda name: load_profile(name, directories))
@@ -75,6 +77,29 @@ def changes_of(
     return past.compare(
         order.terms, order.terms.loaded_profile(), there or order.terms.loaded_policy(), edited
     )
+
+
+def _rules_before(order: CheckOrder) -> LoadedAlertRules:
+    try:
+        return load_alert_rules(Path(order.file))
+    except ConfigError:  # what is saved cannot be used
+        return load_alert_rules()
+
+
+def _rule_changes(before: LoadedAlertRules, after: LoadedAlertRules) -> Iterator[dict[str, Any]]:
+    for name in dict.fromkeys((*before.rules, *after.rules)):
+        there, here = (_flat_rule(rules.rules.get(name)) for rules in (before, after))
+        if there != here:
+            what = "new" if not there else "off" if not here else "changed"
+            keys = [key for key in dict.fromkeys((*there, *here)) if there.get(key) != here.get(key)]
+            values = [
+                {"key": key, "before": _word(there.get(key)), "after": _word(here.get(key))} for key in keys
+            ]
+            yield {"rule": name, "what": what, "values": values}
+
+
+def _flat_rule(rule: AlertRule | None) -> dict[str, Any]:
+    return flatten(rule.model_dump(mode="json", by_alias=True, exclude_none=True)) if rule else {}
 
 
 def _before(order: CheckOrder, edited: Any, load: Any) -> Any:

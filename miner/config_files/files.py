@@ -15,8 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.config.files import ConfigKind, LoadedConfig, config_dir
-from core.config.schema_docs import key_help
+from pydantic import JsonValue
+
+from core.config.files import ConfigKind, config_dir
+from core.config.schema_docs import KeyHelp, key_help
 from core.config.yaml_lines import MAX_BYTES
 from core.domain.errors import ConfigError, GodMinerError
 from core.profile.explain import Subject, format_value, profile_settings, representative_subjects
@@ -26,6 +28,7 @@ from miner.config_files.effective import EffectiveValue, effective_yaml
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import Settings
+from miner.watch.alert_rules import ALERTS_KIND, LoadedAlertRules, load_alert_rules
 
 #: The largest shipped profile has 8 kB.
 MAX_TEXT = 64 * 1024
@@ -50,6 +53,14 @@ class NotWritable(GodMinerError):
 class FileKind(StrEnum):
     PROFILES = "profiles"
     POLICIES = "policies"
+    ALERTS = "alerts"
+
+
+#: The name of the one file of alert rules.
+ALERTS_NAME = "alerts"
+
+
+LoadedFile = LoadedProfile | LoadedPolicy | LoadedAlertRules
 
 
 class _KindFiles(NamedTuple):
@@ -69,6 +80,7 @@ class ConfigFiles:
         self._kinds = {
             FileKind.PROFILES: _KindFiles(PROFILE_KIND, settings.profile_dir),
             FileKind.POLICIES: _KindFiles(POLICY_KIND, settings.policy_dir),
+            FileKind.ALERTS: _KindFiles(ALERTS_KIND, settings.alerts_file.parent),
         }
 
     def overview(self) -> dict[str, Any]:
@@ -92,7 +104,7 @@ class ConfigFiles:
             **self._entry(kind, name),
             "text": _read(shown) if own is None else own,
             "digest": "" if own is None else text_digest(own),
-            "draft": None if own is not None else f"description: My {name}\nextends: {name}\n",
+            "draft": None if own is not None else _draft(kind, name),
             "keys": [one._asdict() for one in _keys(kind)],
             "subjects": [one.label for one in representative_subjects()] if kind is FileKind.PROFILES else [],
             **self._effective(kind, shown, subject or DEFAULT_SUBJECT),
@@ -102,6 +114,10 @@ class ConfigFiles:
         """Where the operator's file of this name is, or would be."""
         if not _NAME.fullmatch(name):
             raise NoSuchFile(f"{name!r} is no name: letters, digits, - and _, at most 64")
+        if kind is FileKind.ALERTS:
+            if name != ALERTS_NAME:
+                raise NoSuchFile(f"there is one file of alert rules, {ALERTS_NAME}")
+            return self._settings.alerts_file
         return self._kinds[kind].directory / f"{name}.yaml"
 
     def saved_text(self, kind: FileKind, name: str) -> str | None:
@@ -135,32 +151,40 @@ class ConfigFiles:
             raise NotWritable(f"{path} cannot be written: {error.strerror}") from None
 
     def _names(self, kind: FileKind) -> Iterator[str]:
+        if kind is FileKind.ALERTS:
+            return iter([ALERTS_NAME])
         files = self._kinds[kind]
         return (name for name in files.kind.files([files.directory]) if _NAME.fullmatch(name))
 
     def _entry(self, kind: FileKind, name: str) -> dict[str, Any]:
-        path, in_force = self._named(kind, name), self._in_force(kind)
+        path = self._named(kind, name)
         own = not self._is_shipped(path)
+        hardware, description, problem = None, "", None
         try:
             loaded = self._load(kind, path)
-            made_for, description, problem = loaded.newest("hardware"), loaded.description, None
+            description = loaded.layers[-1].content.description
+            hardware = None if isinstance(loaded, LoadedAlertRules) else loaded.newest("hardware")
         except ConfigError as error:
-            made_for, description, problem = None, "", str(error.problems[0])
+            problem = str(error.problems[0])
         return {
             "kind": kind.value,
             "name": name,
-            "file": str(path),
+            "file": str(path if own else path.resolve().relative_to(config_dir().resolve().parent)),
             "own": own,
             "writable": own and not path.is_symlink(),
-            "in_force": path == in_force.file,
-            "used_by": in_force.name if path in [layer.file for layer in in_force.layers[:-1]] else None,
-            "hardware": made_for,
+            **self._use(kind, path),
+            "hardware": hardware,
             "description": description,
             "problem": problem,
         }
 
-    def _in_force(self, kind: FileKind) -> LoadedConfig[Any]:
-        return self._runtime.profile if kind is FileKind.PROFILES else self._runtime.policy
+    def _use(self, kind: FileKind, path: Path) -> dict[str, Any]:
+        """Whether a file is in force, or what is in force extends it."""
+        if kind is FileKind.ALERTS:
+            return {"in_force": True, "used_by": None}
+        used = self._runtime.profile if kind is FileKind.PROFILES else self._runtime.policy
+        is_parent = path in [layer.file for layer in used.layers[:-1]]
+        return {"in_force": path == used.file, "used_by": used.name if is_parent else None}
 
     def _named(self, kind: FileKind, name: str) -> Path:
         path = self.path(kind, name)
@@ -174,7 +198,9 @@ class ConfigFiles:
     def _is_shipped(self, path: Path) -> bool:
         return path.resolve().is_relative_to(config_dir().resolve())
 
-    def _load(self, kind: FileKind, path: Path) -> LoadedProfile | LoadedPolicy:
+    def _load(self, kind: FileKind, path: Path) -> LoadedFile:
+        if kind is FileKind.ALERTS:
+            return load_alert_rules(path)
         directories = [self._kinds[kind].directory]
         if kind is FileKind.PROFILES:
             return load_profile(str(path), directories)
@@ -189,9 +215,10 @@ class ConfigFiles:
             values = _values(loaded, subject)
         except ConfigError:
             return {"subject": subject, "notes": [], "effective": [], "effective_yaml": ""}
+        noted = () if isinstance(loaded, LoadedAlertRules) else loaded.layers
         return {
             "subject": subject if isinstance(loaded, LoadedProfile) else None,
-            "notes": [note for layer in loaded.layers for note in layer.content.notes],
+            "notes": [note for layer in noted for note in layer.content.notes],
             "effective": [one._asdict() for one in values],
             "effective_yaml": effective_yaml(values),
         }
@@ -215,22 +242,33 @@ def subject_named(label: str) -> Subject:
     return found
 
 
-def _values(loaded: LoadedProfile | LoadedPolicy, subject: str) -> list[EffectiveValue]:
+def _draft(kind: FileKind, name: str) -> str:
+    """What a file of the operator's begins with."""
+    if kind is FileKind.ALERTS:
+        return "# Laid over the shipped rules key by key: write what you change.\nrules: {}\n"
+    return f"description: My {name}\nextends: {name}\n"
+
+
+def _values(loaded: LoadedFile, subject: str) -> list[EffectiveValue]:
+    if isinstance(loaded, LoadedAlertRules):
+        return [EffectiveValue(*one) for one in loaded.written()]
     if isinstance(loaded, LoadedPolicy):
         return [EffectiveValue(one.path, one.value, one.origin) for one in loaded.written().values()]
     about = subject_named(subject)
     settings = profile_settings(resolve_profile(loaded, about.task_type, about.model))
-    return [
-        EffectiveValue(
-            one.path,
-            one.value if isinstance(one.value, bool | dict | list) else format_value(one.path, one.value),
-            one.origin,
-        )
-        for one in settings
-    ]
+    return [EffectiveValue(one.path, _shown(one.path, one.value), one.origin) for one in settings]
+
+
+def _shown(path: str, value: JsonValue) -> JsonValue:
+    """As one writes it: sizes and durations with their units."""
+    return value if value is None or isinstance(value, bool | dict | list) else format_value(path, value)
 
 
 @lru_cache
-def _keys(kind: FileKind) -> tuple[Any, ...]:
-    model = PROFILE_KIND.model if kind is FileKind.PROFILES else POLICY_KIND.model
-    return tuple(key_help(model))
+def _keys(kind: FileKind) -> tuple[KeyHelp, ...]:
+    kinds: dict[FileKind, ConfigKind[Any]] = {
+        FileKind.PROFILES: PROFILE_KIND,
+        FileKind.POLICIES: POLICY_KIND,
+        FileKind.ALERTS: ALERTS_KIND,
+    }
+    return tuple(key_help(kinds[kind].model))

@@ -109,7 +109,7 @@ class LineChart:
             | ({} if self.time_axis else {"min": "dataMin", "max": "dataMax", "minInterval": 1}),
             "yAxis": axis("value")
             | {"scale": not self.from_zero, "splitNumber": 4}
-            | ({} if self.y_max is None else {"max": self.y_max})
+            | ({} if self.y_max is None else {"max": self.y_max, "interval": self.y_max / 4})
             | {"axisLabel": {**_text(), ":formatter": formatter}},
             "series": series,
         }

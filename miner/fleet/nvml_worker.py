@@ -99,7 +99,7 @@ def set_power_limit(gpu: str, milliwatts: int) -> dict[str, Any]:
     return {"milliwatts": milliwatts}
 
 
-class Worker:
+class NvmlWorker:
     """Answers one request after the other."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Worker:
 
 def main() -> None:
     os.nice(10)
-    worker = Worker()
+    worker = NvmlWorker()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
         sys.stdout.flush()

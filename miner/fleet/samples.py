@@ -11,7 +11,7 @@ from typing import TypeVar
 #: How much is kept in memory; older measurements are in the store, rolled up.
 KEPT_SECONDS = 3600.0
 #: A GPU whose newest sample is older than this is not measured now.
-FRESH_SECONDS = 60.0
+FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pydantic import Field
 from core.domain.errors import GodMinerError
 from core.domain.records import Record
 from miner.http.operator import operator_only
+from miner.settings import Settings
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
 from miner.store.store import Store
@@ -24,6 +25,9 @@ MAX_SILENCE_SECONDS = 365 * 86_400.0
 
 class HasAlerts(Protocol):
     """The part of the daemon that these routes need."""
+
+    @property
+    def settings(self) -> Settings: ...
 
     @property
     def store(self) -> Store: ...
@@ -70,7 +74,6 @@ AlertsOf = Annotated[HasAlerts, Depends(alerts_dependency)]
 def build_alerts_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
     router.add_api_route("/alerts", list_alerts, methods=["GET"])
-    router.add_api_route("/alerts/test", test_notifications, methods=["POST"])
     router.add_api_route("/alerts/silences", add_silence, methods=["POST"], status_code=HTTPStatus.CREATED)
     router.add_api_route("/alerts/test", send_test, methods=["POST"])
     router.add_api_route("/alerts/silences/{silence}", end_silence, methods=["DELETE"])
@@ -98,12 +101,6 @@ async def list_alerts(
     return {**found, "rules": service.rule_states(), "problem": service.rules.problem}
 
 
-async def test_notifications(daemon: AlertsOf) -> dict[str, Any]:
-    """Send one message to every target of NOTIFY_URLS, and say of each whether it took it."""
-    deliveries = await daemon.notifier.test()
-    return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
-
-
 async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> dict[str, Any]:
     """Notify nobody of some alerts for a while; they are still stored and shown."""
     now = daemon.clock()
@@ -113,13 +110,15 @@ async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> dict[str, An
     return row.as_dict()
 
 
-async def send_test(test: TrialNotification, daemon: AlertsOf) -> dict[str, Any]:
-    """Send a notification that is no alert: neither stored nor counted."""
-    sink, now = daemon.alert_service.sink, daemon.clock()
-    if sink is None:
-        raise NobodyNotified("nobody is notified: no channel for notifications is set")
-    sink.add(AlertRow(0, test.rule, test.subject, test.severity, test.text, None, now, now, 1))
-    return {"sent": test.text}
+async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> dict[str, Any]:
+    """Send a notification that is no alert, neither stored nor counted, to every target now; say of each
+    whether it took it."""
+    if not daemon.settings.notify_urls:
+        raise NobodyNotified("nobody is notified: NOTIFY_URLS names no target")
+    wanted, now = test or TrialNotification(), daemon.clock()
+    alert = AlertRow(0, wanted.rule, wanted.subject, wanted.severity, wanted.text, None, now, now, 1)
+    deliveries = await daemon.notifier.test(alert)
+    return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
 
 
 async def end_silence(silence: int, daemon: AlertsOf) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _HOST_SERIES: dict[str, Callable[[HostSample], float | None]] = {
 _PEAKS = frozenset({"memory", "temperature"})
 
 
-class Measurements(Protocol):
+class MeasuringDaemon(Protocol):
     """The part of the daemon that measures."""
 
     @property
@@ -59,12 +59,12 @@ class Measurements(Protocol):
     def clock(self) -> float: ...
 
 
-def measurements_dependency(request: Request) -> Measurements:
-    daemon: Measurements = request.app.state.daemon
+def measurements_dependency(request: Request) -> MeasuringDaemon:
+    daemon: MeasuringDaemon = request.app.state.daemon
     return daemon
 
 
-Measured = Annotated[Measurements, Depends(measurements_dependency)]
+Measured = Annotated[MeasuringDaemon, Depends(measurements_dependency)]
 
 
 def build_measurements_router() -> APIRouter:

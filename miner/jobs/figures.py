@@ -91,7 +91,9 @@ class FiguresSnapshot(NamedTuple):
     curves: dict[str, Any]
 
     def to_stored(self) -> StoredFigures:
-        return StoredFigures(self.figures.model_dump_json(), json.dumps(self.curves, separators=(",", ":")))
+        steps = {name: [_short(value) for value in column] for name, column in self.curves["steps"].items()}
+        curves = json.dumps({**self.curves, "steps": steps}, separators=(",", ":"))
+        return StoredFigures(self.figures.model_dump_json(), curves)
 
     @classmethod
     def from_stored(cls, stored: StoredFigures) -> FiguresSnapshot:
@@ -126,10 +128,9 @@ class RunCurves:
         if self.steps and event.step <= self.steps[-1]:
             self._go_back_to(event.step)
         self.steps.append(event.step)
-        self.times.append(round(event.t, 1))
+        self.times.append(event.t)
         for name, column in self.columns.items():
-            value = memory_bytes if name == "memory_bytes" else getattr(event, name)
-            column.append(_short(value))
+            column.append(memory_bytes if name == "memory_bytes" else getattr(event, name))
         if len(self.steps) > MAX_GROWING_POINTS:
             self._keep(self._thinned(MAX_GROWING_POINTS // 2))
 
@@ -138,9 +139,12 @@ class RunCurves:
             self.evals.append(event)
 
     def _go_back_to(self, step: int) -> None:
-        if step < self.steps[-1]:
-            self.evals = [event for event in self.evals if event.score.step < step]
-        self._keep(list(range(bisect_left(self.steps, step))))
+        while step < self.steps[-1] and self.evals and self.evals[-1].score.step >= step:
+            self.evals.pop()
+        kept = bisect_left(self.steps, step)
+        columns: list[list[Any]] = [self.steps, self.times, *self.columns.values()]
+        for column in columns:
+            del column[kept:]
 
     def _thinned(self, most: int) -> list[int]:
         return kept_points(self.steps, [self.columns[name] for name in _PEAKS], most)
@@ -293,5 +297,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are enough for a picture, and shorter in JSON."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    """Six digits are enough for a picture, and shorter in JSON; a time has eleven."""
+    return float(f"{value:.{11 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value

@@ -44,6 +44,8 @@ WARM_UP_STEPS = 5
 #: A standstill with idle GPUs is believed in this part of the time. Busy GPUs prove nothing: NCCL waits for a
 #: rank that is gone with a kernel that runs.
 IDLE_PATIENCE = 0.5
+#: A save may take so many times as long as planned.
+LONGEST_SAVE = 4.0
 #: A GPU that does less counts as idle, from so long after the last event on: until then it finishes its step.
 IDLE, IDLE_AFTER_S = 0.02, 30.0
 #: A longer time without a measurement may have been one of work.
@@ -183,16 +185,18 @@ class RunProgress:
 
 
 def stall_reason(
-    progress: RunProgress, now: float, timings: JobTimings, *, gpus_idle: bool = False
+    progress: RunProgress, now: float, timings: JobTimings, *, gpus_idle: bool = False, save_s: float = 0.0
 ) -> str | None:
-    """Return why the run counts as hung, or None. `gpus_idle`: see `idle_since_last_event`."""
+    """Return why the run counts as hung, or None. `gpus_idle`: see `idle_since_last_event`; a save, during
+    which GPUs idle too, takes about `save_s`."""
     silent = now - max(progress.last_event_at, progress.began_at)
     step_s = progress.median_step_s
     if progress.stage == "train" and step_s is not None:
         limit = max(timings.stall_min_s, timings.stall_factor * step_s)
         what = f"no step for {show_seconds(silent)}, where one takes {show_seconds(step_s)}"
         if gpus_idle:
-            limit, what = limit * IDLE_PATIENCE, f"{what}, and its GPUs were idle all the while"
+            limit = min(limit, max(limit * IDLE_PATIENCE, LONGEST_SAVE * save_s))
+            what = f"{what}, and its GPUs were idle all the while"
     else:
         limit = timings.start_limit_s
         what = f"no event for {show_seconds(silent)} in stage {progress.stage or 'start'!r}"
@@ -206,6 +210,8 @@ def idle_since_last_event(
     have been work: without measurements, or with a gap in them, the answer is no."""
     since = max(progress.last_event_at, progress.began_at) + IDLE_AFTER_S
     names = list(gpus)
+    if now - since < MOST_UNSEEN_S:
+        return False
     for gpu in names:
         seen = samples.since(gpu, since)
         moments = [since, *(sample.at for sample in seen), now]

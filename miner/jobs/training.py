@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from core.domain.job_states import EndReason, StepFailed
-from core.planning.calibration import MeasuredRun, recalibrate
+from core.planning.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
 from core.runs.run_files import HeldOutScore
 from miner.engines.base import (
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Steps after which the plan's time is corrected, and again every so many.
 RETIME_EVERY_STEPS = 50
+#: Events that are added up before others have their turn: after a restart there can be tens of thousands.
+EVENTS_AT_A_TIME = 200
 #: Of one attempt, in our log: a training may contain code that writes without end.
 MAX_NOTES = 200
 #: No real step is faster, and the numbers of one that claims to be would overflow somewhere.
@@ -143,7 +145,9 @@ class AttemptSupervisor:
         before = self.progress.notes[-1] if self.progress.notes else None
         events = await asyncio.to_thread(self.tail.read)
         self.figures.gpu_memory = self.job.gpu_memory(self.attempt.row.gpus)
-        for event in events:
+        for number, event in enumerate(events):
+            if number % EVENTS_AT_A_TIME == EVENTS_AT_A_TIME - 1:
+                await asyncio.sleep(0)
             self.progress.add(event, now)
             self.figures.add(event)
         self._forward_notes(before)
@@ -231,7 +235,9 @@ class AttemptSupervisor:
             return None
         samples, gpus = self.job.services.samples, self.attempt.row.gpus
         idle = idle_since_last_event(self.progress, samples, gpus, self._read_at)
-        hung = stall_reason(self.progress, self._read_at, self.timings, gpus_idle=idle)
+        plan = self.attempt.plan
+        save_s = times_at(plan, plan.time.step_s).save_s
+        hung = stall_reason(self.progress, self._read_at, self.timings, gpus_idle=idle, save_s=save_s)
         return AttemptVerdict(EndReason.HUNG, hung) if hung else None
 
     async def _kill_lingering(self, now: float) -> None:

@@ -273,7 +273,7 @@ class GpusSection(Section):
         5,
         "How often GPUs and host are measured: utilization, memory, temperature, power and more. 0: never.",
         ge=0,
-        le=30,
+        le=15,
         allow_inf_nan=False,
     )
     gpu_return_seconds: values.Seconds = _setting(

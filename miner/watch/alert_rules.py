@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from core.config.files import ConfigFileModel, ConfigKind, ConfigLayer, LayeredValues, config_dir
 from core.config.live import LastGoodLayers, LiveConfig
-from core.config.yaml_lines import KeyPath, LocatedYaml
+from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.records import Record
 from core.domain.units import Seconds, parse_bytes, parse_seconds
@@ -242,6 +242,11 @@ class LoadedAlertRules:
         found = [str(origin) for known, origin in self._values.origins.items() if known[: len(path)] == path]
         return found[-1] if found else "default"
 
+    def written(self) -> list[tuple[str, Any, str]]:
+        """Every value of the files, as (dotted path, value, where it was written)."""
+        origins = self._values.origins
+        return [(dotted_path(path), value, str(origins[path])) for path, value in self._values.values.items()]
+
     def severity_of_kind(self, kind: str) -> Severity:
         return (self.kinds.get(kind) or KindSettings()).severity or Severity.WARNING
 
@@ -332,6 +337,11 @@ def shipped_file() -> Path:
 def load_alert_rules(file: Path | None = None) -> LoadedAlertRules:
     """Load the shipped rules, and the operator's file over them if it exists. `ConfigError` has the lines."""
     return LoadedAlertRules(_layers(file))
+
+
+def alert_rules_of_text(text: str, file: Path) -> LoadedAlertRules:
+    """Load what the rules would be with this text in the operator's file. `ConfigError`."""
+    return LoadedAlertRules([_layer(shipped_file()), ConfigLayer(ALERTS_KIND, file, text)])
 
 
 def _layers(file: Path | None) -> list[ConfigLayer[AlertFile]]:

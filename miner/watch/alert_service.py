@@ -111,11 +111,16 @@ class AlertService:
         now = self._clock()
         if not self._adopted:
             await self._adopt(now)
+        had_problem = self.rules.problem is not None
         rules = self.rules.current()
+        if had_problem and self.rules.problem is None:
+            kind, text = AlertKind.ALERTS_PROBLEM.value, "resolved: the file is in force again"
+            self._write(store_alerts.record_resolution, kind, "miner", text, now)
         self.live.record(now)
         if now - self._stored_at >= STORE_SECONDS:
             await self._read_store(rules.rules, now)
-        measured = {name: self._measured(rule, now) for name, rule in rules.rules.items()}
+        found = {name: self._measured(rule, now) for name, rule in rules.rules.items()}
+        measured = {name: values for name, values in found.items() if values is not None}
         self._unsaved += self.engine.evaluate(now, rules.rules, measured)
         await self._save_changes(rules.rules, now)
         await self.actions.step(rules.rules, self.engine, now)
@@ -165,7 +170,8 @@ class AlertService:
         for hotkey, names, at in await asyncio.to_thread(look):
             self.live.requests.note_new_fields(hotkey, names, at)
 
-    def _measured(self, rule: AlertRule, now: float) -> dict[str, MeasuredValue]:
+    def _measured(self, rule: AlertRule, now: float) -> dict[str, MeasuredValue] | None:
+        """By subject; None while it is not known which there are."""
         metric = METRICS[rule.when.metric or ""]
         over = rule.when.over or 0.0
         if metric.query is not None:
@@ -175,7 +181,7 @@ class AlertService:
         values = metric.read(self.live, now - (over or NOW_SECONDS))
         trainings = self.live.trainings()
         if metric.scope is MetricScope.JOB and trainings is None:
-            return {}
+            return None
         return {
             subject: self._measured_there(rule, subject, series, trainings, now)
             for subject, series in values.items()

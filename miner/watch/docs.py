@@ -84,8 +84,8 @@ that anyway), or if larger passes were not faster. A rule whose action was undon
 does nothing more in that attempt. There is one action at a time, and at most `times` of a rule for an
 attempt.
 
-`god-miner events --kind rule_action` has each with its numbers before and after, and so has `god-miner
-jobs show`.
+`god-miner events --kind rule_action` has each with its numbers before and after, and so has
+`GET /jobs/{job}/series`.
 
 The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
 below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 %, below 85 °C, efficiency above

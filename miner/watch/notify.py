@@ -127,10 +127,9 @@ class Notifier:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def test(self) -> list[Delivery]:
-        """Send one message to every target now; return what each said."""
-        text = "This is a test. Alerts of this miner arrive here."
-        message = NotifyMessage(title=f"god-miner on {self._host}: test", body=text)
+    async def test(self, alert: AlertRow) -> list[Delivery]:
+        """Send this to every target now; return what each said."""
+        message = self._alert_message([Notice(alert, self._clock())])
         results = await self._targets.deliver({number: [message] for number in range(len(self._states))})
         return [results[number] for number in sorted(results)]
 
@@ -206,8 +205,13 @@ class Notifier:
         messages = [self._alert_message(notices)] if notices else []
         for report in reports:
             mail = self._targets.is_mail(number)
-            text, form = (report.html, "html") if mail else (report.markdown, "markdown")
-            messages.append(NotifyMessage(title=report.title, body=text, format=form))
+            title = f"god-miner on {self._host}: {report.title}"
+            if mail:
+                message = NotifyMessage(title=title, body=self._targets.redact(report.html), format="html")
+            else:
+                text = self._targets.redact(report.markdown)
+                message = NotifyMessage(title=title, body=text, format="markdown")
+            messages.append(message)
         return messages
 
     def _alert_message(self, notices: Sequence[Notice]) -> NotifyMessage:

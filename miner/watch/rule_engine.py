@@ -83,7 +83,10 @@ class RuleEngine:
         return list(self._tracked.values())
 
     def firing(self, rule: str) -> list[TrackedRule]:
-        return [one for one in self._tracked.values() if one.rule == rule and one.state is RuleState.FIRING]
+        return [one for one in self._of_rule(rule) if one.state is RuleState.FIRING]
+
+    def _of_rule(self, rule: str) -> list[TrackedRule]:
+        return [one for one in self._tracked.values() if one.rule == rule]
 
     def evaluate(
         self,
@@ -91,10 +94,14 @@ class RuleEngine:
         rules: Mapping[str, AlertRule],
         measured: Mapping[str, Mapping[str, MeasuredValue]],
     ) -> list[AlertChange]:
-        """Take one step. `measured`: by rule and subject; rules that are not in it were not measured."""
+        """Take one step. `measured`: by rule and subject; of a rule that is not in it nothing is known."""
         changes: list[AlertChange] = []
         for name, rule in rules.items():
-            values = measured.get(name, {})
+            if name not in measured:
+                for tracked in self._of_rule(name):
+                    tracked.no_data, tracked.seen_at = True, now
+                continue
+            values = measured[name]
             for subject, value in values.items():
                 tracked = self._tracked.setdefault((name, subject), TrackedRule(name, subject, since=now))
                 tracked.seen_at = now
@@ -108,7 +115,7 @@ class RuleEngine:
     ) -> Iterable[AlertChange]:
         """Subjects that were not measured. A job is over then; a GPU is only silent."""
         metric = METRICS[rule.when.metric or ""]
-        for tracked in [one for one in self._tracked.values() if one.rule == name]:
+        for tracked in self._of_rule(name):
             if tracked.subject in values:
                 continue
             tracked.no_data = True

@@ -34,4 +34,4 @@ async def send_due_reports(
 
 def _notice(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> ReportNotice:
     report = build_report(connection, period, policy)
-    return ReportNotice(f"god-miner: {period.title}", as_markdown(report), as_html(report))
+    return ReportNotice(period.title, as_markdown(report), as_html(report))

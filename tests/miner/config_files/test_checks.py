@@ -120,3 +120,17 @@ def test_an_edited_policy_changes_which_past_offers_are_accepted(folder: Path) -
     found = check(folder, text, kind="policies", name="h100x4", effects=True)["effects"]
     assert (found["offers"], found["policy"]) == (3, "h100x4")
     assert [(one["task_id"], one["accepted"]) for one in found["changes"]] == [("2", False)]
+
+
+def test_an_edit_of_the_alert_rules_tells_which_rules_change(folder: Path) -> None:
+    text = "rules:\n  gpu-memory:\n    when: {above: 95%}\n  gpu-idle:\n    off: true\n"
+    found = check(folder, text, kind="alerts", name="alerts", effects=True)
+    assert found["valid"], found["problems"]
+    assert [(one["rule"], one["what"]) for one in found["effects"]["rules"]] == [
+        ("gpu-memory", "changed"),
+        ("gpu-idle", "off"),
+    ]
+    values = found["effects"]["rules"][0]["values"]
+    assert values == [{"key": "when.above.value", "before": "0.9", "after": "0.95"}]
+    wrong = check(folder, "rules:\n  gpu-memory:\n    when: {above: 70}\n", kind="alerts", name="alerts")
+    assert (wrong["valid"], wrong["problems"][0]["line"]) == (False, 3)

@@ -62,6 +62,18 @@ def test_a_shipped_file_is_changed_by_one_of_the_operators_that_extends_it(tmp_p
     assert "# base.yaml:" in mine["effective_yaml"]
 
 
+def test_alert_rules_are_one_file_that_lies_over_the_shipped_one(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    shipped = files.show(FileKind.ALERTS, "alerts")
+    assert (shipped["own"], shipped["digest"]) == (False, "")
+    files.save(FileKind.ALERTS, "alerts", "rules: {gpu-memory: {when: {above: 95%}}}\n", "")
+    assert (tmp_path / "alerts.yaml").exists()
+    origins = {one["path"]: one["origin"] for one in files.show(FileKind.ALERTS, "alerts")["effective"]}
+    assert origins["rules.gpu-memory.when.above"] == "alerts.yaml:1"
+    with pytest.raises(NoSuchFile):
+        files.show(FileKind.ALERTS, "others")
+
+
 def test_every_key_is_listed_with_what_it_means(tmp_path: Path) -> None:
     keys = {one["path"]: one for one in opened(tmp_path).show(PROFILES, "h100x4")["keys"]}
     assert keys["limits.reserve"]["default"] == "10m"

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from miner.fleet.build import scan_and_sample_once
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.samples import GpuSample
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
+from miner.settings import load_settings
 from tests.doubles.nvml import (
     BEFORE_HOPPER,
     CONSUMER,
@@ -186,3 +188,19 @@ async def test_a_host_without_a_driver_is_recognized_by_a_sample(
     async with source() as nvml:
         with pytest.raises(NoNvidiaDriver):
             await nvml.sample()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ids"), [("2xH100", ["0", "1"]), ("cpu", ["cpu"]), ("nvml", [uuid(0), "cpu"])]
+)
+def test_a_command_without_a_daemon_measures_also_gpus_that_a_setting_names(
+    nvml_host: Host, tmp_path: Path, gpus: str, ids: list[str]
+) -> None:
+    host = nvml_host(2)
+    host.gpu(0, temperature=50)
+    host.gpu(1, temperature=70, uuid="cpu")
+    settings = load_settings(env={"GPUS": gpus, "DATA_DIR": str(tmp_path)}, env_file=None)
+    fleet, _, samples = scan_and_sample_once(settings)
+    assert [gpu.id for gpu in fleet.inventory.gpus] == ids
+    assert [sample.gpu for sample in samples] == ids
+    assert samples[-1].temperature == 70

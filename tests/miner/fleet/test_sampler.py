@@ -45,7 +45,7 @@ class ScriptedCards:
         self.closed = True
 
 
-class Measured:
+class MeasuredHost:
     def __init__(self, store: Store, folder: Path) -> None:
         self.now = float(START)
         self.cards, self.history = ScriptedCards(), SampleHistory()
@@ -69,15 +69,15 @@ class Measured:
 
 
 @pytest.fixture
-async def measured(tmp_path: Path) -> AsyncIterator[Measured]:
+async def measured(tmp_path: Path) -> AsyncIterator[MeasuredHost]:
     store = Store(database.prepare_store(tmp_path))
     store.writer.start(asyncio.get_running_loop())
-    yield Measured(store, tmp_path)
+    yield MeasuredHost(store, tmp_path)
     await store.writer.close()
 
 
 async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measured(
-    measured: Measured,
+    measured: MeasuredHost,
 ) -> None:
     await measured.sampler.sample()
     measured.fleet.ledger.adopt(KEY, ["g0", "g1"], now=measured.now, until=measured.now + HOUR)
@@ -100,7 +100,7 @@ async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measu
 
 
 async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_twice(
-    measured: Measured,
+    measured: MeasuredHost,
 ) -> None:
     await measured.sampler.sample()
     await measured.go(30)
@@ -125,7 +125,7 @@ async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_tw
 
 
 async def test_a_driver_that_fails_is_left_alone_longer_each_time_and_time_is_counted_on(
-    measured: Measured,
+    measured: MeasuredHost,
 ) -> None:
     measured.cards.values = ScanFailed("the driver hangs")
     await measured.go(60)
@@ -143,7 +143,7 @@ async def test_a_driver_that_fails_is_left_alone_longer_each_time_and_time_is_co
 
 
 async def test_what_a_full_disk_refuses_is_stored_later(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch
+    measured: MeasuredHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = []
 
@@ -162,7 +162,7 @@ async def test_what_a_full_disk_refuses_is_stored_later(
 
 
 async def test_a_mistake_does_not_end_the_measurements(
-    measured: Measured, caplog: pytest.LogCaptureFixture
+    measured: MeasuredHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     measured.sampler.interval = 0.01
     measured.cards.values = ValueError("a bug")
@@ -173,7 +173,7 @@ async def test_a_mistake_does_not_end_the_measurements(
     assert "measuring failed unexpectedly" in caplog.text
 
 
-async def test_time_in_which_the_machine_slept_is_not_watched(measured: Measured) -> None:
+async def test_time_in_which_the_machine_slept_is_not_watched(measured: MeasuredHost) -> None:
     await measured.sampler.sample()
     await measured.go(60)
     await measured.go(7200, step=7200)

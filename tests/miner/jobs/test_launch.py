@@ -87,6 +87,8 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     assert {mount.path for mount in spec.mounts} == {tmp_path / "models/m", tmp_path / "jobs/7/inputs/data"}
     assert spec.env["HF_HUB_OFFLINE"] == "1"
     assert RunSpec.from_json(loaded.folder.run.read_bytes()) == loaded.run
+    asked_by = (loaded.run.stop_path, loaded.run.control_path)
+    assert asked_by == (str(loaded.folder.stop), str(loaded.folder.control))
 
 
 def test_a_run_on_the_cpu_asks_for_no_card(tmp_path: Path) -> None:

@@ -198,5 +198,7 @@ def test_gpus_that_were_seen_to_idle_make_a_standstill_certain_sooner(
         samples.add(GpuSample(at, gpu, utilization=1.0 if at < 50 else utilization) for gpu in ("a", "b"))
     found = idle_since_last_event(trained, samples, gpus, 400.0)
     assert found is idle
+    assert not idle_since_last_event(trained, samples, gpus, 100.0)
     assert stall_reason(trained, 30 + 299, PACE, gpus_idle=True) is None
+    assert stall_reason(trained, 30 + 399, PACE, gpus_idle=True, save_s=100.0) is None
     assert "idle all the while" in (stall_reason(trained, 30 + 301, PACE, gpus_idle=True) or "")

@@ -242,11 +242,11 @@ def test_targets_are_named_without_their_secrets() -> None:
 
 async def test_a_report_goes_to_mail_as_html_and_elsewhere_as_markdown(store: Store) -> None:
     desk = NotifyDesk(store, "json://good.example/", "mailtos://me:pw@mail.example")
-    desk.notifier.add_report(ReportNotice("Daily", "# text", "<p>text</p>"))
+    desk.notifier.add_report(ReportNotice("Daily", f"# text {SECRET}", f"<p>text {SECRET}</p>"))
     await desk.notifier.send_due()
     assert [(message.format, message.body) for _, message in desk.targets.sent] == [
-        ("markdown", "# text"),
-        ("html", "<p>text</p>"),
+        ("markdown", "# text ***"),
+        ("html", "<p>text ***</p>"),
     ]
 
 
@@ -261,7 +261,7 @@ async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_co
     assert len(await titles(midnight + 6 * HOUR)) == 2
     assert await titles(midnight + 7 * HOUR) == []
     assert await desk.store.read(report_was_sent, "daily", midnight - DAY)
-    assert [title[:24] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner: Daily report,"]
+    assert [title[:25] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner on rack1: Daily"]
 
 
 async def test_a_resolved_alert_that_was_still_held_is_told_with_both_ends(desk: NotifyDesk) -> None:

@@ -132,4 +132,4 @@ async def _test_message_arrives(running: DaemonInProcess, sink: HttpSink) -> Non
     reply = (await running.operator.post("/alerts/test")).json()
     name = sink.url().removesuffix("/")
     assert reply == {"targets": [{"target": name, "error": None}]}
-    assert sink.messages[-1]["title"].endswith(": test")
+    assert sink.messages[-1]["title"].endswith(": [info] test, miner")

@@ -78,7 +78,7 @@ def test_tied_to_its_base_a_model_learns_the_same_on_two_processes(runs: Runs, h
     assert tied.losses[-1] > runs.reported(f"single:{method}:1").losses[7]
 
 
-@pytest.mark.parametrize("case", ["single:full:1", "ddp:lora:2", "fsdp:full:2"])
+@pytest.mark.parametrize("case", ["ddp:lora:2", "fsdp:full:2"])
 def test_asked_by_the_control_file_all_ranks_change_their_passes_at_once_and_learn_the_same(
     runs: Runs, case: str
 ) -> None:

@@ -22,7 +22,7 @@ STEPS = 8
     ("engine", "task_type"),
     [("axolotl", TaskType.INSTRUCT), ("axolotl", TaskType.DPO), ("native", TaskType.INSTRUCT)],
 )
-def test_smaller_passes_from_the_middle_on_leave_the_loss_curve_as_it_is(
+def test_smaller_passes_from_the_middle_on_change_no_loss(
     forks: ForkServer, tmp_path: Path, engine: str, task_type: TaskType
 ) -> None:
     """Optimizer, schedule and order go on: only rounding differs."""

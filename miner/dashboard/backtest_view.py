@@ -1,0 +1,118 @@
+"""What another policy would have answered: the figures now and then, and the offers that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from miner.dashboard.daemons import SLOW_TIMEOUT_SECONDS, DaemonTrouble
+from miner.dashboard.job_texts import task_name
+from miner.dashboard.layout import PageView
+from miner.dashboard.parts import (
+    Column,
+    FigureTile,
+    Table,
+    Text,
+    Tone,
+    box,
+    clock,
+    number,
+    percent,
+    set_visible,
+    short_model,
+)
+
+LISTED_CHANGES = 20
+
+
+class BacktestView:
+    """The result of a backtest, and what is said while it runs and when it fails."""
+
+    def __init__(self, view: PageView) -> None:
+        self._view = view
+        self._asked = 0
+        self._state = Text("", "muted", "p").props('role="status"')
+        self._trouble = Text("", "trouble hidden", "p").props('role="alert"')
+        self._result = box("stack hidden").style("gap:10px")
+        with self._result:
+            with box("figures"):
+                self._figures = {
+                    "accepted": FigureTile("Accepted"),
+                    "held_gpu_hours": FigureTile("GPU-hours held"),
+                    "occupancy": FigureTile("Occupancy"),
+                    "expected_points": FigureTile("Expected points"),
+                    "points_per_fleet_gpu_hour": FigureTile("Points per GPU-hour"),
+                }
+            self._differs = Text("", "muted", "p")
+            self._changes = box()
+        with self._changes:
+            self._table = Table(
+                "Offers answered differently",
+                [
+                    Column("When", lambda one: clock(one["at"]), classes="nowrap"),
+                    Column("Then", _answer, classes="states"),
+                    Column("Model", lambda one: short_model(one["model"])),
+                    Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
+                    Column("Hours", lambda one: number(one["hours"]), number=True),
+                    Column("Because", lambda one: one["why"], classes="why wide-only"),
+                ],
+                key=lambda one: (one["task_id"], one["at"]),
+            )
+
+    async def run(self, days: float, overrides: Mapping[str, Any]) -> None:
+        """Ask the daemon and show its answer, unless another question was asked meanwhile."""
+        self._asked += 1
+        asked = self._asked
+        self._state.show("Replaying the offers. This takes a second, some more for many.")
+        set_visible(self._trouble, False)
+        try:
+            payload = {"days": days, "overrides": dict(overrides)}
+            found = await self._view.link.request(
+                "POST", "/backtest", payload, timeout_s=SLOW_TIMEOUT_SECONDS
+            )
+        except DaemonTrouble as error:
+            if asked == self._asked:
+                self._state.show("")
+                self._trouble.show(_trouble_text(error))
+                set_visible(self._trouble, True)
+            return
+        if asked == self._asked and not self._view.client.is_deleted:
+            self._show(found)
+
+    def _show(self, found: Mapping[str, Any]) -> None:
+        before, after = found["before"], found["after"]
+        self._state.show(
+            f"{found['offers']} offers of {found['days']:g} days, on {found['gpus']}, by policy "
+            f"{found['policy']} and profile {found['profile']}: now → then."
+        )
+        set_visible(self._result, found["offers"] > 0)
+        for name, figure in self._figures.items():
+            show = percent if name == "occupancy" else _count
+            there, here = before[name], after[name]
+            figure.show(f"{show(there)} → {show(here)}", note=_change(there, here))
+        more = f"; the newest {LISTED_CHANGES} are below" if found["changed"] > LISTED_CHANGES else ""
+        self._differs.show(
+            f"{found['changed']} answered differently{more}." if found["changed"] else "No answer differs."
+        )
+        self._table.show(found["changes"][:LISTED_CHANGES])
+        set_visible(self._changes, found["changed"] > 0)
+
+
+def _trouble_text(error: DaemonTrouble) -> str:
+    if error.status == 429:
+        return "Another backtest is running; try again in a moment."
+    return str(error)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _change(before: float, after: float) -> str:
+    if before == after:
+        return "the same"
+    return f"{(after - before) / before:+.0%}" if before else "from nothing"
+
+
+def _answer(one: Mapping[str, Any]) -> tuple[str, Tone]:
+    return ("accepted", "good") if one["accepted"] else ("refused", "muted")

@@ -1,0 +1,33 @@
+"""Check whether the targets of NOTIFY_URLS take what the daemon sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.domain.errors import GodMinerError
+from miner.daemon_client import get_page
+from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
+
+WHAT = "notifications"
+
+
+def check_notifications(context: CheckContext) -> Iterator[Finding]:
+    if not context.settings.notify_urls:
+        yield skip(WHAT, "NOTIFY_URLS is not set: nobody is told of alerts")
+        return
+    try:
+        targets = get_page(context.settings, "/status")["notifications"]
+    except GodMinerError as error:
+        yield skip(WHAT, f"only a running daemon knows: {error}")
+        return
+    for one in targets:
+        if one["error"]:
+            text = f"{one['target']} failed {one['failures']} times, {one['waiting']} wait: {one['error']}"
+            yield warn(WHAT, text, "correct it in NOTIFY_URLS, restart, and run: god-miner alerts test")
+        elif one["sent_at"] is None:
+            yield ok(WHAT, f"{one['target']}: nothing was sent since the start; try: god-miner alerts test")
+        else:
+            yield ok(WHAT, f"{one['target']} takes them")
+
+
+NOTIFICATIONS_CHECK = DoctorCheck(WHAT, check_notifications)
