@@ -191,12 +191,18 @@ class _Question:
                 self._tell("That is not the daemon's token.")
                 return
             if error.status is not None and error.status != 429:
-                session.tokens[link.name] = token
-                self._show_token_field()
+                self._remember(token)
             self._tell(str(error))
             return
-        session.tokens[link.name] = token
+        self._remember(token)
         dialog.submit(answer)
+
+    def _remember(self, token: str) -> None:
+        """Keep it here; in the browser nothing of it stays."""
+        assert self._view.session is not None
+        self._view.session.tokens[self._view.link.name] = token
+        self._token.value = ""
+        self._show_token_field()
 
     def _tell(self, problem: str) -> None:
         self._problem.show(problem)
