@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,6 +108,17 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
         ],
         "backtest": None,
     }
+
+
+def redact_report(value: Any, redact: Callable[[str], str]) -> Any:
+    """Remove secrets from all texts of a report, before a renderer's escapes hide them from us."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact(str(key)): redact_report(one, redact) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_report(one, redact) for one in value]
+    return value
 
 
 def _history_begins(period: ReportPeriod, policy: Policy) -> float:
