@@ -76,7 +76,6 @@ from miner.watch.metrics import LiveMeasurements
 from miner.watch.notify import Notifier
 from miner.watch.notify_targets import NotifyTargets
 from miner.watch.requests import RequestWatch
-from miner.watch.sent_reports import send_due_reports
 
 log = logging.getLogger(__name__)
 
@@ -319,6 +318,8 @@ class Daemon:
         """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
         settings = self.settings
         if settings.notify_urls and settings.reports:
+            from miner.watch.sent_reports import send_due_reports  # most daemons send none
+
             terms = self.policy_runtime.policy.terms
             await send_due_reports(
                 self.store,

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from miner.http.operator import operator_only
 from miner.observe.redact import Redactor
 from miner.watch.report_periods import PeriodKind, calendar_period, last_period
-from miner.watch.reports import build_report, redact_report
 
 
 def build_reports_router() -> APIRouter:
@@ -25,6 +24,11 @@ async def report(
     at: Annotated[float | None, Query(ge=0, le=253_402_300_799, allow_inf_nan=False)] = None,
 ) -> dict[str, Any]:
     """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
+    from miner.watch.reports import (  # some milliseconds that the start need not take
+        build_report,
+        redact_report,
+    )
+
     daemon = request.app.state.daemon
     wanted = last_period(period, daemon.clock()) if at is None else calendar_period(period, at)
     policy = daemon.policy_runtime.policy.terms

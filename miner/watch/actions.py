@@ -100,7 +100,7 @@ class AttemptActions:
     def has_shrunk(self) -> bool:
         """Whether a pass was made smaller: then it is not made larger again, or two rules would fight."""
         return any(
-            row.kind == "batch" and (row.after.get("micro") or 0) < row.before.get("micro", 0)
+            row.kind == "batch" and row.after.get("micro", math.inf) < row.before.get("micro", 0)
             for row in self.rows
         )
 
@@ -151,6 +151,8 @@ class ActionController:
             firing = firing or (tracked is not None and rule.act.duty is not None)
             if tracked is None or tracked.no_data or name in actions.blocked:
                 continue
+            if rule.act.batch and rule.act.batch > 0 and self._is_held_back(training):
+                continue  # it is slow on purpose
             settle = rule.act.settle or SETTLE_SECONDS
             if actions.count(name) >= (rule.act.times or TIMES) or now - actions.ended_at < settle / 2:
                 continue
@@ -158,6 +160,10 @@ class ActionController:
             return
         if not firing:
             await self._give_back(training, actions, rules, now)
+
+    def _is_held_back(self, training: RunningTraining) -> bool:
+        lowered = self._power.lowered if self._power is not None else []
+        return training.duty < 1.0 or not set(training.gpus).isdisjoint(lowered)
 
     # Asking
 
@@ -182,11 +188,15 @@ class ActionController:
                 actions, name, proposed.kind, now, before, {}, ActionOutcome.REFUSED, proposed.refusal
             )
             return
-        control = await training.ask(micro=proposed.micro, duty=proposed.duty)
+        control = await training.request(micro=proposed.micro, duty=proposed.duty)
         asked = {"micro": proposed.micro, "duty": proposed.duty, "number": control.number}
         after = {key: value for key, value in asked.items() if value is not None}
         row = await self._add(actions, name, proposed.kind, now, before, after, ActionOutcome.ASKED, "")
         actions.open = OpenAction(row, control.number)
+        try:
+            await training.ask(control)
+        except OSError as error:
+            await self._not_applied(actions, actions.open, f"nothing can be asked of it: {error}", now)
 
     async def _lower_power(
         self, actions: AttemptActions, name: str, change: float, gpu: str, before: dict[str, Any], now: float
@@ -281,11 +291,12 @@ class ActionController:
             await self._give_power_back(actions, name, power[0], step, before, now)
             return
         duty = min(1.0, round(training.duty + step, 2))
-        control = await training.ask(duty=duty)
+        control = await training.request(duty=duty)
         after = {"duty": duty, "number": control.number}
         await self._add(
             actions, name, "duty", now, before, after, ActionOutcome.RETURNED, "the alert is resolved"
         )
+        await training.ask(control)
 
     async def _give_power_back(
         self, actions: AttemptActions, name: str, gpu: str, step: float, before: dict[str, Any], now: float
@@ -347,7 +358,7 @@ class ActionController:
     async def _undo(self, training: RunningTraining, row: ActionRow) -> None:
         before = row.before
         if "power_share" not in row.after:
-            await training.ask(micro=before["micro"], duty=before["duty"])
+            await training.ask(await training.request(micro=before["micro"], duty=before["duty"]))
         elif self._power is not None:
             with contextlib.suppress(PowerRefused, ScanFailed):
                 await self._power.set_share(before["gpu"], before["power_share"], before["power_watts"])

@@ -222,6 +222,15 @@ async def test_a_slow_training_gets_larger_passes_only_where_the_memory_is_known
     assert (row.outcome, row.after["micro"]) == (ActionOutcome.KEPT, 3)
 
 
+async def test_a_training_that_is_slow_because_of_pauses_does_not_get_larger_passes(stage: Stage) -> None:
+    stage.begin(plan_with(2, 8))
+    stage.temperature = 92.0
+    await stage.play(60)
+    stage.efficiency, stage.memory, stage.temperature = 0.6, 0.5, 83.0
+    await stage.play(60)
+    assert {row.rule for row in stage.rows()} == {"gpu-hot"}
+
+
 async def test_a_slow_training_on_a_full_card_is_left_alone(stage: Stage) -> None:
     stage.begin(plan_with(2, 8))
     stage.efficiency, stage.memory = 0.6, 0.86
