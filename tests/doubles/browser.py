@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -28,8 +29,14 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver, self.url = driver, url
 
-    def open(self, path: str) -> None:
-        self.driver.get(self.url + path)
+    def open(self, path: str, *, width: int | None = None, height: int = 900, dark: bool = False) -> None:
+        """Open a path, or another address; with a width, in a window of that size and in that theme."""
+        if width is not None:
+            feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+            self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.get(self.url + path if path.startswith("/") else path)
 
     def wait(self, condition: Callable[[], T]) -> T:
         """Return what the condition gives as soon as it is true."""
@@ -48,11 +55,23 @@ class Browser:
         """The rows of the table with this caption, as text."""
         return [row.text for row in self.all(f'table[aria-label="{caption}"] tbody tr')]
 
-    def text(self) -> str:
-        return self.driver.find_element(By.TAG_NAME, "body").text
+    def text(self, selector: str = "body") -> str:
+        """What the first such element shows; empty if there is none."""
+        script = "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''"
+        return str(self.run(script, selector))
 
-    def sees(self, words: str) -> None:
-        self.wait(lambda: words in self.text())
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, true: Callable[[], Any], what: str = "what was waited for") -> None:
+        """Wait for a condition; otherwise tell what the page shows instead."""
+        try:
+            self.wait(true)
+        except TimeoutException:
+            raise AssertionError(f"{what} did not come; the page shows:\n{self.text()[:3000]}") from None
+
+    def sees(self, words: str, selector: str = "body") -> None:
+        self.until(lambda: words in self.text(selector), f"{words!r} in {selector}")
 
     def press(self, label: str, within: str = "body") -> None:
         """Press the button with this label."""
@@ -64,6 +83,19 @@ class Browser:
         button: Any = self.wait(found)
         self.driver.execute_script("arguments[0].click()", button)
 
+    def type_into(self, label: str, text: str) -> None:
+        """Replace what is in the input with this label."""
+
+        def write() -> bool:
+            for element in self.all(f'input[aria-label="{label}"]'):
+                if element.is_displayed():
+                    element.send_keys(Keys.CONTROL + "a")
+                    element.send_keys(text)
+                    return True
+            return False
+
+        self.until(write, f"an input {label!r}")
+
     def problems(self) -> list[str]:
         """What the browser's console has to complain about."""
         lines = self.driver.get_log("browser")
@@ -71,13 +103,20 @@ class Browser:
 
 
 @contextmanager
-def open_browser(url: str, width: int = 1280, height: int = 1000) -> Iterator[Browser]:
+def open_browser(url: str = "", width: int = 1280, height: int = 1000) -> Iterator[Browser]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         missing("Chromium and its driver are not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},{height}"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=Service(driver))

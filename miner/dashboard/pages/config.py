@@ -323,9 +323,8 @@ class _ConfigFilePage:
                 Text(key["path"], "mono strong").style("overflow-wrap:anywhere")
                 default = f", default {key['default']}" if key["default"] else ""
                 Text(f"{key['value']}{default}", "small muted")
-                _button("Insert", lambda: self._insert(key["path"])).classes("quiet").props(
-                    f'aria-label="Insert {key["path"]}"'
-                )
+                insert = _button("Insert", lambda: self._insert(key["path"])).classes("quiet")
+                insert.props["aria-label"] = f"Insert {key['path']}"
             Text(key["description"], "small")
         return lambda _: None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from nicegui import ui
 
@@ -183,7 +184,7 @@ class _Gantt:
 
     def _href(self, claim: Record) -> str:
         kind = "offers" if claim["kind"] == "offer" else "jobs"
-        return f"/{kind}/{claim['task_id']}?daemon={self._daemon}"
+        return f"/{kind}/{quote(claim['task_id'], safe='')}?daemon={quote(self._daemon)}"
 
     def _place(self, claim: Record) -> tuple[float, float] | None:
         """Left end and width in percent; None: outside of what is shown."""
