@@ -31,6 +31,7 @@ NAMES = (
     "generation",
     "sharded_step",
     "sampling",
+    "dashboard",
 )
 
 

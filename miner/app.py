@@ -77,7 +77,6 @@ from miner.watch.notify import Notifier
 from miner.watch.notify_targets import NotifyTargets
 from miner.watch.prometheus import DaemonCollector
 from miner.watch.requests import RequestWatch
-from miner.watch.sent_reports import send_due_reports
 
 log = logging.getLogger(__name__)
 
@@ -322,10 +321,18 @@ class Daemon:
     async def _send_reports(self) -> None:
         """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
         settings = self.settings
-        if settings.notify_urls:
+        if settings.notify_urls and settings.reports:
+            from miner.watch.sent_reports import send_due_reports  # most daemons send none
+
             terms = self.policy_runtime.policy.terms
             await send_due_reports(
-                self.store, self.notifier, terms, settings.reports, settings.report_hour, self.clock()
+                self.store,
+                self.notifier,
+                terms,
+                settings.reports,
+                settings.report_hour,
+                self.clock(),
+                Redactor(settings.secrets()),
             )
 
     async def _clean_disk(self) -> None:

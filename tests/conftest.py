@@ -121,6 +121,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/submission/test_metadata_configs_library.py",
         "core/submission/test_safetensors_library.py",
         "integration/jobs/test_torch.py",
+        "integration/test_dashboard.py::test_a_training_is_live",
         "integration/test_demo.py",
         "integration/test_trainer_image.py",
     ),

@@ -72,10 +72,11 @@ def monthly(
 def _print_report(
     kind: str, at: str | None, as_html: bool, as_markdown: bool, backtest: bool, as_json: bool
 ) -> None:
+    from miner.observe.redact import Redactor
     from miner.store.database import open_store
     from miner.watch import report_text
     from miner.watch.report_periods import PeriodKind, calendar_period, last_period
-    from miner.watch.reports import build_report
+    from miner.watch.reports import build_report, redact_report
 
     settings, now = load_settings(), time.time()
     wanted = PeriodKind(kind)
@@ -83,7 +84,7 @@ def _print_report(
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
     policy = policy_in_force(settings, here)
     with open_store(settings.data_dir) as connection:
-        report = build_report(connection, period, policy.terms)
+        report = redact_report(build_report(connection, period, policy.terms), Redactor(settings.secrets()))
     if backtest:
         report["backtest"] = _backtest(settings, period, policy, here)
     if as_json:

@@ -169,7 +169,7 @@ class ConfigFiles:
         return {
             "kind": kind.value,
             "name": name,
-            "file": str(path),
+            "file": str(path if own else path.resolve().relative_to(config_dir().resolve().parent)),
             "own": own,
             "writable": own and not path.is_symlink(),
             **self._use(kind, path),

@@ -32,6 +32,8 @@ SESSION_KEY = "dashboard_session"
 #: Without a request for so long, a browser session is over.
 SESSION_SECONDS = 12 * 3600.0
 MAX_SESSIONS = 1000
+#: Whether the process answers, which everybody may ask.
+HEALTH_PATH = "/healthz"
 MAX_FORM_BYTES = 4096
 #: Wrong passwords from one network, and from all.
 LOGIN_RATE = RateLimit(5 / 60, 5)
@@ -44,7 +46,8 @@ SECURITY_HEADERS = {
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # Not "no-referrer": the form of the password would come from the origin "null".
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
@@ -118,7 +121,8 @@ class Guard:
         if session is None and self._password is None and _wants_page(scope, headers):
             session = self._sessions.begin(logged_in=True)
             send = _setting_cookie(send, session, secure=_is_tls(scope, headers))
-        if self._password is not None and (session is None or not session.logged_in):
+        is_open = scope["type"] == "http" and scope["path"] == HEALTH_PATH
+        if self._password is not None and not is_open and (session is None or not session.logged_in):
             reply: Response = PlainTextResponse("log in first", 401)
             if _wants_page(scope, headers):
                 reply = RedirectResponse("/login", 303)

@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 class JobLog:
     def __init__(self, view: PageView, path: str) -> None:
         self._view, self._path = view, path
-        with panel("Log"):
+        with panel("Log") as self._panel:
             with box("row"):
                 self._search = ui.input("Search the whole log").props("outlined dense clearable")
                 self._search.style("width:280px").on("keydown.enter", self._find)
@@ -38,7 +38,8 @@ class JobLog:
             self._found.props('tabindex="0" aria-label="Lines that match"')
 
     def start(self) -> None:
-        self._view.live(f"{self._path}/log?tail={TAIL_LINES}", self._show, every=2.0)
+        with self._panel:
+            self._view.live(f"{self._path}/log?tail={TAIL_LINES}", self._show, every=2.0)
 
     def _show(self, answer: dict[str, Any]) -> None:
         self._text.show(answer["text"] or "(nothing is written yet)")

@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 class JobPlan:
     def __init__(self) -> None:
         with box("grid"):
-            with panel("Plan", "w5"):
+            with panel("Plan", "w5") as self.panel:
                 self._facts = Facts()
             with panel("Trade-offs", "w4"):
                 self._concessions: KeyedRows[Record] = KeyedRows(box("rows"), self._make_concession)

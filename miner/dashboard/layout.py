@@ -89,7 +89,7 @@ class PageView:
     ) -> Callable[[], None]:
         """Show what GET `path` answers, now and from then on, as long as the page is open or until the
         function that is returned is called. Troubles are told here, where this is called."""
-        note = Text("", "trouble hidden", "p").props('role="alert"')
+        note = Text("", "hidden", "p").props('role="status"')
 
         def show_data(data: dict[str, Any]) -> None:
             if not self.client.is_deleted:
@@ -100,7 +100,10 @@ class PageView:
             # That the daemon is away is told once, at the top.
             is_told = trouble is not None and trouble.status is not None
             if not self.client.is_deleted and (is_told or note.text):
+                # That something is not there yet is no mishap.
+                is_missing = trouble is not None and trouble.status == 404
                 note.show(f"The daemon says: {trouble}" if is_told else "")
+                note.classes(add="empty" if is_missing else "trouble", remove="empty trouble")
                 set_visible(note, is_told)
 
         stop = (link or self.link).watch(path, every, show_data, show_trouble)
@@ -110,6 +113,15 @@ class PageView:
     async def get(self, path: str) -> dict[str, Any]:
         """Ask once. `DaemonTrouble`."""
         return await self.link.get(path)
+
+    def tell(self, trouble: DaemonTrouble, path: str) -> None:
+        """Say why a page that asks once cannot be shown. Where the daemon is away, which the banner tells,
+        open the page again as soon as GET `path` is answered."""
+        if trouble.status is not None:
+            Text(f"The daemon says: {trouble}", "trouble", "p").props('role="alert"')
+            return
+        Text("This page is opened again as soon as the daemon answers.", "empty", "p")
+        self.live(path, lambda _: ui.navigate.reload())
 
     async def act(
         self,
@@ -188,12 +200,18 @@ class _Question:
                 self._tell("That is not the daemon's token.")
                 return
             if error.status is not None and error.status != 429:
-                session.tokens[link.name] = token
-                self._show_token_field()
+                self._remember(token)
             self._tell(str(error))
             return
-        session.tokens[link.name] = token
+        self._remember(token)
         dialog.submit(answer)
+
+    def _remember(self, token: str) -> None:
+        """Keep it here; in the browser nothing of it stays."""
+        assert self._view.session is not None
+        self._view.session.tokens[self._view.link.name] = token
+        self._token.value = ""
+        self._show_token_field()
 
     def _tell(self, problem: str) -> None:
         self._problem.show(problem)

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from core.domain.errors import GodMinerError
-from miner.dashboard.guard import Guard, is_exposed
+from miner.dashboard.guard import HEALTH_PATH, Guard, is_exposed
 from miner.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ def serve_dashboard(settings: Settings) -> None:
     config = uvicorn.Config(
         app,
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -65,7 +66,7 @@ def build_app(settings: Settings) -> Guard:
     pages_app.add_static_files("/static", Path(__file__).parent / "static", max_cache_age=3600)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
-    @app.get("/healthz")
+    @app.get(HEALTH_PATH)
     async def healthz() -> dict[str, Any]:
         """Whether the page's process answers."""
         return {"status": "ok"}

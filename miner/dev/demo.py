@@ -100,8 +100,8 @@ def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path, parts: ExitSt
     ground = stack.prepare_stack(folder)
     site = parts.enter_context(LoopbackSite())
     site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
-    task = _example_task(site.add_file("/rows.json", demo_inputs.training_rows()))
-    child = stack.daemon_process(ground, _daemon_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
+    task = demo_task(site.add_file("/rows.json", demo_inputs.training_rows()))
+    child = stack.daemon_process(ground, demo_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
     parts.enter_context(child)
     tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
     result = asyncio.run(_play_validator(ground, task, tell, python))
@@ -110,7 +110,7 @@ def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path, parts: ExitSt
     return RunningDemo(result, ground)
 
 
-def _daemon_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:
+def demo_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:
     return {
         "GPUS": "cpu",
         "PROFILE": "cpu-native",
@@ -123,7 +123,7 @@ def _daemon_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:
     }
 
 
-def _example_task(url: str) -> SampleTask:
+def demo_task(url: str) -> SampleTask:
     return SampleTask(
         task_type=TaskType.INSTRUCT,
         task_id=str(uuid.uuid4()),

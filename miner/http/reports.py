@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
 from miner.http.operator import operator_only
+from miner.observe.redact import Redactor
 from miner.watch.report_periods import PeriodKind, calendar_period, last_period
-from miner.watch.reports import build_report
 
 
 def build_reports_router() -> APIRouter:
@@ -23,7 +24,17 @@ async def report(
     at: Annotated[float | None, Query(ge=0, le=253_402_300_799, allow_inf_nan=False)] = None,
 ) -> dict[str, Any]:
     """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
+    from miner.watch.reports import (  # some milliseconds that the start need not take
+        build_report,
+        redact_report,
+    )
+
     daemon = request.app.state.daemon
     wanted = last_period(period, daemon.clock()) if at is None else calendar_period(period, at)
     policy = daemon.policy_runtime.policy.terms
-    return await daemon.store.read(build_report, wanted, policy)  # type: ignore[no-any-return]
+    redact = Redactor(daemon.settings.secrets())
+
+    def query(connection: sqlite3.Connection) -> dict[str, Any]:
+        return redact_report(build_report(connection, wanted, policy), redact)  # type: ignore[no-any-return]
+
+    return await daemon.store.read(query)  # type: ignore[no-any-return]

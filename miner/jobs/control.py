@@ -62,18 +62,20 @@ class RunningTraining:
     def duty(self) -> float:
         return self.answer.duty if self.answer else 1.0
 
-    async def ask(self, *, micro: int | None = None, duty: float | None = None) -> RunControl:
-        """Ask for other numbers; what is not given stays as it is. `OSError` on a full disk."""
+    async def request(self, *, micro: int | None = None, duty: float | None = None) -> RunControl:
+        """A request for other numbers, for `ask`; what is not given stays as it is."""
         before = self.asked or await asyncio.to_thread(self._last_request)
         as_it_is = None if self.micro == self.plan.batch.micro else self.micro
-        control = RunControl(
+        return RunControl(
             number=max(before.number if before else 0, self.answer.number if self.answer else 0) + 1,
             micro=as_it_is if micro is None else micro,
             duty=self.duty if duty is None else duty,
         )
+
+    async def ask(self, control: RunControl) -> None:
+        """Give the training this request. `OSError` on a full disk."""
         await asyncio.to_thread(write_untrusted, self._path, control.model_dump_json().encode())
         self.asked = control
-        return control
 
     def _last_request(self) -> RunControl | None:
         """The request of a daemon before this one."""

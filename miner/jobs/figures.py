@@ -176,7 +176,10 @@ class RunFigures:
         #: What the attempt's own GPUs use, for engines that do not say.
         self.gpu_memory: int | None = None
         self._last: StepEvent | None = None
+        #: From this step on its speed counts.
+        self._warm_at = 0
         self._expected = expected_speed(plan) if plan else None
+        # On a CPU the plan's estimate is of the host's memory, which nobody measures by process.
         self._estimate = plan.memory.total_bytes if plan and not plan.gpus.is_cpu else None
         self._means = {name: _Mean() for name in _MEANS}
         self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
@@ -199,8 +202,10 @@ class RunFigures:
         if memory is not None:
             self.memory_bytes = max(self.memory_bytes or 0, memory)
         self.curves.add_step(event, memory)
+        if self._last is None or event.step <= self._last.step:  # it begins, or begins again
+            self._warm_at = event.step + WARM_UP_STEPS
         self._last = event
-        if event.step > WARM_UP_STEPS:
+        if event.step >= self._warm_at:
             self._recent.append(event)
             for name, mean in self._means.items():
                 mean.add(getattr(event, name))
@@ -297,5 +302,5 @@ def _finite(value: float | None) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are enough for a picture, and shorter in JSON; of a time, ten."""
-    return float(f"{value:.{10 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value
+    """Six digits are enough for a picture, and shorter in JSON; a time has eleven."""
+    return float(f"{value:.{11 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value

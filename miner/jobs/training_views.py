@@ -111,7 +111,7 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
         inside = os.path.relpath(path, folder)
         parts = () if inside == "." else tuple(inside.split(os.sep))
         folders[:] = sorted(name for name in folders if len(parts) < MAX_DEPTH and (parts or _is_shown(name)))
-        for name in sorted(files) if parts else ():
+        for name in sorted(name for name in files if parts and not name.startswith(".")):
             try:
                 status = os.stat(name, dir_fd=opened, follow_symlinks=False)
             except OSError:

@@ -14,7 +14,7 @@ from prometheus_client import (
 from prometheus_client.process_collector import ProcessCollector
 
 # A second series for each counter and bucket, which nothing here reads.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 3.0, 10.0)
 

@@ -111,7 +111,11 @@ class AlertService:
         now = self._clock()
         if not self._adopted:
             await self._adopt(now)
+        had_problem = self.rules.problem is not None
         rules = self.rules.current()
+        if had_problem and self.rules.problem is None:
+            kind, text = AlertKind.ALERTS_PROBLEM.value, "resolved: the file is in force again"
+            self._write(store_alerts.record_resolution, kind, "miner", text, now)
         self.live.record(now)
         if now - self._stored_at >= STORE_SECONDS:
             await self._read_store(rules.rules, now)

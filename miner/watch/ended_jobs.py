@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,10 @@ def ended_jobs(connection: sqlite3.Connection, begins_at: float, ends_at: float)
             )
         )
     return jobs
+
+
+def jobs_between(jobs: Iterable[EndedJob], begins_at: float, ends_at: float) -> list[EndedJob]:
+    return [job for job in jobs if begins_at <= job.ended_at < ends_at]
 
 
 def _value(details: str | None) -> ExpectedValue | None:

@@ -19,7 +19,7 @@ from core.domain.units import rfc3339
 from miner.offers.policies.schema import Goal, PolicyTargets
 from miner.store.ranks import newest_rank
 from miner.store.store import Store
-from miner.watch.ended_jobs import EndedJob, ended_jobs
+from miner.watch.ended_jobs import EndedJob, ended_jobs, jobs_between
 from miner.watch.gpu_time import GpuTime, gpu_time
 from miner.watch.quality import WEEK, job_qualities, mean_quality
 
@@ -62,10 +62,18 @@ def completion_rate(jobs: Sequence[EndedJob]) -> float | None:
     return sum(job.submitted for job in jobs) / len(jobs) if jobs else None
 
 
-def kpis(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> list[Kpi]:
-    """The five, for the last seven days; the rank as it is now."""
-    field = ended_jobs(connection, now - FIELD_SECONDS, now)
-    jobs = [job for job in field if job.ended_at >= now - WEEK]
+def kpis(
+    connection: sqlite3.Connection,
+    now: float,
+    targets: PolicyTargets,
+    history: Sequence[EndedJob] | None = None,
+) -> list[Kpi]:
+    """The five, for the last seven days; the rank as it is now. `history`: the jobs that ended before, where
+    they are read already."""
+    if history is None:
+        history = ended_jobs(connection, now - FIELD_SECONDS, now)
+    field = jobs_between(history, now - FIELD_SECONDS, now)
+    jobs = jobs_between(field, now - WEEK, now)
     return [
         _success(jobs, targets),
         _completion(jobs, targets),
@@ -105,7 +113,7 @@ def _quality(field: Sequence[EndedJob], now: float) -> Kpi:
 
 
 def _rank(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> Kpi:
-    last, yesterday = newest_rank(connection), newest_rank(connection, now - DAY)
+    last, yesterday = newest_rank(connection, now), newest_rank(connection, now - DAY)
     if last is None:
         return Kpi("rank", "Rank", None, "", None, None, "not registered, or the metagraph was not read yet")
     goal = current_goal(connection, now, targets)
@@ -159,8 +167,10 @@ def current_goal(connection: sqlite3.Connection, now: float, targets: PolicyTarg
     return next((goal for goal in goals if goal.within > age), goals[-1] if goals else None)
 
 
-def goal_progress(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> list[GoalProgress]:
-    """Every goal with what is reached now, the next due first."""
+def goal_progress(
+    connection: sqlite3.Connection, now: float, targets: PolicyTargets, history: Sequence[EndedJob]
+) -> list[GoalProgress]:
+    """Every goal with what is reached now, the next due first. `history`: the jobs that ended before."""
     first, last = first_job_at(connection), newest_rank(connection, now)
     published = connection.execute(
         "SELECT count(*) FROM jobs WHERE state = ? AND coalesce(ended_at, updated_at) < ?",
@@ -175,7 +185,7 @@ def goal_progress(connection: sqlite3.Connection, now: float, targets: PolicyTar
             top = None if last is None else last.share
             checks.append(GoalCheck("top", top, goal.top, None if top is None else top <= goal.top))
         if goal.success_rate is not None:
-            rate = success_rate(ended_jobs(connection, now - goal.within, now))
+            rate = success_rate(jobs_between(history, now - goal.within, now))
             met = None if rate is None else rate >= goal.success_rate
             checks.append(GoalCheck("success_rate", rate, goal.success_rate, met))
         result.append(GoalProgress(name, None if first is None else first + goal.within, tuple(checks)))

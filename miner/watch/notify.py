@@ -71,6 +71,8 @@ class _TargetState:
 
 @dataclass(frozen=True, slots=True)
 class ReportNotice:
+    """A report as it is sent; its secrets were removed before it was drawn."""
+
     title: str
     markdown: str
     html: str
@@ -205,8 +207,11 @@ class Notifier:
         messages = [self._alert_message(notices)] if notices else []
         for report in reports:
             mail = self._targets.is_mail(number)
-            text, form = (report.html, "html") if mail else (report.markdown, "markdown")
-            messages.append(NotifyMessage(title=report.title, body=text, format=form))
+            title = f"god-miner on {self._host}: {report.title}"
+            if mail:
+                messages.append(NotifyMessage(title=title, body=report.html, format="html"))
+            else:
+                messages.append(NotifyMessage(title=title, body=report.markdown, format="markdown"))
         return messages
 
     def _alert_message(self, notices: Sequence[Notice]) -> NotifyMessage:
@@ -215,10 +220,10 @@ class Notifier:
         worst = max((notice.alert for notice in newest), key=_badness)
         kind = "success" if worst.resolved_at is not None else _TYPES[worst.severity]
         if len(newest) == 1:
-            title, lines = newest[0].head, [newest[0].alert.text[:_MAX_TEXT_CHARS]]
+            title, lines = newest[0].head, [self._text(newest[0])]
         else:
             title = f"{len(newest)} alerts"
-            lines = [f"{one.head}: {one.alert.text[:_MAX_TEXT_CHARS]}" for one in newest[:_MAX_LINES]]
+            lines = [f"{one.head}: {self._text(one)}" for one in newest[:_MAX_LINES]]
             if len(newest) > _MAX_LINES:
                 lines.append(f"and {len(newest) - _MAX_LINES} more: god-miner alerts list")
         return NotifyMessage(
@@ -226,6 +231,10 @@ class Notifier:
             body=self._clean("\n".join(lines)),
             type=kind,
         )
+
+    def _text(self, notice: Notice) -> str:
+        """Cut after secrets are removed: of half a secret nobody knows that it is one."""
+        return self._targets.redact(notice.alert.text)[:_MAX_TEXT_CHARS]
 
     def _clean(self, text: str) -> str:
         """Without secrets, control characters, and what a chat takes for a call of all its members."""

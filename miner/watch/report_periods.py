@@ -14,8 +14,8 @@ class PeriodKind(StrEnum):
 
 
 _DAYS = {PeriodKind.DAILY: 1, PeriodKind.WEEKLY: 7, PeriodKind.MONTHLY: 30}
-#: Columns of the occupancy picture of a period that ends now; a month of the calendar has one per day.
-_INTERVALS = {PeriodKind.DAILY: 24, PeriodKind.WEEKLY: 28, PeriodKind.MONTHLY: 30}
+#: Columns of the occupancy picture for each day.
+_COLUMNS = {PeriodKind.DAILY: 24, PeriodKind.WEEKLY: 4, PeriodKind.MONTHLY: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class ReportPeriod:
 
     @property
     def intervals(self) -> int:
-        return _INTERVALS[self.kind]
+        """Columns of the occupancy picture."""
+        return round((self.ends_at - self.begins_at) / 86_400) * _COLUMNS[self.kind]
 
     @property
     def before(self) -> ReportPeriod:

@@ -131,7 +131,8 @@ def _gpus(report: Mapping[str, Any]) -> ReportSection:
         ("utilisation", show_number(gpus["utilization"], "share")),
         ("utilisation while a job had them", show_number(gpus["utilization_of_jobs"], "share")),
     )
-    text = f"Each column is {gpus['interval_s'] / 3600:g} h; higher is busier, a dot was not measured."
+    hours = f"{gpus['interval_s'] / 3600:g} h"
+    text = f"A column is {hours}: how much of it a job had the card. Empty, or a dot: not measured."
     return ReportSection("GPUs", ("", ""), rows, text, gpus["occupancy"])
 
 

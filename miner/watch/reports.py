@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from core.domain.job_states import JobState
 from miner.offers.policies.schema import Policy
 from miner.store.ranks import newest_rank, ranks_between
-from miner.watch.ended_jobs import EndedJob, ended_jobs
+from miner.watch.ended_jobs import EndedJob, ended_jobs, jobs_between
 from miner.watch.gpu_time import gpu_time
 from miner.watch.kpis import (
     FIELD_SECONDS,
@@ -69,17 +69,17 @@ class SummaryFigure:
 def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> dict[str, Any]:
     """Return the whole report as JSON; renderers and the page read it."""
     begins, ends = period.begins_at, period.ends_at
-    field = ended_jobs(connection, min(begins, ends - FIELD_SECONDS), ends)
-    jobs = [job for job in field if job.ended_at >= begins]
-    scores = job_qualities(field)
+    history = ended_jobs(connection, _history_begins(period, policy), ends)
+    jobs = jobs_between(history, begins, ends)
+    scores = job_qualities(jobs_between(history, min(begins, ends - FIELD_SECONDS), ends))
     gpus = gpu_time(connection, begins, ends, period.intervals)
     return {
         "period": period.kind.value,
         "title": period.title,
         "begins_at": begins,
         "ends_at": ends,
-        "kpis": [asdict(kpi) for kpi in kpis(connection, ends, policy.targets)],
-        "summary": [asdict(figure) for figure in _summary(connection, period, policy)],
+        "kpis": [asdict(kpi) for kpi in kpis(connection, ends, policy.targets, history)],
+        "summary": [asdict(figure) for figure in _summary(connection, period, policy, history)],
         "jobs": {
             "ended": len(jobs),
             "states": dict(Counter(job.state.value for job in jobs)),
@@ -104,14 +104,33 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
         "actions": _rows(connection.execute(_ACTIONS, (begins, ends))),
         "goals": [
             {**asdict(goal), "met": goal.met, "text": goal_text(goal)}
-            for goal in goal_progress(connection, ends, policy.targets)
+            for goal in goal_progress(connection, ends, policy.targets, history)
         ],
         "backtest": None,
     }
 
 
-def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> list[SummaryFigure]:
-    now, before = (_numbers(connection, each, policy) for each in (period, period.before))
+def redact_report(value: Any, redact: Callable[[str], str]) -> Any:
+    """Remove secrets from all texts of a report, before a renderer's escapes hide them from us."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact(str(key)): redact_report(one, redact) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_report(one, redact) for one in value]
+    return value
+
+
+def _history_begins(period: ReportPeriod, policy: Policy) -> float:
+    """Jobs are read once: from the earliest that any figure needs."""
+    goals = max((goal.within for goal in policy.targets.goals.values()), default=0.0)
+    return min(period.before.begins_at, period.before.ends_at - FIELD_SECONDS, period.ends_at - goals)
+
+
+def _summary(
+    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, history: Sequence[EndedJob]
+) -> list[SummaryFigure]:
+    now, before = (_numbers(connection, each, policy, history) for each in (period, period.before))
     targets = policy.targets
     rows: list[tuple[str, str, str, float | None, bool]] = [
         ("published", "Published models", "", None, True),
@@ -119,6 +138,8 @@ def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
         ("success_rate", "Success rate", "share", targets.success_rate, True),
         ("completion_rate", "Completion rate", "share", targets.completion_rate, True),
         ("penalty_rate", "Penalty rate (no submission)", "share", targets.penalty_rate, False),
+        ("first_place_rate", "First-place rate", "share", targets.first_place_rate, True),
+        ("tournament_win_rate", "Tournament win rate", "share", targets.tournament_win_rate, True),
         ("mean_hours", "Mean completion", "hours", targets.completion_hours, False),
         ("used_hours", "GPU-hours used", "hours", None, True),
         ("idle_hours", "GPU-hours idle", "hours", None, False),
@@ -142,10 +163,12 @@ def _summary(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
     return figures
 
 
-def _numbers(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> dict[str, float | None]:
+def _numbers(
+    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, history: Sequence[EndedJob]
+) -> dict[str, float | None]:
     begins, ends = period.begins_at, period.ends_at
-    field = ended_jobs(connection, min(begins, ends - FIELD_SECONDS), ends)
-    jobs = [job for job in field if job.ended_at >= begins]
+    field = jobs_between(history, min(begins, ends - FIELD_SECONDS), ends)
+    jobs = jobs_between(field, begins, ends)
     gpus = gpu_time(connection, begins, ends)
     completed = completion_rate(jobs)
     points = _total(job.points(policy.value) for job in jobs)
@@ -161,6 +184,8 @@ def _numbers(connection: sqlite3.Connection, period: ReportPeriod, policy: Polic
         "success_rate": success_rate(jobs),
         "completion_rate": completed,
         "penalty_rate": None if completed is None else 1 - completed,
+        "first_place_rate": None,  # FIRST_PLACE, TOURNAMENTS
+        "tournament_win_rate": None,
         "mean_hours": mean_hours(jobs),
         "used_hours": gpus.used_hours if measured else None,
         "idle_hours": gpus.idle_hours if measured else None,

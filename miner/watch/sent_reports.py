@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from miner.offers.policies.schema import Policy
@@ -13,11 +12,17 @@ from miner.store.store import Store
 from miner.watch.notify import Notifier, ReportNotice
 from miner.watch.report_periods import PeriodKind, ReportPeriod, finished_period
 from miner.watch.report_text import as_html, as_markdown
-from miner.watch.reports import build_report
+from miner.watch.reports import build_report, redact_report
 
 
 async def send_due_reports(
-    store: Store, notifier: Notifier, policy: Policy, wanted: Iterable[str], hour: int, now: float
+    store: Store,
+    notifier: Notifier,
+    policy: Policy,
+    wanted: Iterable[str],
+    hour: int,
+    now: float,
+    redact: Callable[[str], str],
 ) -> None:
     """Hand the reports of the periods that are over to the notifier, from `hour` (UTC) on."""
     if datetime.fromtimestamp(now, UTC).hour < hour:
@@ -26,12 +31,14 @@ async def send_due_reports(
         period = finished_period(PeriodKind(name), now)
         if await store.read(report_was_sent, name, period.begins_at):
             continue
-        notice = await asyncio.to_thread(store.read_now, _notice, period, policy)
+        notice = await store.read(_notice, period, policy, redact)
         # Before it goes out: a daemon that is killed in between sends it never rather than twice.
         await store.write(record_sent_report, name, period.begins_at, now)
         notifier.add_report(notice)
 
 
-def _notice(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> ReportNotice:
-    report = build_report(connection, period, policy)
-    return ReportNotice(f"god-miner: {period.title}", as_markdown(report), as_html(report))
+def _notice(
+    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, redact: Callable[[str], str]
+) -> ReportNotice:
+    report = redact_report(build_report(connection, period, policy), redact)
+    return ReportNotice(period.title, as_markdown(report), as_html(report))

@@ -51,6 +51,8 @@ def _rule_row(row: dict[str, Any]) -> tuple[str, ...]:
     state = row["state"]
     if state != "inactive":
         state += f" for {show_seconds(max(time.time() - row['since'], 0.0))}"
+    if not row["subject"]:
+        return row["name"], "", "nothing to measure", ""
     if row["no_data"]:
         state = "no data" if row["state"] == "inactive" else f"{state}, no data"
     value = "" if row["value"] is None else METRICS[row["metric"]].unit.show(row["value"])

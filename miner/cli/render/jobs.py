@@ -104,7 +104,7 @@ def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:
     if job["result"]:
         yield from _result_rows(job["result"])
     if job["attempts"]:
-        yield from _figure_rows(_shown_attempt(job))
+        yield from _figure_rows(_shown_attempt(job), so_far=job["result"] is None)
     yield "started", show_time(job["started_at"]) + (f", {job['starts']} times" if job["starts"] > 1 else "")
     yield "deadline", f"{show_time(job['deadline_at'])} ({time_left(job, now)})"
     yield "wanted as", job["expected_repo_name"]
@@ -130,8 +130,11 @@ def _shown_attempt(job: JobData) -> Mapping[str, Any]:
     return next((one for one in attempts if one["number"] == number), attempts[-1])
 
 
-def _figure_rows(attempt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _figure_rows(attempt: Mapping[str, Any], *, so_far: bool) -> Iterator[tuple[str, str]]:
     figures, losses = attempt["figures"], attempt["losses"]
+    if so_far and figures["best"] is not None:
+        gain = f", {_gain(figures['gain'])}" if figures["gain"] is not None else ""
+        yield "so far", f"{figures['metric']} {_scores(figures, 4)}{gain}"
     if losses:
         yield "loss", f"{sparkline(losses)} {losses[0]:.4g} → {losses[-1]:.4g}"
     yield "speed", _speed(figures)

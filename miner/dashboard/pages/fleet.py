@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from nicegui import ui
 
@@ -12,7 +13,6 @@ from miner.dashboard.charts import COLOURS, Format, LineChart, Series
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
-    NOT_AVAILABLE,
     UNKNOWN,
     Column,
     KeyedRows,
@@ -44,6 +44,11 @@ _METRICS: dict[str, tuple[str, Format]] = {
     "busy": ("Taken by jobs", "percent"),
 }
 _SPANS = {"3": "3 hours", "24": "24 hours", "168": "7 days", "720": "30 days"}
+
+_NOTHING_MEASURED = (
+    "Nothing is measured yet: a minute is here when it is over, under 3 hours; an hour likewise. Where "
+    "nothing comes, `god-miner doctor` says whether NVML answers."
+)
 
 
 @page("/fleet", "Fleet", place=40)
@@ -83,6 +88,8 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         nothing = empty(
             "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
+        set_visible(nothing, False)
+        state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
             for kind, text in (("", "running"), ("promised", "reserved"), ("idle", "idle")):
                 with box(tag="span"):
@@ -98,6 +105,13 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
             f"{free:.0f} of {len(fleet['gpus']) * _HOURS} card hours are not taken" if fleet["gpus"] else ""
         )
 
+    def show_lost(one: DaemonLink) -> None:
+        if not view.client.is_deleted:
+            state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
+            set_visible(state, one.lost_at is not None)
+
+    show_lost(link)
+    view.client.on_delete(link.listen(show_lost))
     view.live("/fleet", show, link=link)
 
 
@@ -109,9 +123,9 @@ class _Gantt:
         self._starts_at = 0.0
         self._grid = box("stack")
         with self._grid:
-            with box("gantt"):
+            with box("schedule"):
                 Text("", "small")
-                self._scale = box("gantt-scale").props('aria-hidden="true"')
+                self._scale = box("schedule-scale").props('aria-hidden="true"')
             self._rows: KeyedRows[Record] = KeyedRows(box("stack").style("gap:5px"), self._make)
         self._shown_hour = -1
 
@@ -136,9 +150,9 @@ class _Gantt:
                     Text(moment.strftime("%H:%M")).style(f"left:{share * 100:.2f}%")
 
     def _make(self, gpu: Record) -> Callable[[Record], None]:
-        with box("gantt"):
+        with box("schedule"):
             name = Text("", "small cut")
-            track = box("gantt-track")
+            track = box("schedule-track")
             with track:
                 lines = box().style("display:contents")
                 bars: KeyedRows[Record] = KeyedRows(box().style("display:contents"), self._make_bar)
@@ -179,7 +193,7 @@ class _Gantt:
 
     def _href(self, claim: Record) -> str:
         kind = "offers" if claim["kind"] == "offer" else "jobs"
-        return f"/{kind}/{claim['task_id']}?daemon={self._daemon}"
+        return f"/{kind}/{quote(claim['task_id'], safe='')}?daemon={quote(self._daemon)}"
 
     def _place(self, claim: Record) -> tuple[float, float] | None:
         """Left end and width in percent; None: outside of what is shown."""
@@ -236,10 +250,6 @@ class _History:
         self._metric.on_value_change(lambda _: self._build_chart())
         self._span.on_value_change(lambda _: self._watch())
         self._place = box()
-        self._nothing = empty(
-            "Nothing is measured yet: a card's first minute is here after a minute. Where nothing comes, "
-            "`god-miner doctor` says whether NVML answers."
-        )
         self._notes = box()
         view.live("/fleet", self._learn_names)
         self._build_chart()
@@ -271,6 +281,7 @@ class _History:
                 from_zero=True,
                 time_axis=True,
                 y_max=1 if form == "percent" else None,
+                nothing=_NOTHING_MEASURED,
             )
         self._draw()
 
@@ -279,10 +290,7 @@ class _History:
             _series(self._names.get(gpu, gpu), rows, self._metric.value, index)
             for index, (gpu, rows) in enumerate(self._data.get("gpus", {}).items())
         ]
-        known = [one for one in series if any(value is not None for value in one.y)]
-        self._chart.show(known)
-        set_visible(self._place, bool(known))
-        set_visible(self._nothing, not known)
+        self._chart.show([one for one in series if any(value is not None for value in one.y)])
 
 
 def _series(name: str, rows: Sequence[Record], metric: str, colour: int) -> Series:
@@ -310,7 +318,7 @@ def _card_table() -> Table:
             Column("Heat", lambda one: _sampled(one, "temperature", lambda v: f"{v:.0f} °C"), number=True),
             Column("Power", _power, number=True, classes="wide-only"),
             Column("Clocks", _clocks, classes="wide-only"),
-            Column("Links", lambda one: _links(one), classes="wide-only"),
+            Column("Links", _links, classes="wide-only nowrap"),
             Column("Faults", _faults),
         ],
         key=lambda one: one["id"],
@@ -327,7 +335,8 @@ def _state(gpu: Record) -> tuple[str, Tone]:
         return "out", "bad"
     if gpu["task_id"] is None:
         return "idle", "muted"
-    return (f"until {clock(gpu['until'])}" if gpu.get("until") else "at work"), "live"
+    until_at = gpu.get("until")
+    return (f"until {datetime.fromtimestamp(until_at).astimezone():%H:%M}" if until_at else "at work"), "live"
 
 
 def _memory(gpu: Record) -> str:
@@ -377,7 +386,7 @@ def _faults(gpu: Record) -> tuple[str, Tone]:
     said = "; ".join(fault for fault in faults if fault)
     if said:
         return said, "bad"
-    return ("none", "good") if gpu.get("sample") else (NOT_AVAILABLE, "muted")
+    return ("none", "good") if sample else (UNKNOWN, "muted")
 
 
 def _queue_table(view: PageView) -> Table:

@@ -66,7 +66,8 @@ def job_page(view: PageView, job: str) -> None:
     view.live(path, show)
     view.live(f"{path}/series", charts.show, every=3.0)
     log.start()
-    view.live(f"{path}/plan", plan.show, every=20.0)
+    with plan.panel:
+        view.live(f"{path}/plan", plan.show, every=20.0)
     view.live(f"{path}/files", lambda answer: files.show(answer["artefacts"]), every=15.0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuLink, find_kind
 from core.planning.speed import LINK_SHARE
+from miner.doctor.checks.subnet import running_daemon
 from miner.doctor.checks.training import temporary_data_dir
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
 from miner.engines.trial import TRIAL_TIMEOUT_S, run_trial
@@ -37,6 +38,10 @@ def check_links(context: CheckContext) -> Iterator[Finding]:
         yield skip(WHAT, f"{len(idle)} of {len(stock.gpus)} GPUs are idle and usable; it takes two")
         return
     yield link_finding(idle)
+    if running_daemon(context.settings):
+        # It would take the measurement for somebody else's use of its GPUs, or give them out meanwhile.
+        yield skip(WHAT, "measured only while no daemon runs here, which may give these GPUs out any moment")
+        return
     yield all_reduce_finding(idle, _measured(context.settings, idle))
 
 
@@ -66,7 +71,9 @@ def all_reduce_finding(gpus: list[Gpu], measured: Mapping[str, Any]) -> Finding:
         return warn(WHAT, "a training sees none of the GPUs (torch.cuda.is_available() is false)", fix)
     if "problem" in measured:
         detail = f"{measured['problem']}: {measured.get('output') or 'no output'}"
-        return warn(WHAT, detail, f"{_TOPOLOGY}; docs/troubleshooting.md, NCCL. Until then one GPU per job")
+        return warn(
+            WHAT, detail, f"{_TOPOLOGY}; docs/troubleshooting.md, NCCL. Until then limits.max_gpus: 1"
+        )
     rate, kind = float(measured["bytes_s"]), gpus[0].kind
     pair_only = kind.link is GpuLink.NVLINK_PAIR and len(gpus) > 2
     counted_on = LINK_SHARE * (min(kind.link_bandwidth, 28e9) if pair_only else kind.link_bandwidth)

@@ -69,7 +69,7 @@ async def test_the_list_of_a_running_daemon_fits_80_columns(
     monkeypatch.setattr("miner.daemon_client.get_page", lambda *_: page)
     shown = await asyncio.to_thread(run, "list")
     assert max(map(len, shown.splitlines())) <= 80
-    for word in ("gpu_out", "gpu-hot", "no data"):
+    for word in ("gpu_out", "gpu-hot", "nothing to measure"):
         assert word in shown
     (silence,) = page["silences"]
     assert (await running.operator.delete(f"/alerts/silences/{silence['id']}")).status_code == 200

@@ -17,6 +17,7 @@ from miner.__main__ import app
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
+from miner.jobs.figures import AttemptFigures
 from tests.miner.cli.pages import JOB
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
 from tests.miner.watch.history import add_job
@@ -228,3 +229,35 @@ def test_a_long_trouble_is_wrapped_and_said_once_at_80_columns() -> None:
     assert "END" in text
     assert text.count("and try again") == 1
     assert "step fetch: another trouble" in text
+
+
+def test_a_training_that_runs_is_shown_beside_its_plan_at_80_columns() -> None:
+    figures = AttemptFigures(
+        steps=420,
+        tokens_s=5_612.0,
+        samples_s=2.5,
+        mfu=0.312,
+        wait=0.012,
+        efficiency=0.93,
+        memory_bytes=61_200_000_000,
+        memory_estimate_bytes=68_000_000_000,
+        utilization=0.97,
+        base=2.25,
+        best=1.75,
+        metric="eval_loss",
+        lower_is_better=True,
+        gain=0.2222,
+    )
+    losses = [3.0 - number / 20 for number in range(40)]
+    attempt = {**JOB["attempts"][0], "figures": figures.model_dump(), "losses": losses}
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=False, width=80)
+    for page in job_pages({**JOB, "attempts": [attempt]}, 0.0):
+        console.print(page)
+    text = " ".join(out.getvalue().split())
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "so far eval_loss 2.2500 → 1.7500, +22.2%" in text
+    assert "▂▁▁▁▁▁ 3 → 1.05" in text
+    assert "5,612 tokens/s, 2.5 samples/s, MFU 31.2%, 93% of the planned speed, 1.2% waiting for data" in text
+    assert "61.2 GB at most, 68.0 GB planned (90%)" in text
+    assert "GPUs busy 97% of the time" in text

@@ -18,6 +18,7 @@ from core.domain.wire import MinerSubmission
 from miner import __version__
 from miner.http.subnet import ROUTES
 from miner.store.jobs import record_submission
+from miner.watch.requests import unknown_fields
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import (
     COMPACT,
@@ -117,6 +118,21 @@ async def test_a_start_keeps_what_a_newer_validator_adds(running: DaemonInProces
 
 
 # Submissions
+
+
+async def test_requests_are_counted_for_their_validator_whether_they_can_be_read_or_not(
+    running: DaemonInProcess,
+) -> None:
+    sample = task()
+    await running.post(sample.offer_path, {**sample.offer(), "urgency": 3})
+    broken = {name: value for name, value in sample.offer().items() if name != "model"}
+    assert (await running.post(sample.offer_path, broken)).status_code == 422
+    watch = running.daemon.request_watch
+    (hotkey, outcomes), *others = watch.outcomes()
+    assert (hotkey, [bad for _, bad in outcomes], others) == (VALIDATOR.ss58_address, [0.0, 1.0], [])
+    assert watch.problem(hotkey).startswith(f"{sample.offer_path}: model")
+    ((_, raw),) = watch.take_bodies().values()
+    assert unknown_fields(sample.offer_path, raw) == ["urgency"]
 
 
 async def test_there_is_no_submission_until_one_is_made(running: DaemonInProcess) -> None:

@@ -124,6 +124,7 @@ async def test_artefacts_are_listed_without_inputs_and_nothing_leads_out_of_the_
     async def plants(trainer: Trainer) -> None:
         folder = Path(trainer.run.progress_path).parent
         (folder / "log").write_text("hello")
+        (folder / ".part").write_text("")
         (folder / "secrets").symlink_to("/etc")
         (folder / "passwd").symlink_to("/etc/passwd")
         (folder / "odd\x1b[2J").write_text("")
@@ -139,6 +140,7 @@ async def test_artefacts_are_listed_without_inputs_and_nothing_leads_out_of_the_
     assert listed["attempt_1/log"] == 5
     assert "attempt_1/submission/adapter_model.safetensors" in listed
     assert "submission/adapter_model.safetensors" in listed
+    assert not [name for name in listed if "/." in name]
     assert not [name for name in listed if "passwd" in name or "secrets" in name or "pipe" in name]
     assert not [name for name in listed if name.startswith(("inputs", "orders")) or "\x1b" in name]
 

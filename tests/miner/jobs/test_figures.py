@@ -82,6 +82,14 @@ def test_a_training_that_goes_back_to_a_checkpoint_continues_its_curve_from_ther
     assert [event.score.step for event in run.curves.evals] == [2]
 
 
+def test_the_first_steps_after_every_start_do_not_count_as_speed() -> None:
+    def started_at(first: int) -> list[StepEvent]:
+        return [step(first + n, tokens_s=1.0 if n < 5 else 1000.0) for n in range(20)]
+
+    run = added(*started_at(101), *started_at(111))  # resumed, and once more within the attempt
+    assert run.snapshot().figures.tokens_s == 1000.0
+
+
 def test_a_gain_is_relative_to_the_base_in_the_direction_of_its_metric() -> None:
     def score(value: float, lower: bool = True) -> HeldOutScore:
         return HeldOutScore(value=value, step=1, lower_is_better=lower)

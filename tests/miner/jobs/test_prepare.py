@@ -17,7 +17,10 @@ from core.domain.keys import Placement, TaskKey
 from core.runs.progress import StepEvent
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import prepare
+from miner.jobs.folder import AttemptFolder
+from miner.jobs.history import read_plan
 from miner.jobs.timeline import JobTimings
+from miner.store.alerts import ActionOutcome, add_action
 from tests.doubles.each import each
 from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, open_harness, waits
 
@@ -197,3 +200,32 @@ async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(harness: Job
     await harness.jobs.cancel(first)
     await harness.done(second)
     assert not trouble()
+
+
+async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the_last_one(
+    harness: JobsHarness,
+) -> None:
+    harness.engine.default = waits
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.runs))
+    first = read_plan(AttemptFolder((await harness.attempts(job))[0].folder))
+    assert first is not None
+    assert first.batch.micro > 1
+    await harness.store.write(
+        add_action,
+        rule="gpu-memory",
+        job_id=job,
+        attempt=1,
+        kind="batch",
+        now=time.time(),
+        before={"micro": first.batch.micro},
+        after={"micro": 1},
+        outcome=ActionOutcome.NEXT_ATTEMPT,
+    )
+    await harness.jobs.cancel(job)
+    await harness.jobs.retry(job)
+    while len(await harness.attempts(job)) < 2:
+        await asyncio.sleep(0.01)
+    second = read_plan(AttemptFolder((await harness.attempts(job))[1].folder))
+    assert second is not None
+    assert second.batch.micro == 1

@@ -41,12 +41,15 @@ class Desk:
         self.notified: list[AlertRow] = []
         self.live = LiveMeasurements(self.samples, self.requests, list)
         self.metrics = Metrics()
-        live_rules = LiveAlertRules(file, folder / "last-good.json", lambda *_: None)
+        live_rules = LiveAlertRules(file, folder / "last-good.json", self.raise_alert)
         self.service = AlertService(
             store, self.metrics, live_rules, self.live, clock=lambda: self.now, sink=self
         )
         self.alerts = Alerts(self.metrics, store)
         self.alerts.add_listener(self.service.on_kind)
+
+    def raise_alert(self, kind: AlertKind, text: str) -> None:
+        self.alerts(kind, text)
 
     def add(self, alert: AlertRow) -> None:
         self.notified.append(alert)
@@ -148,6 +151,18 @@ async def test_a_validator_whose_requests_change_is_told_of(store: Store, tmp_pa
     assert "33.3 % (/task_offer/: model: is missing)" in texts["protocol-invalid"]
     assert "urgency" in texts["protocol-new-fields"]
     assert {row.subject for row in desk.rows()} == {"validator:hot1"}
+
+
+async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, tmp_path: Path) -> None:
+    desk = Desk(store, tmp_path)
+    (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {of: true}}")
+    await desk.play(70.0, 1)
+    await desk.settled()
+    assert [(row.rule, row.resolved_at) for row in desk.rows()] == [("alerts_problem", None)]
+    (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {off: true}}  # mended")
+    await desk.play(91.0, 1)
+    await desk.settled()
+    assert desk.rows()[0].text == "resolved: the file is in force again"
 
 
 async def test_an_alert_is_never_in_the_way_of_whoever_raises_it(store: Store, tmp_path: Path) -> None:

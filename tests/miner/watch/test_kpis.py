@@ -10,6 +10,7 @@ from miner.offers.policies.load import load_policy
 from miner.offers.policies.schema import PolicyTargets
 from miner.store.ranks import record_rank
 from miner.store.store import Store
+from miner.watch.ended_jobs import ended_jobs
 from miner.watch.kpis import CurrentKpis, goal_progress, goal_text, kpis
 from tests.miner.watch.history import DAY, HOUR, NOW, add_job, add_rollup, rank_row
 
@@ -52,7 +53,8 @@ async def test_nothing_measured_is_not_known_and_not_zero(store: Store) -> None:
 
 async def test_goals_count_from_the_first_job(store: Store) -> None:
     await store.write(fill)
-    short, medium, long = await store.read(goal_progress, NOW + 1, TARGETS)
+    history = await store.read(ended_jobs, 0.0, NOW + 1)
+    short, medium, long = await store.read(goal_progress, NOW + 1, TARGETS, history)
     first = NOW - 9 * DAY - 20 * HOUR
     assert [goal.due_at for goal in (short, medium, long)] == [first + days * DAY for days in (14, 30, 90)]
     assert short.met

@@ -207,6 +207,9 @@ async def test_an_alert_that_comes_from_the_store_too_is_told_once(desk: NotifyD
 async def test_no_secret_no_control_character_and_no_call_of_everybody_is_in_a_message(
     desk: NotifyDesk,
 ) -> None:
+    hostile = "x" * 595 + SECRET  # its end would be cut off in the middle of the secret
+    await desk.raised("half", "job:1", hostile)
+    assert SECRET[:5] not in str(await desk.tell())
     hostile = f"{SECRET} hf_abcdefghijklmnopqrst \x1b[31m @everyone " + "x" * 5000
     await desk.raised("job_failed", "job:1", hostile)
     ((_, body),) = await desk.tell()
@@ -254,14 +257,14 @@ async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_co
     midnight = NOW - NOW % DAY
 
     async def titles(at: float) -> list[str]:
-        await send_due_reports(desk.store, desk.notifier, Policy(), ("daily", "weekly"), 6, at)
+        await send_due_reports(desk.store, desk.notifier, Policy(), ("daily", "weekly"), 6, at, str)
         return [title for title, _ in await desk.tell()]
 
     assert await titles(midnight + 5 * HOUR) == []
     assert len(await titles(midnight + 6 * HOUR)) == 2
     assert await titles(midnight + 7 * HOUR) == []
     assert await desk.store.read(report_was_sent, "daily", midnight - DAY)
-    assert [title[:24] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner: Daily report,"]
+    assert [title[:25] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner on rack1: Daily"]
 
 
 async def test_a_resolved_alert_that_was_still_held_is_told_with_both_ends(desk: NotifyDesk) -> None:

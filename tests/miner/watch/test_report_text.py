@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from miner.observe.redact import Redactor
 from miner.offers.policies.load import load_policy
 from miner.store.database import insert_row
 from miner.store.store import Store
 from miner.watch.report_periods import PeriodKind, last_period
 from miner.watch.report_text import as_html, as_markdown, as_text
-from miner.watch.reports import build_report
+from miner.watch.reports import build_report, redact_report
 from tests.miner.watch.history import HOUR, NOW, add_job, add_rollup
 
 HOSTILE = "org/<script src='https://evil.example/x.js'></script>|\x1b[31m[a](https://evil.example)@everyone"
@@ -53,6 +54,15 @@ def test_html_is_one_file_without_scripts_or_anything_from_outside(report: dict[
     assert "url(" not in page
     assert "&lt;script src=&#x27;https://evil.example/x.js&#x27;&gt;" in page
     assert {"svg", "rect", "table"} <= tags.tags
+
+
+def test_secrets_are_removed_before_a_renderer_escapes_them(report: dict[str, Any]) -> None:
+    token = "hf_abcdefghijklmnopqrstu"
+    report["alerts"][0]["example"] = f"refused: {token}"
+    clean = redact_report(report, Redactor())
+    for page in (as_markdown(clean), as_html(clean), as_text(clean)):
+        assert "hf" not in page
+        assert "refused" in page
 
 
 def test_the_picture_has_a_cell_for_each_hour(report: dict[str, Any]) -> None:

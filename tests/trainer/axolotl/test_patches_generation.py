@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from core.domain.choices import Parallelism
 from core.domain.evaluation import Era, evaluation_rules
+from core.domain.tasks import TaskType
+from tests.core.engines.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.session.simulated import Simulation, plan_of
 from tests.trainer.sharding import Gathers, adapted, split, together
 from trainer.axolotl.patches import kept_parts, patch_generate, run_first_pass, sharded_parts
+from trainer.axolotl.plugin import _prompts
 from trainer.inputs.tokens import PromptRow
 from trainer.scoring.generation import _rounds, sample_completions
 
@@ -316,3 +320,22 @@ def test_a_failure_inside_is_the_generations(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         model.generate()
     assert one.phase == "generation"
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "micro", "completion", "prompts"),
+    [
+        (Parallelism.DDP, 1, 256, 16),  # runs out and goes on in halves
+        (Parallelism.FSDP, 8, 256, 16),
+        (Parallelism.FSDP, 1, 256, 2),
+        (Parallelism.FSDP, 8, 64, 4),
+        (Parallelism.FSDP, 1, 16, 1),
+    ],
+)
+def test_ranks_that_share_a_model_generate_no_more_at_once_than_in_a_step(
+    parallelism: Parallelism, micro: int, completion: int, prompts: int
+) -> None:
+    plan = text_plan(TaskType.GRPO, parallelism=parallelism, gpus=2)
+    batch = plan.batch.model_copy(update={"micro": micro, "accumulation": 4})
+    sequence = plan.sequence.model_copy(update={"completion_limit": completion})
+    assert _prompts(plan.model_copy(update={"batch": batch, "sequence": sequence})) == prompts

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from core.domain.hardware import GPU_KINDS
-from miner.doctor.checks.links import all_reduce_finding, idle_gpus, link_finding
-from miner.doctor.examine import FindingStatus
+from miner.doctor.checks import links
+from miner.doctor.checks.links import all_reduce_finding, check_links, idle_gpus, link_finding
+from miner.doctor.examine import CheckContext, FindingStatus
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import InventoryState
+from miner.settings import load_settings
 from tests.doubles.each import each
 
 NAMES = frozenset("0123")
@@ -48,3 +54,13 @@ def test_gpus_that_somebody_uses_are_not_measured() -> None:
 def test_boards_without_the_links_that_they_come_with_are_warned_of() -> None:
     assert link_finding(gpus()).status is FindingStatus.OK
     assert "fabric" in link_finding(gpus(linked=False)).fix
+
+
+def test_beside_a_daemon_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the measurement for somebody else's use, and its GPUs out."""
+    stock = InventoryState(tuple(gpus()), sees_memory=True)
+    monkeypatch.setattr(links, "scan_once", lambda _: (SimpleNamespace(inventory=stock), "driver"))
+    monkeypatch.setattr(links, "running_daemon", lambda _: {"pid": 1})
+    context = CheckContext(load_settings(env={}, env_file=None, data_dir=tmp_path))
+    found = {one.what: one.status for one in check_links(context)}
+    assert found == {"links": FindingStatus.OK, "all-reduce": FindingStatus.SKIP}

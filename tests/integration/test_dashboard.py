@@ -1,0 +1,223 @@
+"""The operator's page in a real browser: every page, a lost and returned daemon, the password, no action
+without the token; and a real training on the CPU, live, which is then cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from core.domain.tasks import TaskType
+from miner.daemon_client import stored_operator_token
+from miner.dev import demo, demo_inputs
+from miner.dev import stack as dev_stack
+from miner.dev.demo_inputs import LoopbackSite
+from miner.dev.samples import SampleTask
+from miner.dev.stack import ChildProcess, DevStack, daemon_process, dashboard_process, prepare_stack
+from miner.dev.validator import ValidatorClient, example_task
+from tests.doubles.browser import Browser, open_browser
+from tests.doubles.required import missing
+
+pytestmark = pytest.mark.integration
+
+PASSWORD = "a password for the page"
+PAGES = {
+    "/": "Overview",
+    "/jobs": "Jobs",
+    "/jobs/1": "#1",
+    "/alerts": "Alerts",
+    "/report": "Published models",
+}
+
+
+@dataclass
+class Page:
+    """A daemon and its page."""
+
+    stack: DevStack
+    daemon: ChildProcess
+    dashboard: ChildProcess
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.dashboard.port}"
+
+    @property
+    def token(self) -> str:
+        return stored_operator_token(self.stack.data_dir)
+
+    def send(self, *tasks: SampleTask, start: bool) -> None:
+        """As a validator does."""
+
+        async def play() -> None:
+            keys = self.stack.keys
+            async with ValidatorClient(self.stack.url, keys.validator, keys.miner.ss58_address) as validator:
+                for task in tasks:
+                    await validator.offer(task)
+                    if start:
+                        await validator.start(task)
+
+        asyncio.run(play())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patient() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dev_stack, "START_LIMIT_S", 180.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A daemon that trains nothing, with a job that waits."""
+    stack = prepare_stack(tmp_path_factory.mktemp("page"))
+    with daemon_process(stack) as daemon, dashboard_process(stack) as dashboard:
+        made = Page(stack, daemon, dashboard)
+        made.send(example_task("instruct", 0), start=True)
+        made.send(example_task("dpo", 1), start=False)
+        yield made
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_shows_what_the_daemon_says(browser: Browser, page: Page, path: str) -> None:
+    browser.open(page.url + path, width=1360)
+    browser.sees(PAGES[path], "main")
+    browser.until(lambda: "unreachable" not in browser.text(".banner"))
+    assert not [text for text in browser.problems() if "favicon" not in text]
+    # The phone shows the same, without a line that is wider than it.
+    browser.open(page.url + path, width=390, height=844, dark=True)
+    browser.sees(PAGES[path], "main")
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    assert browser.run("return document.body.classList.contains('body--dark')")
+
+
+def test_the_overview_shows_jobs_cards_and_decisions(browser: Browser, page: Page) -> None:
+    browser.open(page.url, width=1360)
+    browser.sees("Answering")
+    for text in ("#1", "queued", "Job success rate", "accepted", "H100"):
+        browser.sees(text)
+    first = browser.text("header + main, main")
+    page.send(example_task("chat", 5), start=True)
+    browser.until(lambda: "#2" in browser.text() and browser.text("main") != first, "the second job")
+
+
+def test_the_keyboard_reaches_the_content_and_the_theme_stays(browser: Browser, page: Page) -> None:
+    browser.open(page.url, width=1360)
+    browser.sees("Answering")
+    browser.run("document.querySelector('.nicegui-skip-link').focus()")
+    assert browser.run("return document.activeElement.innerText") == "Skip to main content"
+    browser.press("Theme: auto")
+    browser.press("Theme: light")
+    browser.sees("Theme: dark")
+    browser.until(lambda: browser.run("return document.cookie").count("dark"))
+    browser.open(f"{page.url}/jobs")
+    browser.sees("Theme: dark")
+    assert browser.run("return document.body.classList.contains('body--dark')")
+    browser.press("Theme: dark")
+    browser.sees("Theme: auto")
+
+
+def test_a_daemon_that_is_lost_is_told_and_comes_back_without_a_reload(browser: Browser, page: Page) -> None:
+    browser.open(page.url, width=1360)
+    browser.sees("#1")
+    browser.run("window.neverReloaded = true")
+    page.daemon.stop()
+    browser.sees("is unreachable since", ".banner")
+    browser.sees("god-miner doctor", ".banner")
+    assert "#1" in browser.text("main")  # what is known stays
+    page.daemon.start()
+    browser.until(lambda: "unreachable" not in browser.text("header"), "the end of the banner")
+    page.send(example_task("instruct", 9), start=True)
+    browser.sees(example_task("instruct", 9).model.rpartition("/")[2])
+    assert browser.run("return window.neverReloaded")
+
+
+def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> None:
+    browser.open(f"{page.url}/jobs/1")
+    browser.press("Cancel job")
+    browser.sees("Cancel job 1?", ".q-dialog")
+    browser.press("Cancel job", ".q-dialog")
+    browser.sees("Type the operator's token", ".q-dialog")
+    browser.type_into("Operator token", "not the token of anybody")
+    browser.press("Cancel job", ".q-dialog")
+    browser.sees("not the daemon's token", ".q-dialog")
+    browser.type_into("Operator token", page.token)
+    browser.press("Cancel job", ".q-dialog")
+    # This daemon has no engine: it refuses, and the page says why.
+    browser.sees("no engine", ".q-dialog")
+    browser.press("Leave it", ".q-dialog")
+    browser.sees("queued", "main")
+    # The token is known to the page's process now, and to nobody else.
+    browser.press("Cancel job")
+    browser.sees("Cancel job 1?", ".q-dialog")
+    assert not any(one.is_displayed() for one in browser.all('input[aria-label="Operator token"]'))
+    whole = "return document.documentElement.outerHTML"
+    browser.until(lambda: page.token not in browser.run(whole), "a page without the token")
+
+
+def test_with_a_password_nothing_is_seen_before_it(browser: Browser, page: Page) -> None:
+    with dashboard_process(page.stack, {"DASHBOARD_PASSWORD": PASSWORD}) as locked:
+        url = f"http://localhost:{locked.port}"
+        browser.driver.delete_all_cookies()
+        browser.open(f"{url}/jobs")
+        browser.sees("Password of the page")
+        for typed in ("not it at all", PASSWORD):
+            browser.all("input[type=password]")[0].send_keys(typed)
+            browser.press("Log in")
+            browser.until(lambda: "not the password" in browser.text() or "Answering" in browser.text())
+        browser.sees("Answering")
+        browser.press("Log out")
+        browser.sees("Password of the page")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/static/page.css")
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Page]:
+    """A daemon that trains a little model on the CPU."""
+    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
+    if not python:
+        missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
+    stack = prepare_stack(tmp_path / "miner")
+    with ExitStack() as parts:
+        site = parts.enter_context(LoopbackSite())
+        site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
+        settings = demo.demo_settings(site, stack.folder) | {"TRAINER_PYTHON": str(python)}
+        daemon = parts.enter_context(daemon_process(stack, settings))
+        dashboard = parts.enter_context(dashboard_process(stack))
+        made = Page(stack, daemon, dashboard)
+        task = demo.demo_task(site.add_file("/rows.json", demo_inputs.training_rows()))
+        assert task.task_type is TaskType.INSTRUCT
+        made.send(task, start=True)
+        yield made
+
+
+def test_a_training_is_live_and_ends_when_it_is_cancelled(browser: Browser, training: Page) -> None:
+    curve = """const all = [...document.querySelectorAll('[aria-label="Training loss over steps"] path')];
+    return Math.max(0, ...all.map(one => one.getAttribute('d').split(/[LC]/).length))"""
+    browser.open(f"{training.url}/jobs/1", width=1360)
+    browser.sees("little-llama", "h1")
+    browser.run("window.neverReloaded = true")
+    browser.until(lambda: browser.run(curve) > 2, "the first points of the curve")
+    before = browser.run(curve)
+    browser.until(lambda: browser.run(curve) > before, "further points")
+    for text in ("tokens/s", "better than the base", "LoRA", "training 1"):
+        browser.until(lambda text=text: text.lower() in browser.text("main").lower(), text)
+    browser.press("Cancel job")
+    browser.type_into("Operator token", training.token)
+    browser.press("Cancel job", ".q-dialog")
+    browser.sees("cancelled", "main")
+    assert browser.run("return window.neverReloaded")
