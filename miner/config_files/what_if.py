@@ -21,7 +21,7 @@ from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
 from miner.support.child_main import ChildProtocol
 from miner.support.subprocess import ChildSilent, run_order, worker_environment
 
-#: A backtest of 20,000 offers takes some twenty seconds on an idle core, a check one or two.
+#: A backtest of 10,000 offers takes some ten seconds on an idle core, a check one or two.
 BACKTEST_SECONDS, CHECK_SECONDS = 120.0, 30.0
 
 

@@ -81,9 +81,10 @@ class BacktestView:
 
     def _show(self, found: Mapping[str, Any]) -> None:
         before, after = found["before"], found["after"]
+        newest = "the newest " if found["is_limited"] else ""
         self._state.show(
-            f"{found['offers']} offers of {found['days']:g} days, on {found['gpus']}, by policy "
-            f"{found['policy']} and profile {found['profile']}: now → then."
+            f"On {found['gpus']}, by policy {found['policy']} and profile {found['profile']}, {newest}"
+            f"{found['offers']} offers of {found['days']:g} days: now → then."
         )
         set_visible(self._result, found["offers"] > 0)
         for name, figure in self._figures.items():

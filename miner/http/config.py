@@ -103,7 +103,7 @@ async def _check(
 
 
 async def _save_file(kind: FileKind, name: str, wanted: TextToSave, request: Request) -> Any:
-    files, text = config_files(request), wanted.text.rstrip() + "\n"
+    daemon, files, text = request.app.state.daemon, config_files(request), wanted.text.rstrip() + "\n"
     await asyncio.to_thread(files.check_writable, kind, name)
     checked = await _check(kind, name, text, request, files, effects=False, what="check of a save")
     if not checked["valid"]:
@@ -116,7 +116,9 @@ async def _save_file(kind: FileKind, name: str, wanted: TextToSave, request: Req
     await asyncio.to_thread(files.save, kind, name, text, wanted.digest)
     edited = checked["edited"]
     what = f"{kind.value}/{name}.yaml was saved on the operator's port: {_edits_in_words(edited)}"
-    await request.app.state.daemon.store.add_event("config_saved", text=what, edited=edited)
+    await daemon.store.add_event("config_saved", text=what, edited=edited)
+    # As every second: the reply tells whether the file is in force.
+    daemon.policy_runtime.refresh(daemon.fleet.inventory.installed)
     return await asyncio.to_thread(files.show, kind, name)
 
 

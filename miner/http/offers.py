@@ -28,7 +28,7 @@ _DEFAULT_GPUS = "4xH100"
 class BacktestRequest(Record):
     days: float = Field(default=7.0, gt=0, le=MAX_DAYS)
     #: By dotted path, like `rules.max_hours`.
-    overrides: dict[str, JsonValue] = Field(min_length=1, max_length=50)
+    overrides: dict[Annotated[str, Field(max_length=200)], JsonValue] = Field(min_length=1, max_length=50)
 
 
 def build_offers_router() -> APIRouter:

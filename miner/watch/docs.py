@@ -80,9 +80,9 @@ An action is asked of the running training through its control file, and happens
 training answers what holds from then on; one that cannot is left alone, and smaller passes are used by
 the plan of the next attempt. After `settle` the action is judged: it is **undone** if the loss rose, if
 tokens per second fell by more than `worse` without the rule's number getting better (or by three times
-that anyway), or if larger passes were not faster. A rule whose action was undone, refused or not answered
-does nothing more in that attempt. There is one action at a time, and at most `times` of a rule for an
-attempt.
+that anyway), or if larger passes were not faster. A rule whose action was undone, refused or not answered,
+or whose smaller passes left the memory as it was, does nothing more in that attempt. There is one action
+at a time, and at most `times` of a rule for an attempt.
 
 `god-miner events --kind rule_action` has each with its numbers before and after, and so has
 `GET /jobs/{job}/series`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 from nicegui import ui
 
@@ -87,6 +88,8 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         nothing = empty(
             "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
+        set_visible(nothing, False)
+        state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
             for kind, text in (("", "running"), ("promised", "reserved"), ("idle", "idle")):
                 with box(tag="span"):
@@ -102,6 +105,13 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
             f"{free:.0f} of {len(fleet['gpus']) * _HOURS} card hours are not taken" if fleet["gpus"] else ""
         )
 
+    def show_lost(one: DaemonLink) -> None:
+        if not view.client.is_deleted:
+            state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
+            set_visible(state, one.lost_at is not None)
+
+    show_lost(link)
+    view.client.on_delete(link.listen(show_lost))
     view.live("/fleet", show, link=link)
 
 
@@ -183,7 +193,7 @@ class _Gantt:
 
     def _href(self, claim: Record) -> str:
         kind = "offers" if claim["kind"] == "offer" else "jobs"
-        return f"/{kind}/{claim['task_id']}?daemon={self._daemon}"
+        return f"/{kind}/{quote(claim['task_id'], safe='')}?daemon={quote(self._daemon)}"
 
     def _place(self, claim: Record) -> tuple[float, float] | None:
         """Left end and width in percent; None: outside of what is shown."""

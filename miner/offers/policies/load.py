@@ -180,5 +180,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         table = nested
         for part in parts:
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError("set", [Problem("set", path, f"{part} is given a value as a whole, too")])
         table[last] = value
     return nested

@@ -10,7 +10,7 @@ MINE = "/config/profiles/base"
 GOOD, BAD = "extends: base\ntargets:\n  lora_r: 64\n", "extends: base\ntargets:\n  lora_rank: 64\n"
 
 
-async def test_an_edit_is_checked_saved_and_noted_and_is_in_force_at_the_next_look(
+async def test_an_edit_is_checked_saved_noted_and_in_force(
     running: DaemonInProcess,
 ) -> None:
     client = running.operator
@@ -21,8 +21,7 @@ async def test_an_edit_is_checked_saved_and_noted_and_is_in_force_at_the_next_lo
     assert checked["effects"]["tasks"]
     saved = await client.put(MINE, json={"text": GOOD, "digest": shipped["digest"]})
     assert saved.status_code == 200, saved.text
-    assert (saved.json()["own"], saved.json()["text"]) == (True, GOOD)
-    running.daemon.policy_runtime.refresh(running.daemon.fleet.inventory.installed)
+    assert (saved.json()["own"], saved.json()["in_force"], saved.json()["text"]) == (True, True, GOOD)
     assert running.daemon.policy_runtime.profile.file == running.daemon.settings.profile_dir / "base.yaml"
     (event,) = running.rows("SELECT * FROM events WHERE kind = 'config_saved'")
     assert "targets.lora_r – → 64" in json.loads(event["data"])["text"]

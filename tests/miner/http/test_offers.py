@@ -87,10 +87,12 @@ async def test_a_backtest_compares_the_policy_in_force_with_a_changed_one(runnin
     assert found["before"]["held_gpu_hours"] >= found["after"]["held_gpu_hours"]
 
 
-async def test_a_backtest_of_a_key_that_does_not_exist_names_the_nearest(running: DaemonInProcess) -> None:
+async def test_a_backtest_of_a_wrong_key_says_what_is_wrong(running: DaemonInProcess) -> None:
     reply = await backtest(running, overrides={"rules.max_hour": 12})
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
     assert "max_hours" in reply.json()["message"]
+    reply = await backtest(running, overrides={"rules.hours": 5, "rules.hours.chat": 12})
+    assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
 
 
 async def test_one_backtest_at_a_time_and_validators_are_answered_meanwhile(

@@ -24,7 +24,8 @@ from miner.store.alerts import ActionOutcome, ActionRow
 from miner.store.events import list_events
 from miner.store.jobs import record_start
 from miner.store.store import Store
-from miner.watch.actions import LEAST_DUTY, larger_micro, smaller_micro
+from miner.watch.action_verdict import larger_micro, smaller_micro
+from miner.watch.actions import LEAST_DUTY
 from miner.watch.alert_rules import LiveAlertRules
 from miner.watch.alert_service import AlertService
 from miner.watch.metrics import LiveMeasurements
@@ -163,6 +164,16 @@ async def test_what_made_things_worse_is_undone_and_not_tried_again(stage: Stage
     )
     assert stage.progress.control is not None
     assert stage.progress.control.micro == 16
+
+
+async def test_smaller_passes_that_do_not_help_are_kept_and_not_repeated(stage: Stage) -> None:
+    stage.memory = 0.95
+    await stage.play(300)
+    stage.training, stage.service = stage.running(), stage.restarted()
+    await stage.play(300)
+    assert [(row.outcome, row.detail) for row in stage.rows()] == [
+        (ActionOutcome.KEPT, "it did not help, tokens per second +0 %")
+    ]
 
 
 async def test_a_loss_that_rises_undoes_an_action_although_it_helped(stage: Stage) -> None:
