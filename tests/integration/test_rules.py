@@ -53,7 +53,7 @@ class PlayedJob:
         try:
             async with asyncio.timeout(LIMIT_S):
                 while not holds():
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.2)
         except TimeoutError:
             live, samples = self.daemon.daemon.live(self.job), self.daemon.daemon.samples.latest("cpu")
             raise AssertionError(f"{live}\n{samples}\n{self.actions()}\n{self.alerts()}") from None
