@@ -38,6 +38,8 @@ class Metrics:
         offers = Counter("god_miner_offers", "Offers decided", ["answer"], registry=self.registry)
         self._accepted, self._refused = offers.labels("accepted"), offers.labels("refused")
         self.starts = Counter("god_miner_starts", "Starts taken", ["kind"], registry=self.registry)
+        for kind in ("new", "repeated"):  # from 0 on: a rate would miss the first one
+            self.starts.labels(kind)
         self.alerts = Counter("god_miner_alerts", "Alerts raised", ["kind"], registry=self.registry)
         self._observed: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
 
