@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
+from selenium.common.exceptions import (
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+    TimeoutException,
+)
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -40,9 +44,9 @@ class Browser:
 
     def wait(self, condition: Callable[[], T]) -> T:
         """Return what the condition gives as soon as it is true."""
-        waiting = WebDriverWait(
-            self.driver, PATIENCE_SECONDS, 0.1, ignored_exceptions=[StaleElementReferenceException]
-        )
+        # What is drawn anew, or still moves into its place, is there a moment later.
+        ignored = [StaleElementReferenceException, ElementNotInteractableException]
+        waiting = WebDriverWait(self.driver, PATIENCE_SECONDS, 0.1, ignored_exceptions=ignored)
         return waiting.until(lambda _: condition())
 
     def all(self, selector: str) -> list[WebElement]:
@@ -76,30 +80,50 @@ class Browser:
     def press(self, label: str, within: str = "body") -> None:
         """Press the button with this label."""
 
-        def found() -> WebElement | None:
-            buttons = self.all(f"{within} button")
-            return next((one for one in buttons if one.text == label and one.is_displayed()), None)
+        def pressed() -> bool:
+            for one in self.all(f"{within} button"):
+                if one.text == label and one.is_displayed():
+                    self.run("arguments[0].click()", one)
+                    return True
+            return False
 
-        button: Any = self.wait(found)
-        self.driver.execute_script("arguments[0].click()", button)
+        self.until(pressed, f"a button {label!r} in {within}")
+
+    def click(self, selector: str) -> None:
+        """Click the first such element, wherever on the page it is."""
+
+        def clicked() -> bool:
+            found = self.all(selector)
+            if found:
+                self.run("arguments[0].click()", found[0])
+            return bool(found)
+
+        self.until(clicked, selector)
 
     def type_into(self, label: str, text: str) -> None:
         """Replace what is in the input with this label."""
+        self.write(f'input[aria-label="{label}"]', text)
+
+    def write(self, selector: str, text: str) -> None:
+        """Replace what is in the first such input that is shown."""
 
         def write() -> bool:
-            for element in self.all(f'input[aria-label="{label}"]'):
+            for element in self.all(selector):
                 if element.is_displayed():
                     element.send_keys(Keys.CONTROL + "a")
                     element.send_keys(text)
                     return True
             return False
 
-        self.until(write, f"an input {label!r}")
+        self.until(write, f"an input {selector}")
 
     def problems(self) -> list[str]:
-        """What the browser's console has to complain about."""
+        """What the browser's console has to complain about since the last look. Not that a connection was
+        cut: a page that is left before it is connected does that, and so does a server that ends."""
         lines = self.driver.get_log("browser")
-        return [line["message"] for line in lines if line["level"] == "SEVERE"]
+        messages = [line["message"] for line in lines if line["level"] == "SEVERE"]
+        cut = ("WebSocket connection to", "/_nicegui_ws/", "favicon")
+        return [message for message in messages if not any(word in message for word in cut)]
 
 
 @contextmanager

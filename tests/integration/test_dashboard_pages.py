@@ -63,7 +63,7 @@ def test_offers_are_listed_narrowed_and_explained(browser: Browser) -> None:
     browser.wait(lambda: len(browser.rows("Offers")) == 3)
     browser.open("/offers?accepted=false")
     browser.wait(lambda: ["refused" in row for row in browser.rows("Offers")] == [True])
-    browser.driver.execute_script("arguments[0].click()", browser.one("table[aria-label=Offers] a"))
+    browser.click("table[aria-label=Offers] a")
     browser.sees("What would have to change")
     assert any("11 h are over the limit of 8 for instruct" in row for row in browser.rows("Rules"))
     browser.press("Backtest 7 days with rules.hours.instruct of 11")
@@ -96,7 +96,7 @@ def test_a_shipped_policy_is_changed_by_a_file_of_the_operators(browser: Browser
     browser.open("/config/policies/h100x4")
     browser.press("Change it by a file of yours")
     browser.sees("not saved yet")
-    editor = browser.one(".cm-content")
+    editor = browser.one(".cm-content[aria-label]")  # it knows the keys from then on
     editor.click()
     editor.send_keys(Keys.CONTROL, Keys.END)
     editor.send_keys("rules:\n  max_ho")
@@ -113,7 +113,7 @@ def test_a_shipped_policy_is_changed_by_a_file_of_the_operators(browser: Browser
     browser.press("What does it change?")
     browser.sees("accepted 2 → 0")
     browser.press("Save")
-    browser.one(".ask input").send_keys(stored_operator_token(stack.data_dir))
+    browser.write(".ask input", stored_operator_token(stack.data_dir))
     browser.press("Save", within=".ask")
     browser.sees("h100x4.yaml is saved.")
     file = stack.data_dir / "policies/h100x4.yaml"
@@ -127,9 +127,8 @@ def test_a_shipped_policy_is_changed_by_a_file_of_the_operators(browser: Browser
 
 def test_a_key_that_is_searched_is_inserted_where_it_belongs(browser: Browser) -> None:
     browser.open("/config/profiles/mine?copy_of=h100x4")
-    browser.one("input[aria-label='Search the keys']").send_keys("limits.max_gpus")
-    insert = "button[aria-label='Insert limits.max_gpus']"
-    browser.driver.execute_script("arguments[0].click()", browser.one(insert))
+    browser.type_into("Search the keys", "limits.max_gpus")
+    browser.click("button[aria-label='Insert limits.max_gpus']")
     browser.wait(lambda: "limits:\n  max_gpus:" in browser.one(".cm-content").text)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import pytest
 import yaml
@@ -76,7 +75,7 @@ class Prometheus:
             try:
                 if found := holds():
                     return found
-            except URLError as error:  # it does not listen yet, or is not ready
+            except OSError as error:  # it does not listen yet, or is not ready
                 found = error
             time.sleep(0.05)
         raise AssertionError(f"it did not come to that: {found}\n{self.log.read_text()}")
@@ -91,7 +90,7 @@ def started_prometheus(folder: Path, stack: DevStack) -> Iterator[Prometheus]:
         "authorization": {"credentials_file": str(stack.data_dir / "operator-token")},
         "static_configs": [{"targets": [f"127.0.0.1:{stack.operator_port}"]}],
     }
-    times = {"scrape_interval": "500ms", "evaluation_interval": "500ms", "scrape_timeout": "500ms"}
+    times = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
     config = {"global": times, "rule_files": [str(RULES)], "scrape_configs": [scrape]}
     file, log = folder / "prometheus.yml", folder / "prometheus.log"
     file.write_text(yaml.safe_dump(config))

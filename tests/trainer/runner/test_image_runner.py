@@ -179,15 +179,17 @@ def test_cut_off_by_the_clock_the_newest_whole_file_is_the_submission(
     assert submission_kind(tmp_path / "submission", TaskType.IMAGE) is not None
 
 
-def test_what_the_control_file_asks_is_refused_once_with_what_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervise, "dump_stacks", lambda: False)
+def test_what_the_control_file_asks_is_refused_once_with_what_holds(tmp_path: Path) -> None:
     control = tmp_path / CONTROL_FILE
-    run = image_run(tmp_path, ImageModelType.SDXL, seconds=0.5, control_path=str(control))
+    run = planned(image_run(tmp_path, ImageModelType.SDXL, control_path=str(control)), total=10_000)
     write_control(control, RunControl(number=5, micro=1, duty=0.9))
-    run = planned(run, total=10_000)
-    ImageRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=Endless).execute()
+
+    class EndlessUntilAnswered(Endless):
+        def ended(self) -> None:
+            if any(isinstance(event, ControlEvent) for event in events(run)):
+                Path(run.stop_path).touch()
+
+    ImageRunner(run, StopRequest(Path(run.stop_path)), retries=False, start=EndlessUntilAnswered).execute()
     (answer,) = [event for event in events(run) if isinstance(event, ControlEvent)]
     assert (answer.number, answer.applied, answer.micro, answer.duty) == (5, False, 4, 1.0)
     assert answer.text == "kohya cannot change while it runs: it applies to the next attempt"
