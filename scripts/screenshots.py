@@ -14,6 +14,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
+
 from miner.dev import demo, demo_inputs
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
@@ -53,12 +55,12 @@ def main() -> None:
         page = parts.enter_context(dashboard_process(stack))
         browser = parts.enter_context(open_browser())
         url = f"http://127.0.0.1:{page.port}"
-        refused = [example_task(kind, seed) for seed, kind in enumerate(("dpo", "image", "chat", "grpo"))]
+        refused = [example_task(kind, seed) for seed, kind in enumerate(("dpo", "image", "chat"))]
         asyncio.run(_play(stack, refused, demo.demo_task(rows)))
-        browser.open(f"{url}/jobs/1", width=1360, height=1180)
+        browser.open(f"{url}/jobs/1", width=1360, height=960)
         browser.until(lambda: browser.run(POINTS) >= 8, "a curve")
         _save(browser, "job")
-        browser.open(url, width=1360, height=860, dark=True)
+        browser.open(url, width=1360, height=790, dark=True)
         browser.until(lambda: browser.all(".spark polyline"), "a job in training")
         _save(browser, "overview")
         browser.open(url, width=390, height=1180)
@@ -76,7 +78,11 @@ def main() -> None:
 
 async def _play(stack: DevStack, offers: list[SampleTask], task: SampleTask) -> None:
     keys = stack.keys
-    async with ValidatorClient(stack.url, keys.validator, keys.miner.ss58_address) as validator:
+    async with (
+        ValidatorClient(stack.url, keys.validator, keys.miner.ss58_address) as validator,
+        httpx.AsyncClient(base_url=stack.operator_url, headers=stack.operator_headers()) as operator,
+    ):
+        await demo.wait_for_trial(operator)
         for one in offers:
             await validator.offer(one)
         await validator.offer(task)

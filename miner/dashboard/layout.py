@@ -114,6 +114,15 @@ class PageView:
         """Ask once. `DaemonTrouble`."""
         return await self.link.get(path)
 
+    def tell(self, trouble: DaemonTrouble, path: str) -> None:
+        """Say why a page that asks once cannot be shown. Where the daemon is away, which the banner tells,
+        open the page again as soon as GET `path` is answered."""
+        if trouble.status is not None:
+            Text(f"The daemon says: {trouble}", "trouble", "p").props('role="alert"')
+            return
+        Text("This page is opened again as soon as the daemon answers.", "empty", "p")
+        self.live(path, lambda _: ui.navigate.reload())
+
     async def act(
         self,
         method: str,

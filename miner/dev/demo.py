@@ -158,7 +158,7 @@ async def _play_validator(
         ) as operator,
     ):
         try:
-            missing = await _wait_for_trial(operator)
+            missing = await wait_for_trial(operator)
         except stack.StackError as error:
             result.trouble = str(error)
             return result
@@ -184,7 +184,7 @@ async def _play_validator(
     return result
 
 
-async def _wait_for_trial(operator: httpx.AsyncClient) -> str | None:
+async def wait_for_trial(operator: httpx.AsyncClient) -> str | None:
     """Wait until the daemon has tried out what the demo trains with: what that lacks, or None. `StackError`
     when it could not be tried out."""
     deadline = time.monotonic() + PATIENCE_S

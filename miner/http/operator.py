@@ -61,6 +61,7 @@ def build_operator_router() -> APIRouter:
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Prometheus."""
+        await request.app.state.daemon.collector.refresh()
         return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/status")

@@ -18,14 +18,13 @@ from typing import Any
 
 from core.planning.candidate import candidate_of, vary
 from core.planning.memory import peak_bytes
-from core.runs.control import even_micro
-from core.runs.progress import ControlEvent
 from miner.fleet.power import PowerLimits, PowerRefused
 from miner.fleet.sources import ScanFailed
 from miner.jobs.control import RunningTraining
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
 from miner.store.store import Store
+from miner.watch.action_verdict import is_carried_out, judge, larger_micro, smaller_micro, was_useless
 from miner.watch.alert_rules import AlertAction, AlertRule
 from miner.watch.metrics import LiveMeasurements, gpu_subject, job_subject
 from miner.watch.rule_engine import RuleEngine, TrackedRule
@@ -33,18 +32,12 @@ from miner.watch.rule_engine import RuleEngine, TrackedRule
 log = logging.getLogger(__name__)
 
 TIMES, SETTLE_SECONDS, WORSE = 4, 120.0, 0.1
-#: An action that helped may cost so many times more before it is undone.
-_WORSE_ALTHOUGH_IT_HELPED = 3.0
 #: A training that does not answer in this time cannot be asked: its engine has no step boundary for us.
 ANSWER_SECONDS = 300.0
 #: The least share of the time that a GPU computes.
 LEAST_DUTY = 0.7
 #: Larger passes are not tried where the memory measured would come above this share of the GPU.
 MEMORY_CEILING = 0.85
-#: The next number that shares a batch out evenly may be so many times the asked change away.
-_MOST_GROWTH = 2.5
-#: The loss is worse if it is this much above what it was, and beyond its own scatter.
-_LOSS_WORSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class AttemptActions:
             attempt,
             own,
             OpenAction(unfinished[-1], unfinished[-1].after.get("number")) if unfinished else None,
-            {row.rule for row in own if row.outcome in final or _was_useless(row)},
+            {row.rule for row in own if row.outcome in final or was_useless(row)},
             max((row.ended_at for row in own if row.ended_at is not None), default=-math.inf),
         )
 
@@ -327,7 +320,7 @@ class ActionController:
         answer = training.answer
         needs_answer = "power_share" not in action.row.after
         is_answered = needs_answer and answer is not None and answer.number >= (action.number or 0)
-        if answer is not None and is_answered and not _is_carried_out(action.row, answer):
+        if answer is not None and is_answered and not is_carried_out(action.row, answer):
             # Also later: an engine may find that larger passes do not fit after all.
             await self._not_applied(actions, action, answer.text or "this engine cannot", now)
             return
@@ -354,7 +347,7 @@ class ActionController:
         outcome = ActionOutcome.UNDONE if verdict.is_worse else ActionOutcome.KEPT
         measured = {key: number for key, number in after.items() if key not in ("micro", "duty")}
         await self._update(actions, action, outcome, measured, verdict.text, now)
-        if _was_useless(action.row):
+        if was_useless(action.row):
             actions.blocked.add(action.row.rule)
 
     async def _undo(self, training: RunningTraining, row: ActionRow) -> None:
@@ -437,80 +430,6 @@ class ActionController:
         if row.ended_at is not None:
             actions.open, actions.ended_at = None, now
         log.info("job %d: what %s asked for: %s %s", actions.job_id, row.rule, outcome, detail)
-
-
-def smaller_micro(sequences: int, micro: int, change: float) -> int:
-    """At least one sequence less, shared out evenly."""
-    return even_micro(sequences, max(1, min(micro - 1, math.floor(micro * (1 + change)))))
-
-
-def larger_micro(sequences: int, micro: int, change: float) -> int | None:
-    """The least larger number that saves a pass, from the change on; None where it would be far beyond."""
-    wanted = max(micro + 1, round(micro * (1 + change)))
-    passes = -(-sequences // micro)
-    if passes == 1:
-        return None
-    larger = max(even_micro(sequences, wanted), -(-sequences // (passes - 1)))
-    return larger if micro < larger <= max(micro + 1, micro * (1 + _MOST_GROWTH * change)) else None
-
-
-def _was_useless(row: ActionRow) -> bool:
-    """Smaller passes that left the memory as it was: still smaller ones would only cost time."""
-    old, new = row.before.get("value"), row.after.get("value")
-    if row.kind != "batch" or row.outcome is not ActionOutcome.KEPT or old is None or new is None:
-        return False
-    return bool(row.after.get("micro", math.inf) < row.before.get("micro", 0) and new >= old)
-
-
-def _is_carried_out(row: ActionRow, answer: ControlEvent) -> bool:
-    """Each kind by its own number: a request has both, and one of them may be refused."""
-    if row.kind == "duty":
-        return abs(answer.duty - float(row.after.get("duty") or 1.0)) < 0.005
-    return answer.micro != row.before.get("micro")
-
-
-@dataclass(frozen=True, slots=True)
-class ActionVerdict:
-    is_worse: bool
-    text: str
-
-
-def judge(row: ActionRow, after: Mapping[str, Any], worse: float, *, below: bool) -> ActionVerdict:
-    """Compare the numbers before and after. `below`: the rule's number was too low."""
-    before = row.before
-    old, new = before.get("value"), after.get("value")
-    improved = old is not None and new is not None and (new > old if below else new < old)
-    if _loss_is_worse(before, after):
-        return ActionVerdict(True, f"the loss rose from {before['loss']:.4g} to {after['loss']:.4g}")
-    speed = _speed_change(row, after)
-    limit = worse * _WORSE_ALTHOUGH_IT_HELPED if improved else worse
-    shown = "" if speed is None else f"tokens per second {100 * speed:+.0f} %"
-    if speed is not None and speed < -limit:
-        return ActionVerdict(True, f"{shown}, more than the action should cost")
-    grew = row.kind == "batch" and row.after.get("micro", 0) > before.get("micro", 0)
-    if grew and speed is not None and speed <= 0:
-        return ActionVerdict(True, f"{shown}: a larger pass is not faster")
-    helped = "it helped" if improved else "it did not help" if new is not None else ""
-    return ActionVerdict(False, ", ".join(part for part in (helped, shown) if part))
-
-
-def _loss_is_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    old, new = before.get("loss"), after.get("loss")
-    if old is None or new is None:
-        return False
-    return bool(new > old + max(_LOSS_WORSE * abs(old), 3 * (before.get("loss_scatter") or 0.0)))
-
-
-def _speed_change(row: ActionRow, after: Mapping[str, Any]) -> float | None:
-    """The change of tokens per second, beyond what the duty explains."""
-    old, new = row.before.get("tokens_s"), after.get("tokens_s")
-    if not old or new is None:
-        return None
-    expected = old
-    if row.kind == "duty":
-        key = "power_share" if "power_share" in row.after else "duty"
-        expected *= (row.after.get(key) or 1.0) / (row.before.get(key) or 1.0)
-    return float(new / expected - 1)
 
 
 def _firing_for(training: RunningTraining, firing: list[TrackedRule]) -> TrackedRule | None:

@@ -117,7 +117,7 @@ def _rank(connection: sqlite3.Connection, now: float, targets: PolicyTargets) ->
     if last is None:
         return Kpi("rank", "Rank", None, "", None, None, "not registered, or the metagraph was not read yet")
     goal = current_goal(connection, now, targets)
-    target = int(goal.top * last.miners) if goal and goal.top else None
+    target = max(int(goal.top * last.miners), 1) if goal and goal.top else None
     detail = f"of {last.miners}"
     if yesterday is not None:
         change = yesterday.rank - last.rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import httpx
@@ -149,3 +150,15 @@ def test_nothing_comes_from_elsewhere(browser: Browser) -> None:
     loaded: list[str] = browser.driver.execute_script(script)
     assert loaded
     assert all(one.startswith((browser.url, "data:", "blob:")) for one in loaded)
+
+
+def test_a_page_that_was_opened_without_a_daemon_is_there_when_the_daemon_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev_stack, "START_LIMIT_S", 180.0)
+    stack = prepare_stack(tmp_path / "miner")
+    with dashboard_process(stack) as page, open_browser(f"http://127.0.0.1:{page.port}") as browser:
+        browser.open("/config")
+        browser.sees("This page is opened again as soon as the daemon answers.")
+        with daemon_process(stack, SETTINGS):
+            browser.wait(lambda: any("h100x4" in row for row in browser.rows("Profiles")))

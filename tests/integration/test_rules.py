@@ -53,7 +53,7 @@ class PlayedJob:
         try:
             async with asyncio.timeout(LIMIT_S):
                 while not holds():
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.2)
         except TimeoutError:
             live, samples = self.daemon.daemon.live(self.job), self.daemon.daemon.samples.latest("cpu")
             raise AssertionError(f"{live}\n{samples}\n{self.actions()}\n{self.alerts()}") from None
@@ -138,6 +138,10 @@ async def test_a_card_that_fills_gets_smaller_passes_and_the_loss_goes_on(played
     assert action.detail.startswith("it helped")
     assert action.after["micro"] < action.before["micro"]
 
+    assert (
+        played.daemon.metric(f'god_miner_training_step{{job_id="{played.job}",task_type="InstructTextTask"}}')
+        > 0
+    )
     at = played.step
     await played.until(lambda: played.step >= at + 20)
     events = played.events()

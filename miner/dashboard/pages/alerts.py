@@ -167,7 +167,7 @@ def _rules_table() -> Table:
             [
                 Column("Rule", lambda one: one["name"], classes="nowrap"),
                 Column("State", _rule_state, classes="states"),
-                Column("Subject", lambda one: one["subject"] or UNKNOWN, classes="nowrap"),
+                Column("Subject", lambda one: _subject(one) or UNKNOWN, classes="nowrap"),
                 Column("Value", _rule_value, number=True),
                 Column("Metric", lambda one: one["metric"] or UNKNOWN, classes="wide-only nowrap"),
                 Column("What it is about", lambda one: one["description"], classes="why wide-only"),
@@ -185,6 +185,12 @@ def _rule_state(rule: Record) -> tuple[str, Tone]:
     return words.get(state, state), tones.get(state, "muted")
 
 
+def _subject(one: Record) -> str:
+    """A validator's or a card's id is longer than what tells it apart."""
+    subject = str(one["subject"])
+    return subject if len(subject) <= 24 else f"{subject[:23]}…"
+
+
 def _rule_value(rule: Record) -> str:
     return number(rule["value"], 3)
 
@@ -197,7 +203,7 @@ def _history_table() -> tuple[Table, Text]:
                 Column("Raised", lambda one: clock(one["raised_at"]), classes="nowrap"),
                 Column("Lasted", lambda one: duration(one["resolved_at"] - one["raised_at"]), number=True),
                 Column("Rule", lambda one: (one["rule"], alert_tone(one)), classes="states"),
-                Column("Subject", lambda one: one["subject"], classes="nowrap wide-only"),
+                Column("Subject", _subject, classes="nowrap wide-only"),
                 Column("Text", lambda one: one["text"], classes="why"),
             ],
             key=lambda one: one["id"],

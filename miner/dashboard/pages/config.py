@@ -36,7 +36,7 @@ async def config_page(view: PageView) -> None:
     try:
         answer = await view.get("/config")
     except DaemonTrouble as error:
-        _trouble(error)
+        view.tell(error, "/config")
         return
     for problem in filter(None, (answer["in_force"].get(f"{one}_problem") for one in ("policy", "profile"))):
         Text(f"What is edited is not in force: {problem}", "trouble", "p").props('role="alert"')
@@ -86,7 +86,7 @@ async def config_file_page(view: PageView, kind: str, name: str, copy_of: str = 
     try:
         found = await view.get(path)
     except DaemonTrouble as error:
-        _trouble(error)
+        view.tell(error, "/config")
         Link("All files", view.href("/config"))
         return
     if copy_of and copy_of != name:
@@ -396,10 +396,6 @@ def _without_head(lines: Sequence[str]) -> list[str]:
 def _name_problem(name: str | None) -> str | None:
     fine = name and len(name) <= 64 and name[0].isalnum() and name.replace("-", "").replace("_", "").isalnum()
     return None if fine and name and name.isascii() else "letters, digits, - and _"
-
-
-def _trouble(error: DaemonTrouble) -> None:
-    Text(str(error), "trouble", "p").props('role="alert"')
 
 
 def _button(text: str, on_click: Callable[[], Any]) -> ui.button:

@@ -88,6 +88,8 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         nothing = empty(
             "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
+        set_visible(nothing, False)
+        state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
             for kind, text in (("", "running"), ("promised", "reserved"), ("idle", "idle")):
                 with box(tag="span"):
@@ -103,6 +105,13 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
             f"{free:.0f} of {len(fleet['gpus']) * _HOURS} card hours are not taken" if fleet["gpus"] else ""
         )
 
+    def show_lost(one: DaemonLink) -> None:
+        if not view.client.is_deleted:
+            state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
+            set_visible(state, one.lost_at is not None)
+
+    show_lost(link)
+    view.client.on_delete(link.listen(show_lost))
     view.live("/fleet", show, link=link)
 
 

@@ -16,6 +16,7 @@ from miner.dashboard.parts import (
     UNKNOWN,
     Column,
     Facts,
+    Link,
     Table,
     Text,
     Tone,
@@ -236,9 +237,8 @@ async def offer_page(view: PageView, offer: str) -> None:
     try:
         found = await view.get(f"/offers/{quote(offer, safe='')}")
     except DaemonTrouble as error:
-        Text(str(error), "trouble", "p").props('role="alert"')
-        with box("row"):
-            ui.link("All offers", view.href("/offers"))
+        view.tell(error, "/offers?limit=1")
+        Link("All offers", view.href("/offers"))
         return
     explained = found["explanation"]
     what = "Start without an accepted offer" if found["is_start"] else f"Offer {found['id']}"
@@ -308,7 +308,8 @@ def _needed(view: PageView, reasons: Sequence[Record], overrides: Mapping[str, s
             await shown.run(7.0, {key: _value(text) for key, text in overrides.items()})
 
         said = ", ".join(f"{key} of {value}" for key, value in overrides.items())
-        _plain_button(f"Backtest 7 days with {said}", try_them).classes("primary")
+        with box("row"):
+            _plain_button(f"Backtest 7 days with {said}", try_them).classes("primary")
 
 
 def _offer_facts(found: Record) -> None:

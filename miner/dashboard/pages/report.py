@@ -17,6 +17,7 @@ from miner.dashboard.parts import (
     Text,
     Tone,
     box,
+    duration,
     empty,
     number,
     panel,
@@ -60,8 +61,8 @@ def report_page(view: PageView, period: str = "daily") -> None:
         summary.show((one["name"], one) for one in report["summary"])
         goals.show(report["goals"])
         occupancy.show(report["gpus"])
-        for name, table in groups.items():
-            table.show(report["success"][name])
+        for name, (table, nothing) in groups.items():
+            set_visible(nothing, table.show(report["success"][name]) == 0)
         history = report["rank"]["history"]
         rank.show([_over_time("rank", history, "rank")] if history else [])
         weeks = [week for week in report["quality"] if week["quality"] is not None]
@@ -137,8 +138,8 @@ class _Occupancy:
     def show(self, gpus: Record) -> None:
         hours = gpus["interval_s"] / 3600
         self._about.show(
-            f"{number(gpus['used_hours'], 3)} GPU-hours used, {number(gpus['idle_hours'], 3)} idle; "
-            f"a cell is {number(hours, 2)} hours, the darker the longer a job had the card"
+            f"{gpus['used_hours']:.1f} GPU-hours used, {gpus['idle_hours']:.1f} idle; "
+            f"a cell is {duration(hours * 3600)}, the darker the longer a job had the card"
         )
         rows = [(gpu, (gpu, shares)) for gpu, shares in gpus["occupancy"].items()]
         set_visible(self._nothing, self._rows.show(rows) == 0)
@@ -164,9 +165,9 @@ class _Occupancy:
         return show
 
 
-def _success_table(title: str) -> Table:
+def _success_table(title: str) -> tuple[Table, Text]:
     with panel(title, "w4"):
-        return Table(
+        table = Table(
             title,
             [
                 Column("", lambda one: str(one["name"])),
@@ -176,6 +177,7 @@ def _success_table(title: str) -> Table:
             ],
             key=lambda one: one["name"],
         )
+        return table, empty("No job ended in this time.")
 
 
 def _gains_table(view: PageView) -> tuple[Table, Text]:

@@ -24,7 +24,8 @@ from miner.store.alerts import ActionOutcome, ActionRow
 from miner.store.events import list_events
 from miner.store.jobs import record_start
 from miner.store.store import Store
-from miner.watch.actions import LEAST_DUTY, larger_micro, smaller_micro
+from miner.watch.action_verdict import larger_micro, smaller_micro
+from miner.watch.actions import LEAST_DUTY
 from miner.watch.alert_rules import LiveAlertRules
 from miner.watch.alert_service import AlertService
 from miner.watch.metrics import LiveMeasurements
