@@ -97,7 +97,6 @@ class RunProgress:
     step: StepEvent | None = None
     first_step_at: float | None = None
     score: HeldOutScore | None = None
-    best: HeldOutScore | None = None
     checkpoint: CheckpointEvent | None = None
     submission: SubmissionEvent | None = None
     oom: OomEvent | None = None
@@ -159,8 +158,6 @@ class RunProgress:
 
     def _eval(self, event: EvalEvent) -> None:
         self.score = event.score
-        if event.best or event.score.beats(self.best):
-            self.best = event.score
         if event.seconds is not None:
             self._evals.append(event.seconds)
 
