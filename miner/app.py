@@ -86,6 +86,8 @@ FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
 LEARN_SECONDS = 60.0
 PRUNE_SECONDS = 600.0
+#: For power limits to be put back before a stop.
+RESTORE_SECONDS = 10.0
 _DAY = 86_400.0
 
 
@@ -192,7 +194,9 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
-        await self.power.restore()
+        with contextlib.suppress(TimeoutError):  # where the driver hangs the next start puts them back
+            async with asyncio.timeout(RESTORE_SECONDS):
+                await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
         await self.notifier.stop()
