@@ -55,6 +55,10 @@ def caller_address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+#: The largest number of a row in the store.
+MAX_ROW = 2**63 - 1
+
+
 def build_operator_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
 

@@ -21,17 +21,17 @@ WHERE period = 60 AND at >= :begins AND at + 60 <= :ends AND NOT EXISTS (
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """What the cards did in a time. Only measured hours count: a daemon that is down measures none."""
+    """What the GPUs did in a time. Only measured hours count: a daemon that is down measures none."""
 
     begins_at: float
     ends_at: float
     measured_hours: float = 0.0
     used_hours: float = 0.0
-    #: Mean share of the time in which a kernel ran; None: no card says.
+    #: Mean share of the time in which a kernel ran; None: no GPU says.
     utilization: float | None = None
-    #: The same while a job had the card.
+    #: The same while a job had the GPU.
     utilization_of_jobs: float | None = None
-    #: By card: the share of each interval in which a job had it; None: not measured.
+    #: By GPU: the share of each interval in which a job had it; None: not measured.
     occupancy: dict[str, tuple[float | None, ...]] | None = None
 
     @property
@@ -61,7 +61,7 @@ def gpu_time(
             kernels += utilization * watched * hours
             if busy > 0:  # kernels run for jobs; the rest of such a period is next to nothing
                 job_hours += busy * hours
-                job_kernels += min(utilization, busy) * hours
+                job_kernels += min(utilization * watched, busy) * hours
         row = cells.setdefault(gpu, [[0.0, 0.0] for _ in range(intervals)])
         cell = row[min(int((at - begins_at) / length), intervals - 1)]
         cell[0] += watched * hours
