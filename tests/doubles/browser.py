@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.doubles.required import missing
 
 #: For a busy machine.
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from core.domain.tasks import TaskType
@@ -52,6 +53,16 @@ class Page:
     @property
     def token(self) -> str:
         return stored_operator_token(self.stack.data_dir)
+
+    def wait_for_trial(self) -> None:
+        """Before that a plan takes another engine, which begins a minute later."""
+
+        async def wait() -> None:
+            headers = self.stack.operator_headers()
+            async with httpx.AsyncClient(base_url=self.stack.operator_url, headers=headers) as operator:
+                assert await demo.wait_for_trial(operator) is None
+
+        asyncio.run(wait())
 
     def send(self, *tasks: SampleTask, start: bool) -> None:
         """As a validator does."""
@@ -199,6 +210,7 @@ def training(tmp_path: Path) -> Iterator[Page]:
         daemon = parts.enter_context(daemon_process(stack, settings))
         dashboard = parts.enter_context(dashboard_process(stack))
         made = Page(stack, daemon, dashboard)
+        made.wait_for_trial()
         task = demo.demo_task(site.add_file("/rows.json", demo_inputs.training_rows()))
         assert task.task_type is TaskType.INSTRUCT
         made.send(task, start=True)

@@ -27,7 +27,7 @@ from tests.miner.watch.scraped import dashboard_queries, know_everything
 pytestmark = pytest.mark.integration
 
 RULES = config_dir() / "prometheus" / "rules.yml"
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 def program(name: str) -> str:

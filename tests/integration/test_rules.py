@@ -14,7 +14,7 @@ import pytest
 
 from core.domain.tasks import TaskType
 from core.runs.progress import ControlEvent, StepEvent, parse_events
-from miner.dev import demo_inputs
+from miner.dev import demo, demo_inputs
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
 from miner.store import alerts as store_alerts
@@ -114,6 +114,8 @@ async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             "GPU_SAMPLE_SECONDS": "1",
         }
         async with open_daemon(tmp_path, **settings) as daemon:
+            # Before that the plan takes another engine, which begins a minute later.
+            assert await demo.wait_for_trial(daemon.operator) is None
             task = SampleTask(
                 task_type=TaskType.INSTRUCT,
                 task_id=str(uuid.uuid4()),

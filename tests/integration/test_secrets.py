@@ -43,7 +43,8 @@ AWKWARD = "/+=&%'\"\\ "
 
 def made_up() -> dict[str, str]:
     """A value for every setting that is secret, those of tomorrow too; each can be found again."""
-    return {name.upper(): f"{name}{AWKWARD}{secrets.token_hex(16)}" for name in SECRET_FIELDS}
+    made = {name.upper(): f"{name}{AWKWARD}{secrets.token_hex(16)}" for name in SECRET_FIELDS}
+    return made | {"NOTIFY_URLS": f"json://{LOOPBACK}:9/{secrets.token_hex(16)}"}  # an address, or it is refused
 
 
 def spellings(secret: str) -> Iterator[bytes]:
@@ -200,7 +201,7 @@ async def test_no_secret_gets_out_of_a_running_daemon(
         "LOG_LEVEL": "DEBUG",
         "LOG_FORMAT": log_format,
     }
-    never |= {**given, "SUBTENSOR_ADDRESS": node_key}
+    never |= {**given, "SUBTENSOR_ADDRESS": node_key, "NOTIFY_URLS": given["NOTIFY_URLS"].rpartition("/")[2]}
 
     child = daemon_process(stack, settings)
     try:

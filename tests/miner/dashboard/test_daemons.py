@@ -43,7 +43,7 @@ def link(daemon: Daemon) -> DaemonLink:
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.01)
 

@@ -62,14 +62,14 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
         return httpx.Response(200, json={"training": next(left)})
 
     async with httpx.AsyncClient(base_url="http://miner", transport=httpx.MockTransport(status)) as operator:
-        assert await demo._wait_for_trial(operator) is None
-        assert await demo._wait_for_trial(operator) == "no torch"
+        assert await demo.wait_for_trial(operator) is None
+        assert await demo.wait_for_trial(operator) == "no torch"
         for seen in ("no sandbox", "text image: slow"):
             with pytest.raises(StackError, match=seen):
-                await demo._wait_for_trial(operator)
+                await demo.wait_for_trial(operator)
         monkeypatch.setattr(demo, "PATIENCE_S", 0.01)
         with pytest.raises(StackError, match=f"the trial did not finish within .* s: {BEING_TRIED}"):
-            await demo._wait_for_trial(operator)
+            await demo.wait_for_trial(operator)
 
 
 async def test_only_what_lacks_something_is_to_be_made_anew(
@@ -77,9 +77,9 @@ async def test_only_what_lacks_something_is_to_be_made_anew(
 ) -> None:
     """Whatever else went wrong is told with the end of the daemon's log."""
     trial = AsyncMock(side_effect=["no torch", StackError("it was not known")])
-    monkeypatch.setattr(demo, "_wait_for_trial", trial)
+    monkeypatch.setattr(demo, "wait_for_trial", trial)
     ground = stack.DevStack(tmp_path, throwaway_keys(tmp_path), 1, 2)
-    task = demo._example_task("http://127.0.0.1:3/rows.json")
+    task = demo.demo_task("http://127.0.0.1:3/rows.json")
     with pytest.raises(NoEngine, match="cannot train: no torch"):
         await demo._play_validator(ground, task, lambda *_: None, tmp_path)
     assert (await demo._play_validator(ground, task, lambda *_: None, tmp_path)).trouble == "it was not known"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.domain.keys import TaskKey
 from miner.fleet.samples import GpuSample, HostSample
 from miner.store.samples import HOUR, MINUTE, GpuRollup, add_minutes
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
 
-async def test_an_hour_of_samples_is_thinned_and_its_peaks_stay(running: DaemonInProcess) -> None:
+async def test_an_hour_of_samples_is_thinned_and_its_peaks_stay(
+    running: DaemonInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, history = running.daemon.clock(), running.daemon.samples
+    monkeypatch.setattr(running.daemon, "clock", lambda: now)
     for number in range(720):
         at = now - 3600 + 5 * number + 1
         degrees = 95.0 if number == 101 else 60.0
