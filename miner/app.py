@@ -75,6 +75,7 @@ from miner.watch.kpis import CurrentKpis
 from miner.watch.metrics import LiveMeasurements
 from miner.watch.notify import Notifier
 from miner.watch.notify_targets import NotifyTargets
+from miner.watch.prometheus import DaemonCollector
 from miner.watch.requests import RequestWatch
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
 LEARN_SECONDS = 60.0
 PRUNE_SECONDS = 600.0
+#: For power limits to be put back before a stop.
+RESTORE_SECONDS = 10.0
 _DAY = 86_400.0
 
 
@@ -116,6 +119,7 @@ class Daemon:
     started_at: float = 0.0
     periodic_tasks: PeriodicTasks = field(init=False)
     alert_service: AlertService = field(init=False)
+    collector: DaemonCollector = field(init=False)
     #: Why this daemon cannot go on; `on_failure` is called then.
     failure: str = ""
     on_failure: Callable[[], None] = lambda: None
@@ -142,6 +146,8 @@ class Daemon:
         )
         self.offer_service.on_started = self._on_started
         self.metagraphs.on_refresh = self._record_rank
+        self.collector = DaemonCollector(self)
+        self.metrics.registry.register(self.collector)
 
     def _alert_service(self) -> AlertService:
         settings = self.settings
@@ -192,7 +198,9 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
-        await self.power.restore()
+        with contextlib.suppress(TimeoutError):  # where the driver hangs the next start puts them back
+            async with asyncio.timeout(RESTORE_SECONDS):
+                await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
         await self.notifier.stop()
@@ -407,7 +415,7 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         refusal_seconds=settings.refusal_seconds,
         clock=clock,
     )
-    daemon = Daemon(
+    return Daemon(
         settings=settings,
         hotkey=hotkey,
         clock=clock,
@@ -434,8 +442,6 @@ def build_daemon(settings: Settings, hotkey: str) -> Daemon:
         ),
         kpis=CurrentKpis(store, lambda: policy_runtime.policy.terms.targets, clock),
     )
-    _add_gauges(daemon)
-    return daemon
 
 
 def public_app(daemon: Daemon) -> ASGIApp:
@@ -529,21 +535,3 @@ def _authenticator(
 def _failure_limit(settings: Settings) -> RateLimit:
     """Refused requests that one address may send."""
     return RateLimit(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
-
-
-def _add_gauges(daemon: Daemon) -> None:
-    gauge, reservations, fleet = daemon.metrics.add_gauge, daemon.offer_service.reservations, daemon.fleet
-    gauge("open_jobs", "Jobs that are not over", lambda: float(len(reservations.jobs)))
-    gauge("held_offers", "Accepted offers without a start yet", lambda: float(len(reservations.holds)))
-    gauge("gpus", "GPUs that are known", lambda: float(len(fleet.inventory.gpus)))
-    gauge("usable_gpus", "GPUs that may be used", lambda: float(fleet.usable_count))
-    gauge("busy_gpus", "GPUs that a job runs on", lambda: float(fleet.busy_count))
-    gauge("waiting_jobs", "Jobs that wait for GPUs", lambda: float(len(fleet.queue())))
-    gauge(
-        "jobs_worked_on",
-        "Jobs that have a worker",
-        lambda: float(daemon.jobs.running_workers if daemon.jobs else 0),
-    )
-    gauge("live_nonces", "Nonces that could still be replayed", lambda: float(len(daemon.nonces)))
-    gauge("pending_writes", "Writes waiting for the disk", lambda: float(daemon.store.writer.pending))
-    gauge("metagraph_age_seconds", "Age of the metagraph in use", lambda: daemon.metagraphs.age() or 0.0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from fastapi import FastAPI
 
-from miner.http import alerts, config, jobs, offers, operator, overview, reports, subnet, training
+from miner import http
+from miner.http import subnet
 from scripts import commands_page
 from tests.doubles.each import each
 
@@ -27,18 +30,15 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    pages = (
-        operator.build_operator_router(),
-        jobs.build_jobs_router(),
-        config.build_config_router(),
-        alerts.build_alerts_router(),
-        overview.build_overview_router(),
-        training.build_training_router(),
-        offers.build_offers_router(),
-        reports.build_reports_router(),
-    )
-    own = [route.path for page in pages for route in page.routes]  # type: ignore[attr-defined]
-    return ["/healthz", *paths, *own]
+    modules = [import_module(one.name) for one in iter_modules(http.__path__, "miner.http.")]
+    routers = [
+        make()
+        for module in modules
+        for name, make in vars(module).items()
+        if re.fullmatch("build_.*_router", name)
+    ]
+    assert len(routers) >= 9
+    return ["/healthz", *paths, *(route.path for router in routers for route in router.routes)]
 
 
 @each("path", _routes())

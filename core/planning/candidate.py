@@ -250,6 +250,7 @@ class CandidateChanges(TypedDict, total=False):
     checkpointing: bool
     reference_ready: bool
     gathered_layers: int
+    ema: bool
     image: ImageCandidate | None
 
 

@@ -7,6 +7,9 @@ shorter sequences, a lower rank, a 4-bit base. `docs/planning.md` lists the orde
 A smaller micro batch comes before checkpointing as long as a pass still holds `BUSY_TOKENS`: recomputing
 costs a third more time, a smaller pass nothing until launching kernels becomes the bottleneck. For the same
 reason a micro batch that had to be checkpointed is not made larger than that.
+
+A moving average gives way before the rank, and before everything else where the model is sharded: there it
+is kept if it fits beside all the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +50,14 @@ def fit_memory(
     candidate, cost = fit_lossless(needs, required, fits), 0
     if candidate is None and lossy:
         candidate, cost = _by_variation(needs, required, fits)
-    return candidate and with_gathered_layers(candidate, budget), cost
+    if candidate is None:
+        return None, cost
+    return _with_average(required, with_gathered_layers(candidate, budget), fits), cost
+
+
+def _with_average(required: RunCandidate, candidate: RunCandidate, fits: Fits) -> RunCandidate:
+    averaged = vary(candidate, ema=required.ema)
+    return averaged if fits(averaged) else candidate
 
 
 def _by_variation(needs: Requirements, required: RunCandidate, fits: Fits) -> tuple[RunCandidate | None, int]:
@@ -98,13 +108,15 @@ def with_gathered_layers(candidate: RunCandidate, budget: float) -> RunCandidate
 def _restored(
     needs: Requirements, required: RunCandidate, candidate: RunCandidate, fits: Fits
 ) -> RunCandidate:
-    """Take back what was given up on the way and fits after all: the optimizer, then rank."""
+    """Take back what was given up on the way and fits after all: the optimizer, then rank. Rank counts more
+    than a moving average."""
     if candidate.full or candidate.image is not None:
         return candidate
     own_optimizer = vary(candidate, optimizer=required.optimizer)
     if candidate.parallelism is required.parallelism and fits(own_optimizer):
         candidate = own_optimizer
-    higher = [vary(candidate, rank=rank) for rank in (needs.rank, *_halves(needs.rank, candidate.rank + 1))]
+    ranks = (needs.rank, *_halves(needs.rank, candidate.rank + 1))
+    higher = [vary(candidate, rank=rank, ema=False) for rank in ranks if rank > candidate.rank]
     at = _first(higher, fits)
     return candidate if at is None else higher[at]
 
@@ -153,9 +165,8 @@ def _shardings(needs: Requirements, base: RunCandidate) -> list[list[RunCandidat
     plain = base if unchanged else vary(base, parallelism=Parallelism.DDP, optimizer=own)
     if base.method is Method.QLORA and base.task.has_pairs:
         return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
-    sharded = vary(
-        base, parallelism=Parallelism.FSDP, optimizer=SHARDABLE.get(base.optimizer, base.optimizer)
-    )
+    shardable = SHARDABLE.get(base.optimizer, base.optimizer)
+    sharded = vary(base, parallelism=Parallelism.FSDP, optimizer=shardable, ema=False)
     if sharded.gathers_to_generate:
         return [[plain, vary(sharded, gathered_layers=base.shape.layers)], [vary(sharded, gathered_layers=0)]]
     return [[sharded] if shards_as_required(needs, base.world) else [plain, sharded]]

@@ -3,7 +3,7 @@
 The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many layers gathered at
 once, none, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
 checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs, a 4-bit
-base.
+base. Where a rule had made the passes of a running training larger, those of the plan come first again.
 The effective batch stays, except for completions. Sequences stay where the memory model says that cutting
 them saves next to nothing: weights and optimizer states do not get smaller by it.
 
@@ -53,6 +53,8 @@ class OutOfMemory(Record):
 
     #: "train", "evaluation" or "generation", as the trainer's progress says.
     moment: str = "train"
+    #: Sequences of a pass, where a rule had made them more than planned.
+    grown_micro: int | None = Field(default=None, ge=1)
     #: Since the plan was made.
     elapsed_s: float = Field(default=0.0, ge=0)
     #: Another job was on the same GPUs.
@@ -201,6 +203,8 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
     if failure.moment == "evaluation" and candidate.eval_micro > 1:
         half = candidate.eval_micro // 2
         return OomStep(vary(candidate, eval_micro=half), "eval_micro", candidate.eval_micro, half)
+    if failure.moment == "train" and failure.grown_micro and failure.grown_micro > candidate.micro:
+        return OomStep(candidate, "micro_batch_size", failure.grown_micro, candidate.micro)
     if failure.moment == "generation":
         # A generation has no micro batches, and saves nothing for a backward pass.
         step = _fewer_gathered_layers(plan, candidate) or _fewer_completions(candidate)

@@ -129,14 +129,15 @@ def fit_schedule(
         eval_least = _least(eval_s, limits.eval_share, rate)
     save_asked = _save_interval_asked(s, targets, per_epoch)
     eval_asked = targets.eval_steps if rows else save_asked
-    evals = 2 * (targets.early_stopping_patience or 0) if rows else 0
-    cadence = Cadence(eval_asked, save_asked, eval_least, save_least, eval_s, evals)
+    cadence = Cadence(eval_asked, save_asked, eval_least, save_least, eval_s)
     total = most_steps(wanted, rate, cadence, seconds)
     if not rows:
         cadence = _early_saves(cadence, total)
     asked = cadence.eval_asked or math.ceil(total / EVALUATIONS)
-    if cadence.eval_asked and cadence.evals:
-        asked = min(asked, math.ceil(total / cadence.evals))
+    if rows and cadence.eval_asked and targets.early_stopping_patience and total:
+        patient = cadence._replace(evals=2 * targets.early_stopping_patience)
+        if total * rate.step_s + _overhead(total, rate, patient) <= seconds:
+            asked = min(asked, math.ceil(total / patient.evals))
     eval_every = min(max(asked, eval_least, 1), max(total, 1))
     save_every = save_interval(cadence, eval_every, total)
     keep = _keep(s, targets, min(disk, limits.checkpoint_disk if limits.checkpoint_disk else math.inf))
@@ -197,7 +198,8 @@ class Cadence(NamedTuple):
     eval_least: int
     save_least: int
     eval_s: float
-    #: Evaluations, at least, where their share of the time allows: patience means nothing with fewer.
+    #: Evaluations, at least, where their share of the time allows: patience means nothing with fewer. They
+    #: take no time from the steps.
     evals: int = 0
 
 

@@ -89,6 +89,9 @@ def _quality(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterato
         smallest = vary(with_micro(required, 1), checkpointing=True)
         reason = over_budget(smallest, budget, STATES)
         yield conceded("method", required.method.value, candidate.method.value, reason)
+    if required.ema and not candidate.ema:
+        reason = over_budget(vary(candidate, ema=True), budget, ("average",))
+        yield conceded("ema_decay", needs.targets.ema_decay, None, reason)
     asked = needs.targets.optimizer
     if candidate.optimizer is not asked:
         reason = _optimizer_reason(needs, timed, budget)

@@ -102,8 +102,14 @@ class Feed:
 class DaemonLink:
     """One daemon. `lost_at` is None while it answers, and before it was first asked."""
 
-    def __init__(self, name: str, find_url: Callable[[], str], find_token: Callable[[], str]) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        find_url: Callable[[], str],
+        find_token: Callable[[], str],
+        token_file: str = TOKEN_FILE,
+    ) -> None:
+        self.name, self._token_file = name, token_file
         self._find_url, self._find_token = find_url, find_token
         self.lost_at: float | None = None
         self.trouble = ""
@@ -162,7 +168,7 @@ class DaemonLink:
             self._set_lost(text)
             raise DaemonTrouble(text) from None
         if reply.status_code == httpx.codes.UNAUTHORIZED and token is None:
-            text = f"it refuses the token; put the right one into DATA_DIR/{TOKEN_FILE}-{self.name}"
+            text = f"it refuses the token; set OPERATOR_TOKEN, or put it into DATA_DIR/{self._token_file}"
             self._set_lost(text)
             raise DaemonTrouble(text, reply.status_code)
         self._set_back()
@@ -221,14 +227,15 @@ def build_links(settings: Settings) -> list[DaemonLink]:
 
 def _remote(settings: Settings, text: str) -> DaemonLink:
     name, _, url = text.partition("=")
+    token_file = f"{TOKEN_FILE}-{name}"
 
     def token() -> str:
         try:
-            return (settings.data_dir / f"{TOKEN_FILE}-{name}").read_text(encoding="ascii").strip()
+            return (settings.data_dir / token_file).read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return _own_token(settings)
 
-    return DaemonLink(name, lambda: url, token)
+    return DaemonLink(name, lambda: url, token, token_file)
 
 
 def _own_token(settings: Settings) -> str:

@@ -75,7 +75,10 @@ class PowerLimits:
         for gpu in self.lowered if gpus is None else gpus:
             try:
                 watts = await self.set_share(gpu, 1.0, None)
-            except (PowerRefused, ScanFailed, OSError) as error:
+            except ScanFailed as error:  # the driver hangs: each further GPU would take its time to find out
+                log.warning("power limits are still lowered (%s): %s", ", ".join(self.lowered), error)
+                return
+            except (PowerRefused, OSError) as error:
                 log.warning("the power limit of GPU %s is still lowered: %s", gpu, error)
             else:
                 log.info("the power limit of GPU %s is %.0f W again", gpu, watts)

@@ -112,7 +112,7 @@ class GpuSampler:
             self._minutes.add_time(gpu.id, self._fleet.ledger.running_on(gpu.id), before, now)
 
     async def _measure(self, now: float) -> list[CardSample]:
-        if now < self._pause_until:
+        if 0 < self._pause_until - now <= MAX_PAUSE_SECONDS:  # further ahead: the clock was put back
             return []
         try:
             cards = await self._source.sample()

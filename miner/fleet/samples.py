@@ -75,14 +75,9 @@ class SampleHistory:
 
     def add(self, samples: Iterable[GpuSample], host: HostSample | None = None) -> None:
         for sample in samples:
-            kept = self._gpus.setdefault(sample.gpu, deque())
-            kept.append(sample)
-            while kept[0].at < sample.at - self._kept:
-                kept.popleft()
+            self._append(self._gpus.setdefault(sample.gpu, deque()), sample)
         if host is not None:
-            self._host.append(host)
-            while self._host[0].at < host.at - self._kept:
-                self._host.popleft()
+            self._append(self._host, host)
             self._forget_gone(host.at - self._kept)
 
     @property
@@ -103,6 +98,13 @@ class SampleHistory:
 
     def host_since(self, moment: float) -> list[HostSample]:
         return _newer(self._host, moment)
+
+    def _append(self, kept: deque[SampleT], sample: SampleT) -> None:
+        while kept and kept[-1].at > sample.at:  # the clock was put back: they would never become old
+            kept.pop()
+        kept.append(sample)
+        while kept[0].at < sample.at - self._kept:
+            kept.popleft()
 
     def _forget_gone(self, before: float) -> None:
         for gpu in [gpu for gpu, kept in self._gpus.items() if kept[-1].at < before]:

@@ -6,12 +6,12 @@ import sqlite3
 from http import HTTPStatus
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import Field
 
 from core.domain.errors import GodMinerError
 from core.domain.records import Record
-from miner.http.operator import operator_only
+from miner.http.operator import MAX_ROW, operator_only
 from miner.settings import Settings
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
@@ -121,7 +121,7 @@ async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> 
     return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
 
 
-async def end_silence(silence: int, daemon: AlertsOf) -> dict[str, Any]:
+async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: AlertsOf) -> dict[str, Any]:
     """End a silence before its time."""
     await daemon.store.write(store_alerts.end_silence, silence, daemon.clock())
     return {"ended": silence}

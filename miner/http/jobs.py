@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.domain.job_states import JobState
-from miner.http.operator import caller_address, operator_only
+from miner.http.operator import MAX_ROW, caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
@@ -99,7 +99,7 @@ async def list_jobs(
     open_only: Annotated[bool, Query(alias="open")] = False,
     state: JobState | None = None,
     q: Annotated[str, Query(max_length=200)] = "",
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, le=MAX_ROW)] = None,
 ) -> dict[str, Any]:
     """The newest first, with the progress of those that a worker has. `next`: what `before` has to be for
     those that came earlier; null at the end."""

@@ -13,7 +13,7 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.records import Record
 from core.domain.tasks import TaskType
 from miner.config_files.what_if import BACKTEST_SECONDS, BacktestOrder, TermsInForce, WhatIf
-from miner.http.operator import operator_only
+from miner.http.operator import MAX_ROW, operator_only
 from miner.offers.past_offers import find_stored_offer, stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.views import decision_as_json, offer_as_json, settings_to_accept
@@ -42,7 +42,7 @@ def build_offers_router() -> APIRouter:
 async def list_offers(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MAX_OFFERS_LISTED)] = 50,
-    before: Annotated[int | None, Query(ge=0)] = None,
+    before: Annotated[int | None, Query(ge=0, le=MAX_ROW)] = None,
     accepted: bool | None = None,
     task_type: TaskType | None = None,
     q: Annotated[str, Query(max_length=200)] = "",

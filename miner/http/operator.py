@@ -55,12 +55,17 @@ def caller_address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+#: The largest number of a row in the store.
+MAX_ROW = 2**63 - 1
+
+
 def build_operator_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Prometheus."""
+        await request.app.state.daemon.collector.refresh()
         return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/status")

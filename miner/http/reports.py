@@ -11,6 +11,9 @@ from miner.http.operator import operator_only
 from miner.observe.redact import Redactor
 from miner.watch.report_periods import PeriodKind, calendar_period, last_period
 
+#: The year 2100: calendars end somewhere.
+MAX_MOMENT = 4_102_444_800
+
 
 def build_reports_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
@@ -21,7 +24,7 @@ def build_reports_router() -> APIRouter:
 async def report(
     request: Request,
     period: PeriodKind = PeriodKind.DAILY,
-    at: Annotated[float | None, Query(ge=0, le=253_402_300_799, allow_inf_nan=False)] = None,
+    at: Annotated[float | None, Query(ge=0, le=MAX_MOMENT, allow_inf_nan=False)] = None,
 ) -> dict[str, Any]:
     """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
     from miner.watch.reports import (  # some milliseconds that the start need not take

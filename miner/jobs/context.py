@@ -25,7 +25,7 @@ from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus, LiveJob
-from miner.jobs.figures import RunFigures, read_figures
+from miner.jobs.figures import STORED_POINTS, RunFigures, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
 from miner.jobs.history import read_result
 from miner.jobs.tasks import job_task_of
@@ -151,6 +151,7 @@ class JobContext:
             seconds=max(now - attempt.started_at, 0.0),
             result=await asyncio.to_thread(read_result, folder),
             utilization=await self._utilization(attempt, now),
+            points=STORED_POINTS,
         )
         await self.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
 

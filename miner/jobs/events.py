@@ -48,7 +48,7 @@ class LiveJob:
     #: Of the GPU that uses the most, and what the plan expects of each.
     memory_bytes: int | None = None
     memory_estimate_bytes: int | None = None
-    #: The held-out scores: of the untouched model, the last one, and the best one.
+    #: The held-out scores: of the untouched model, the last one, and the best one of this attempt's training.
     base_score: float | None = None
     score: float | None = None
     best_score: float | None = None

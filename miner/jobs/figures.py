@@ -32,8 +32,8 @@ from miner.jobs.progress import WARM_UP_STEPS, ProgressTail
 from miner.store.figures import StoredFigures
 from miner.support.thinning import kept_points
 
-#: Points of a curve that is shown or stored, and while it grows.
-MAX_POINTS, MAX_GROWING_POINTS = 500, 2000
+#: Points of a curve that is stored for good, that is shown of a running attempt, and while it grows.
+STORED_POINTS, MAX_POINTS, MAX_GROWING_POINTS = 200, 500, 2000
 #: Evaluations of one attempt, steps and bytes: more are not ours.
 MAX_EVALS, MAX_COUNT = 2000, 1 << 50
 #: Logged steps whose mean is the present speed: one alone may have been short or padded.
@@ -153,7 +153,7 @@ class RunCurves:
         self.steps, self.times = [self.steps[at] for at in kept], [self.times[at] for at in kept]
         self.columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}
 
-    def as_dict(self, most: int = MAX_POINTS) -> dict[str, Any]:
+    def as_dict(self, most: int) -> dict[str, Any]:
         """At most `most` points of each curve, and the evaluations."""
         kept = self._thinned(most)
         columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}
@@ -178,9 +178,10 @@ class RunFigures:
         self._last: StepEvent | None = None
         #: From this step on its speed counts.
         self._warm_at = 0
-        self._expected = expected_speed(plan) if plan else None
-        # On a CPU the plan's estimate is of the host's memory, which nobody measures by process.
-        self._estimate = plan.memory.total_bytes if plan and not plan.gpus.is_cpu else None
+        # On a CPU the plan's speed is a guess, and its memory the host's, which nobody measures by process.
+        on_gpus = plan if plan and not plan.gpus.is_cpu else None
+        self._expected = expected_speed(on_gpus) if on_gpus else None
+        self._estimate = on_gpus.memory.total_bytes if on_gpus else None
         self._means = {name: _Mean() for name in _MEANS}
         self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
 
@@ -212,14 +213,14 @@ class RunFigures:
 
     def show(self, live: LiveJob) -> None:
         """Fill in what is measured now."""
+        live.base_score = self.base.value if self.base else None
+        live.best_score = self.best.value if self.best else None
         if (step := self._last) is None:
-            live.base_score = self.base.value if self.base else None
             return
         live.tokens_s, live.samples_s = step.tokens_s, step.samples_s
         live.mfu, live.wait, live.grad_norm = step.mfu, step.wait, step.grad_norm
         live.memory_bytes = self.gpu_memory if step.memory_bytes is None else step.memory_bytes
         live.memory_estimate_bytes = self._estimate
-        live.base_score = self.base.value if self.base else None
         live.efficiency = self._efficiency(self._recent_mean("tokens_s"), self._recent_mean("samples_s"))
 
     def _recent_mean(self, name: str) -> float | None:
@@ -237,6 +238,7 @@ class RunFigures:
         seconds: float | None = None,
         result: RunResult | None = None,
         utilization: float | None = None,
+        points: int = MAX_POINTS,
     ) -> FiguresSnapshot:
         """What it has come to so far. The trainer's own result knows the scores of earlier attempts too, and
         stands in for steps that were not logged."""
@@ -263,7 +265,7 @@ class RunFigures:
             lower_is_better=metric.lower_is_better if metric else None,
             gain=relative_gain(base, best),
         )
-        return FiguresSnapshot(figures, self.curves.as_dict())
+        return FiguresSnapshot(figures, self.curves.as_dict(points))
 
 
 def loss_line(curves: Mapping[str, Any], most: int = 40) -> list[float]:

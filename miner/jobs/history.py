@@ -158,6 +158,8 @@ class AttemptHistory:
     gpus: tuple[str, ...] = ()
     checkpoint: Path | None = None
     oom_moment: str = "train"
+    #: Sequences of a pass, where a rule had made them more than planned.
+    grown_micro: int | None = None
 
     @property
     def ended_by(self) -> EndReason | None:
@@ -175,14 +177,15 @@ def history_of(rows: Sequence[AttemptRow], counted_from: int) -> AttemptHistory:
         return AttemptHistory(next_number)
     last = AttemptFolder(ended[-1].folder)
     progress = progress_of(last, ended[-1].started_at)
-    result = read_result(last)
+    result, plan = read_result(last), read_plan(last)
     return AttemptHistory(
         next_number,
         failures=tuple(AttemptFailure(row.end_reason, row.detail) for row in ended if row.end_reason),
-        plan=read_plan(last),
+        plan=plan,
         gpus=ended[-1].gpus,
         checkpoint=_newest_checkpoint(ended),
         oom_moment=(result.moment if result else None) or (progress.oom.moment if progress.oom else "train"),
+        grown_micro=progress.grown_micro(plan.batch.micro) if plan else None,
     )
 
 

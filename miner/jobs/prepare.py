@@ -266,6 +266,7 @@ def _oom_failure(
     planned_at = job.row.deadline_at - plan.time.deadline_s
     return OutOfMemory(
         moment=history.oom_moment,
+        grown_micro=history.grown_micro,
         elapsed_s=max(job.now() - planned_at, 0.0),
         shared_gpus=any(
             ours & set(reservation.gpus)

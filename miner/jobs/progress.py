@@ -97,13 +97,14 @@ class RunProgress:
     step: StepEvent | None = None
     first_step_at: float | None = None
     score: HeldOutScore | None = None
-    best: HeldOutScore | None = None
     checkpoint: CheckpointEvent | None = None
     submission: SubmissionEvent | None = None
     oom: OomEvent | None = None
     end: EndEvent | None = None
     #: The last answer to a request of the control file.
     control: ControlEvent | None = None
+    #: Sequences of a pass that the engine itself found to fit.
+    found_micro: int | None = None
     #: How many submissions were put in place: a change means a newer one.
     submissions: int = 0
     notes: deque[NoteEvent] = field(default_factory=lambda: deque(maxlen=100))
@@ -138,6 +139,8 @@ class RunProgress:
                 self.notes.append(event)
             case ControlEvent():
                 self.control = event
+                if event.number == 0:
+                    self.found_micro = event.micro
             case EndEvent():
                 self.end = event
 
@@ -159,14 +162,17 @@ class RunProgress:
 
     def _eval(self, event: EvalEvent) -> None:
         self.score = event.score
-        if event.best or event.score.beats(self.best):
-            self.best = event.score
         if event.seconds is not None:
             self._evals.append(event.seconds)
 
     @property
     def steps_done(self) -> int:
         return self.step.step if self.step else 0
+
+    def grown_micro(self, planned: int) -> int | None:
+        """Sequences of a pass, where a request made them more than the engine began with."""
+        asked = self.control.micro if self.control is not None and self.control.number else 0
+        return asked if asked > max(planned, self.found_micro or 0) else None
 
     @property
     def median_step_s(self) -> float | None:

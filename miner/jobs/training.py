@@ -14,7 +14,6 @@ from pathlib import Path
 from core.domain.job_states import EndReason, StepFailed
 from core.planning.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
-from core.runs.run_files import HeldOutScore
 from miner.engines.base import (
     EXIT_FILE,
     EngineDiskFull,
@@ -328,7 +327,7 @@ class AttemptSupervisor:
         live, progress = self.job.live, self.progress
         live.stage = progress.stage or "start"
         live.bytes_done = live.bytes_total = None
-        live.score, live.best_score = _score_value(progress.score), _score_value(progress.best)
+        live.score = progress.score.value if progress.score else None
         if (step := progress.step) is not None:
             live.step, live.steps, live.epoch = step.step, step.total, step.epoch
             live.loss, live.learning_rate = step.loss, step.lr
@@ -345,7 +344,3 @@ def _folder_is_gone(folder: Path) -> bool:
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return False
-
-
-def _score_value(score: HeldOutScore | None) -> float | None:
-    return score.value if score else None

@@ -36,8 +36,8 @@ class RankRow:
 
 def record_rank(connection: sqlite3.Connection, row: RankRow) -> bool:
     """Add a row, unless the newest says the same and is less than an hour old; return whether it did."""
-    last = newest_rank(connection)
-    if last is not None and (row.at <= last.at or (not row.differs(last) and row.at - last.at < HOUR)):
+    last = newest_rank(connection, row.at)  # a clock that was ahead has left rows which are not over yet
+    if last is not None and (row.at == last.at or (not row.differs(last) and row.at - last.at < HOUR)):
         return False
     insert_row(connection, "ranks", **asdict(row))
     return True

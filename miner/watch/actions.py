@@ -249,6 +249,8 @@ class ActionController:
         plan = training.plan
         if actions.has_shrunk:
             return "passes were made smaller in this attempt"
+        if plan.oom_steps:
+            return "memory ran out in an attempt before"
         candidate = candidate_of(plan)
         new, old = (peak_bytes(vary(candidate, micro=size)) for size in (micro, training.micro))
         if new > plan.memory.budget_bytes:

@@ -61,7 +61,7 @@ def gpu_time(
             kernels += utilization * watched * hours
             if busy > 0:  # kernels run for jobs; the rest of such a period is next to nothing
                 job_hours += busy * hours
-                job_kernels += min(utilization, busy) * hours
+                job_kernels += min(utilization * watched, busy) * hours
         row = cells.setdefault(gpu, [[0.0, 0.0] for _ in range(intervals)])
         cell = row[min(int((at - begins_at) / length), intervals - 1)]
         cell[0] += watched * hours

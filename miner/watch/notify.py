@@ -167,7 +167,10 @@ class Notifier:
         """Until a rule may be told again or a target is tried again; None: until something comes."""
         moments = [self._told.get(notice.alert.rule, 0.0) + self._period for notice in self._held]
         moments += [state.next_try for state in self._states if state.notices or state.reports]
-        return max(min(moments) - self._clock(), 0.0) + self._collect if moments else None
+        if not moments:
+            return None
+        # Not longer at once: the clock may be put back.
+        return min(max(min(moments) - self._clock(), 0.0), RETRY_MAX_SECONDS) + self._collect
 
     async def send_due(self) -> None:
         """Send what may be sent now, to the targets that may be tried now."""
@@ -178,7 +181,7 @@ class Notifier:
         for number, state in enumerate(self._states):
             while state.notices and now - state.notices[0].came > FORGET_SECONDS:
                 state.notices.popleft()
-            if state.next_try <= now and (state.notices or state.reports):
+            if not 0 < state.next_try - now <= RETRY_MAX_SECONDS and (state.notices or state.reports):
                 sent[number] = list(state.notices), list(state.reports)
                 due[number] = self._messages(number, *sent[number])
         if not due:
@@ -190,15 +193,15 @@ class Notifier:
         await self._mark(taken, now)
 
     def _release(self, now: float) -> None:
-        """Hand over the alerts of rules that may be told again."""
-        rules = {notice.alert.rule for notice in self._held}
-        free = {rule for rule in rules if now - self._told.get(rule, float("-inf")) >= self._period}
+        """Hand over the alerts of rules that may be told again: also of those that were told in the future of
+        a clock which was put back."""
+        self._told = {rule: at for rule, at in self._told.items() if 0 <= now - at < self._period}
+        free = {notice.alert.rule for notice in self._held} - self._told.keys()
         released = [notice for notice in self._held if notice.alert.rule in free]
         for notice in released:
             self._held.remove(notice)
             for state in self._states:
                 state.notices.append(notice)
-        self._told = {rule: at for rule, at in self._told.items() if now - at < self._period}
         self._told |= dict.fromkeys(free, now)
 
     def _messages(
@@ -258,7 +261,8 @@ class Notifier:
             state.notices.clear()
             state.notices.extend(left)
         for report in reports[:delivered]:
-            state.reports.remove(report)
+            if report in state.reports:  # newer ones may have pushed it out meanwhile
+                state.reports.remove(report)
         if not result.error:
             state.failures, state.next_try, state.error, state.sent_at = 0, 0.0, "", self._clock()
             return taken

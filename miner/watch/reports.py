@@ -37,7 +37,10 @@ FIRST_PLACE = "not known: validators do not tell a miner its place"
 TOURNAMENTS = "none recorded: validators do not tell, and no result was entered"
 
 _ALERTS = """
-SELECT rule, max(severity) AS severity, count(*) AS raised, sum(times) AS times,
+SELECT rule,
+    CASE WHEN max(severity = 'critical') THEN 'critical'
+        WHEN max(severity = 'warning') THEN 'warning' ELSE 'info' END AS severity,
+    count(*) AS raised, sum(times) AS times,
     sum(resolved_at IS NULL) AS still_open, max(text) AS example
 FROM alerts WHERE raised_at >= ? AND raised_at < ? GROUP BY rule ORDER BY raised DESC, rule
 """

@@ -138,6 +138,10 @@ async def test_a_card_that_fills_gets_smaller_passes_and_the_loss_goes_on(played
     assert action.detail.startswith("it helped")
     assert action.after["micro"] < action.before["micro"]
 
+    assert (
+        played.daemon.metric(f'god_miner_training_step{{job_id="{played.job}",task_type="InstructTextTask"}}')
+        > 0
+    )
     at = played.step
     await played.until(lambda: played.step >= at + 20)
     events = played.events()

@@ -233,7 +233,7 @@ def _show_holder(view: PageView, gpu: Record, holder: Link, note: Text) -> None:
 
 
 def _show_sample(sample: Record, meters: Mapping[str, Meter]) -> None:
-    meters["utilization"].show(sample["utilization"], percent(sample["utilization"]))
+    meters["utilization"].show(sample["utilization"], f"{percent(sample['utilization'])} busy")
     used, total = sample["memory_used"], sample["memory_total"]
     share = used / total if used is not None and total else None
     meters["memory"].show(share, f"{size(used)} of {size(total)}")

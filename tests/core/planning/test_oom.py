@@ -42,6 +42,15 @@ def test_first_the_micro_batch_is_halved_and_the_accumulation_doubled() -> None:
     assert str(second.concessions[-1]) == "micro_batch_size 4 → 2: out of memory in train"
 
 
+def test_after_passes_that_a_rule_had_enlarged_those_of_the_plan_come_again() -> None:
+    first = _plan()
+    again = next_after_oom(first, OutOfMemory(grown_micro=8))
+    assert (again.batch, again.memory) == (first.batch, first.memory)
+    assert again.oom_steps == ("micro_batch_size 8 → 4",)
+    assert next_after_oom(again, OutOfMemory()).batch.micro == 2
+    assert next_after_oom(first, OutOfMemory(grown_micro=8, moment="evaluation")).batch.eval_micro == 2
+
+
 def test_the_steps_come_in_their_order_each_in_less_memory_and_the_effective_batch_stays() -> None:
     plans = _ladder(_plan(), shared_gpus=True, available=4)
     fields = [plan.oom_steps[-1].split()[0] for plan in plans[1:]]

@@ -230,6 +230,20 @@ def test_quality_gives_way_in_the_documented_order() -> None:
     assert tight.verdict.feasible
 
 
+def test_a_moving_average_gives_way_before_the_rank() -> None:
+    def made(rank: int, decay: float | None, **given: Any) -> TrainingPlan:
+        return _plan(resolved(lora_r=rank, micro_batch_size=1, ema_decay=decay, **SHARDED), **given)
+
+    model = "Qwen/Qwen2.5-14B"
+    plain, averaged, kept = made(1500, None, model=model), made(1500, 0.99, model=model), made(1024, 0.99)
+    assert averaged.fsdp is not None
+    assert (averaged.ema, averaged.adapter, averaged.batch) == (None, plain.adapter, plain.batch)
+    assert "of average" in _concession(averaged, "ema_decay").reason
+    assert kept.ema is not None
+    alone = made(700, 0.99, model="Qwen/Qwen2.5-32B", gpus="1xH100")
+    assert (alone.ema, alone.adapter.rank) == (None, 350)
+
+
 def test_a_lora_in_place_of_a_full_fine_tune_has_its_own_rate() -> None:
     plan = _plan(resolved(method=Method.FULL, learning_rate=1e-5), gpus="1xRTX-4090")
     assert plan.optimizer.learning_rate == pytest.approx(1e-4)

@@ -184,3 +184,10 @@ def test_patience_gets_evaluations_enough_to_mean_something() -> None:
     rare = _fit(**patient, rate=RATE._replace(eval_s=14.0))
     assert rare.eval_every == 140
     assert _fit(**{**patient, "eval_steps": 26}, rate=quick).eval_every == 26
+
+
+def test_evaluations_for_patience_take_no_time_from_the_steps() -> None:
+    quick, targets = RATE._replace(eval_s=2.5), {"num_epochs": 0.3, "eval_steps": 500}
+    for seconds in (100.0, 200.0, 320.0):
+        asked = _fit(seconds, quick, **targets)
+        assert _fit(seconds, quick, **targets, early_stopping_patience=5) == asked

@@ -206,6 +206,19 @@ def test_the_host_is_measured_between_two_samples(tmp_path: Path) -> None:
     assert (missing.cpu, missing.memory_share, missing.disk_free_bytes) == (None, None, None)
 
 
+async def test_a_clock_that_is_put_back_leaves_no_samples_of_the_future_and_no_endless_pause(
+    measured: MeasuredHost,
+) -> None:
+    await measured.go(60)
+    measured.cards.values = ScanFailed("the driver hangs")
+    await measured.go(20)
+    measured.cards.values = {"utilization": 0.1}
+    measured.now -= 30 * 86_400
+    await measured.go(10)
+    assert [sample.at for sample in measured.history.since("g0", 0)] == [measured.now - 5, measured.now]
+    assert len(measured.history.host_since(0)) == 2
+
+
 def test_the_history_keeps_an_hour_and_forgets_gpus_that_are_gone() -> None:
     history = SampleHistory()
     for at in range(0, 4100, 100):

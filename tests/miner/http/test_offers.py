@@ -23,6 +23,12 @@ async def backtest(running: DaemonInProcess, **wanted: Any) -> Any:
     return await running.operator.post("/backtest", json=wanted)
 
 
+@each("page", ["offers", "jobs"])
+async def test_a_number_that_no_row_can_have_is_refused(running: DaemonInProcess, page: str) -> None:
+    reply = await running.operator.get(f"/{page}", params={"before": 10**20})
+    assert reply.status_code == 422
+
+
 async def test_offers_are_listed_newest_first_and_by_pages(running: DaemonInProcess) -> None:
     sent = [task(seed=seed) for seed in range(5)]
     for one in sent:

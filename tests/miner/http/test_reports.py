@@ -23,5 +23,5 @@ async def test_every_period_has_its_report_with_indicators_and_rank(
 async def test_a_date_chooses_a_period_of_the_calendar(running: DaemonInProcess) -> None:
     reply = await running.operator.get("/report", params={"period": "monthly", "at": 1_795_435_339})
     assert reply.json()["title"] == "Monthly report, 2026-11-01 00:00 to 2026-12-01 00:00 UTC"
-    for bad in ({"period": "yearly"}, {"at": "nan"}, {"at": -1}):
+    for bad in ({"period": "yearly"}, {"at": "nan"}, {"at": -1}, {"at": 253_402_300_799}):
         assert (await running.operator.get("/report", params=bad)).status_code == 422

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.runs.progress import EvalEvent, NoteEvent, StageEvent, StepEvent, SubmissionEvent, encode_event
+from core.runs.progress import (
+    ControlEvent,
+    EvalEvent,
+    NoteEvent,
+    StageEvent,
+    StepEvent,
+    SubmissionEvent,
+    encode_event,
+)
 from core.runs.run_files import HeldOutScore
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.jobs.progress import (
@@ -127,12 +135,25 @@ def test_the_trainers_clock_cannot_promise_the_future() -> None:
     assert progress.last_event_at == 150.0
 
 
-def test_a_running_score_and_the_best_one_are_told_apart() -> None:
+def test_the_last_score_and_the_longest_evaluation_are_known() -> None:
     progress = RunProgress(began_at=0.0)
-    for number, value in ((1, 2.0), (2, 1.0), (3, 1.5)):
-        progress.add(EvalEvent(t=0, score=HeldOutScore(value=value, step=number), seconds=4.0), 0)
-    scores = [score and score.value for score in (progress.score, progress.best)]
-    assert (scores, progress.eval_s) == ([1.5, 1.0], 4.0)
+    for number, seconds in ((1, 3.0), (2, 4.0), (3, 2.0)):
+        progress.add(EvalEvent(t=0, score=HeldOutScore(value=1.0, step=number), seconds=seconds), 0)
+    assert progress.score is not None
+    assert (progress.score.step, progress.eval_s) == (3, 4.0)
+
+
+def test_passes_have_grown_only_if_they_are_larger_than_the_engine_began_with() -> None:
+    def answered(*events: tuple[int, int]) -> int | None:
+        progress = RunProgress(began_at=0.0)
+        for number, micro in events:
+            progress.add(ControlEvent(t=0, number=number, applied=True, micro=micro), 0)
+        return progress.grown_micro(4)
+
+    assert answered() is answered((0, 8)) is answered((1, 2)) is answered((0, 8), (1, 8)) is None
+    assert answered((1, 6)) == answered((1, 2), (2, 6)) == 6
+    assert answered((0, 8), (1, 16)) == 16
+    assert answered((1, 6), (1, 4)) is None  # undone
 
 
 def test_each_submission_is_counted() -> None:

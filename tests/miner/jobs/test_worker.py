@@ -14,7 +14,7 @@ from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFa
 from core.domain.keys import Placement, TaskKey
 from core.domain.wire import MinerSubmission
 from core.planning.plan import TrainingPlan
-from core.runs.progress import CheckpointEvent, OomEvent
+from core.runs.progress import CheckpointEvent, ControlEvent, OomEvent
 from core.runs.remedies import NAN_RATE_FACTOR
 from core.runs.run_files import RunEnd, RunSpec
 from miner.engines.base import EndCause
@@ -100,6 +100,21 @@ async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next
     second = await harness.start(task_id="t2", name="repo-2")
     await harness.done(second)
     assert plan_of(harness, second, 1).batch.micro == first // 4
+
+
+async def test_memory_that_ran_out_in_passes_that_a_rule_enlarged_is_no_fault_of_the_plan(
+    harness: JobsHarness,
+) -> None:
+    async def oom(trainer: Trainer) -> None:
+        trainer.say(ControlEvent(t=0, number=1, applied=True, micro=64))
+        trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
+
+    harness.engine.scripts = [oom]
+    job = await harness.start()
+    await harness.done(job)
+    first, second = (plan_of(harness, job, number) for number in (1, 2))
+    assert second.batch == first.batch
+    assert second.oom_steps == (f"micro_batch_size 64 → {first.batch.micro}",)
 
 
 async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_apart(

@@ -34,7 +34,13 @@ async def test_a_place_is_kept_once_per_change_and_once_an_hour(store: Store) ->
 async def test_the_same_metagraph_read_from_the_cache_again_adds_nothing(store: Store) -> None:
     assert await store.write(record_rank, rank_row(NOW, 20))
     assert not await store.write(record_rank, rank_row(NOW, 20))
-    assert not await store.write(record_rank, rank_row(NOW - HOUR, 30))
+
+
+async def test_rows_of_a_clock_that_was_ahead_do_not_keep_later_ones_away(store: Store) -> None:
+    assert await store.write(record_rank, rank_row(NOW + 400 * HOUR, 20))
+    assert await store.write(record_rank, rank_row(NOW, 19))
+    assert not await store.write(record_rank, rank_row(NOW + 60, 19))
+    assert await store.read(newest_rank, NOW + 60) == rank_row(NOW, 19)
 
 
 async def test_a_report_counts_as_sent_once(store: Store) -> None:

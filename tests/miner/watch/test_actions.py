@@ -251,6 +251,13 @@ async def test_a_slow_training_on_a_full_card_is_left_alone(stage: Stage) -> Non
     ]
 
 
+async def test_a_slow_training_whose_memory_ran_out_before_is_left_alone(stage: Stage) -> None:
+    stage.begin(plan_with(2, 8).model_copy(update={"oom_steps": ("micro_batch_size 4 → 2",)}))
+    stage.efficiency, stage.memory = 0.6, 0.5
+    await stage.play(300)
+    assert [row.outcome for row in stage.rows()] == [ActionOutcome.REFUSED]
+
+
 async def test_larger_passes_that_are_not_faster_are_undone(stage: Stage) -> None:
     stage.begin(plan_with(2, 8))
     stage.efficiency, stage.memory = 0.6, 0.5

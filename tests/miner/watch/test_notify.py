@@ -120,6 +120,16 @@ async def test_of_one_rule_there_is_one_message_in_a_period_and_a_digest_of_the_
     assert body.splitlines() == [f"[warning] gpu-hot, gpu:{gpu}: it is hot" for gpu in (3, 2, 1)]
 
 
+async def test_a_clock_that_is_put_back_keeps_nothing_waiting(desk: NotifyDesk) -> None:
+    desk.targets.down = set(desk.targets.names)
+    await desk.raised("gpu-hot")
+    assert await desk.tell() == []
+    desk.targets.down = set()
+    await desk.raised("gpu-hot", "gpu:1")
+    ((title, _),) = await desk.tell(-DAY)
+    assert title == "god-miner on rack1: 2 alerts"
+
+
 async def test_many_at_once_are_one_message(desk: NotifyDesk) -> None:
     for number in range(120):
         await desk.raised(f"rule-{number}")

@@ -51,10 +51,10 @@ def fill(connection: sqlite3.Connection) -> None:
     add_rollup(connection, NOW - 4 * HOUR, "g1", busy=0.0, utilization=0.0)
     for hour, rank in ((40, 30), (20, 25), (10, 35), (1, 28)):
         record_rank(connection, rank_row(NOW - hour * HOUR, rank))
-    alert = {"severity": "warning", "value": None, "last_at": NOW, "times": 2}
-    for subject, resolved in (("gpu:0", NOW - 60), ("gpu:1", None)):
+    alert = {"value": None, "last_at": NOW, "times": 2}
+    for subject, severity, resolved in (("gpu:0", "critical", NOW - 60), ("gpu:1", "warning", None)):
         row = {"rule": "gpu-hot", "subject": subject, "text": "hot", "resolved_at": resolved}
-        insert_row(connection, "alerts", **alert, **row, raised_at=NOW - HOUR)
+        insert_row(connection, "alerts", **alert, **row, severity=severity, raised_at=NOW - HOUR)
     insert_row(
         connection,
         "actions",
@@ -142,6 +142,7 @@ def test_occupancy_has_a_column_for_each_hour_and_holes_where_nothing_was_measur
 def test_alerts_and_what_rules_did_are_counted(report: dict[str, Any]) -> None:
     (alert,) = report["alerts"]
     assert (alert["rule"], alert["raised"], alert["times"], alert["still_open"]) == ("gpu-hot", 2, 4, 1)
+    assert alert["severity"] == "critical"  # the worst of them
     assert report["actions"] == [{"rule": "gpu-hot", "kind": "duty", "outcome": "kept", "count": 1}]
 
 
@@ -167,6 +168,17 @@ async def test_minutes_count_for_the_hour_that_is_not_over(store: Store) -> None
     await store.write(query)
     report = await store.read(build_report, last_period(PeriodKind.DAILY, NOW + HOUR / 2), POLICY)
     assert report["gpus"]["used_hours"] == pytest.approx(1.5)
+
+
+async def test_half_an_hour_without_the_daemon_does_not_make_jobs_look_busier(store: Store) -> None:
+    def query(connection: sqlite3.Connection) -> None:
+        add_rollup(connection, NOW - HOUR, busy=0.5, utilization=0.6)
+        connection.execute("UPDATE gpu_rollups SET watched = 0.5")
+
+    await store.write(query)
+    report = await store.read(build_report, DAY_BEFORE, POLICY)
+    assert report["gpus"]["utilization_of_jobs"] == pytest.approx(0.6)
+    assert report["gpus"]["measured_hours"] == pytest.approx(0.5)
 
 
 def test_periods_of_the_calendar_begin_at_midnight_on_monday_and_on_the_first() -> None:
