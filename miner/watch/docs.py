@@ -95,8 +95,8 @@ that anyway), or if larger passes were not faster. A rule whose action was undon
 or whose smaller passes left the memory as it was, does nothing more in that attempt. There is one action
 at a time, and at most `times` of a rule for an attempt.
 
-`god-miner jobs show N` lists what was done to a job; `god-miner events --kind rule_action`, `jobs show N --json`
-and `GET /jobs/{job}/series` have each with its numbers before and after.
+`god-miner jobs show N` lists what was done to a job; with `--json` each has its numbers before and after,
+as in `god-miner events --kind rule_action` and `GET /jobs/{job}/series`.
 
 The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
 below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 %, below 85 °C, efficiency above
