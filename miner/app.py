@@ -118,6 +118,7 @@ class Daemon:
     notifier: Notifier
     started_at: float = 0.0
     periodic_tasks: PeriodicTasks = field(init=False)
+    rule_task: PeriodicTasks = field(init=False)
     alert_service: AlertService = field(init=False)
     collector: DaemonCollector = field(init=False)
     #: Why this daemon cannot go on; `on_failure` is called then.
@@ -136,7 +137,6 @@ class Daemon:
                 PeriodicTask("the database's files", self._check_store_files),
                 PeriodicTask("overdue offers and jobs", self._expire_overdue),
                 PeriodicTask("expired nonces", lambda: self.nonces.sweep(time.time())),
-                PeriodicTask("alert rules", self.alert_service.evaluate),
                 PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
                 PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
@@ -144,6 +144,8 @@ class Daemon:
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
+        # A runner of their own: what they ask of a driver that hangs must not keep an offer from its end.
+        self.rule_task = PeriodicTasks([PeriodicTask("alert rules", self.alert_service.evaluate)])
         self.offer_service.on_started = self._on_started
         self.metagraphs.on_refresh = self._record_rank
         self.collector = DaemonCollector(self)
@@ -185,12 +187,14 @@ class Daemon:
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
+        self.rule_task.start()
         self.sampler.start()
         self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
         await self.periodic_tasks.stop()
+        await self.rule_task.stop()
         # Before the fleet and the store, which it writes to. Trainings go on without us.
         for task in self._background_tasks:
             task.cancel()

@@ -88,14 +88,14 @@ class _PowerAnswer(_NvmlAnswer):
 
 
 class _SampleAnswer(_NvmlAnswer):
-    cards: tuple[_NvmlSample, ...] = ()
+    samples: tuple[_NvmlSample, ...] = ()
 
 
 AnswerT = TypeVar("AnswerT", bound=_NvmlAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class CardSample:
+class NumberedSample:
     """What was measured of a GPU; its number as in a scan, and `gpu` is its UUID."""
 
     index: int
@@ -127,7 +127,7 @@ class NvmlSource:
                 self._drop()
         return _scan_of(answer)
 
-    async def sample(self) -> list[CardSample]:
+    async def sample(self) -> list[NumberedSample]:
         """Measure every GPU that answers. `ScanFailed`: nothing was measured."""
         async with self._lock:
             if self._dying:
@@ -237,12 +237,12 @@ def _scanned_gpu(gpu: _NvmlGpu, index: int, linked: frozenset[str]) -> ScannedGp
     return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes)
 
 
-def _samples_of(answer: _SampleAnswer, at: float) -> list[CardSample]:
-    renumbered = any(card.slice for card in answer.cards)  # as in `_scan_of`
+def _samples_of(answer: _SampleAnswer, at: float) -> list[NumberedSample]:
+    renumbered = any(one.slice for one in answer.samples)  # as in `_scan_of`
     return [
-        CardSample(
-            position if renumbered else card.slot,
-            GpuSample(at, card.uuid, **card.model_dump(exclude={"slot", "uuid", "slice"})),
+        NumberedSample(
+            position if renumbered else one.slot,
+            GpuSample(at, one.uuid, **one.model_dump(exclude={"slot", "uuid", "slice"})),
         )
-        for position, card in enumerate(answer.cards)
+        for position, one in enumerate(answer.samples)
     ]

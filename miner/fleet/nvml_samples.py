@@ -43,19 +43,19 @@ _COUNTERS = {
 _MIB = float(1 << 20)
 
 
-class CardSampler:
+class NvmlSampler:
     """All GPUs and slices of this host, each with what was found out about it once."""
 
     def __init__(self) -> None:
         self._dcgm: DcgmStream | None = None
-        self._cards: list[_Card] = []
+        self._gpus: list[_MeasuredGpu] = []
         for slot in range(nv.nvmlDeviceGetCount()):
             try:
-                self._cards += _cards_in_slot(slot)
+                self._gpus += _gpus_in_slot(slot)
             except nv.NVMLError:
                 continue  # a scan says what is wrong with it
-        self._xids = _XidEvents([card.whole for card in self._cards])
-        if any(not card.has_gpm for card in self._cards):
+        self._xids = _XidEvents([gpu.whole for gpu in self._gpus])
+        if any(not gpu.has_gpm for gpu in self._gpus):
             self._dcgm = DcgmStream.where_installed()
 
     def sample(self) -> list[dict[str, Any]]:
@@ -63,39 +63,39 @@ class CardSampler:
         xids = self._xids.since_last()
         profiled = self._dcgm.latest() if self._dcgm else {}
         answers = []
-        for card in self._cards:
+        for gpu in self._gpus:
             try:
-                values = card.values()
+                values = gpu.values()
             except nv.NVMLError:
                 values = {}
-            found = xids.get(_address(card.whole), [])
+            found = xids.get(_address(gpu.whole), [])
             if not found and all(
                 value is None for name, value in values.items() if name != "max_sm_clock_mhz"
             ):
                 continue
-            if not card.has_gpm and not card.is_slice and card.slot in profiled:
-                values["tensor"], values["dram"] = profiled[card.slot]
+            if not gpu.has_gpm and not gpu.is_slice and gpu.slot in profiled:
+                values["tensor"], values["dram"] = profiled[gpu.slot]
             answers.append(
-                {"slot": card.slot, "uuid": card.uuid, "slice": card.is_slice, "xids": found, **values}
+                {"slot": gpu.slot, "uuid": gpu.uuid, "slice": gpu.is_slice, "xids": found, **values}
             )
         return answers
 
     def close(self) -> None:
-        for card in self._cards:
-            card.close()
+        for gpu in self._gpus:
+            gpu.close()
         self._xids.close()
         if self._dcgm is not None:
             self._dcgm.close()
 
 
-def _cards_in_slot(slot: int) -> list[_Card]:
+def _gpus_in_slot(slot: int) -> list[_MeasuredGpu]:
     handle = nv.nvmlDeviceGetHandleByIndex(slot)
     if not is_split(handle):
-        return [_Card(handle, handle, slot)]
-    return [_Card(part, handle, slot) for part in slices_of(handle)]
+        return [_MeasuredGpu(handle, handle, slot)]
+    return [_MeasuredGpu(part, handle, slot) for part in slices_of(handle)]
 
 
-class _Card:
+class _MeasuredGpu:
     """One GPU, or one slice of it: of a slice memory and activity are its own, heat and clocks the GPU's."""
 
     def __init__(self, handle: Any, whole: Any, slot: int) -> None:
@@ -230,7 +230,7 @@ class _Gpm:
             if nv.nvmlGpmQueryDeviceSupport(whole).isSupportedDevice:
                 return cls(handle, whole)
         except nv.NVMLError:
-            pass  # an older card, driver or library
+            pass  # an older GPU, driver or library
         return None
 
     def read(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ from miner.fleet.nvml_calls import (
     slices_of,
     text_of,
 )
-from miner.fleet.nvml_samples import CardSampler
+from miner.fleet.nvml_samples import NvmlSampler
 
 
 def scan_gpus() -> dict[str, Any]:
@@ -105,7 +105,7 @@ class NvmlWorker:
     def __init__(self) -> None:
         self._is_started = False
         self._uuids: list[str] = []
-        self._cards: CardSampler | None = None
+        self._sampler: NvmlSampler | None = None
 
     def answer(self, request: str) -> dict[str, Any]:
         try:
@@ -115,9 +115,9 @@ class NvmlWorker:
             if request.startswith("power "):
                 _, gpu, milliwatts = request.split()
                 return set_power_limit(gpu, int(milliwatts))
-            return {"cards": self._sample()} if request == "sample" else self._scan()
+            return {"samples": self._sample()} if request == "sample" else self._scan()
         except nv.NVMLError as error:
-            self._is_started, self._cards = False, None
+            self._is_started, self._sampler = False, None
             return {
                 "problem": error_text(error),
                 "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND,
@@ -128,18 +128,18 @@ class NvmlWorker:
         uuids = [gpu.get("uuid", "") for gpu in answer["gpus"]]
         if uuids != self._uuids:  # a GPU came or went, or was split
             self._uuids = uuids
-            self._forget_cards()
+            self._forget_sampler()
         return answer
 
     def _sample(self) -> list[dict[str, Any]]:
-        if self._cards is None:
-            self._cards = CardSampler()
-        return self._cards.sample()
+        if self._sampler is None:
+            self._sampler = NvmlSampler()
+        return self._sampler.sample()
 
-    def _forget_cards(self) -> None:
-        if self._cards is not None:
-            self._cards.close()
-        self._cards = None
+    def _forget_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+        self._sampler = None
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ FILE_NAME = "power-limits.json"
 
 
 class PowerRefused(Exception):
-    """The limit cannot be set here: this user may not, or the card has none."""
+    """The limit cannot be set here: this user may not, or the GPU has none."""
 
 
 class PowerSource(Protocol):

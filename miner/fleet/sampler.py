@@ -13,7 +13,7 @@ from core.domain.keys import TaskKey
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet
 from miner.fleet.host import HostMeter
-from miner.fleet.nvml import CardSample
+from miner.fleet.nvml import NumberedSample
 from miner.fleet.rollups import OpenMinutes
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
@@ -31,10 +31,10 @@ MAX_GAP_SECONDS = 120.0
 MAX_UNSTORED = 2000
 
 
-class CardSource(Protocol):
-    """What measures the cards of this host."""
+class SampleSource(Protocol):
+    """What measures the GPUs of this host."""
 
-    async def sample(self) -> list[CardSample]:
+    async def sample(self) -> list[NumberedSample]:
         """Ends in a bounded time. `ScanFailed`: nothing was measured."""
 
     async def close(self) -> None: ...
@@ -43,7 +43,7 @@ class CardSource(Protocol):
 class GpuSampler:
     def __init__(
         self,
-        source: CardSource,
+        source: SampleSource,
         fleet: Fleet,
         history: SampleHistory,
         store: Store,
@@ -67,7 +67,7 @@ class GpuSampler:
         self._last_tick: float | None = None
         self._pause_until = self._pause = 0.0
         self._task: asyncio.Task[None] | None = None
-        #: Why the cards are not measured; None: they are.
+        #: Why the GPUs are not measured; None: they are.
         self.problem: str | None = None
 
     def start(self) -> None:
@@ -111,11 +111,11 @@ class GpuSampler:
         for gpu in self._fleet.inventory.gpus:
             self._minutes.add_time(gpu.id, self._fleet.ledger.running_on(gpu.id), before, now)
 
-    async def _measure(self, now: float) -> list[CardSample]:
+    async def _measure(self, now: float) -> list[NumberedSample]:
         if 0 < self._pause_until - now <= MAX_PAUSE_SECONDS:  # further ahead: the clock was put back
             return []
         try:
-            cards = await self._source.sample()
+            samples = await self._source.sample()
         except ScanFailed as error:
             if self.problem is None and not isinstance(error, NoNvidiaDriver):
                 log.warning("the GPUs cannot be measured; it is tried again: %s", error)
@@ -127,7 +127,7 @@ class GpuSampler:
             self._pause_until = self._clock() + self._pause
             return []
         self.problem, self._pause = None, 0.0
-        return cards
+        return samples
 
     async def _store_minutes(self, now: float) -> None:
         """Store the minutes that are over; those that a full disk refused too."""
@@ -143,10 +143,10 @@ class GpuSampler:
                 log.warning("measurements cannot be stored; it is tried again: %s", error)
 
 
-def samples_of_fleet(gpus: Iterable[Gpu], cards: Sequence[CardSample], at: float) -> list[GpuSample]:
+def samples_of_fleet(gpus: Iterable[Gpu], measured: Sequence[NumberedSample], at: float) -> list[GpuSample]:
     """The samples under the fleet's names: UUIDs, or numbers where GPUS or FLEET_FILE has no UUIDs."""
-    by_uuid = {card.sample.gpu: card.sample for card in cards}
-    by_number = {str(card.index): card.sample for card in cards}
+    by_uuid = {one.sample.gpu: one.sample for one in measured}
+    by_number = {str(one.index): one.sample for one in measured}
     found = []
     for gpu in gpus:
         sample = by_uuid.get(gpu.id) or by_number.get(gpu.id)

@@ -68,7 +68,7 @@ def build_overview_router() -> APIRouter:
 
 
 async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Response:
-    """Is it alive, is it earning: state, indicators, cards, jobs, alerts and the last decisions."""
+    """Is it alive, is it earning: state, indicators, GPUs, jobs, alerts and the last decisions."""
     stored = await daemon.store.read(_stored, daemon)
     page = {
         "at": time.time(),

@@ -21,17 +21,17 @@ WHERE period = 60 AND at >= :begins AND at + 60 <= :ends AND NOT EXISTS (
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """What the cards did in a time. Only measured hours count: a daemon that is down measures none."""
+    """What the GPUs did in a time. Only measured hours count: a daemon that is down measures none."""
 
     begins_at: float
     ends_at: float
     measured_hours: float = 0.0
     used_hours: float = 0.0
-    #: Mean share of the time in which a kernel ran; None: no card says.
+    #: Mean share of the time in which a kernel ran; None: no GPU says.
     utilization: float | None = None
-    #: The same while a job had the card.
+    #: The same while a job had the GPU.
     utilization_of_jobs: float | None = None
-    #: By card: the share of each interval in which a job had it; None: not measured.
+    #: By GPU: the share of each interval in which a job had it; None: not measured.
     occupancy: dict[str, tuple[float | None, ...]] | None = None
 
     @property

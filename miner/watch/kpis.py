@@ -97,7 +97,7 @@ def _completion(jobs: Sequence[EndedJob], targets: PolicyTargets) -> Kpi:
 
 
 def _utilization(found: GpuTime, targets: PolicyTargets) -> Kpi:
-    detail = "no card has been measured"
+    detail = "no GPU has been measured"
     if found.used_share is not None:
         detail = f"a job had {found.used_share:.0%} of {found.measured_hours:.0f} GPU-hours in 7 days"
     return _at_least("gpu_utilization", "GPU utilisation", found.utilization, targets.utilization, detail)

@@ -27,7 +27,7 @@ class ReportSection:
     rows: tuple[tuple[str, ...], ...] = ()
     #: Said instead of a table, or below it.
     text: str = ""
-    #: By card: shares of the intervals; None: not measured.
+    #: By GPU: shares of the intervals; None: not measured.
     occupancy: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ def _success(name: str, title: str) -> Callable[[Mapping[str, Any]], ReportSecti
 def _gpus(report: Mapping[str, Any]) -> ReportSection:
     gpus = report["gpus"]
     if not gpus["measured_hours"]:
-        return ReportSection("GPUs", text="No card was measured in this time.")
+        return ReportSection("GPUs", text="No GPU was measured in this time.")
     rows = (
         ("used", show_number(gpus["used_hours"], "hours")),
         ("idle", show_number(gpus["idle_hours"], "hours")),
@@ -132,7 +132,7 @@ def _gpus(report: Mapping[str, Any]) -> ReportSection:
         ("utilisation while a job had them", show_number(gpus["utilization_of_jobs"], "share")),
     )
     hours = f"{gpus['interval_s'] / 3600:g} h"
-    text = f"A column is {hours}: how much of it a job had the card. Empty, or a dot: not measured."
+    text = f"A column is {hours}: how much of it a job had the GPU. Empty, or a dot: not measured."
     return ReportSection("GPUs", ("", ""), rows, text, gpus["occupancy"])
 
 
@@ -332,12 +332,12 @@ def _html_row(cells: Sequence[str], tag: str) -> str:
 
 
 def _occupancy_svg(occupancy: Mapping[str, Sequence[float | None]]) -> str:
-    """A row of cells for each card, darker where a job had it; hollow where it was not measured."""
+    """A row of cells for each GPU, darker where a job had it; hollow where it was not measured."""
     columns = max(len(shares) for shares in occupancy.values())
     width, height = _LABEL + columns * _COLUMN, len(occupancy) * _ROW
     parts = [
         f"<svg width='{width}' height='{height}' viewBox='0 0 {width} {height}' role='img' "
-        "aria-label='Occupancy of each card'>"
+        "aria-label='Occupancy of each GPU'>"
     ]
     for index, (gpu, shares) in enumerate(occupancy.items()):
         top = index * _ROW

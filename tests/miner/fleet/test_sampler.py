@@ -13,7 +13,7 @@ from core.domain.keys import TaskKey
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet, InventoryState
 from miner.fleet.host import HostMeter
-from miner.fleet.nvml import CardSample
+from miner.fleet.nvml import NumberedSample
 from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, samples_of_fleet
 from miner.fleet.samples import GpuSample, HostSample, SampleHistory
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
@@ -27,19 +27,19 @@ START = 1_700_000_000 // HOUR * HOUR
 KEY = TaskKey("v", "a")
 
 
-class ScriptedCards:
-    """Cards that measure `values`, or fail with them."""
+class ScriptedGpus:
+    """GPUs that measure `values`, or fail with them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | Exception = {"utilization": 0.9, "temperature": 60.0}
         self.asked = 0
         self.closed = False
 
-    async def sample(self) -> list[CardSample]:
+    async def sample(self) -> list[NumberedSample]:
         self.asked += 1
         if isinstance(self.values, Exception):
             raise self.values
-        return [CardSample(0, GpuSample(0.0, "g0", **self.values))]
+        return [NumberedSample(0, GpuSample(0.0, "g0", **self.values))]
 
     async def close(self) -> None:
         self.closed = True
@@ -48,13 +48,13 @@ class ScriptedCards:
 class MeasuredHost:
     def __init__(self, store: Store, folder: Path) -> None:
         self.now = float(START)
-        self.cards, self.history = ScriptedCards(), SampleHistory()
+        self.gpus, self.history = ScriptedGpus(), SampleHistory()
         self.fleet = Fleet(clock=lambda: self.now)
         self.fleet.update(InventoryState(gpus=tuple(make_gpus(2))))
         self.store = store
         host = HostMeter(folder)
         self.sampler = GpuSampler(
-            self.cards, self.fleet, self.history, store, host, interval=5.0, clock=lambda: self.now
+            self.gpus, self.fleet, self.history, store, host, interval=5.0, clock=lambda: self.now
         )
 
     async def go(self, seconds: float, step: float = 5.0) -> None:
@@ -83,7 +83,7 @@ async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measu
     measured.fleet.ledger.adopt(KEY, ["g0", "g1"], now=measured.now, until=measured.now + HOUR)
     await measured.go(30)
     measured.fleet.release(KEY)
-    measured.cards.values = {"utilization": 0.5, "temperature": 80.0}
+    measured.gpus.values = {"utilization": 0.5, "temperature": 80.0}
     await measured.go(40)
     rows = measured.rows()
     assert sorted(rows) == [(0, "g0"), (0, "g1")]
@@ -106,10 +106,10 @@ async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_tw
     await measured.go(30)
     measured.sampler.start()
     await measured.sampler.stop()
-    assert measured.cards.closed
+    assert measured.gpus.closed
     assert measured.rows()[0, "g0"].watched == 0.5
     again = GpuSampler(
-        measured.cards,
+        measured.gpus,
         measured.fleet,
         measured.history,
         measured.store,
@@ -127,19 +127,19 @@ async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_tw
 async def test_a_driver_that_fails_is_left_alone_longer_each_time_and_time_is_counted_on(
     measured: MeasuredHost,
 ) -> None:
-    measured.cards.values = ScanFailed("the driver hangs")
+    measured.gpus.values = ScanFailed("the driver hangs")
     await measured.go(60)
     assert measured.sampler.problem == "the driver hangs"
-    assert measured.cards.asked == 4  # after 5, 15 and 35 seconds again
-    measured.cards.values = {"utilization": 0.1}
+    assert measured.gpus.asked == 4  # after 5, 15 and 35 seconds again
+    measured.gpus.values = {"utilization": 0.1}
     await measured.go(80)
     assert measured.sampler.problem is None
     assert measured.rows()[0, "g0"].watched == pytest.approx(55 / 60)
     assert measured.rows()[0, "g0"].samples == 0
-    measured.cards.values = NoNvidiaDriver("no library")
-    asked = measured.cards.asked
+    measured.gpus.values = NoNvidiaDriver("no library")
+    asked = measured.gpus.asked
     await measured.go(MAX_PAUSE_SECONDS - 5)
-    assert measured.cards.asked == asked + 1
+    assert measured.gpus.asked == asked + 1
 
 
 async def test_what_a_full_disk_refuses_is_stored_later(
@@ -165,9 +165,9 @@ async def test_a_mistake_does_not_end_the_measurements(
     measured: MeasuredHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     measured.sampler.interval = 0.01
-    measured.cards.values = ValueError("a bug")
+    measured.gpus.values = ValueError("a bug")
     measured.sampler.start()
-    while measured.cards.asked < 2:
+    while measured.gpus.asked < 2:
         await asyncio.sleep(0)
     await measured.sampler.stop()
     assert "measuring failed unexpectedly" in caplog.text
@@ -181,11 +181,11 @@ async def test_time_in_which_the_machine_slept_is_not_watched(measured: Measured
     assert sum(row.watched for (_, gpu), row in measured.rows().items() if gpu == "g0") <= 2
 
 
-def test_cards_are_found_by_uuid_and_by_number_only_where_there_are_no_uuids() -> None:
+def test_gpus_are_found_by_uuid_and_by_number_only_where_there_are_no_uuids() -> None:
     def names(*ids: str) -> list[str]:
         gpus = [Gpu(name, index, H100) for index, name in enumerate(ids)]
-        cards = [CardSample(0, GpuSample(0.0, "GPU-a")), CardSample(1, GpuSample(0.0, "cpu"))]
-        return [sample.gpu for sample in samples_of_fleet(gpus, cards, 1.0)]
+        found = [NumberedSample(0, GpuSample(0.0, "GPU-a")), NumberedSample(1, GpuSample(0.0, "cpu"))]
+        return [sample.gpu for sample in samples_of_fleet(gpus, found, 1.0)]
 
     assert names("GPU-a", "GPU-b") == ["GPU-a"]
     assert names("0", "1", "2") == ["0", "1"]
@@ -210,9 +210,9 @@ async def test_a_clock_that_is_put_back_leaves_no_samples_of_the_future_and_no_e
     measured: MeasuredHost,
 ) -> None:
     await measured.go(60)
-    measured.cards.values = ScanFailed("the driver hangs")
+    measured.gpus.values = ScanFailed("the driver hangs")
     await measured.go(20)
-    measured.cards.values = {"utilization": 0.1}
+    measured.gpus.values = {"utilization": 0.1}
     measured.now -= 30 * 86_400
     await measured.go(10)
     assert [sample.at for sample in measured.history.since("g0", 0)] == [measured.now - 5, measured.now]
