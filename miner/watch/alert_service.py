@@ -92,6 +92,7 @@ class AlertService:
             for ended in ENDED_BY.get(kind, ()):
                 self._write(store_alerts.record_resolution, ended.value, subject, f"resolved: {text}", now)
             return
+        self._files_in_force.discard(kind)  # what is mended before the next step is seen there
         alert = NewAlert(kind.value, subject, rules.severity_of_kind(kind), text)
         self._write(store_alerts.record_alert, alert, now, notify=rules.notifies(kind))
 

@@ -190,6 +190,10 @@ async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
     await desk.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
     assert [row.text for row in desk.notified[2:]] == ["resolved: the file is in force again"]
+    desk.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
+    await desk.play(None, 1)
+    await desk.settled()
+    assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
     after = Desk(store, tmp_path)
     after.file_problems = {"profile_problem": None}
     await after.play(None, 1)
