@@ -45,19 +45,22 @@ def expected_speed(plan: TrainingPlan) -> ExpectedSpeed | None:
 
 
 def flops_utilisation(plan: TrainingPlan, tokens_s: float | None, samples_s: float | None) -> float | None:
-    """MFU: the share of the GPUs' peak that the model's own arithmetic takes at this speed. None on a CPU,
-    whose peak is made up, and for rewards, where a step spends its time generating."""
+    """MFU: the share of the GPUs' peak that the model's own arithmetic takes at this speed."""
+    rate, peak = tokens_s if plan.task.task_type.is_text else samples_s, peak_speed(plan)
+    return None if rate is None or peak is None else min(rate / peak, 1.0)
+
+
+def peak_speed(plan: TrainingPlan) -> float | None:
+    """Tokens per second, of pictures samples, at an MFU of 1. None on a CPU, whose peak is made up, and for
+    rewards, where a step spends its time generating."""
     if plan.gpus.is_cpu or plan.task.task_type.generates:
-        return None
-    rate = tokens_s if plan.task.task_type.is_text else samples_s
-    if rate is None:
         return None
     candidate = candidate_of(plan)
     if candidate.image is not None:
         flops = image_flops(candidate)
     else:
         flops = training_flops(candidate, min(plan.data.total.mean, plan.sequence.length))
-    return min(rate * flops / (plan.gpus.kind.bf16_flops * plan.batch.world_size), 1.0)
+    return plan.gpus.kind.bf16_flops * plan.batch.world_size / flops
 
 
 def _tokens_s(plan: TrainingPlan, samples_s: float) -> float:

@@ -38,7 +38,7 @@ class MicroBatchSplitter:
         refusal = self._refusal(wanted) if wanted != self._most else ""
         if not refusal:
             self._most = even_micro(planned, wanted)
-        return MicroChange(self._most, f"{refusal}: it applies to the next attempt" if refusal else "")
+        return MicroChange(self._most, refusal)
 
     def _refusal(self, wanted: int) -> str:
         planned, trainer = self._plan.batch.micro, self._trainer

@@ -203,7 +203,7 @@ class ImageRunner:
     def _refuse_control(self, plan: TrainingPlan) -> None:
         asked = self.control.take()
         if asked is not None:
-            text = f"{plan.engine} cannot change while it runs: it applies to the next attempt"
+            text = f"{plan.engine} cannot change while it runs"
             micro = plan.batch.micro
             event = ControlEvent(t=time.time(), number=asked.number, applied=False, micro=micro, text=text)
             self.progress.write(event)

@@ -9,10 +9,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.planning.efficiency import flops_utilisation
+from core.planning.efficiency import peak_speed
 from core.planning.plan import TrainingPlan
 from core.runs.progress import EvalEvent, NoteEvent, ProgressEvent, StageEvent, StepEvent, encode_event
 
@@ -81,8 +82,14 @@ class SpeedMeter:
         # Nothing counted is unknown, not zero: training on rewards has batches without tokens.
         tokens_s = tokens * world / seconds if tokens else None
         samples_s = samples * world / seconds if samples else None
-        mfu = flops_utilisation(self.plan, tokens_s, samples_s)
+        rate = tokens_s if self.plan.task.task_type.is_text else samples_s
+        mfu = min(rate / self._peak, 1.0) if rate is not None and self._peak else None
         return SpeedReading(tokens_s, samples_s, mfu, min(waited / seconds, 1.0))
+
+    @cached_property
+    def _peak(self) -> float | None:
+        """Of many layers with ranks of their own it takes milliseconds."""
+        return peak_speed(self.plan)
 
 
 _STEP_SCALARS = ("loss", "lr", "grad_norm", "tokens_s", "samples_s", "mfu", "memory_bytes", "wait")

@@ -21,7 +21,6 @@ from trainer.axolotl.patches import add_kl
 from trainer.axolotl.trainers import PairTrainer
 
 ROWS, LENGTH = 7, 12
-NEXT = "it applies to the next attempt"
 
 
 def plan_for(task_type: TaskType, micro: int = ROWS) -> TrainingPlan:
@@ -148,7 +147,7 @@ def test_what_cannot_be_split_is_refused_with_the_reason_and_computed_whole() ->
         return change.refusal
 
     assert refusal(4) == ""
-    assert refusal(5) == f"Axolotl's loader makes micro-batches of 4, not of 5: {NEXT}"
+    assert refusal(5) == "Axolotl's loader makes micro-batches of 4, not of 5"
     assert "packed into 1 row" in refusal(2, inputs={"input_ids": torch.zeros(1, 32)})
     assert "within a whole micro-batch" in refusal(2, TaskType.GRPO, inputs=[{"prompt": "x"}] * 8)
     mixture = SimpleNamespace(config=SimpleNamespace(output_router_logits=True))
