@@ -62,7 +62,7 @@ class GpuRows:
                     "temperature": Meter("Temperature", warn=HOT_CELSIUS / 100),
                     "power": Meter("Power"),
                 }
-            with box("meters") as host_meters:
+            with box("meters two") as host_meters:
                 host_cpu, host_memory = Meter("Processors of the host"), Meter("Memory of the host")
             unmeasured = Text("this GPU is not measured", "small muted")
 

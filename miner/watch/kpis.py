@@ -98,7 +98,9 @@ def _completion(jobs: Sequence[EndedJob], targets: PolicyTargets) -> Kpi:
 
 def _utilization(found: GpuTime, targets: PolicyTargets) -> Kpi:
     detail = "no GPU has been measured"
-    if found.used_share is not None:
+    if found.used_share is not None and found.measured_hours < 0.1:
+        detail = "measured for a few minutes only"
+    elif found.used_share is not None:
         digits = 1 if found.measured_hours < 10 else 0
         hours = f"{found.measured_hours:,.{digits}f} GPU-hours"
         detail = f"a job had {found.used_share * 100:.0f} % of {hours} in 7 days"

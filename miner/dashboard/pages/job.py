@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
+from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_charts import JobCharts
 from miner.dashboard.job_log import JobLog
 from miner.dashboard.job_plan import JobPlan
@@ -21,6 +22,7 @@ from miner.dashboard.parts import (
     Facts,
     FigureTile,
     KeyedRows,
+    Link,
     Table,
     Text,
     Tone,
@@ -42,8 +44,15 @@ OPEN_STATES = ("queued", "preparing", "training", "publishing")
 
 
 @page("/jobs/{job}", "Job")
-def job_page(view: PageView, job: str) -> None:
+async def job_page(view: PageView, job: str) -> None:
     path = f"/jobs/{quote(job, safe='')}"
+    try:
+        await view.get(path)
+    except DaemonTrouble as error:
+        page_head("Job")
+        view.tell(error, path)
+        Link("All jobs", view.href("/jobs"))
+        return
     head = _Head(view, path)
     figures = _JobFigures()
     charts = JobCharts()
