@@ -159,10 +159,14 @@ class Daemon:
             self.metrics,
             LiveAlertRules(settings.alerts_file, last_good, self.alerts),
             LiveMeasurements(
-                self.samples, self.request_watch, self.trainings, lambda: self.clock.doubted_seconds
+                self.samples, self.request_watch, self.trainings, self.authenticator.clock_offsets.measure
             ),
             clock=self.clock,
             power=self.power,
+            file_problems=lambda: {
+                **self.policy_runtime.problems,
+                AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
+            },
         )
 
     async def start(self) -> None:

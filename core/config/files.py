@@ -180,7 +180,8 @@ class ConfigKind(Generic[T]):
         by_name: dict[str, Path] = {}
         for directory in (*directories, config_dir() / self.directory):
             for file in sorted(directory.glob("*.yaml")) if directory.is_dir() else ():
-                by_name.setdefault(file.stem, file)
+                if file.is_file():  # no link that leads nowhere, and nothing that would never end
+                    by_name.setdefault(file.stem, file)
         return by_name
 
     def validated(self, located: LocatedYaml) -> T:

@@ -1,8 +1,9 @@
 """Who may talk to this miner: fiber's signed requests, checked cheapest first.
 
 Everything that a stranger can send is refused before a body is read or a signature verified: the headers must
-be valid, the caller on the metagraph with enough stake, the nonce fresh. Only then is the signature worth its
-40 µs. Nothing is stored before it verified.
+be valid, the caller on the metagraph with enough stake, the nonce new. Only then is the signature worth its
+40 µs. Nothing is stored before it verified. A nonce that is too old or too new is refused after that, because
+its time says how far this clock is off (`clock_offsets.py`), if it is really the validator's.
 
 Verifying a request opens its transaction: the nonce is stored together with what the request writes first,
 which goes through `Caller.ticket.write` (`nonces.NonceTicket`).
@@ -13,10 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from core.domain.errors import GodMinerError
 from miner.chain import fiber
+from miner.chain.clock_offsets import ClockOffsets
 from miner.chain.metagraph import Metagraph, Node
 from miner.chain.nonces import NonceLedger, NonceTicket
 from miner.settings import Settings
@@ -125,6 +127,8 @@ class UnverifiedCaller(NamedTuple):
     miner_hotkey: str
     nonce: str
     stamp_ns: int
+    #: Nanoseconds that this clock was ahead of the caller's when the headers came.
+    ahead_ns: int
     signature: bytes
 
 
@@ -156,6 +160,7 @@ class Authenticator:
     #: Verified requests that one validator may send.
     requests: RateLimit = DEFAULT_REQUEST_LIMIT
     now_ns: Callable[[], int] = time.time_ns
+    clock_offsets: ClockOffsets = field(default_factory=ClockOffsets)
     _failures: TokenBuckets = field(init=False)
     _requests: TokenBuckets = field(init=False)
 
@@ -182,10 +187,14 @@ class Authenticator:
         if not self._is_signed(unverified, method, body):
             self.note_failure(address)
             raise BadCredentials("the signature does not verify for this hotkey, nonce and body")
+        if abs(unverified.ahead_ns) > fiber.NONCE_WINDOW_NS:
+            self.note_failure(address)
+            self._refuse_for_time(unverified)
         if not self._requests.take(unverified.key):
             wait = self._requests.seconds_until_next(unverified.key)
             raise TooManyRequests("too many requests from this hotkey", wait)
         ticket = self.nonces.use(unverified.key, unverified.nonce, unverified.stamp_ns)
+        self.clock_offsets.note(unverified.key, unverified.stamp_ns, unverified.ahead_ns / 1e9)
         return Caller(ss58_address(unverified.key), unverified.node, unverified.stamp_ns / 1e9, ticket)
 
     def note_failure(self, address: str) -> None:
@@ -206,26 +215,24 @@ class Authenticator:
         if public_key(values[fiber.MINER_HOTKEY]) != self.miner_key:
             raise BadCredentials("this request is addressed to another miner-hotkey")
         nonce = values[fiber.NONCE]
-        stamp_ns = self._fresh(nonce)
+        stamp_ns = fiber.nonce_time_ns(nonce)
+        if stamp_ns is None:
+            raise BadCredentials("the nonce is not '<nanoseconds>_<letters>'")
         if self.nonces.was_used(key, nonce):
             raise BadCredentials("this nonce was used before; every request needs a new one")
         signature = fiber.signature_bytes(values[fiber.SIGNATURE])
         if signature is None:
             raise BadCredentials("the signature is not 0x and 128 hex digits")
-        return UnverifiedCaller(key, node, values[fiber.MINER_HOTKEY], nonce, stamp_ns, signature)
+        ahead_ns = self.now_ns() - stamp_ns
+        return UnverifiedCaller(key, node, values[fiber.MINER_HOTKEY], nonce, stamp_ns, ahead_ns, signature)
 
-    def _fresh(self, nonce: str) -> int:
-        stamp_ns = fiber.nonce_time_ns(nonce)
-        if stamp_ns is None:
-            raise BadCredentials("the nonce is not '<nanoseconds>_<letters>'")
-        drift = (stamp_ns - self.now_ns()) / 1e9
-        if abs(drift) * 1e9 > fiber.NONCE_WINDOW_NS:
-            side = "ahead of" if drift > 0 else "behind"
-            raise BadCredentials(
-                f"the nonce is {abs(drift):.0f} s {side} this miner's clock; "
-                "120 s are allowed, check both clocks"
-            )
-        return stamp_ns
+    def _refuse_for_time(self, caller: UnverifiedCaller) -> NoReturn:
+        ahead = caller.ahead_ns / 1e9
+        self.clock_offsets.note_refused(caller.key, caller.stamp_ns, ahead)
+        side = "behind" if ahead > 0 else "ahead of"
+        raise BadCredentials(
+            f"the nonce is {abs(ahead):.0f} s {side} this miner's clock; 120 s are allowed, check both clocks"
+        )
 
     @staticmethod
     def _is_signed(unverified: UnverifiedCaller, method: str, body: bytes) -> bool:

@@ -65,7 +65,7 @@ def list_jobs(
 
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
-    """Show a job: attempts, steps, why it ended, and what the validator sees."""
+    """Show a job: attempts, steps, why it ended, what rules did to it, and what the validator sees."""
     from miner.cli.render.jobs import job_pages
 
     found = _job(load_settings(), which)

@@ -57,6 +57,7 @@ def build_inventory(
         on_event,
         refresh_seconds=settings.gpu_refresh_seconds,
         clock=clock,
+        file_problem=lambda: str(file.problem) if file and file.problem else None,
     )
 
 

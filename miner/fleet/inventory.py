@@ -38,8 +38,11 @@ class GpuInventory:
         *,
         refresh_seconds: float,
         clock: Callable[[], float] = time.time,
+        file_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`host` returns what surrounds the GPUs, as fields of `Hardware`."""
+        """`host` returns what surrounds the GPUs, as fields of `Hardware`; `file_problem`, why FLEET_FILE as
+        it is now is not in force."""
+        self.file_problem = file_problem
         self._source, self._fleet, self._health = source, fleet, health
         self._host, self._on_event = host, on_event
         self._refresh_seconds = refresh_seconds

@@ -82,7 +82,7 @@ async def _check(
     files: ConfigFiles,
     *,
     effects: bool,
-    what: str = "",
+    what: str = "check of a text",
 ) -> dict[str, Any]:
     daemon = request.app.state.daemon
     what_if: WhatIf = request.app.state.what_if

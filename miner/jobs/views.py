@@ -22,6 +22,7 @@ from miner.jobs.history import read_result
 from miner.jobs.tasks import request_for_display
 from miner.jobs.training_views import measured
 from miner.store import attempts as store_attempts
+from miner.store.alerts import actions_of_job
 from miner.store.attempts import AttemptRow
 from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
@@ -76,6 +77,7 @@ def job_details(
             for attempt in attempts
         ],
         "steps": [asdict(step) for step in store_attempts.steps_of(db, row.id)],
+        "actions": [action.as_dict() for action in actions_of_job(db, row.id)],
     }
 
 

@@ -64,11 +64,16 @@ class AlertService:
         clock: Callable[[], float],
         sink: AlertSink | None = None,
         power: PowerLimits | None = None,
+        file_problems: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
+        """`file_problems`: of each kind about a file, why it is not in force; None where it is."""
         self.rules, self.live, self.sink = rules, live, sink
         self.engine = RuleEngine()
         self.actions = ActionController(store, live, power)
         self._store, self._metrics, self._clock = store, metrics, clock
+        self._file_problems = file_problems
+        #: Kinds whose alert is resolved; of the others there may be one, perhaps of an earlier process.
+        self._files_in_force: set[str] = set()
         self._adopted = False
         #: By metric and window, as last read from the store.
         self._stored: dict[tuple[str, float], SeriesBySubject] = {}
@@ -87,6 +92,7 @@ class AlertService:
             for ended in ENDED_BY.get(kind, ()):
                 self._write(store_alerts.record_resolution, ended.value, subject, f"resolved: {text}", now)
             return
+        self._files_in_force.discard(kind)  # what is mended before the next step is seen there
         alert = NewAlert(kind.value, subject, rules.severity_of_kind(kind), text)
         self._write(store_alerts.record_alert, alert, now, notify=rules.notifies(kind))
 
@@ -111,11 +117,8 @@ class AlertService:
         now = self._clock()
         if not self._adopted:
             await self._adopt(now)
-        had_problem = self.rules.problem is not None
         rules = self.rules.current()
-        if had_problem and self.rules.problem is None:
-            kind, text = AlertKind.ALERTS_PROBLEM.value, "resolved: the file is in force again"
-            self._write(store_alerts.record_resolution, kind, "miner", text, now)
+        self._resolve_mended_files(now)
         self.live.record(now)
         if now - self._stored_at >= STORE_SECONDS:
             await self._read_store(rules.rules, now)
@@ -138,6 +141,18 @@ class AlertService:
         if self.rules.problem is not None:  # found before the store was open
             self.on_kind(AlertKind.ALERTS_PROBLEM, self.rules.problem)
 
+    def _problems_of_files(self) -> dict[str, str | None]:
+        return {AlertKind.ALERTS_PROBLEM: self.rules.problem, **self._file_problems()}
+
+    def _resolve_mended_files(self, now: float) -> None:
+        for kind, problem in self._problems_of_files().items():
+            if problem is not None:
+                self._files_in_force.discard(kind)
+            elif kind not in self._files_in_force:
+                self._files_in_force.add(kind)
+                text = "resolved: the file is in force again"
+                self._write(store_alerts.record_resolution, str(kind), "miner", text, now)
+
     async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:
         wanted = {
             (rule.when.metric, rule.when.over or 0.0)
@@ -156,7 +171,8 @@ class AlertService:
         self._stored_at = now
         self._stored = await self._store.read(query)
         await self._look_at_bodies()
-        unresolved = [kind for kind in AlertKind if not any(kind in ended for ended in ENDED_BY.values())]
+        resolved = frozenset(self._problems_of_files()).union(*ENDED_BY.values())
+        unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
         firing = [one for name in rules for one in self.engine.firing(name) if not one.no_data]
         await self._store.write(_note_values, [(one.rule, one.subject, one.value) for one in firing], now)
@@ -250,16 +266,20 @@ class AlertService:
             tracked.setdefault(one.rule, []).append(one)
         found = []
         for name, rule in self.rules.current().rules.items():
+            unit, limit = METRICS[rule.when.metric or ""].unit, rule.when.above or rule.when.below
+            sign = ">" if rule.when.above else "<"
             about = {
                 "name": name,
                 "metric": rule.when.metric,
                 "severity": (rule.severity or Severity.WARNING).value,
                 "description": rule.description,
+                "limit_text": f"{sign} {unit.show(limit.value)}" if limit else "",
             }
             for one in tracked.get(name) or [TrackedRule(name, "", no_data=True)]:
                 state = asdict(one)
                 del state["rule"], state["seen_at"]
-                found.append({**about, **state})
+                value_text = None if one.value is None else unit.show(one.value)
+                found.append({**about, **state, "value_text": value_text})
         return found
 
 

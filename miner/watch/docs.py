@@ -65,6 +65,17 @@ is resolved on the other side of `clear`, when nothing trains there any more, or
 **No value is not a good value**: a rule that gets none stays as it is, and the list says "no data". After
 a restart open alerts go on; nobody is notified twice. Who is silenced is still listed.
 
+Alerts of the program are resolved when what they tell of is over: a GPU is back, a policy, a profile,
+`alerts.yaml` or FLEET_FILE is in force again. Those with no such end close six hours after they last came.
+
+Two rules know only what comes by:
+
+- `clock-off` compares this clock with the times that validators sign, also in requests that are refused for
+  their time: the median over validators of the last hour, each by its last three requests. With fewer
+  than two validators there is no value, since one may be wrong itself; `god-miner doctor` asks the chain.
+- `hub-unreachable` counts the downloads and uploads of jobs. A miner that trains nothing asks the hub for
+  nothing, and does not notice that it is out of reach; `god-miner doctor` asks it.
+
 ## What rules do
 
 - `batch: -10%`: fewer sequences in one pass, at least one less. They are accumulated more often, so the
@@ -84,8 +95,8 @@ that anyway), or if larger passes were not faster. A rule whose action was undon
 or whose smaller passes left the memory as it was, does nothing more in that attempt. There is one action
 at a time, and at most `times` of a rule for an attempt.
 
-`god-miner events --kind rule_action` has each with its numbers before and after, and so has
-`GET /jobs/{job}/series`.
+`god-miner jobs show N` lists what was done to a job; with `--json` each has its numbers before and after,
+as in `god-miner events --kind rule_action` and `GET /jobs/{job}/series`.
 
 The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
 below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 %, below 85 °C, efficiency above

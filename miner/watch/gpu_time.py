@@ -5,17 +5,18 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-#: Hours, and for what no hour is complete of yet, minutes.
+from miner.store.samples import HOUR
+
+#: Whole hours, and minutes before the first and after the last of them. Each minute has its hour.
 _ROLLUPS = """
 SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups
 WHERE period = 3600 AND at >= :begins AND at + 3600 <= :ends
 UNION ALL
-SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups AS minutes
-WHERE period = 60 AND at >= :begins AND at + 60 <= :ends AND NOT EXISTS (
-    SELECT 1 FROM gpu_rollups AS hours
-    WHERE hours.period = 3600 AND hours.gpu = minutes.gpu AND hours.at = minutes.at - minutes.at % 3600
-        AND hours.at >= :begins AND hours.at + 3600 <= :ends
-)
+SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups
+WHERE period = 60 AND at >= :begins AND at < :first_hour AND at + 60 <= :ends
+UNION ALL
+SELECT period, at, gpu, watched, busy, utilization FROM gpu_rollups
+WHERE period = 60 AND at >= max(:first_hour, :last_hour) AND at + 60 <= :ends
 """
 
 
@@ -50,10 +51,14 @@ def gpu_time(
     measured = used = kernels = measured_kernels = job_kernels = job_hours = 0.0
     length = (ends_at - begins_at) / intervals
     cells: dict[str, list[list[float]]] = {}
-    for period, at, gpu, watched, busy, utilization in connection.execute(
-        _ROLLUPS, {"begins": begins_at, "ends": ends_at}
-    ):
-        hours = period / 3600
+    times = {
+        "begins": begins_at,
+        "ends": ends_at,
+        "first_hour": -(-begins_at // HOUR) * HOUR,
+        "last_hour": ends_at // HOUR * HOUR,
+    }
+    for period, at, gpu, watched, busy, utilization in connection.execute(_ROLLUPS, times):
+        hours = period / HOUR
         measured += watched * hours
         used += busy * hours
         if utilization is not None:

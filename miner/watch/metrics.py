@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from core.domain.units import show_bytes, show_seconds
+from miner.chain.clock_offsets import ClockOffset
 from miner.fleet.samples import GpuSample, HostSample, SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.watch.requests import RequestWatch
@@ -102,8 +103,8 @@ class LiveMeasurements:
     requests: RequestWatch
     #: The trainings that run now; None while nobody knows, as after a start.
     trainings: Callable[[], list[RunningTraining] | None]
-    #: How far the system's clock is off; None: not at all, as far as is known.
-    clock_off: Callable[[], float | None] = lambda: None
+    #: How far the system's clock is from the validators'; None: too few say.
+    clock_offset: Callable[[], ClockOffset | None] = lambda: None
     _recorded: dict[str, dict[str, deque[Point]]] = field(default_factory=dict)
 
     def record(self, now: float) -> None:
@@ -193,12 +194,6 @@ def _xids(live: LiveMeasurements, since: float) -> SeriesBySubject:
     return found
 
 
-def _clock_off(live: LiveMeasurements, since: float) -> SeriesBySubject:
-    # The host's samples say when; without any there is one value, of now.
-    at = live.samples.host.at if live.samples.host else since
-    return {"host": MetricSeries((Point(at, abs(live.clock_off() or 0.0)),))}
-
-
 # Trainings
 
 
@@ -255,6 +250,15 @@ def _new_fields(live: LiveMeasurements, since: float) -> SeriesBySubject:
         f"validator:{hotkey}": MetricSeries((Point(at, float(len(names))),), detail=", ".join(sorted(names)))
         for hotkey, at, names in live.requests.new_fields(since)
     }
+
+
+def _clock_offset(live: LiveMeasurements, since: float) -> SeriesBySubject:
+    found = live.clock_offset()
+    if found is None:
+        return {"miner": MetricSeries(detail="fewer than two validators have sent anything in the last hour")}
+    side = "ahead of" if found.seconds >= 0 else "behind"
+    detail = f"this clock is {side} those of {found.validators} validators"
+    return {"miner": MetricSeries((Point(since, abs(found.seconds)),), detail=detail)}
 
 
 # The store
@@ -421,13 +425,6 @@ METRICS: Mapping[str, Metric] = {
             _of_host(lambda sample: sample.disk_free_share),
         ),
         Metric(
-            "host.clock_off",
-            _H,
-            MetricUnit.SECONDS,
-            "How far the system's clock has jumped, while nobody confirms it.",
-            _clock_off,
-        ),
-        Metric(
             "requests.invalid",
             _V,
             _SHARE,
@@ -440,6 +437,13 @@ METRICS: Mapping[str, Metric] = {
             _COUNT,
             "Fields in a validator's requests that this version does not know.",
             _new_fields,
+        ),
+        Metric(
+            "miner.clock_offset",
+            _M,
+            MetricUnit.SECONDS,
+            "Between this clock and the times that validators sign, either way: the median of at least two.",
+            _clock_offset,
         ),
         Metric(
             "jobs.failed",

@@ -17,8 +17,8 @@ from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 #: Requests that are remembered of a validator, and the largest body that is looked at.
 MAX_OUTCOMES = 512
 MAX_BODY_BYTES = 64 * 1024
-#: Hotkeys that are remembered: only registered validators get this far.
-MAX_HOTKEYS = 256
+#: Hotkeys that are remembered: only registered validators get this far. And new fields of each.
+MAX_HOTKEYS, MAX_NEW_FIELDS = 256, 100
 #: By path, what a body may have.
 MODELS: Mapping[str, type[BaseModel]] = {
     "/task_offer/": MinerTaskOffer,
@@ -68,6 +68,8 @@ class RequestWatch:
     def note_new_fields(self, hotkey: str, names: Iterable[str], at: float) -> None:
         seen = self._new_fields.setdefault(hotkey, {})
         seen.update(dict.fromkeys(names, at))
+        while len(seen) > MAX_NEW_FIELDS:  # names may be made up without end
+            del seen[min(seen, key=seen.__getitem__)]
 
     def _note(self, hotkey: str, now: float, value: float) -> None:
         known = self._outcomes.get(hotkey)

@@ -89,6 +89,10 @@ def job_pages(job: JobData, now: float | None = None) -> Iterator[RenderableType
         yield ""
         yield _step_table(job["steps"])
         yield from _details("step", job["steps"], "name", said)
+    if job["actions"]:
+        yield ""
+        yield _action_table(job["actions"])
+        yield from _details("rule", job["actions"], "rule", said)
 
 
 def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:
@@ -209,6 +213,28 @@ def _step_table(steps: Sequence[Mapping[str, Any]]) -> Table:
             one["outcome"] or "going on",
         )
     return table
+
+
+def _action_table(actions: Sequence[Mapping[str, Any]]) -> Table:
+    """What rules asked of the trainings, and what came of it."""
+    table = plain_table("rule", "attempt", "when", "change", "came to")
+    for one in actions:
+        table.add_row(
+            one["rule"], str(one["attempt"]), show_time(one["asked_at"]), _change(one), one["outcome"]
+        )
+    return table
+
+
+def _change(action: Mapping[str, Any]) -> str:
+    """`micro batch 8 → 7`; only the kind where nothing was to change."""
+    before, after = action["before"], action["after"]
+    texts = {"micro": "micro batch {} → {}", "duty": "duty {:.0%} → {:.0%}", "power_watts": "{:g} → {:g} W"}
+    changes = []
+    for key, text in texts.items():
+        old, new = before.get(key), after.get(key)
+        if new is not None and old is not None and new != old:
+            changes.append(text.format(old, new))
+    return ", ".join(changes) or str(action["kind"])
 
 
 def _details(

@@ -86,7 +86,21 @@ async def test_a_nonce_may_be_two_minutes_off_either_way(store: Store, stamp: in
         await check(authenticator(store), headers)
     else:
         with pytest.raises(auth.BadCredentials, match="clock"):
-            authenticator(store).admit(headers, HOME)
+            await check(authenticator(store), headers)
+
+
+async def test_what_is_refused_for_its_time_says_how_far_the_clock_is_off(store: Store) -> None:
+    checker = authenticator(store, nodes=[node(VALIDATOR.ss58_address), node(STRANGER.ss58_address)])
+    forged = signed(nonce=f"{CLOCK_NS + 300 * 10**9}_x", signature="0x" + "11" * 64)
+    with pytest.raises(auth.BadCredentials, match="does not verify"):
+        await check(checker, forged)
+    assert checker.clock_offsets.measure() is None
+    await check(checker, signed())
+    assert checker.clock_offsets.measure() is None
+    for number, signer in enumerate([VALIDATOR, STRANGER] * 3):
+        with pytest.raises(auth.BadCredentials, match="300 s ahead of this miner's clock"):
+            await check(checker, signed(signer=signer, nonce=f"{CLOCK_NS + 300 * 10**9 + number}_x"))
+    assert checker.clock_offsets.measure() == (pytest.approx(-300.0, abs=1e-3), 2)
 
 
 async def test_a_replay_is_refused_also_after_a_restart(store: Store) -> None:

@@ -45,4 +45,5 @@ JOB: dict[str, Any] = {
     "steps": [
         {"name": "fetch", "attempt": None, "began_at": 0.0, "ended_at": 2.0, "outcome": "ok", "detail": ""}
     ],
+    "actions": [],
 }

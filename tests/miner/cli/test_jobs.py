@@ -18,6 +18,8 @@ from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
 from miner.jobs.figures import AttemptFigures
+from miner.store import alerts as store_alerts
+from miner.store.alerts import ActionOutcome, ActionRow
 from tests.miner.cli.pages import JOB
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
 from tests.miner.watch.history import add_job
@@ -261,3 +263,43 @@ def test_a_training_that_runs_is_shown_beside_its_plan_at_80_columns() -> None:
     assert "5,612 tokens/s, 2.5 samples/s, MFU 31.2%, 93% of the planned speed, 1.2% waiting for data" in text
     assert "61.2 GB at most, 68.0 GB planned (90%)" in text
     assert "GPUs busy 97% of the time" in text
+
+
+async def test_what_rules_did_to_a_job_is_in_its_json(harness: JobsHarness, run: Run, done: int) -> None:
+    about = {"rule": "gpu-memory", "job_id": done, "attempt": 1, "kind": "batch", "now": 5.0}
+    numbers = {"before": {"micro": 8}, "after": {"micro": 7}, "outcome": ActionOutcome.APPLIED}
+    await harness.store.write(lambda db: store_alerts.add_action(db, **about, **numbers))
+    (action,) = json.loads((await run("show", str(done), "--json")).output)["actions"]
+    assert (action["rule"], action["before"], action["after"]) == ("gpu-memory", {"micro": 8}, {"micro": 7})
+    assert (action["outcome"], action["asked_at"]) == ("applied", "1970-01-01T00:00:05.000Z")
+
+
+def test_what_rules_did_is_shown_at_80_columns() -> None:
+    rows = [
+        ActionRow(
+            1, "gpu-memory", 1, 1, "batch", 5.0, {"micro": 8}, {"micro": 7}, ActionOutcome.KEPT, "93 %"
+        ),
+        ActionRow(2, "gpu-hot", 1, 1, "duty", 9.0, {"duty": 1.0}, {"duty": 0.97}, ActionOutcome.UNDONE),
+        ActionRow(3, "a-rule-of-my-own-with-a-long-name", 1, 2, "batch", 9.0, {"micro": 1}, {}),
+        ActionRow(
+            4,
+            "gpu-hot",
+            1,
+            2,
+            "duty",
+            9.0,
+            {"duty": 1.0, "power_watts": 700.0},
+            {"power_watts": 679.0},
+            ActionOutcome.NEXT_ATTEMPT,
+        ),
+    ]
+    out = io.StringIO()
+    console = Terminal(file=out, force_terminal=False, width=80)
+    for page in job_pages({**JOB, "actions": [row.as_dict() for row in rows]}, 0.0):
+        console.print(page)
+    text = " ".join(out.getvalue().split())
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "gpu-memory 1 01-01 00:00:05 micro batch 8 → 7 kept" in text
+    assert "duty 100% → 97% undone" in text
+    assert "700 → 679 W next attempt" in text
+    assert "rule gpu-memory: 93 %" in text

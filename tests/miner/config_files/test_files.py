@@ -48,6 +48,15 @@ def test_the_list_says_whose_a_file_is_and_what_is_in_force(tmp_path: Path) -> N
     assert "nearest" in entries(files)["policies", "bad"]["problem"]
 
 
+def test_what_is_no_file_is_not_listed_and_hides_no_shipped_one(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    (tmp_path / "policies" / "old.yaml").mkdir(parents=True)
+    (tmp_path / "policies" / "h100x4.yaml").symlink_to(tmp_path / "nowhere.yaml")
+    found = entries(files)
+    assert ("policies", "old") not in found
+    assert not found["policies", "h100x4"]["own"]
+
+
 def test_a_shipped_file_is_changed_by_one_of_the_operators_that_extends_it(tmp_path: Path) -> None:
     files = opened(tmp_path)
     shipped = files.show(PROFILES, "h100x4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import count
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import pytest
 
 from core.domain.errors import ConfigError
 from core.domain.hardware import GpuLink, parse_gpus
+from miner.fleet.build import build_inventory
+from miner.fleet.fleet import Fleet
 from miner.fleet.fleet_file import FLEET_FILE_KIND, FleetFileSource, FleetTerms, HostTerms, follow_fleet_file
+from miner.fleet.nvml import NvmlSource
 from miner.fleet.sources import FixedGpuSource, GpuScan
+from miner.observe.alerts import AlertKind
+from miner.settings import load_settings
 from tests.doubles.each import each
 
 DOCS = Path(__file__).parents[3] / "docs" / "fleet.md"
@@ -121,6 +127,29 @@ async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Pa
     file.unlink()
     assert await excluded() == [None, "y"]
     assert len(problems) == 2
+
+
+async def test_an_edit_that_is_not_in_force_is_a_problem_until_it_is_mended(
+    file: Path, tmp_path: Path
+) -> None:
+    write(file, "exclude: {0: x}")
+    env = {"DATA_DIR": str(tmp_path), "GPUS": "2xH100", "FLEET_FILE": str(file)}
+    alerts: list[AlertKind] = []
+    inventory = build_inventory(
+        load_settings(env=env, env_file=None),
+        Fleet(),
+        NvmlSource(),
+        lambda kind, text, gpu=None: alerts.append(kind),
+        time.time,
+    )
+    assert inventory.file_problem() is None
+    write(file, "exclude: nonsense")
+    await inventory.scan()
+    assert "exclude" in str(inventory.file_problem())
+    assert alerts == [AlertKind.FLEET_FILE_PROBLEM]
+    write(file, "exclude: {1: y}")
+    await inventory.scan()
+    assert inventory.file_problem() is None
 
 
 @each("name", [*sorted(set(FleetTerms.model_fields) - {"extends"}), *HostTerms.model_fields])

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from miner.chain.clock_offsets import ClockOffset
+from miner.doctor.checks.machine import SYNC_FIX
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -39,11 +41,19 @@ class Desk:
         file.write_text(rules)
         self.samples, self.requests = SampleHistory(), RequestWatch()
         self.notified: list[AlertRow] = []
-        self.live = LiveMeasurements(self.samples, self.requests, list)
+        self.clock_offset: ClockOffset | None = None
+        self.file_problems: dict[str, str | None] = {}
+        self.live = LiveMeasurements(self.samples, self.requests, list, lambda: self.clock_offset)
         self.metrics = Metrics()
         live_rules = LiveAlertRules(file, folder / "last-good.json", self.raise_alert)
         self.service = AlertService(
-            store, self.metrics, live_rules, self.live, clock=lambda: self.now, sink=self
+            store,
+            self.metrics,
+            live_rules,
+            self.live,
+            clock=lambda: self.now,
+            sink=self,
+            file_problems=lambda: self.file_problems,
         )
         self.alerts = Alerts(self.metrics, store)
         self.alerts.add_listener(self.service.on_kind)
@@ -163,6 +173,52 @@ async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, t
     await desk.play(91.0, 1)
     await desk.settled()
     assert desk.rows()[0].text == "resolved: the file is in force again"
+
+
+async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
+    store: Store, tmp_path: Path
+) -> None:
+    desk = Desk(store, tmp_path)
+    desk.file_problems = {"policy_problem": "own.yaml: rulez", "profile_problem": "mine.yaml: lora"}
+    desk.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: rulez")
+    desk.alerts(AlertKind.PROFILE_PROBLEM, "mine.yaml: lora")
+    desk.now += FORGET_SECONDS + 60
+    await desk.play(None, 1)
+    assert {row.rule for row in store.read_now(store_alerts.open_alerts)} == set(desk.file_problems)
+    desk.file_problems["policy_problem"] = None
+    await desk.play(None, 1)
+    await desk.settled()
+    assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
+    assert [row.text for row in desk.notified[2:]] == ["resolved: the file is in force again"]
+    desk.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
+    await desk.play(None, 1)
+    await desk.settled()
+    assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
+    after = Desk(store, tmp_path)
+    after.file_problems = {"profile_problem": None}
+    await after.play(None, 1)
+    await after.settled()
+    assert store.read_now(store_alerts.open_alerts) == []
+
+
+async def test_a_clock_that_is_off_is_told_of_with_the_way_and_what_to_do(
+    store: Store, tmp_path: Path
+) -> None:
+    desk = Desk(store, tmp_path)
+    await desk.play(None, 1)
+    assert desk.rows() == []
+    desk.clock_offset = ClockOffset(-45.0, 3)
+    await desk.play(None, 1)
+    (row,) = desk.rows()
+    assert (row.rule, row.subject, row.value) == ("clock-off", "miner", 45.0)
+    assert "45 s (this clock is behind those of 3 validators), above 30 s" in row.text
+    assert SYNC_FIX in row.text
+    desk.clock_offset = None  # nobody says that it is right again
+    await desk.play(None, 1)
+    assert desk.rows()[0].resolved_at is None
+    desk.clock_offset = ClockOffset(0.2, 3)
+    await desk.play(None, 1)
+    assert desk.rows()[0].resolved_at is not None
 
 
 async def test_an_alert_is_never_in_the_way_of_whoever_raises_it(store: Store, tmp_path: Path) -> None:
