@@ -28,8 +28,8 @@ pytestmark = pytest.mark.integration
 
 LIMIT_S = 240.0
 TOTAL_MIB = 1000
-#: The newest value counts, however long a busy machine takes for the next one. What an action came to is judged
-#: when the test says so; `worse`: not by the speed.
+#: The newest value counts, however long a busy machine takes for the next one. An action is judged
+#: when the test says so, and not by the speed.
 RULES = """
 rules:
   gpu-memory: {{for: 0s, when: {{stat: last, over: 10s}}, act: {{settle: {settle}, worse: 1.0}}}}

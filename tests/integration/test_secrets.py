@@ -44,7 +44,8 @@ AWKWARD = "/+=&%'\"\\ "
 def made_up() -> dict[str, str]:
     """A value for every setting that is secret, those of tomorrow too; each can be found again."""
     made = {name.upper(): f"{name}{AWKWARD}{secrets.token_hex(16)}" for name in SECRET_FIELDS}
-    return made | {"NOTIFY_URLS": f"json://{LOOPBACK}:9/{secrets.token_hex(16)}"}  # an address, or it is refused
+    # An address, or it is refused.
+    return made | {"NOTIFY_URLS": f"json://{LOOPBACK}:9/{secrets.token_hex(16)}"}
 
 
 def spellings(secret: str) -> Iterator[bytes]:
