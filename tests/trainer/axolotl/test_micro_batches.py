@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +131,28 @@ def stand_in(**changes: Any) -> Any:
         **changes,
     }
     return SimpleNamespace(done=done, **given)
+
+
+@pytest.mark.parametrize(("is_fsdp_enabled", "kept_back"), [(False, 2), (True, 0)])
+def test_gradients_travel_with_the_last_part_unless_they_are_sharded(
+    is_fsdp_enabled: bool, kept_back: int
+) -> None:
+    entered: list[object] = []
+
+    @contextmanager
+    def no_sync(model: object) -> Iterator[None]:
+        entered.append(model)
+        yield
+
+    accelerator = SimpleNamespace(no_sync=no_sync)
+    trainer = stand_in(
+        accelerator=accelerator, is_fsdp_enabled=is_fsdp_enabled, training_step=lambda *_: torch.tensor(1.0)
+    )
+    splitter = MicroBatchSplitter(trainer, plan_for(TaskType.INSTRUCT))
+    splitter._rows = ROWS
+    assert splitter.regroup(3) == (3, "")
+    assert float(trainer.training_step(None, {"input_ids": torch.zeros(ROWS, 8)})) == 3.0
+    assert len(entered) == kept_back
 
 
 def test_what_cannot_be_split_is_refused_with_the_reason_and_computed_whole() -> None:

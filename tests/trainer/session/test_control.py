@@ -66,6 +66,7 @@ def test_pauses_count_in_the_forecast_at_once_and_the_last_save_is_in_time(tmp_p
     assert 80 < outcome.steps < 120
     assert 0 <= run.left < 20
     assert run.rates[-1] < 0.05
+    assert run.rates[len(run.rates) // 2] < 0.7  # and half of it at half of the way: there was no surprise
     assert [event.duty for event in answers(run)] == [0.5]
 
 
