@@ -62,6 +62,11 @@ class BrowserSession:
     logged_in: bool
     #: The operator tokens that were typed into it, by daemon. They never go back to the browser.
     tokens: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended or time.monotonic() - self.used_at > SESSION_SECONDS
 
 
 class BrowserSessions:
@@ -74,11 +79,10 @@ class BrowserSessions:
         session = self._known.get(key)
         if session is None:
             return None
-        now = time.monotonic()
-        if now - session.used_at > SESSION_SECONDS:
-            del self._known[key]
+        if session.is_over:
+            self.end(key)
             return None
-        session.used_at = now
+        session.used_at = time.monotonic()
         self._known.move_to_end(key)
         return session
 
@@ -86,11 +90,14 @@ class BrowserSessions:
         session = BrowserSession(secrets.token_urlsafe(32), time.monotonic(), logged_in)
         self._known[session.key] = session
         if len(self._known) > MAX_SESSIONS:
-            self._known.popitem(last=False)
+            self.end(next(iter(self._known)))
         return session
 
     def end(self, key: str) -> None:
-        self._known.pop(key, None)
+        """Pages that are still open show what they show, but can change nothing any more."""
+        if (session := self._known.pop(key, None)) is not None:
+            session.ended = True
+            session.tokens.clear()
 
 
 class Guard:
@@ -141,7 +148,7 @@ class Guard:
             )
             return PlainTextResponse(text, 421)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _host_of(origin) != host.lower():
             return PlainTextResponse("requests of other pages are refused\n", 403)
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and _is_not_navigation(headers):
             return PlainTextResponse("requests of other pages are refused\n", 403)
@@ -198,6 +205,14 @@ def _host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _host_of(origin: str) -> str | None:
+    """Name and port of an Origin header; None: it is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

@@ -28,7 +28,13 @@ class JobCharts:
                     "MFU and wait", shows="percent", height=140, from_zero=True, legend=True
                 )
             with panel("Memory against the plan", "w3"):
-                self._memory = LineChart("Memory in use", shows="bytes", height=140, from_zero=True)
+                self._memory = LineChart(
+                    "Memory in use",
+                    shows="bytes",
+                    height=140,
+                    from_zero=True,
+                    nothing="Not measured yet, or not available here.",
+                )
             with panel("Learning rate", "w3"):
                 self._rate = LineChart("Learning rate", shows="rate", height=140, from_zero=True)
 

@@ -32,7 +32,7 @@ class JobPlan:
             with panel("Trade-offs", "w4"):
                 self._concessions: KeyedRows[Record] = KeyedRows(box("rows"), self._make_concession)
                 self._none = empty("The plan gave nothing up.")
-            with panel("Memory of one card", "w3"):
+            with panel("Memory of one GPU", "w3"):
                 self._total = Text("", "small")
                 self._terms = Table(
                     "Memory by purpose",
@@ -79,7 +79,7 @@ def _plan_facts(plan: Record, expected: Record) -> dict[str, str | None]:
     return {
         "Engine": f"{plan['engine']}, {plan['parallelism']}",
         "Method": f"{plan['method']}, rank {adapter['rank']}" if adapter else str(plan["method"]),
-        "Batch": f"{rows} = {batch['micro']} × {batch['accumulation']} × {batch['world_size']} cards",
+        "Batch": f"{rows} = {batch['micro']} × {batch['accumulation']} × {batch['world_size']} GPUs",
         "Sequence": f"{plan['sequence']['length']:,} tokens",
         "Steps": f"{plan['steps']['total']:,}, {number(plan['steps']['epochs'], 3)} epochs",
         "Learning rate": f"{optimizer['learning_rate']:.3g}, {optimizer['schedule']}, {optimizer['name']}",

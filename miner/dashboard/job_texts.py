@@ -22,7 +22,7 @@ _STATE_TONES: dict[str, Tone] = {
 _STAGES = {
     "model": "fetches the model",
     "dataset": "fetches the rows",
-    "gpus": "waits for cards",
+    "gpus": "waits for GPUs",
     "data": "reads the rows",
     "load": "loads the model",
     "eval": "evaluates",
@@ -82,8 +82,14 @@ def deadline_text(job: Record) -> tuple[str, Tone]:
 
 
 def gpu_names(fleet: Record) -> dict[str, str]:
-    """The cards' numbers by id."""
+    """The GPUs' numbers by id."""
     return {gpu["id"]: str(gpu["index"]) for gpu in fleet["gpus"]}
+
+
+def subject_text(one: Record) -> str:
+    """What an alert is about. The id of a validator or GPU is longer than what tells it apart."""
+    subject = str(one["subject"])
+    return subject if len(subject) <= 24 else f"{subject[:23]}…"
 
 
 def alert_tone(alert: Record) -> Tone:

@@ -136,8 +136,8 @@ class PageView:
     ) -> dict[str, Any] | None:
         """Change something on the daemon, with the token that the operator types and after a confirmation.
         Return its answer, or None if it was given up; a refusal is shown in the dialog."""
-        if self.session is None:
-            ui.notify("Reload the page: this browser keeps no cookie for it.", type="warning")
+        if self.session is None or self.session.is_over:
+            ui.notify("Reload the page: it has no browser session, or an old one.", type="warning")
             return None
         return await _Question(self, method, path, payload).ask(question, text, button, danger=danger)
 

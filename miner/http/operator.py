@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 from miner.fleet.fleet import Fleet
 from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
-from miner.fleet.samples import SampleHistory
+from miner.fleet.samples import FRESH_SECONDS, SampleHistory
 from miner.settings.values import is_loopback
 from miner.store.samples import job_ids
 from miner.store.store import Store
@@ -95,4 +96,6 @@ class MeasuredFleet(Protocol):
 async def fleet_page(daemon: MeasuredFleet) -> dict[str, Any]:
     running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
     ids = await daemon.store.read(job_ids, running) if running else {}
-    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, daemon.clock())
+    now, host = daemon.clock(), daemon.samples.host
+    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, now)
+    return {**page, "host": asdict(host) if host and host.at >= now - FRESH_SECONDS else None}

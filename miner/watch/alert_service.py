@@ -266,16 +266,20 @@ class AlertService:
             tracked.setdefault(one.rule, []).append(one)
         found = []
         for name, rule in self.rules.current().rules.items():
+            unit, limit = METRICS[rule.when.metric or ""].unit, rule.when.above or rule.when.below
+            sign = ">" if rule.when.above else "<"
             about = {
                 "name": name,
                 "metric": rule.when.metric,
                 "severity": (rule.severity or Severity.WARNING).value,
                 "description": rule.description,
+                "limit_text": f"{sign} {unit.show(limit.value)}" if limit else "",
             }
             for one in tracked.get(name) or [TrackedRule(name, "", no_data=True)]:
                 state = asdict(one)
                 del state["rule"], state["seen_at"]
-                found.append({**about, **state})
+                value_text = None if one.value is None else unit.show(one.value)
+                found.append({**about, **state, "value_text": value_text})
         return found
 
 

@@ -98,8 +98,12 @@ def _completion(jobs: Sequence[EndedJob], targets: PolicyTargets) -> Kpi:
 
 def _utilization(found: GpuTime, targets: PolicyTargets) -> Kpi:
     detail = "no GPU has been measured"
-    if found.used_share is not None:
-        detail = f"a job had {found.used_share:.0%} of {found.measured_hours:.0f} GPU-hours in 7 days"
+    if found.used_share is not None and found.measured_hours < 0.1:
+        detail = "measured for a few minutes only"
+    elif found.used_share is not None:
+        digits = 1 if found.measured_hours < 10 else 0
+        hours = f"{found.measured_hours:,.{digits}f} GPU-hours"
+        detail = f"a job had {found.used_share * 100:.0f} % of {hours} in 7 days"
     return _at_least("gpu_utilization", "GPU utilisation", found.utilization, targets.utilization, detail)
 
 

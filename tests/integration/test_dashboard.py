@@ -221,3 +221,10 @@ def test_a_training_is_live_and_ends_when_it_is_cancelled(browser: Browser, trai
     browser.press("Cancel job", ".q-dialog")
     browser.sees("cancelled", "main")
     assert browser.run("return window.neverReloaded")
+    # The token is known now.
+    browser.press("Retry job")
+    browser.sees("Retry job 1?", ".q-dialog")
+    browser.press("Retry job", ".q-dialog")
+    browser.until(
+        lambda: browser.text(".page .state.strong") not in ("", "cancelled"), "a job that is open again"
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from nicegui import ui
 
-from miner.dashboard.job_texts import alert_tone
+from miner.dashboard.job_texts import alert_tone, subject_text
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     UNKNOWN,
@@ -22,7 +23,6 @@ from miner.dashboard.parts import (
     clock,
     duration,
     empty,
-    number,
     panel,
     set_visible,
 )
@@ -49,7 +49,7 @@ def alerts_page(view: PageView) -> None:
         alerts = answer["alerts"]
         open_alerts.show([one for one in alerts if one["resolved_at"] is None], answer["silences"])
         silences.show(answer["silences"])
-        rules.show(answer["rules"])
+        rules.show(sorted(answer["rules"], key=_rule_order))
         over = [one for one in alerts if one["resolved_at"] is not None]
         set_visible(nothing, history.show(over) == 0)
 
@@ -64,10 +64,7 @@ class _OpenAlerts:
             self._nothing = empty("Nothing is wrong. Rules are listed below with what they measure now.")
 
     def show(self, alerts: list[Record], silences: list[Record]) -> None:
-        silenced = {(one["rule"], one["subject"]) for one in silences}
-        items = [
-            (one["id"], {**one, "silenced": (one["rule"], one["subject"]) in silenced}) for one in alerts
-        ]
+        items = [(one["id"], {**one, "silenced": _is_silenced(one, silences)}) for one in alerts]
         set_visible(self._nothing, self._rows.show(items) == 0)
 
     def _make(self, alert: Record) -> Callable[[Record], None]:
@@ -84,7 +81,7 @@ class _OpenAlerts:
             times = f", {one['times']} times" if one["times"] > 1 else ""
             quiet = ", silenced" if one["silenced"] else ""
             since = ago(one["raised_at"]).removesuffix(" ago")
-            about.show(f"{one['subject']}, for {since}{times}{quiet}")
+            about.show(f"{subject_text(one)}, for {since}{times}{quiet}")
             text.show(one["text"])
             set_visible(button, not one["silenced"])
 
@@ -110,6 +107,14 @@ class _OpenAlerts:
         )
         if answer is not None:
             await self._view.link.look_again(_ALERTS)
+
+
+def _is_silenced(alert: Record, silences: list[Record]) -> bool:
+    """Silences are patterns, like `gpu-*`."""
+    return any(
+        fnmatchcase(alert["rule"], one["rule"]) and fnmatchcase(alert["subject"], one["subject"])
+        for one in silences
+    )
 
 
 async def _ask_hours(view: PageView, alert: Record) -> float | None:
@@ -167,13 +172,19 @@ def _rules_table() -> Table:
             [
                 Column("Rule", lambda one: one["name"], classes="nowrap"),
                 Column("State", _rule_state, classes="states"),
-                Column("Subject", lambda one: _subject(one) or UNKNOWN, classes="nowrap"),
-                Column("Value", _rule_value, number=True),
+                Column("Subject", lambda one: subject_text(one) or UNKNOWN, classes="nowrap"),
+                Column("Value", lambda one: one["value_text"] or UNKNOWN, number=True),
+                Column("Told if", lambda one: one["limit_text"], classes="nowrap"),
                 Column("Metric", lambda one: one["metric"] or UNKNOWN, classes="wide-only nowrap"),
                 Column("What it is about", lambda one: one["description"], classes="why wide-only"),
             ],
             key=lambda one: (one["name"], one["subject"]),
         )
+
+
+def _rule_order(rule: Record) -> int:
+    """What fires comes first, what was not measured last."""
+    return 3 if rule["no_data"] else {"firing": 0, "pending": 1}.get(rule["state"], 2)
 
 
 def _rule_state(rule: Record) -> tuple[str, Tone]:
@@ -185,16 +196,6 @@ def _rule_state(rule: Record) -> tuple[str, Tone]:
     return words.get(state, state), tones.get(state, "muted")
 
 
-def _subject(one: Record) -> str:
-    """A validator's or a card's id is longer than what tells it apart."""
-    subject = str(one["subject"])
-    return subject if len(subject) <= 24 else f"{subject[:23]}…"
-
-
-def _rule_value(rule: Record) -> str:
-    return number(rule["value"], 3)
-
-
 def _history_table() -> tuple[Table, Text]:
     with panel("History", note=f"of the last {HISTORY} alerts"):
         table = Table(
@@ -203,7 +204,7 @@ def _history_table() -> tuple[Table, Text]:
                 Column("Raised", lambda one: clock(one["raised_at"]), classes="nowrap"),
                 Column("Lasted", lambda one: duration(one["resolved_at"] - one["raised_at"]), number=True),
                 Column("Rule", lambda one: (one["rule"], alert_tone(one)), classes="states"),
-                Column("Subject", _subject, classes="nowrap wide-only"),
+                Column("Subject", subject_text, classes="nowrap wide-only"),
                 Column("Text", lambda one: one["text"], classes="why"),
             ],
             key=lambda one: one["id"],

@@ -83,6 +83,9 @@ def _description(one: Record) -> tuple[str, Tone]:
 async def config_file_page(view: PageView, kind: str, name: str, copy_of: str = "") -> None:
     heading, _ = page_head(name)
     path = f"/config/{quote(kind, safe='')}/{quote(copy_of or name, safe='')}"
+    if problem := copy_of and _name_problem(name):
+        Text(f"{name!r} is no name for a file: {problem}.", "trouble", "p").props('role="alert"')
+        return
     try:
         found = await view.get(path)
     except DaemonTrouble as error:

@@ -1,16 +1,14 @@
-"""Fleet: what every card does in the next 24 hours, what it did, what waits, and what is wrong."""
+"""Fleet: what every GPU does in the next 24 hours, what it did, what waits, and what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from nicegui import ui
-
-from miner.dashboard.charts import COLOURS, Format, LineChart, Series
 from miner.dashboard.daemons import DaemonLink
+from miner.dashboard.fleet_history import FleetHistory
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     UNKNOWN,
@@ -34,21 +32,6 @@ from miner.dashboard.parts import (
 
 Record = Mapping[str, Any]
 _HOURS = 24
-#: Points of a line: more than a screen shows apart.
-_MAX_POINTS = 240
-_METRICS: dict[str, tuple[str, Format]] = {
-    "utilization": ("Utilisation", "percent"),
-    "memory": ("Memory, highest", "percent"),
-    "temperature": ("Temperature, highest (°C)", "number"),
-    "power": ("Power (W)", "number"),
-    "busy": ("Taken by jobs", "percent"),
-}
-_SPANS = {"3": "3 hours", "24": "24 hours", "168": "7 days", "720": "30 days"}
-
-_NOTHING_MEASURED = (
-    "Nothing is measured yet: a minute is here when it is over, under 3 hours; an hour likewise. Where "
-    "nothing comes, `god-miner doctor` says whether NVML answers."
-)
 
 
 @page("/fleet", "Fleet", place=40)
@@ -57,19 +40,19 @@ def fleet_page(view: PageView) -> None:
     for link in view.links:
         _schedule(view, link)
     with panel("History"):
-        _History(view)
+        FleetHistory(view)
     with box("grid"):
-        with box("stack w8"), panel("Cards"):
-            cards = _card_table()
+        with box("stack w8"), panel("GPUs"):
+            gpus = _gpu_table()
             trouble = Text("", "notice hidden", "p").props('role="status"')
         with box("stack w4"), panel("Queue"):
             waits = box()
             with waits:
                 queue = _queue_table(view)
-            nothing = empty("No job waits for cards.")
+            nothing = empty("No job waits for GPUs.")
 
     def show(fleet: dict[str, Any]) -> None:
-        cards.show(fleet["gpus"])
+        gpus.show(fleet["gpus"])
         trouble.show(fleet["trouble"] or "")
         set_visible(trouble, bool(fleet["trouble"]))
         waiting = [claim for claim in fleet["claims"] if claim["stage"] == "waiting"]
@@ -86,7 +69,7 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
     with panel(title):
         gantt = _Gantt(link.name)
         nothing = empty(
-            "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
+            "No GPU is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
         set_visible(nothing, False)
         state = Text("", "state bad hidden").props('role="status"')
@@ -102,7 +85,7 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         set_visible(nothing, not fleet["gpus"])
         free = _free_hours(fleet)
         summary.show(
-            f"{free:.0f} of {len(fleet['gpus']) * _HOURS} card hours are not taken" if fleet["gpus"] else ""
+            f"{free:.0f} of {len(fleet['gpus']) * _HOURS} GPU-hours are not taken" if fleet["gpus"] else ""
         )
 
     def show_lost(one: DaemonLink) -> None:
@@ -116,7 +99,7 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
 
 
 class _Gantt:
-    """A row per card, with a bar for each job and reservation."""
+    """A row per GPU, with a bar for each job and reservation."""
 
     def __init__(self, daemon: str) -> None:
         self._daemon = daemon
@@ -135,7 +118,8 @@ class _Gantt:
         if hour != self._shown_hour:
             self._shown_hour = hour
             self._show_scale()
-        claims = fleet["claims"]
+        jobs = {(gpu["validator"], gpu["task_id"]): gpu["job_id"] for gpu in fleet["gpus"]}
+        claims = [{**one, "job_id": jobs.get((one["validator"], one["task_id"]))} for one in fleet["claims"]]
         self._rows.show(
             (gpu["id"], {**gpu, "claims": [one for one in claims if gpu["id"] in one["gpus"]]})
             for gpu in fleet["gpus"]
@@ -206,7 +190,7 @@ class _Gantt:
 
 
 def _claim_name(claim: Record) -> str:
-    job = claim.get("job_id")
+    job = claim["job_id"]
     return f"#{job}" if job else claim["task_id"][:8]
 
 
@@ -218,7 +202,7 @@ def _full_hours(starts_at: float) -> list[tuple[float, datetime]]:
 
 
 def _free_hours(fleet: Record) -> float:
-    """Hours of cards that nothing has taken, of the time shown; windows of one card may overlap."""
+    """Hours of GPUs that nothing has taken, of the time shown; windows of one GPU may overlap."""
     begins, free = fleet["at"], 0.0
     for gpu in fleet["gpus"]:
         taken = sorted(
@@ -234,84 +218,11 @@ def _free_hours(fleet: Record) -> float:
     return free
 
 
-class _History:
-    """One measured value of every card over time, from the roll-ups."""
-
-    def __init__(self, view: PageView) -> None:
-        self._view = view
-        self._stop: Callable[[], None] | None = None
-        self._names: dict[str, str] = {}
-        self._data: dict[str, Any] = {}
-        with box("row"):
-            self._metric = _select(
-                {name: title for name, (title, _) in _METRICS.items()}, "utilization", "Value"
-            )
-            self._span = _select(_SPANS, "24", "Of the last")
-        self._metric.on_value_change(lambda _: self._build_chart())
-        self._span.on_value_change(lambda _: self._watch())
-        self._place = box()
-        self._notes = box()
-        view.live("/fleet", self._learn_names)
-        self._build_chart()
-        self._watch()
-
-    def _learn_names(self, fleet: dict[str, Any]) -> None:
-        self._names = {gpu["id"]: f"card {gpu['index']}" for gpu in fleet["gpus"]}
-
-    def _watch(self) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._notes.clear()
-
-        def show(answer: dict[str, Any]) -> None:
-            self._data = answer
-            self._draw()
-
-        with self._notes:
-            self._stop = self._view.live(f"/samples/history?hours={self._span.value}", show, every=60.0)
-
-    def _build_chart(self) -> None:
-        title, form = _METRICS[self._metric.value]
-        self._place.clear()
-        with self._place:
-            self._chart = LineChart(
-                f"{title} of every card",
-                shows=form,
-                height=240,
-                from_zero=True,
-                time_axis=True,
-                y_max=1 if form == "percent" else None,
-                nothing=_NOTHING_MEASURED,
-            )
-        self._draw()
-
-    def _draw(self) -> None:
-        series = [
-            _series(self._names.get(gpu, gpu), rows, self._metric.value, index)
-            for index, (gpu, rows) in enumerate(self._data.get("gpus", {}).items())
-        ]
-        self._chart.show([one for one in series if any(value is not None for value in one.y)])
-
-
-def _series(name: str, rows: Sequence[Record], metric: str, colour: int) -> Series:
-    step = -(-len(rows) // _MAX_POINTS) or 1
-    groups = [rows[at : at + step] for at in range(0, len(rows), step)]
-    points = [(group[0]["at"] * 1000, _mean([row[metric] for row in group])) for group in groups]
-    return Series(
-        name, [at for at, _ in points], [value for _, value in points], colour, dashed=colour >= len(COLOURS)
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _card_table() -> Table:
+def _gpu_table() -> Table:
     return Table(
-        "Cards",
+        "GPUs",
         [
-            Column("Card", lambda one: f"{one['index']} · {one['kind']}", classes="nowrap"),
+            Column("GPU", lambda one: f"{one['index']} · {one['kind']}", classes="nowrap"),
             Column("State", _state, classes="states"),
             Column("Use", lambda one: _sampled(one, "utilization", percent), number=True),
             Column("Memory", _memory, number=True, classes="wide-only"),
@@ -342,7 +253,10 @@ def _state(gpu: Record) -> tuple[str, Tone]:
 def _memory(gpu: Record) -> str:
     sample = gpu.get("sample") or {}
     used = sample.get("memory_used")
-    return f"{size(used)} of {gpu['memory']}" if used is not None else gpu["memory"]
+    if used is None:
+        return str(gpu["memory"])
+    total = sample.get("memory_total")
+    return f"{size(used)} of {size(total) if total else gpu['memory']}"
 
 
 def _power(gpu: Record) -> str:
@@ -370,7 +284,7 @@ def _links(gpu: Record) -> str:
     if not linked:
         return "none"
     if len(linked) > 2 and linked[-1] - linked[0] < len(linked) + 1:
-        return f"{len(linked)} cards"
+        return f"{len(linked)} GPUs"
     return ", ".join(map(str, linked))
 
 
@@ -391,7 +305,7 @@ def _faults(gpu: Record) -> tuple[str, Tone]:
 
 def _queue_table(view: PageView) -> Table:
     return Table(
-        "Jobs that wait for cards",
+        "Jobs that wait for GPUs",
         [
             Column("Place", lambda one: str(one["queue"] or UNKNOWN), number=True),
             Column(
@@ -404,12 +318,4 @@ def _queue_table(view: PageView) -> Table:
             Column("For", lambda one: duration(one["ends_at"] - one["starts_at"]), classes="wide-only"),
         ],
         key=lambda one: (one["validator"], one["task_id"]),
-    )
-
-
-def _select(options: dict[str, str], value: str, label: str) -> ui.select:
-    return (
-        ui.select(options, value=value, label=label)
-        .props("outlined dense options-dense")
-        .style("min-width:150px")
     )

@@ -9,17 +9,20 @@ from urllib.parse import quote
 
 from nicegui import ui
 
+from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_charts import JobCharts
 from miner.dashboard.job_log import JobLog
 from miner.dashboard.job_plan import JobPlan
 from miner.dashboard.job_texts import deadline_text, gain_text, state_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
+    NOT_AVAILABLE,
     UNKNOWN,
     Column,
     Facts,
     FigureTile,
     KeyedRows,
+    Link,
     Table,
     Text,
     Tone,
@@ -41,8 +44,15 @@ OPEN_STATES = ("queued", "preparing", "training", "publishing")
 
 
 @page("/jobs/{job}", "Job")
-def job_page(view: PageView, job: str) -> None:
+async def job_page(view: PageView, job: str) -> None:
     path = f"/jobs/{quote(job, safe='')}"
+    try:
+        await view.get(path)
+    except DaemonTrouble as error:
+        page_head("Job")
+        view.tell(error, path)
+        Link("All jobs", view.href("/jobs"))
+        return
     head = _Head(view, path)
     figures = _JobFigures()
     charts = JobCharts()
@@ -150,7 +160,7 @@ class _JobFigures:
         with box("figures"):
             self._progress, self._loss = FigureTile("Progress"), FigureTile("Training loss")
             self._held_out, self._speed = FigureTile("Held out"), FigureTile("Speed")
-            self._mfu, self._memory = FigureTile("MFU"), FigureTile("Memory, fullest card")
+            self._mfu, self._memory = FigureTile("MFU"), FigureTile("Memory, fullest GPU")
 
     def show(self, job: Record) -> None:
         live, result = job["live"] or {}, job["result"] or {}
@@ -171,10 +181,16 @@ class _JobFigures:
         efficiency = live.get("efficiency")
         tone: Tone = "warn" if efficiency is not None and efficiency < 0.8 else ""
         note = f"{percent(efficiency)} of what the plan expects" if efficiency is not None else ""
+        trains = live.get("step") is not None
+        if trains and live.get("mfu") is None:
+            note = NOT_AVAILABLE
         self._mfu.show(percent(live.get("mfu"), 1).removesuffix(" %"), "%", note, tone)
         memory = live.get("memory_bytes") or result.get("memory_bytes")
         estimate = live.get("memory_estimate_bytes")
-        self._memory.show(size(memory), note=f"the plan expects {size(estimate)}" if estimate else "")
+        note = f"the plan expects {size(estimate)}" if estimate else ""
+        if trains and memory is None:
+            note = NOT_AVAILABLE
+        self._memory.show(size(memory), note=note)
 
     def _show_progress(self, job: Record, live: Record, result: Record) -> None:
         step, steps = live.get("step"), live.get("steps")
@@ -299,7 +315,7 @@ class _JobFacts:
                 "Started": clock(job["started_at"]),
                 "Deadline": clock(job["deadline_at"]),
                 "Attempts": str(len(attempts)) if attempts else "none yet",
-                "Cards": ", ".join(newest["gpus"]) if newest else None,
+                "GPUs": ", ".join(newest["gpus"]) if newest else None,
                 "Ended by": job["end_reason"],
                 "Folder": job["folder"],
             }
@@ -329,7 +345,7 @@ class _ValidatorView:
 
 class _Files:
     def __init__(self) -> None:
-        with panel("Files"):
+        with panel("Files"), box("tall").props('tabindex="0" aria-label="Files of the job"'):
             self._table = Table(
                 "Files",
                 [

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from miner.dashboard.daemons import DaemonLink
+from miner.dashboard.gpu_rows import GpuRows
 from miner.dashboard.job_texts import (
     alert_tone,
     deadline_text,
@@ -14,6 +15,7 @@ from miner.dashboard.job_texts import (
     job_title,
     scores,
     state_text,
+    subject_text,
     task_name,
 )
 from miner.dashboard.layout import PageView, page, page_head
@@ -42,8 +44,6 @@ from miner.dashboard.parts import (
 )
 
 Record = Mapping[str, Any]
-#: From here on a card's temperature and memory are shown as a warning: the rules' own limits.
-HOT_CELSIUS, FULL_SHARE = 85.0, 0.9
 
 
 @page("/", "Overview", place=10)
@@ -55,15 +55,15 @@ def overview_page(view: PageView) -> None:
     indicators = _Indicators()
     with box("grid"):
         with box("stack w8").style("gap:16px"):
-            cards, jobs = _Cards(view), _Jobs(view)
+            gpus, jobs = GpuRows(view), _Jobs(view)
         with box("stack w4").style("gap:16px"):
             alerts, ended = _Alerts(view), _Ended(view)
     decisions = _Decisions(view)
 
     def show(answer: dict[str, Any]) -> None:
-        state.show(answer["daemon"], answer["jobs"], len(answer["alerts"]))
+        state.show(answer["daemon"], answer["jobs"], answer["fleet"]["gpus"], len(answer["alerts"]))
         indicators.show(answer["kpis"])
-        cards.show(answer["fleet"], answer["jobs"])
+        gpus.show(answer["fleet"], answer["jobs"])
         jobs.show(answer["jobs"], answer["fleet"])
         alerts.show(answer["alerts"])
         ended.show(answer["ended"])
@@ -81,14 +81,16 @@ class _StateLine:
             self._facts = Text("", "muted")
         self._trouble = Text("", "notice hidden", "p").props('role="status"')
 
-    def show(self, daemon: Record, jobs: Sequence[Record], alerts: int) -> None:
+    def show(self, daemon: Record, jobs: Sequence[Record], gpus: Sequence[Record], alerts: int) -> None:
         training = sum(job["state"] == "training" for job in jobs)
         troubles = daemon["troubles"]
         doing = f"{training} in training" if training else "nothing in training"
         wrong = f", {alerts} open alert{'s' if alerts > 1 else ''}" if alerts else ""
         self._state.show(f"Answering, {doing}{wrong}", "warn" if troubles or alerts else "good")
-        waiting = f"{daemon['held_offers']} offers held, {daemon['waiting_jobs']} jobs wait for cards"
+        busy = sum(gpu["task_id"] is not None for gpu in gpus)
+        waiting = f"{daemon['held_offers']} offers held, {daemon['waiting_jobs']} jobs wait for GPUs"
         facts = [
+            f"{busy} of {len(gpus)} GPUs at work",
             f"up {duration(daemon['uptime_seconds'])}",
             waiting,
             f"policy {daemon['policy']}",
@@ -123,7 +125,7 @@ def _machine(view: PageView, link: DaemonLink) -> None:
         troubles = len(answer["daemon"]["troubles"])
         state.show(f"{troubles} problems" if troubles else "answering", "warn" if troubles else "good")
         facts.show(
-            f"{busy} of {len(gpus)} cards at work · {len(answer['jobs'])} jobs · "
+            f"{busy} of {len(gpus)} GPUs at work · {len(answer['jobs'])} jobs · "
             f"{len(answer['alerts'])} alerts"
         )
 
@@ -169,79 +171,6 @@ def _goal(kpi: Record) -> str:
     value, unit = _indicator(target, kpi["unit"], kpi["name"])
     sign = "<" if kpi["name"] == "completion_hours" else "≤" if kpi["name"] == "rank" else ">"
     return f"goal {sign} {value}{' ' + unit if unit else ''}; "
-
-
-class _Cards:
-    """A row per card: what it does now, for whom and until when."""
-
-    def __init__(self, view: PageView) -> None:
-        self._view = view
-        with panel("Cards") as _:
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
-            self._nothing = empty(
-                "No card is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
-            )
-
-    def show(self, fleet: Record, jobs: Sequence[Record]) -> None:
-        by_task = {(job["validator"], job["task_id"]): job for job in jobs}
-        items = [
-            (gpu["id"], {**gpu, "job": by_task.get((gpu["validator"], gpu["task_id"]))})
-            for gpu in fleet["gpus"]
-        ]
-        set_visible(self._nothing, self._rows.show(items) == 0)
-
-    def _make(self, _gpu: Record) -> Callable[[Record], None]:
-        with box("gpu-row"):
-            with box("stack"):
-                name = Text("", "strong")
-                with box("row").style("gap:2px 8px"):
-                    holder = Link("", "", "cut")
-                    note = Text("", "small muted")
-            with box("meters") as meters:
-                shown = {
-                    "utilization": Meter("Utilisation"),
-                    "memory": Meter("Memory", warn=FULL_SHARE),
-                    "temperature": Meter("Temperature", warn=HOT_CELSIUS / 100),
-                    "power": Meter("Power"),
-                }
-            unmeasured = Text("no measurements of this card", "small muted")
-
-        def show(gpu: Record) -> None:
-            name.show(f"{gpu['index']} · {gpu['kind']}")
-            _show_holder(self._view, gpu, holder, note)
-            sample = gpu.get("sample")
-            set_visible(meters, sample is not None)
-            set_visible(unmeasured, sample is None)
-            if sample is not None:
-                _show_sample(sample, shown)
-
-        return show
-
-
-def _show_holder(view: PageView, gpu: Record, holder: Link, note: Text) -> None:
-    job = gpu["job"]
-    set_visible(holder, job is not None)
-    if gpu["out"]:
-        note.show(str(gpu["out"]), "bad")
-        return
-    if job is None:
-        note.show("taken by a job" if gpu["task_id"] else "idle", "muted")
-        return
-    holder.show(job_title(job), view.href(f"/jobs/{job['id']}"))
-    ends_at = gpu.get("until") or (job["live"] or {}).get("ends_at")
-    note.show(f"until {clock(ends_at)}" if ends_at else "", "muted")
-
-
-def _show_sample(sample: Record, meters: Mapping[str, Meter]) -> None:
-    meters["utilization"].show(sample["utilization"], f"{percent(sample['utilization'])} busy")
-    used, total = sample["memory_used"], sample["memory_total"]
-    share = used / total if used is not None and total else None
-    meters["memory"].show(share, f"{size(used)} of {size(total)}")
-    celsius = sample["temperature"]
-    meters["temperature"].show(None if celsius is None else celsius / 100, f"{celsius or 0:.0f} °C")
-    watts, limit = sample["power_watts"], sample["power_limit_watts"]
-    of = f" of {limit:.0f} W" if limit else " W"
-    meters["power"].show(watts / limit if watts is not None and limit else None, f"{watts or 0:.0f}{of}")
 
 
 class _Jobs:
@@ -329,7 +258,7 @@ class _Alerts:
             text = Text("", "small")
 
         def show(one: Record) -> None:
-            since.show(f"{one['subject']}, since {ago(one['raised_at']).removesuffix(' ago')}")
+            since.show(f"{subject_text(one)}, for {ago(one['raised_at']).removesuffix(' ago')}")
             text.show(one["text"])
 
         return show

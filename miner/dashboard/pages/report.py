@@ -127,19 +127,19 @@ class _Goals:
 
 
 class _Occupancy:
-    """A row per card, a cell per interval: the darker, the longer a job had it."""
+    """A row per GPU, a cell per interval: the darker, the longer a job had it."""
 
     def __init__(self) -> None:
-        with panel("Occupancy of the cards") as _:
+        with panel("Occupancy of the GPUs") as _:
             self._about = Text("", "small muted")
             self._rows: KeyedRows[tuple[str, Sequence[float | None]]] = KeyedRows(box("rows"), self._make)
-            self._nothing = empty("No card was measured in this time.")
+            self._nothing = empty("No GPU was measured in this time.")
 
     def show(self, gpus: Record) -> None:
         hours = gpus["interval_s"] / 3600
         self._about.show(
             f"{gpus['used_hours']:.1f} GPU-hours used, {gpus['idle_hours']:.1f} idle; "
-            f"a cell is {duration(hours * 3600)}, the darker the longer a job had the card"
+            f"a cell is {duration(hours * 3600)}, the darker the longer a job had the GPU"
         )
         rows = [(gpu, (gpu, shares)) for gpu, shares in gpus["occupancy"].items()]
         set_visible(self._nothing, self._rows.show(rows) == 0)

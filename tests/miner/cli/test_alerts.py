@@ -65,6 +65,8 @@ async def test_the_list_of_a_running_daemon_fits_80_columns(
     await running.daemon.alert_service.evaluate()
     page: dict[str, Any] = (await running.operator.get("/alerts?open=1")).json()
     assert {one["name"] for one in page["rules"]} == load_alert_rules().rules.keys()
+    limits = {one["name"]: one["limit_text"] for one in page["rules"]}
+    assert (limits["gpu-hot"], limits["gpu-memory"], limits["gpu-idle"]) == ("> 85 °C", "> 90 %", "< 50 %")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("miner.daemon_client.get_page", lambda *_: page)
     shown = await asyncio.to_thread(run, "list")

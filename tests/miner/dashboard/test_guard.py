@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from miner.dashboard.guard import COOKIE, SESSION_KEY, Guard
+from miner.dashboard.guard import COOKIE, SESSION_KEY, BrowserSessions, Guard
 from tests.doubles.each import each
 
 PASSWORD = "correct horse battery"
@@ -114,7 +114,7 @@ async def test_a_tunnel_and_an_address_are_ours(open_guard: Guard, host: str) ->
 
 @each("kind", ["http", "websocket"])
 async def test_the_origin_has_to_be_the_page_itself(open_guard: Guard, kind: str) -> None:
-    for origin in ("https://evil.example", "http://127.0.0.1:3000", "null"):
+    for origin in ("https://evil.example", "http://127.0.0.1:3000", "http://[", "null"):
         assert (await ask(open_guard, headers={"origin": origin}, kind=kind)).status in (403, 1008)
     own = {"origin": "http://127.0.0.1:7997"}
     assert (await ask(open_guard, headers=own, kind=kind)).status in (200, 101)
@@ -143,6 +143,14 @@ async def test_the_password_opens_the_page_until_one_logs_out(locked: Guard) -> 
     assert (await ask(locked, headers=cookie, kind="websocket")).status == 101
     await ask(locked, "/logout", "POST", cookie)
     assert (await ask(locked, headers=cookie)).status == 303
+
+
+def test_the_end_of_a_session_takes_its_tokens_from_pages_that_are_still_open() -> None:
+    sessions = BrowserSessions()
+    session = sessions.begin(logged_in=True)
+    session.tokens["this machine"] = "the operator's"
+    sessions.end(session.key)
+    assert (session.is_over, session.tokens, sessions.find(session.key)) == (True, {}, None)
 
 
 async def test_guessing_is_slowed_down_for_whoever_guesses(locked: Guard) -> None:

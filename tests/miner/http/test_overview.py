@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from core.domain.tasks import TaskType
+from miner.fleet.samples import HostSample
 from miner.http.overview import thinned
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
 
-async def test_the_overview_tells_state_indicators_cards_jobs_and_decisions(
+async def test_the_overview_tells_state_indicators_gpus_jobs_and_decisions(
     running: DaemonInProcess,
 ) -> None:
     accepted, refused = task(), task(TaskType.DPO, 1)
     await running.offer(accepted)
     await running.start(accepted)
     await running.offer(refused)
+    running.daemon.samples.add([], HostSample(running.daemon.clock(), cpu=0.5))
     reply = await running.operator.get("/overview")
     assert reply.status_code == 200
     answer = reply.json()
@@ -27,6 +29,7 @@ async def test_the_overview_tells_state_indicators_cards_jobs_and_decisions(
         "quality",
         "rank",
     ]
+    assert answer["fleet"]["host"]["cpu"] == 0.5
     assert len(answer["fleet"]["gpus"]) == len(running.daemon.fleet.inventory.gpus)
     (job,) = answer["jobs"]
     assert (job["task_id"], job["spark"], answer["ended"]) == (accepted.task_id, [], [])

@@ -37,7 +37,7 @@ async def test_the_five_are_measured_over_a_week_and_compared_with_the_targets(s
     assert hours.value == pytest.approx((5 * 3 + 4 * 4) / 9)
     assert hours.met
     assert found["gpu_utilization"].value == pytest.approx(0.45)
-    assert found["gpu_utilization"].detail == "a job had 50% of 4 GPU-hours in 7 days"
+    assert found["gpu_utilization"].detail == "a job had 50 % of 4.0 GPU-hours in 7 days"
     # Nine jobs as good as the best of their kind and one failure; a week ago one as good as the best.
     assert found["quality"].value == pytest.approx(0.8)
     assert (found["quality"].target, found["quality"].met) == (pytest.approx(1.0), False)
