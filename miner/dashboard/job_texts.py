@@ -1,4 +1,4 @@
-"""How jobs are told in one line: title, state, scores, time."""
+"""Jobs in one line: title, state, scores, time."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class PageView:
         self, path: str, show: OnData, *, every: float = 2.0, link: DaemonLink | None = None
     ) -> Callable[[], None]:
         """Show what GET `path` answers, now and from then on, as long as the page is open or until the
-        function that is returned is called. Troubles are told here, where this is called."""
+        function that is returned is called. Troubles are shown here, where this is called."""
         note = Text("", "hidden", "p").props('role="status"')
 
         def show_data(data: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class PageView:
                     show(data)
 
         def show_trouble(trouble: DaemonTrouble | None) -> None:
-            # That the daemon is away is told once, at the top.
+            # That the daemon does not answer is shown once, at the top.
             is_told = trouble is not None and trouble.status is not None
             if not self.client.is_deleted and (is_told or note.text):
                 # That something is not there yet is no mishap.

@@ -20,7 +20,7 @@ import time
 #: DCGM_FI_DEV_NVML_INDEX, DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, DCGM_FI_PROF_DRAM_ACTIVE.
 _FIELDS = "52,1004,1005"
 INTERVAL_SECONDS = 5
-#: Older values are not told: the host engine may be gone.
+#: Older values are left out: the host engine may be gone.
 _FRESH_SECONDS = 3 * INTERVAL_SECONDS
 #: A command that ended has no host engine, or may not profile.
 _RETRY_SECONDS = 600.0

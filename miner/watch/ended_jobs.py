@@ -80,8 +80,8 @@ class EndedJob:
         return float(gain) if isinstance(gain, int | float) else None
 
     def points(self, terms: ValueTerms) -> float | None:
-        """The validators' points for what came of it. A model counts by its chance to win: who won is not
-        told. None: there is no decision to take that from, or the end does not count."""
+        """The validators' points for what came of it. A model counts by its chance to win: nobody learns
+        who won. None: there is no decision to take that from, or the end does not count."""
         if not self.counts:
             return None
         if not self.published:

@@ -44,7 +44,7 @@ _TYPES: dict[Severity, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One alert, raised or resolved, as it is told."""
+    """One alert, raised or resolved, as it is sent."""
 
     alert: AlertRow
     came: float
@@ -93,10 +93,10 @@ class Notifier:
         self._store, self._targets, self._clock = store, targets, clock
         self._period, self._host, self._collect = period, host, collect
         self._states = [_TargetState() for _ in targets.urls]
-        #: Alerts that wait until their rule may be told again, and when each rule was told last.
+        #: Alerts that wait until their rule may be sent again, and when each rule was sent last.
         self._held: deque[Notice] = deque(maxlen=MAX_WAITING)
         self._told: dict[str, float] = {}
-        #: What was added lately: an alert that comes from the store too is told once.
+        #: What was added lately: an alert that comes from the store too is sent once.
         self._known: deque[tuple[int, bool]] = deque(maxlen=1000)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class Notifier:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _seconds_to_wait(self) -> float | None:
-        """Until a rule may be told again or a target is tried again; None: until something comes."""
+        """Until a rule may be sent again or a target is tried again; None: until something comes."""
         moments = [self._told.get(notice.alert.rule, 0.0) + self._period for notice in self._held]
         moments += [state.next_try for state in self._states if state.notices or state.reports]
         if not moments:
@@ -193,7 +193,7 @@ class Notifier:
         await self._mark(taken, now)
 
     def _release(self, now: float) -> None:
-        """Hand over the alerts of rules that may be told again: also of those that were told in the future of
+        """Hand over the alerts of rules that may be sent again: also of those that were sent in the future of
         a clock which was put back."""
         self._told = {rule: at for rule, at in self._told.items() if 0 <= now - at < self._period}
         free = {notice.alert.rule for notice in self._held} - self._told.keys()

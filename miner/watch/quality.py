@@ -2,7 +2,7 @@
 
 Theirs: a task's work is max(1, 2·√(hours·billions)); the winner of a task gets 3, a miner without a valid
 submission −1; what all tasks of a miner bring, divided by the best miner's, is normalised by a sigmoid and a
-linear part. Ours, because no miner is told its place: the same normalisation for the gain over the base, in
+linear part. Ours, because no miner learns its place: the same normalisation for the gain over the base, in
 a field of own jobs. docs/reports.md says so to the operator.
 """
 

@@ -174,7 +174,7 @@ def _rules_table() -> Table:
                 Column("State", _rule_state, classes="states"),
                 Column("Subject", lambda one: subject_text(one) or UNKNOWN, classes="nowrap"),
                 Column("Value", lambda one: one["value_text"] or UNKNOWN, number=True),
-                Column("Told if", lambda one: one["limit_text"], classes="nowrap"),
+                Column("Limit", lambda one: one["limit_text"], classes="nowrap"),
                 Column("Metric", lambda one: one["metric"] or UNKNOWN, classes="wide-only nowrap"),
                 Column("What it is about", lambda one: one["description"], classes="why wide-only"),
             ],

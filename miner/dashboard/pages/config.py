@@ -21,7 +21,7 @@ _KINDS = {"profiles": "Profiles", "policies": "Policies", "alerts": "Alert rules
 _NOTES = {
     "profiles": "how tasks are trained",
     "policies": "which offers are accepted",
-    "alerts": "what is told and what is done about it",
+    "alerts": "when an alert is raised, and what is done about it",
 }
 #: After so long without a key the text is checked.
 _PAUSE_MS = 700
@@ -70,7 +70,7 @@ def _use(one: Record) -> tuple[str, Tone]:
         return "has mistakes", "bad"
     if one["in_force"]:
         return "in force", "good"
-    return ("in force", "live") if one["used_by"] else ("not in force", "muted")
+    return ("extended", "live") if one["used_by"] else ("not in force", "muted")
 
 
 def _description(one: Record) -> tuple[str, Tone]:

@@ -323,7 +323,7 @@ class _JobFacts:
 
 
 class _ValidatorView:
-    """What a validator is told when it asks."""
+    """What a validator gets when it asks."""
 
     def __init__(self) -> None:
         with panel("What the validator sees"):

@@ -246,7 +246,7 @@ async def offer_page(view: PageView, offer: str) -> None:
     with box("row").style("margin-top:-10px"):
         Text().classes("state strong").show(*_answer(found))
         Text(f"by policy {explained['policy']}", "muted")
-        Text(f"the validator was told: {explained['message']}", "muted")
+        Text(f"answer to the validator: {explained['message']}", "muted")
     with box("grid"):
         with box("stack w7").style("gap:16px"):
             _rules(explained["reasons"])
