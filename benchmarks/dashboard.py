@@ -5,27 +5,31 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks import machine, subjects
 from benchmarks.busy_store import fill_store
-from benchmarks.report import Report
-from miner.dev.stack import daemon_process, dashboard_process
+from benchmarks.presign import LoadKind
+from benchmarks.report import Report, latency
+from miner.dev.stack import DevStack, daemon_process, dashboard_process
 from tests.doubles.browser import Browser, open_browser
 
 JOBS, OFFERS, PAGES = 1_000, 10_000, 20
 #: Each window is watched for so long.
 WATCHED_S = 30.0
+#: Offers of one round, all of them new, 50 at once.
+ROUND = 1_000
 
 
 def run(quick: bool) -> Report:
-    looks, watched = (2, 5.0) if quick else (5, WATCHED_S)
+    looks, watched, rounds = (2, 5.0, 1) if quick else (5, WATCHED_S, 5)
     report = Report(
         f"The page, {JOBS:,} jobs and {OFFERS:,} offers",
         ("open pages", "daemon's CPU", "page's CPU", "page's RSS MB", "daemon's RSS MB"),
     )
     with subjects.ground() as stack:
         fill_store(stack, JOBS, OFFERS)
-        settings = {"POLICY": "h100x4", "GPUS": "4xH100"}
+        settings = {"POLICY": "h100x4", "GPUS": "4xH100", **subjects.OPEN_LIMITS, **subjects.QUIET}
         with (
             daemon_process(stack, settings) as daemon,
             dashboard_process(stack) as page,
@@ -37,6 +41,13 @@ def run(quick: bool) -> Report:
                 _open_tabs(browser, url, pages)
                 report.rows.append(_watch(pages, daemon.pid, page.pid, watched, report))
             report.data["first_look_s"] = first
+            offers = _offers_beside_pages(stack, daemon.port, browser, url, rounds)
+            report.data["offers"] = offers
+    p99 = {pages: latency(runs, "p99") for pages, runs in offers.items()}
+    report.notes.append(
+        f"New offers, 50 at once, p99: {p99[0]} ms without a page, {p99[PAGES]} ms with {PAGES} pages open "
+        f"(medians of {rounds} rounds of {ROUND:,} in turns; everything shares two cores)."
+    )
     report.notes.append(
         f"First look, from the address to the last number on the page, in Chromium on the same machine: "
         f"{median(first):.2f} s (min {min(first):.2f}, max {max(first):.2f}; {looks} looks)."
@@ -63,6 +74,31 @@ def _open_tabs(browser: Browser, url: str, wanted: int) -> None:
         driver.switch_to.new_window("tab")
         driver.get(f"{url}{('/', '/jobs', '/jobs/3')[number % 3]}")
     driver.switch_to.window(driver.window_handles[0])
+
+
+def _offers_beside_pages(
+    stack: DevStack, port: int, browser: Browser, url: str, rounds: int
+) -> dict[int, list[dict[str, Any]]]:
+    """Pages open → what each round of offers took."""
+    runs: dict[int, list[dict[str, Any]]] = {0: [], PAGES: []}
+    subjects.load(stack, port, LoadKind.NEW_OFFER, ROUND, seed=10**6)
+    for number in range(rounds):
+        for pages, done in runs.items():
+            _close_tabs(browser)
+            _open_tabs(browser, url, pages)
+            time.sleep(3.0)  # what opening costs is not what is measured
+            seed = 2 * number + (pages > 0)
+            done.append(subjects.load(stack, port, LoadKind.NEW_OFFER, ROUND, seed=seed))
+    return runs
+
+
+def _close_tabs(browser: Browser) -> None:
+    driver = browser.driver
+    first, *others = driver.window_handles
+    for handle in others:
+        driver.switch_to.window(handle)
+        driver.close()
+    driver.switch_to.window(first)
 
 
 def _watch(pages: int, daemon: int, page: int, seconds: float, report: Report) -> tuple[str, ...]:

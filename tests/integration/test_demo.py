@@ -46,4 +46,5 @@ def test_a_little_model_is_trained_published_and_told_of(
     for curve in ("loss", "lr", "grad_norm", "tokens_s", "samples_s", "wait"):
         assert None not in steps[curve], curve
     assert figures["gain"] == pytest.approx((result.base - result.best) / result.base)
-    assert figures["efficiency"] is not None
+    assert figures["tokens_s"] > 0
+    assert figures["efficiency"] is None  # a plan for a CPU is no measure of its speed
