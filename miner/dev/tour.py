@@ -108,12 +108,13 @@ def run_tour(
 
 @contextmanager
 def work_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield the given directory, or a temporary one that is removed afterwards, also after SIGTERM."""
+    """Yield the given directory, or a temporary one; remove that one also after SIGTERM or SIGHUP."""
 
-    def on_term(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
+    def on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, on_term)
+    # A closed terminal sends SIGHUP: the daemon and the page, in sessions of their own, would stay behind.
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         if folder is not None:
             yield folder.absolute()
@@ -121,7 +122,8 @@ def work_folder(folder: Path | None) -> Iterator[Path]:
             with tempfile.TemporaryDirectory(prefix="god-miner-demo-") as made:
                 yield Path(made)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _run_steps(
