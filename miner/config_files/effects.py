@@ -65,7 +65,8 @@ class TypicalTask(NamedTuple):
 
 
 def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path]) -> dict[str, Any]:
-    """Compare with what the name stands for now; of a new name, with what it extends or is in force."""
+    """Compare with the present file of this name. A new name is compared with what it extends, or else with
+    what is in force."""
     if isinstance(edited, LoadedAlertRules):
         return {"rules": list(_rule_changes(_rules_before(order), edited))}
     past = PastOffers(Path(order.data_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)

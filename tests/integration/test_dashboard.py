@@ -120,7 +120,7 @@ def test_every_page_shows_what_the_daemon_says(browser: Browser, page: Page, pat
     assert browser.run("return document.body.classList.contains('body--dark')")
 
 
-def test_the_overview_shows_jobs_cards_and_decisions(browser: Browser, page: Page) -> None:
+def test_the_overview_shows_jobs_gpus_and_decisions(browser: Browser, page: Page) -> None:
     browser.open(page.url, width=1360)
     browser.sees("Answering")
     for text in ("#1", "queued", "Job success rate", "accepted", "H100"):
@@ -195,7 +195,7 @@ def test_an_alert_is_silenced_until_the_silence_is_ended(browser: Browser, page:
     browser.sees(", silenced", "main")
     browser.press("End it", "main")
     browser.press("End it", ".q-dialog")
-    browser.until(lambda: ", silenced" not in browser.text("main"), "an alert that is told again")
+    browser.until(lambda: ", silenced" not in browser.text("main"), "an alert without a silence")
 
 
 def test_with_a_password_nothing_is_seen_before_it(browser: Browser, page: Page) -> None:

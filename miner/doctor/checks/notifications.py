@@ -13,7 +13,7 @@ WHAT = "notifications"
 
 def check_notifications(context: CheckContext) -> Iterator[Finding]:
     if not context.settings.notify_urls:
-        yield skip(WHAT, "NOTIFY_URLS is not set: nobody is told of alerts")
+        yield skip(WHAT, "NOTIFY_URLS is not set: alerts are sent to nobody")
         return
     try:
         targets = get_page(context.settings, "/status")["notifications"]
