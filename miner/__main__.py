@@ -31,6 +31,7 @@ from miner.cli import (
     report,
     run,
     submission,
+    tournament,
     train,
 )
 from miner.cli.output import echo, echo_error, echo_json
@@ -64,6 +65,7 @@ app.add_typer(alerts.app, name="alerts")
 app.add_typer(report.app, name="report")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
+app.add_typer(tournament.app, name="tournament")
 app.add_typer(dev.app, name="dev")
 
 
