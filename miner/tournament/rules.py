@@ -82,6 +82,23 @@ CACHE, CHECKPOINTS = "/cache", "/app/checkpoints"
 WANDB_VARIABLES = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR")
 
 
+# — upload
+#: Matched with the path in the repository.
+NOT_UPLOADED = (
+    "trainer_state.json",
+    "training_args.bin",
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+)
+#: A folder with no larger file and no subfolder counts as empty.
+EMPTY_BYTES = 1024
+#: Where pictures' files are put in the repository; the evaluator looks at paths that begin like this.
+IMAGE_SUBFOLDER, IMAGE_PREFIX = "checkpoints", "checkpoint"
+
+
 def shared_memory(gpus: int) -> str:
     return "16g" if gpus >= 4 else "8g"
 
