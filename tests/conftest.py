@@ -92,6 +92,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/chain/test_identity.py::test_an_unlocking_that_takes_too_long_is_given_up",
         "miner/observe/test_logs.py::test_no_secret_given_to_a_real_program_is_in_anything_it_prints",
         "miner/test_daemon_client.py",
+        "miner/tournament/test_checkout.py",
         "miner/watch/test_notify_worker.py",
         "miner/cli/test_native_runs_follow.py",
         "scripts/test_engine_tables.py",

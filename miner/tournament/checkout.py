@@ -1,0 +1,192 @@
+"""A fresh full clone, as validators make one: every branch with its history, none of the operator's settings.
+
+Git runs in a process of its own with a time limit. A private token is handed over in the environment, and
+only to the host of the repository: it is in no argument list, no file and no message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from core.domain.errors import GodMinerError
+from miner.support.subprocess import PASSED_VARIABLES
+from miner.tournament.rules import CLONE_LIMIT_S
+
+#: Checking out a commit of a clone: local work, however slow the disk.
+LOCAL_LIMIT_S = 120.0
+#: What git may speak; `ext::` would run a command of the address's choice.
+PROTOCOLS = "file:git:http:https:ssh"
+_TOKEN_VARIABLE = "GOD_MINER_GIT_TOKEN"  # noqa: S105 - its name
+#: A shell function that git calls for the repository's host alone; echo is a part of the shell, no process.
+_HELPER = f'!f() {{ echo username=x-access-token; echo "password=${_TOKEN_VARIABLE}"; }}; f'
+_END_S = 5.0
+
+
+class CloneFailed(GodMinerError):
+    """A repository that cannot be cloned, or does not hold the commit."""
+
+    code = "clone_failed"
+
+
+@dataclass(frozen=True)
+class Clone:
+    directory: Path
+    #: What is checked out, 40 hexadecimal digits.
+    commit: str
+    #: The head of the default branch; of a local checkout: its HEAD.
+    default_head: str
+    #: How long `git clone` took.
+    seconds: float
+    #: What the whole history takes on disk.
+    size_bytes: int
+
+
+def clone_repository(
+    source: str,
+    commit: str | None,
+    directory: Path,
+    *,
+    limit_s: float = CLONE_LIMIT_S,
+    token: str | None = None,
+) -> Clone:
+    """Clone a URL or a local path into a new or empty directory and check out a commit (default: HEAD)."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CloneFailed(f"{directory} is not an empty directory: name one that is not there yet")
+    if _has_credentials(source):
+        raise CloneFailed(
+            "the address holds a user name or a password, which every list of processes would show: "
+            "leave it out and set TRAINING_REPO_*_TOKEN"
+        )
+    environment = _environment(source, token)
+    address = str(Path(source).resolve()) if is_local(source) else source
+    began = time.monotonic()
+    # --no-local: objects travel as they do over a network, only those that a branch or a tag reaches.
+    _git(
+        ["clone", "--quiet", "--no-local", "--", address, str(directory)], environment, limit_s, secret=token
+    )
+    seconds = time.monotonic() - began
+    try:
+        head = git_output(directory, "rev-parse", "--verify", "HEAD^{commit}")
+    except CloneFailed:
+        raise CloneFailed(f"{source} has no commit on its default branch: push one") from None
+    if commit is not None and commit != head:
+        _check_out(directory, commit, source)
+    chosen = git_output(directory, "rev-parse", "--verify", "HEAD^{commit}")
+    return Clone(directory, chosen, head, seconds, sum(_sizes(directory / ".git")))
+
+
+def is_local(source: str) -> bool:
+    """Whether it is a path and not an address; `host:path` without a slash before the colon is an address."""
+    return "://" not in source and (Path(source).is_dir() or not re.match(r"[^/]+:", source))
+
+
+def git_output(directory: Path, *arguments: str, limit_s: float = LOCAL_LIMIT_S) -> str:
+    """What git says about a local repository, without the last line's end."""
+    return _git(["-C", str(directory), *arguments], _environment(str(directory), None), limit_s).rstrip("\n")
+
+
+def _check_out(directory: Path, commit: str, source: str) -> None:
+    try:
+        # A name as git has it: a branch of the origin is none of the clone's own yet.
+        found = git_output(directory, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    except CloneFailed:
+        raise CloneFailed(
+            f"a clone of {source} does not hold {commit}: no branch or tag there reaches it; "
+            "push a branch that does (validators clone, and then check it out)"
+        ) from None
+    git_output(directory, "checkout", "--quiet", "--detach", found)
+
+
+def _environment(source: str, token: str | None) -> dict[str, str]:
+    """Of an address: none of the operator's settings, credentials least of all, which validators lack."""
+    passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    found = {
+        **passed,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "true",
+        "SSH_ASKPASS": "true",
+        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+        "GIT_ALLOW_PROTOCOL": PROTOCOLS,
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    if is_local(source):
+        return found  # safe.directory is in the operator's settings
+    found |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    if token:
+        parts = urlsplit(source)
+        scope = f"credential.{parts.scheme}://{parts.netloc}.helper"
+        found |= {
+            _TOKEN_VARIABLE: token,
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": scope,
+            "GIT_CONFIG_VALUE_0": _HELPER,
+        }
+    return found
+
+
+def _has_credentials(source: str) -> bool:
+    if not source.startswith(("http://", "https://")):
+        return False
+    return "@" in urlsplit(source).netloc
+
+
+def _git(
+    arguments: Sequence[str], environment: Mapping[str, str], limit_s: float, *, secret: str | None = None
+) -> str:
+    try:
+        process = subprocess.Popen(
+            ["git", *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise CloneFailed("git is not installed: install it, for example by `apt-get install git`") from None
+    try:
+        said, complaint = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise CloneFailed(
+            f"git {_verb(arguments)} is not done after {limit_s:g} s (validators wait {CLONE_LIMIT_S:g} s): "
+            "make the repository smaller, or look at the connection"
+        ) from None
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        text = (complaint.strip() or f"exit code {process.returncode}")[-1000:]
+        raise CloneFailed(f"git {_verb(arguments)}: {text.replace(secret, '***') if secret else text}")
+    return said
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    return arguments[2] if arguments[0] == "-C" else arguments[0]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End git and the helpers that it started; asked first, it removes what it has written."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_S)
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    for path in directory.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield path.stat().st_size
