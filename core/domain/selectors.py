@@ -52,7 +52,7 @@ class OneOrMany:
 
     @staticmethod
     def _listed(value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return [value] if isinstance(value, str | int) else value
 
 
 TaskWord = Annotated[

@@ -295,7 +295,7 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
     if image is None:
         return None
     return ImagePlan(
-        resolution=image.resolution,
+        resolutions=image.resolutions,
         repeats=targets.image_repeats or needs.data.image_repeats,
         vae_batch=image.vae_batch,
         loss=targets.image_loss,

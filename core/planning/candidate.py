@@ -117,12 +117,22 @@ class ImageCandidate:
     """What only image training adds."""
 
     facts: ImageFacts
-    resolution: int
+    resolutions: tuple[int, ...]
     vae_batch: int
     #: The text encoders' outputs are computed once and the encoders offloaded.
     text_offloaded: bool
     text_adapter: bool
     quantized: bool
+
+    @property
+    def resolution(self) -> int:
+        """The largest, which memory must hold."""
+        return max(self.resolutions)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a picture in one pass, over all resolutions: each is trained on as often."""
+        return sum(image_tokens(self.facts, side) for side in self.resolutions) / len(self.resolutions)
 
 
 class MemoryCache:
@@ -331,7 +341,7 @@ def _image_candidate(plan: TrainingPlan) -> ImageCandidate | None:
         return None
     return ImageCandidate(
         facts=facts,
-        resolution=image.resolution,
+        resolutions=image.resolutions,
         vae_batch=image.vae_batch,
         text_offloaded=image.cache_text,
         text_adapter=bool(plan.adapter and plan.adapter.text_encoder),

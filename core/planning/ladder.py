@@ -278,6 +278,12 @@ def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> I
         image = replace(image, text_offloaded=True)
         least = vary(least, image=image)
         yield least
-    for resolution in RESOLUTIONS:
-        if resolution < image.resolution:
-            yield vary(least, image=replace(image, resolution=resolution))
+    for smaller in smaller_resolutions(image.resolutions):
+        yield vary(least, image=replace(image, resolutions=smaller))
+
+
+def smaller_resolutions(resolutions: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Without the larger ones; the next smaller one where none is left."""
+    for most in RESOLUTIONS:
+        if most < max(resolutions):
+            yield tuple(side for side in resolutions if side <= most) or (most,)

@@ -24,7 +24,13 @@ from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
 from core.planning.gpu_count import GPU_COUNTS
-from core.planning.ladder import RESOLUTIONS, may_quantise, with_gathered_layers, with_length, with_micro
+from core.planning.ladder import (
+    may_quantise,
+    smaller_resolutions,
+    with_gathered_layers,
+    with_length,
+    with_micro,
+)
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
 from core.planning.requirements import SHARDABLE, largest_divisor
@@ -111,7 +117,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
 def _image(plan: TrainingPlan, new: RunCandidate) -> object:
     assert plan.image is not None
     assert new.image is not None
-    update = {"resolution": new.image.resolution, "vae_batch": new.image.vae_batch}
+    update = {"resolutions": new.image.resolutions, "vae_batch": new.image.vae_batch}
     return plan.image.model_copy(update=update)
 
 
@@ -269,12 +275,12 @@ def _shorter(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
 
 def _smaller_images(candidate: RunCandidate) -> OomStep | None:
     assert candidate.image is not None
-    now = candidate.image.resolution
-    smaller = next((resolution for resolution in RESOLUTIONS if resolution < now), None)
+    now = candidate.image
+    smaller = next(smaller_resolutions(now.resolutions), None)
     if smaller is None:
         return None
-    image = replace(candidate.image, resolution=smaller, vae_batch=min(candidate.image.vae_batch, 4))
-    return OomStep(vary(candidate, image=image), "resolution", now, smaller)
+    image = replace(now, resolutions=smaller, vae_batch=min(now.vae_batch, 4))
+    return OomStep(vary(candidate, image=image), "resolutions", list(now.resolutions), list(smaller))
 
 
 def _more_gpus(plan: TrainingPlan, candidate: RunCandidate, most: int) -> OomStep | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -236,10 +236,28 @@ class GrpoPlan(Record):
     vllm_memory_share: float = Field(default=0.3, gt=0, lt=1)
 
 
+class CheckpointChoice(Record):
+    """Compare files of the run by the evaluator's own measure at its end, and submit the best."""
+
+    #: Files compared: so many saves, evenly spread, the last among them.
+    files: int = Field(ge=2)
+    #: Pictures that they are compared on, and random seeds for each.
+    pictures: int = Field(ge=1)
+    seeds: int = Field(ge=1)
+    #: Part of the timeline that this may take, loading the base model included.
+    seconds: float = Field(gt=0)
+    #: The pictures are kept out of the training. False: they are some of those trained on.
+    held_out: bool = False
+
+
 class ImagePlan(Record):
     """What only image training has. The keys are kohya's; ai-toolkit's recipe translates them."""
 
-    resolution: int = Field(default=1024, ge=64)
+    #: Sides of the squares whose area pictures are trained at. ai-toolkit trains every picture at each of
+    #: them in turn; kohya takes the largest.
+    resolutions: tuple[Annotated[int, Field(ge=64)], ...] = Field(default=(1024,), min_length=1)
+    #: How the file to submit is chosen at the end; None: the last one.
+    choice: CheckpointChoice | None = None
     repeats: int = Field(default=1, ge=1)
     vae_batch: int = Field(default=4, ge=1)
     loss: ImageLoss = ImageLoss.L2
@@ -259,6 +277,20 @@ class ImagePlan(Record):
     save_every_epochs: int = Field(default=10, ge=1)
     conv_rank: int | None = None
     conv_alpha: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def one_resolution(cls, values: Any) -> Any:
+        """Plans written before there were several name one."""
+        if isinstance(values, dict) and "resolution" in values and "resolutions" not in values:
+            rest = {key: value for key, value in values.items() if key != "resolution"}
+            return rest | {"resolutions": [values["resolution"]]}
+        return values
+
+    @property
+    def resolution(self) -> int:
+        """The largest."""
+        return max(self.resolutions)
 
 
 class ContainerPlan(Record):

@@ -337,7 +337,7 @@ def _image_candidate(needs: Requirements) -> ImageCandidate | None:
     vae = targets.vae_batch_size
     return ImageCandidate(
         facts=needs.model.image,
-        resolution=targets.resolution,
+        resolutions=tuple(sorted(set(targets.resolutions))),
         vae_batch=min(vae, MOST_VAE_BATCH) if needs.engine is Engine.KOHYA else vae,
         text_offloaded=not encoders and targets.caption_dropout == 0,
         text_adapter=encoders,

@@ -59,11 +59,12 @@ def image_flops(s: RunCandidate) -> float:
     assert s.image is not None
     passes = (3 if s.full else 2) + (1 if s.checkpointing else 0)
     if image_type(s) is ImageModelType.SDXL:
-        forward = SDXL_FORWARD * (s.image.resolution / 1024) ** 2
+        forward = SDXL_FORWARD * s.image.mean_tokens / s.image.facts.tokens_at_1024
     else:
-        tokens = image_tokens(s.image.facts, s.image.resolution)
-        attention = 4.0 * s.shape.layers * s.shape.hidden * tokens
-        forward = tokens * (2.0 * s.image.facts.backbone_params + attention)
+        sides = [image_tokens(s.image.facts, side) for side in s.image.resolutions]
+        attention = 4.0 * s.shape.layers * s.shape.hidden
+        each = [tokens * (2.0 * s.image.facts.backbone_params + attention * tokens) for tokens in sides]
+        forward = sum(each) / len(each)
     return forward * passes
 
 
@@ -146,7 +147,7 @@ def _precision(s: RunCandidate) -> float:
 
 
 def _image_tokens(s: RunCandidate) -> float:
-    return image_tokens(s.image.facts, s.image.resolution) if s.image is not None else 1.0
+    return s.image.mean_tokens if s.image is not None else 1.0
 
 
 def moved_bytes(s: RunCandidate) -> float:

@@ -225,7 +225,7 @@ def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator
     if after.text_offloaded and needs.targets.caption_dropout:
         yield conceded("caption_dropout", needs.targets.caption_dropout, 0.0, reason)
     if after.resolution < before.resolution:
-        yield conceded("resolution", before.resolution, after.resolution, reason)
+        yield conceded("resolutions", list(before.resolutions), list(after.resolutions), reason)
 
 
 def epochs_between_files(timed: TimedCandidate) -> int:

@@ -24,7 +24,7 @@ from core.domain.choices import (
     Optimizer,
 )
 from core.domain.records import Record
-from core.domain.selectors import IntegerRange, IntRange, Lane
+from core.domain.selectors import IntegerRange, IntRange, Lane, OneOrMany
 from core.domain.units import Bytes, Params, Seconds
 
 
@@ -283,7 +283,12 @@ class Targets(Record):
     )
     grpo_vllm: bool = Field(default=False, description="GRPO: generate with vLLM beside the training.")
     # — images
-    resolution: int = Field(default=1024, ge=64, le=4096, description="Images: side of the square.")
+    resolutions: Annotated[list[Annotated[int, Field(ge=64, le=4096)]], OneOrMany()] = Field(
+        default_factory=lambda: [1024],
+        min_length=1,
+        description="Images: sides of the square; ai-toolkit trains each picture at every one, kohya at the "
+        "largest.",
+    )
     image_repeats: int | None = Field(
         default=None, ge=1, description="Images: uses per epoch. Unset: as the dataset was prepared."
     )

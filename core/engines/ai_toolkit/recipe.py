@@ -107,7 +107,7 @@ def _network(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineCo
 def _dataset(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> EngineConfig:
     return {
         "folder_path": inputs.train_path,
-        "resolution": [image.resolution],
+        "resolution": list(image.resolutions),
         "num_repeats": image.repeats,
         "caption_dropout_rate": float(image.caption_dropout),
         "cache_latents_to_disk": image.cache_latents,

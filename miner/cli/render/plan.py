@@ -147,7 +147,7 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         packed = "packed" if plan.sequence.packing else "not packed"
         yield "sequence.length", f"{plan.sequence.length} ({packed})"
     else:
-        yield "image.resolution", str(plan.image.resolution)
+        yield "image.resolutions", ", ".join(map(str, plan.image.resolutions))
     yield "optimizer.name", plan.optimizer.name.value
     yield "optimizer.learning_rate", f"{plan.optimizer.learning_rate:g}"
     yield "optimizer.schedule", plan.optimizer.schedule.value

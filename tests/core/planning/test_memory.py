@@ -122,7 +122,7 @@ def _variants() -> list[RunCandidate]:
 def _images(**changes: Any) -> RunCandidate:
     model = facts_from_name("flux", None, ImageModelType.FLUX)
     assert model.image is not None
-    image = ImageCandidate(model.image, 1024, 4, True, False, False)
+    image = ImageCandidate(model.image, (1024,), 4, True, False, False)
     return a_candidate(model, task=TaskType.IMAGE, engine=Engine.KOHYA, image=image, **changes)
 
 
@@ -248,7 +248,7 @@ def test_flux_with_checkpointing_takes_what_is_published_for_it() -> None:
 def test_images_cost_by_their_area_and_a_large_latent_batch_is_a_moment_of_its_own() -> None:
     large = _images(checkpointing=False)
     assert large.image is not None
-    small = replace(large, image=replace(large.image, resolution=512))
+    small = replace(large, image=replace(large.image, resolutions=(512,)))
     shrinks = memory_of(large, 0)["activations"] / memory_of(small, 0)["activations"]
     assert shrinks == pytest.approx(4, rel=0.01)
     assert memory_of(replace(large, image=replace(large.image, vae_batch=64)), 0).phase == "latents"

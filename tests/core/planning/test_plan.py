@@ -17,7 +17,15 @@ from core.planning.budget import (
     TimelinePhase,
     conceded,
 )
-from core.planning.plan import EmaPlan, FsdpPlan, LaunchPlan, PlanReason, TrainingPlan
+from core.planning.plan import (
+    CheckpointChoice,
+    EmaPlan,
+    FsdpPlan,
+    ImagePlan,
+    LaunchPlan,
+    PlanReason,
+    TrainingPlan,
+)
 from tests.core.builders import plan
 from tests.doubles.each import each
 
@@ -126,3 +134,13 @@ def test_the_timeline_adds_up_to_the_reserve() -> None:
 def test_a_concession_reads_as_a_sentence(wanted: Any, got: Any, shown: str) -> None:
     concession = conceded("micro_batch_size", wanted, got, "61.2 GB over the budget")
     assert str(concession) == f"micro_batch_size {shown}: 61.2 GB over the budget"
+
+
+def test_a_plan_written_with_one_resolution_is_read() -> None:
+    """Plans lie in stores and workspaces from before there were several."""
+    assert ImagePlan.model_validate({"resolution": 768}).resolutions == (768,)
+    several = ImagePlan(
+        resolutions=(512, 1024), choice=CheckpointChoice(files=4, pictures=2, seeds=3, seconds=400)
+    )
+    assert ImagePlan.model_validate_json(several.model_dump_json()) == several
+    assert several.resolution == 1024

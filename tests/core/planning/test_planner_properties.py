@@ -102,7 +102,7 @@ def test_one_more_gpu_never_makes_a_task_infeasible(
 
 def _learning(plan: TrainingPlan) -> tuple[object, ...]:
     """What the training learns, however it is cut into passes."""
-    rank, pixels = plan.adapter and plan.adapter.rank, plan.image and plan.image.resolution
+    rank, pixels = plan.adapter and plan.adapter.rank, plan.image and plan.image.resolutions
     return rank, pixels, plan.method, plan.optimizer.name, plan.gpus.count, plan.sequence.length
 
 

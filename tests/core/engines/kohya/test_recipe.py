@@ -140,7 +140,7 @@ def test_as_many_epoch_files_are_kept_as_asked_for() -> None:
 @each(("side", "least", "most"), [(64, 64, 2048), (200, 192, 2048), (512, 256, 2048), (2080, 256, 2112)])
 def test_the_buckets_hold_the_resolution(kind: ImageModelType, side: int, least: int, most: int) -> None:
     """sd-scripts refuses a data set with a resolution beyond them."""
-    run = rendered(kind, image=ImagePlan(resolution=side))
+    run = rendered(kind, image=ImagePlan(resolutions=(side,)))
     check(run, min_bucket_reso=least, max_bucket_reso=most)
 
 
