@@ -93,6 +93,8 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/observe/test_logs.py::test_no_secret_given_to_a_real_program_is_in_anything_it_prints",
         "miner/test_daemon_client.py",
         "miner/tournament/test_checkout.py",
+        "miner/tournament/test_polite_client.py",
+        "miner/tournament/test_public_api.py",
         "miner/watch/test_notify_worker.py",
         "miner/cli/test_native_runs_follow.py",
         "scripts/test_engine_tables.py",

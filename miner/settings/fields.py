@@ -447,8 +447,12 @@ def _repo_datasets() -> Any:
 
 
 class TournamentSection(Section):
-    title = "Tournament repositories"
+    title = "Tournaments"
 
+    public_api_url: values.SiteUrl = _setting(
+        "https://api.gradients.io",
+        "The subnet's public API: fees, balances and results of tournaments.",
+    )
     training_repo_text_url: values.GithubUrl | None = _repo_url("text")
     training_repo_text_commit: values.Commit | None = _repo_commit()
     training_repo_text_token: values.Secret | None = _repo_token()

@@ -1,0 +1,301 @@
+"""The subnet's public API, which needs no key: fees, balances, tournaments, tasks and their results.
+
+Known from public code that reads it, the last of 2026-09-25, and from validators' own response models of
+July 2026; never asked from the machine on which this was written:
+
+- `/tournament/fees`: `text_tournament_fee_rao` and the same for image and environment.
+- `/tournament/balance/{coldkey}`: `balance_rao`; 404 if the coldkey never paid.
+- `/tournament/latest/details`: by kind one tournament, with `tournament_id`, `status`, `winner_hotkey`,
+  `base_winner_hotkey` (the champion before it), `participants`, `rounds[].tasks[]`; and `burn_data` with
+  `{kind}_tournament_weight`. `/tournament/{id}/details`: one of them.
+- `/auditing/tasks/{id}`: `task_type`, `model_id`, `model_type` (pictures), `hours_to_complete`,
+  `image_text_pairs[]` (pictures), `hotkey_details[]` with `hotkey`, `repo`, `rank`, `test_loss`.
+- `/v1/performance/weight-projection-static`: `projections[]` for some improvements over the champion, with
+  `{kind}_projection.projections[]` of `days`, `weight` and `total_alpha`.
+
+Every field is optional here and checked: an answer of another shape costs what it does not tell, no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from core.domain.records import printable
+from core.domain.wire import TournamentType
+from miner.settings import Settings
+from miner.tournament.polite_client import Answer, PoliteClient, SiteError
+
+RAO = 1e9
+#: How old a stored answer may be: fees and balances; what is over no longer changes.
+FRESH_S, DAY_S = 300.0, 86_400.0
+#: Details of three tournaments had some hundred kilobytes; tasks with many rows more.
+MAX_ANSWER = 32 * 1024**2
+_ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures come from, and of when they are."""
+
+    url: str
+    at: float
+    #: Why they are not newer, if the site did not answer.
+    stale: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One miner's result in one task."""
+
+    hotkey: str
+    #: The hub's repository with what was trained.
+    repo: str | None = None
+    #: 1 is the best; None: not scored.
+    rank: int | None = None
+    #: What the kind of task is ranked by. Lower is better, except in GRPO and environments.
+    loss: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TournamentTaskResult:
+    """One task of a tournament, as `/auditing/tasks/{id}` tells it."""
+
+    task_id: str
+    #: A validator's word, such as ImageTask.
+    task_type: str | None = None
+    #: The base model; of pictures also the family.
+    model_id: str | None = None
+    family: str | None = None
+    hours: float | None = None
+    #: Pictures, or None. The container gets fewer: validators keep a tenth for the test.
+    pictures: int | None = None
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tournament:
+    tournament_id: str
+    kind: TournamentType
+    status: str | None = None
+    winner: str | None = None
+    #: Who was the champion before.
+    champion: str | None = None
+    participants: tuple[str, ...] = ()
+    task_ids: tuple[str, ...] = ()
+    #: Tasks of the final round against the champion.
+    boss_task_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest tournament of each kind, and what share of the subnet's emission each kind has today."""
+
+    tournaments: Mapping[TournamentType, Tournament]
+    weights: Mapping[TournamentType, float]
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Prize:
+    """What a champion is expected to get until `days` after the tournament, by the validators' projection."""
+
+    days: int
+    alpha: float
+    weight: float
+
+
+@contextmanager
+def open_public_api(settings: Settings, **client: Any) -> Iterator[PublicApi]:
+    """Open the API by the operator's settings. `client` goes to `PoliteClient`."""
+    with polite_client(settings, **client) as opened:
+        yield PublicApi(opened, settings.public_api_url)
+
+
+def polite_client(settings: Settings, **more: Any) -> PoliteClient:
+    """A client with the operator's hub, token and cache."""
+    token = settings.hf_token.get_secret_value() if settings.hf_token else None
+    cache = settings.data_dir / "tournament" / "answers"
+    return PoliteClient(cache, settings.hf_endpoint, token, **more)
+
+
+@dataclass
+class PublicApi:
+    client: PoliteClient
+    base: str
+
+    def fees(self) -> tuple[dict[TournamentType, float], Source]:
+        """The fee of each kind in TAO. A kind that the API does not name is left out."""
+        answer = self._get("/tournament/fees")
+        found = mapping(answer.json())
+        rao = {kind: number(found.get(f"{kind}_tournament_fee_rao"), least=0) for kind in TournamentType}
+        fees = {kind: value / RAO for kind, value in rao.items() if value is not None}
+        if not fees:
+            raise SiteError(f"{answer.url} names no fee")
+        return fees, _source(answer)
+
+    def balance(self, coldkey: str) -> tuple[float, Source]:
+        """What a coldkey has paid in and not used, in TAO: 0 if it never paid."""
+        if not _ADDRESS.fullmatch(coldkey):
+            raise SiteError(f"{printable(coldkey[:60])!r} is not a coldkey's address")
+        try:
+            answer = self._get(f"/tournament/balance/{coldkey}")
+        except SiteError as error:
+            if error.status != 404:
+                raise
+            return 0.0, Source(f"{self.base}/tournament/balance/{coldkey}", self.client.clock())
+        rao = number(mapping(answer.json()).get("balance_rao"), least=0)
+        if rao is None:
+            raise SiteError(f"{answer.url} names no balance")
+        return rao / RAO, _source(answer)
+
+    def latest(self) -> Latest:
+        answer = self._get("/tournament/latest/details")
+        found = mapping(answer.json())
+        tournaments = {
+            kind: tournament for kind in TournamentType if (tournament := _tournament(found.get(kind), kind))
+        }
+        burn = mapping(found.get("burn_data"))
+        weights = {kind: number(burn.get(f"{kind}_tournament_weight"), least=0) for kind in TournamentType}
+        known = {kind: weight for kind, weight in weights.items() if weight is not None and weight <= 1}
+        return Latest(tournaments, known, _source(answer))
+
+    def details(self, tournament_id: str) -> Tournament:
+        """One tournament, also one that is long over."""
+        answer = self._get(f"/tournament/{_name(tournament_id)}/details")
+        found = mapping(answer.json())
+        kind = found.get("tournament_type")
+        tournament = _tournament(found, TournamentType(kind)) if kind in list(TournamentType) else None
+        if tournament is None:
+            raise SiteError(f"{answer.url} describes no tournament")
+        return tournament
+
+    def task(self, task_id: str) -> TournamentTaskResult:
+        """One task with the result of each miner. A day old is new enough: it is over."""
+        answer = self._get(f"/auditing/tasks/{_name(task_id)}", DAY_S)
+        return task_result(answer.json(), task_id)
+
+    def prizes(self) -> tuple[dict[TournamentType, tuple[Prize, ...]], Source]:
+        """What a champion gets, at the least improvement that the projection has."""
+        answer = self._get("/v1/performance/weight-projection-static", DAY_S)
+        rows = [mapping(row) for row in sequence(mapping(answer.json()).get("projections"))]
+        rows = [row for row in rows if number(row.get("percentage_improvement")) is not None]
+        rows.sort(key=lambda row: float(row["percentage_improvement"]))
+        found = {}
+        for kind in TournamentType:
+            projected = [mapping(row.get(f"{kind}_projection")) for row in rows]
+            crowned = [one for one in projected if one.get("placement", "champion") == "champion"]
+            prizes = _prizes(crowned[0]) if crowned else ()
+            if prizes:
+                found[kind] = prizes
+        return found, _source(answer)
+
+    def _get(self, path: str, max_age_s: float = FRESH_S) -> Answer:
+        return self.client.get(self.base + path, max_bytes=MAX_ANSWER, max_age_s=max_age_s)
+
+
+def task_result(raw: Any, task_id: str) -> TournamentTaskResult:
+    """Read one task's answer, whatever it holds."""
+    found = mapping(raw)
+    pairs = found.get("image_text_pairs")
+    return TournamentTaskResult(
+        task_id,
+        text(found.get("task_type")),
+        text(found.get("model_id")),
+        text(found.get("model_type")),
+        number(found.get("hours_to_complete"), least=0),
+        len(pairs) if isinstance(pairs, list) and pairs else None,
+        tuple(_ranked([_entry(row) for row in sequence(found.get("hotkey_details"))])),
+    )
+
+
+def _entry(raw: Any) -> Entry:
+    row = mapping(raw)
+    repo = text(row.get("repo"))
+    place = number(row.get("rank"), least=1)
+    return Entry(
+        text(row.get("hotkey")) or "",
+        repo if repo and _REPO.fullmatch(repo) and ".." not in repo else None,
+        int(place) if place is not None else None,
+        number(row.get("test_loss")),
+        text(row.get("score_reason")),
+    )
+
+
+def _ranked(entries: list[Entry]) -> list[Entry]:
+    named = [entry for entry in entries if entry.hotkey]
+    return sorted(named, key=lambda entry: (entry.rank is None, entry.rank or 0, entry.hotkey))
+
+
+def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
+    found = mapping(raw)
+    tournament_id = text(found.get("tournament_id"))
+    if not tournament_id or not _NAME.fullmatch(tournament_id):
+        return None
+    rounds = [mapping(one) for one in sequence(found.get("rounds"))]
+    tasks = [(bool(one.get("is_final_round")), task) for one in rounds for task in sequence(one.get("tasks"))]
+    ids = [(final, text(mapping(task).get("task_id"))) for final, task in tasks]
+    boss = [text(mapping(one).get("task_id")) for one in sequence(found.get("boss_round_performance"))]
+    participants = [text(mapping(one).get("hotkey")) for one in sequence(found.get("participants"))]
+    return Tournament(
+        tournament_id,
+        kind,
+        text(found.get("status")),
+        text(found.get("winner_hotkey")),
+        text(found.get("base_winner_hotkey")),
+        tuple(hotkey for hotkey in participants if hotkey),
+        _names([name for _, name in ids] + boss),
+        _names([name for final, name in ids if final] + boss),
+    )
+
+
+def _names(found: list[str | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in found if name and _NAME.fullmatch(name)))
+
+
+def _prizes(projection: Mapping[str, Any]) -> tuple[Prize, ...]:
+    found = []
+    for one in sequence(projection.get("projections")):
+        row = mapping(one)
+        days, alpha = number(row.get("days"), least=0), number(row.get("total_alpha"), least=0)
+        if days is not None and alpha is not None:
+            found.append(Prize(int(days), alpha, number(row.get("weight"), least=0) or 0.0))
+    return tuple(sorted(found, key=lambda prize: prize.days))
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise SiteError(f"{printable(value[:100])!r} is not an id of a tournament or task")
+    return value
+
+
+def _source(answer: Answer) -> Source:
+    return Source(answer.url, answer.at, answer.stale)
+
+
+# Values from outside: of the right type, or not there
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text(value: Any, longest: int = 300) -> str | None:
+    """A string as it may be shown."""
+    return printable(value[:longest], keep="") if isinstance(value, str) and value else None
+
+
+def number(value: Any, *, least: float = -1e18) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if least <= value <= 1e18 else None  # false also for NaN
