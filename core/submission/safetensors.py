@@ -85,10 +85,12 @@ def read_header(file: BinaryIO) -> SafetensorsHeader:
         raise BadHeader(f"says that its header has {length:,} bytes: this is not a safetensors file")
     if length > size - 8:
         raise BadHeader(f"has a header of {length:,} bytes in {size:,}: the file was cut off; save it again")
-    return _parsed(file.read(length), 8 + length, size)
+    return parse_header(file.read(length), size)
 
 
-def _parsed(text: bytes, data_at: int, size: int) -> SafetensorsHeader:
+def parse_header(text: bytes, size: int) -> SafetensorsHeader:
+    """Read a header's JSON, which follows the first eight bytes of a file of `size` bytes."""
+    data_at = 8 + len(text)
     try:
         header = json.loads(text, object_pairs_hook=_unique)
     except BadHeader:

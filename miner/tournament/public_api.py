@@ -36,6 +36,7 @@ FRESH_S, DAY_S = 300.0, 86_400.0
 MAX_ANSWER = 32 * 1024**2
 _ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_HOTKEY = re.compile(r"[A-Za-z0-9]{1,64}")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -210,17 +211,22 @@ def task_result(raw: Any, task_id: str) -> TournamentTaskResult:
         text(found.get("model_id")),
         text(found.get("model_type")),
         number(found.get("hours_to_complete"), least=0),
-        len(pairs) if isinstance(pairs, list) and pairs else None,
+        len(pairs) if isinstance(pairs, list) and pairs else _count(found.get("pictures")),
         tuple(_ranked([_entry(row) for row in sequence(found.get("hotkey_details"))])),
     )
 
 
+def _count(value: Any) -> int | None:
+    counted = number(value, least=1)
+    return int(counted) if counted is not None else None
+
+
 def _entry(raw: Any) -> Entry:
     row = mapping(raw)
-    repo = text(row.get("repo"))
+    hotkey, repo = text(row.get("hotkey")) or "", text(row.get("repo"))
     place = number(row.get("rank"), least=1)
     return Entry(
-        text(row.get("hotkey")) or "",
+        hotkey if _HOTKEY.fullmatch(hotkey) else "",
         repo if repo and _REPO.fullmatch(repo) and ".." not in repo else None,
         int(place) if place is not None else None,
         number(row.get("test_loss")),

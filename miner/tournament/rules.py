@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,11 @@ def next_start(kind: TournamentType, now: datetime) -> datetime:
     start = now.replace(hour=START_HOURS[kind], minute=0, second=0, microsecond=0)
     start += timedelta(days=-now.weekday() % 7)
     return start if start > now else start + timedelta(days=7)
+
+
+def training_pictures(pictures: int) -> int:
+    """Pictures that the container gets: validators keep a tenth for the test, rounded up."""
+    return pictures - math.ceil(pictures / 10)
 
 
 # — build

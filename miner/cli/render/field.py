@@ -1,0 +1,158 @@
+"""Pages of the field: each task's entries beside our plan, and the laws that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from miner.tournament.field import FieldEntry, FieldTask
+from miner.tournament.field_laws import FamilyLaws, Law
+from miner.tournament.field_recipes import Recipe
+
+_COLUMNS = ("entry", "#", "steps", "b×a", "LR", "schedule", "r/α", "drop", "loss", "EMA", "Σ LR")
+_LEFT = frozenset({"entry", "schedule", "loss"})
+_CUT = {
+    "constant_with_warmup": "constant+w",
+    "cosine_with_min_lr": "cosine→",
+    "cosine_with_restarts": "cosine↺",
+}
+
+
+def field_pages(
+    tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int
+) -> Iterator[RenderableType]:
+    for task in tasks:
+        yield Text(_heading(task), style="bold")
+        yield from _task_pages(task, ranks)
+        yield ""
+    yield from law_pages(found)
+
+
+def _heading(task: FieldTask) -> str:
+    facts = [task.family]
+    if task.task.task_type and task.task.task_type != task.family:
+        facts.append(task.task.task_type)
+    facts.append(task.task.task_id[:8] if task.task.task_type else task.task.task_id)
+    if task.task.hours is not None:
+        facts.append(f"{task.task.hours:g} h")
+    if task.pictures is not None:
+        facts.append(f"n {task.pictures} training pictures")
+    return "  ".join(facts)
+
+
+def _task_pages(task: FieldTask, ranks: int) -> Iterator[RenderableType]:
+    shown = [one for one in task.entries if one.entry.rank is None or one.entry.rank <= ranks]
+    shown = [one for one in shown if one.recipe != Recipe() or one.entry.rank is not None]
+    ours, why = task.own_plan()
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in _COLUMNS:
+        table.add_column(name, no_wrap=True, justify="left" if name in _LEFT else "right")
+    for one in shown:
+        rank = str(one.entry.rank) if one.entry.rank is not None else "–"
+        table.add_row(one.entry.hotkey[:8], rank, *_cells(one.recipe))
+    if ours is not None:
+        table.add_row("our plan", "", *_cells(ours), style="bold")
+    yield table
+    yield from (Text(line, style="dim") for line in _remarks(shown, ours, why))
+
+
+def _cells(recipe: Recipe) -> tuple[str, ...]:
+    shipped = recipe.shipped or recipe.steps
+    of = f"/{recipe.steps}" if shipped and recipe.steps and recipe.steps != shipped else ""
+    alpha = f"/{recipe.lora_alpha:g}" if recipe.lora_alpha is not None else ""
+    return (
+        f"{shipped}{of}" if shipped else "–",
+        f"{recipe.batch}×{recipe.accumulation or 1}" if recipe.batch else "–",
+        _number(recipe.lr),
+        _CUT.get(recipe.schedule or "", recipe.schedule or "–")[:10],
+        f"{recipe.lora_rank}{alpha}" if recipe.lora_rank else "–",
+        f"{recipe.dropout:g}" if recipe.dropout is not None else "–",
+        (recipe.loss or "–")[:6],
+        ("–" if recipe.ema is None else "off" if recipe.ema == 0 else f"{recipe.ema:g}"),
+        _number(recipe.rate_sum),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}"
+
+
+def _remarks(shown: Sequence[FieldEntry], ours: Recipe | None, why: str) -> Iterator[str]:
+    for one in shown:
+        for note in one.recipe.notes[:3]:
+            yield f"{one.entry.hotkey[:8]}: {note}"
+        if one.recipe == Recipe():
+            reason = f" ({one.entry.why})" if one.entry.why else ""
+            yield f"{one.entry.hotkey[:8]}: none of its files says what it trained with{reason}"
+    if ours is None:
+        yield f"no plan of ours: {why}"
+        return
+    best = next((one.recipe for one in shown if one.entry.rank == 1), None)
+    if best is not None and best.rate_sum and ours.rate_sum:
+        times = ours.rate_sum / best.rate_sum
+        yield f"our sum of rates is {times:.2g} times that of rank 1"
+
+
+def law_pages(found: Sequence[FamilyLaws]) -> Iterator[RenderableType]:
+    if not found:
+        yield "No laws: of no task is it known who won and in how many steps."
+        return
+    yield Text("Steps of those that won (n: training pictures, h: hours of the task)", style="bold")
+    for one in found:
+        points = "one winner" if one.points == 1 else f"{one.points} winners"
+        lines: list[RenderableType] = [Text(f"{one.family}: {points}")]
+        lines += [Text(f"  steps  {law.text}{_how_far(law)}") for law in one.laws]
+        lines += [
+            Text(f"  {name}  {_span(span)}")
+            for name, span in (("LR   ", one.lr), ("Σ LR ", one.rate_sum))
+            if span
+        ]
+        yield Group(*lines)
+
+
+def _how_far(law: Law) -> str:
+    if law.points == 1:
+        return ""
+    if law.off is None:
+        return f"  (goes through any {law.points} points)"
+    return f"  ({law.points} points, ≤ {100 * law.off:.0f} % off)"
+
+
+def _span(span: tuple[float, float, float]) -> str:
+    least, middle, most = span
+    return f"{middle:.2g}" + (f" ({least:.2g} to {most:.2g})" if least < most else "")
+
+
+def field_data(tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int) -> dict[str, Any]:
+    """The same for programs."""
+    rows = []
+    for task in tasks:
+        ours, why = task.own_plan()
+        entries = [one for one in task.entries if one.entry.rank is None or one.entry.rank <= ranks]
+        rows.append(
+            {
+                "task": task.task.task_id,
+                "task_type": task.task.task_type,
+                "family": task.family,
+                "model": task.task.model_id,
+                "hours": task.task.hours,
+                "pictures": task.pictures,
+                "entries": [
+                    {"hotkey": one.entry.hotkey, "rank": one.entry.rank, "loss": one.entry.loss}
+                    | _recipe_data(one.recipe)
+                    for one in entries
+                ],
+                "our_plan": None if ours is None else _recipe_data(ours)["recipe"],
+                "no_plan_because": why or None,
+            }
+        )
+    return {"tasks": rows, "laws": [asdict(one) for one in found]}
+
+
+def _recipe_data(recipe: Recipe) -> dict[str, Any]:
+    return {"recipe": {**asdict(recipe), "rate_sum": recipe.rate_sum}}

@@ -1,0 +1,142 @@
+"""`god-miner tournament field`: what last week's entries trained with, beside our plans."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miner.cli.options import AsJson, load_settings
+from miner.cli.output import echo, echo_json, print_pages
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The field: what others' entries trained with.")
+
+
+class FieldKind(StrEnum):
+    """Kinds of tournaments whose entries leave figures of a training."""
+
+    TEXT = "text"
+    IMAGE = "image"
+    ENVIRONMENT = "environment"
+
+
+Kinds = Annotated[
+    list[FieldKind] | None, typer.Option("--kind", help="Kind of tournament. Unset: text and image.")
+]
+TournamentId = Annotated[
+    str | None, typer.Option("--tournament", help="This one, such as tourn_…_20261116. Unset: the latest.")
+]
+Ranks = Annotated[int, typer.Option(min=1, help="Entries of each task, best first.")]
+To = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Save here. Unset: DATA_DIR/tournament/field.")
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        file_okay=False,
+        help="Read here: what `pull --to` saved, or folders with an entry's own files.",
+    ),
+]
+Family = Annotated[str | None, typer.Option(help="Only this family or type of task.")]
+Api = Annotated[str | None, typer.Option(help="The public API. Unset: PUBLIC_API_URL.")]
+Hub = Annotated[str | None, typer.Option(help="The hub. Unset: HF_ENDPOINT.")]
+
+
+@app.callback()
+def field() -> None:
+    """The field: what others' entries trained with."""
+
+
+@app.command()
+def pull(
+    kinds: Kinds = None,
+    tournament_id: TournamentId = None,
+    ranks: Ranks = 3,
+    to: To = None,
+    api: Api = None,
+    hub: Hub = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch what the best entries of the latest tournaments trained with.
+
+    Asks the subnet's public API for tasks and places, and the hub for small files and the headers of the
+    submitted weights: no weights, one request a second, nothing twice. HF_TOKEN is used if it is set, and
+    goes to the hub alone. Exit code 1 when nothing was found.
+    """
+    from dataclasses import asdict
+
+    from core.domain.wire import TournamentType
+    from miner.tournament.field_pull import pull as pull_field
+    from miner.tournament.public_api import open_public_api
+
+    settings = _settings(api, hub)
+    directory = to or _directory(settings)
+    wanted = [TournamentType(kind) for kind in kinds or (FieldKind.TEXT, FieldKind.IMAGE)]
+    with open_public_api(settings, on_wait=_progress) as public:
+        done = pull_field(
+            public,
+            public.client,
+            directory,
+            wanted,
+            tournament_id=tournament_id,
+            ranks=ranks,
+            on_progress=_progress,
+        )
+    if as_json:
+        echo_json({**asdict(done), "directory": str(directory)})
+    else:
+        for problem in done.problems:
+            echo(problem, err=True)
+        echo(f"{done.tasks} tasks of {', '.join(done.tournaments) or 'no tournament'}: {directory}")
+        echo(f"{done.entries} entries, {done.known} of them known before; {done.requests} requests")
+        if done.entries:
+            echo("Next: god-miner tournament field show" + (f" --from {directory}" if to else ""))
+    raise typer.Exit(0 if done.tasks else 1)
+
+
+@app.command()
+def show(
+    directory: From = None,
+    family: Family = None,
+    ranks: Ranks = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was pulled beside what we would plan for the same tasks, and the laws that follow.
+
+    b×a: batch × accumulation. r/α: rank and alpha of the adapter. drop: caption dropout of pictures,
+    the adapter's of texts. Σ LR: sum of the learning rates of all steps that were submitted. A dash: no
+    file says. Laws count winners alone.
+    """
+    from miner.cli.render.field import field_data, field_pages
+    from miner.tournament.field import NoField, laws, read_field
+
+    where = directory or _directory(load_settings())
+    tasks = [task for task in read_field(where) if family in (None, task.family)]
+    if not tasks:
+        raise NoField(f"no task of {family} lies in {where}")
+    found = laws(tasks)
+    if as_json:
+        echo_json(field_data(tasks, found, ranks))
+        return
+    print_pages(field_pages(tasks, found, ranks))
+
+
+def _settings(api: str | None, hub: str | None) -> Settings:
+    from miner.settings.load import load_settings as load
+
+    given: dict[str, Any] = {"public_api_url": api, "hf_endpoint": hub}
+    return load(**{name: value for name, value in given.items() if value is not None})
+
+
+def _directory(settings: Settings) -> Path:
+    return settings.data_dir / "tournament" / "field"
+
+
+def _progress(text: str) -> None:
+    echo(text, err=True)

@@ -1,0 +1,111 @@
+"""What the field trained with: tasks and entries as `field pull` saved them, beside our own plans.
+
+A saved directory has one folder per task with `task.json` (the public API's answer, reduced), and in it one
+folder per entry, named by the first eight characters of the hotkey. A folder of an entry's own files without
+any `task.json` can be read too: then nobody knows the task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.domain.errors import GodMinerError
+from miner.tournament.field_laws import FamilyLaws, Point, laws_of
+from miner.tournament.field_plans import own_plan
+from miner.tournament.field_recipes import HEADER, MOST_BYTES, SMALL_FILES, Recipe, read_recipe
+from miner.tournament.public_api import Entry, TournamentTaskResult, task_result
+from miner.tournament.rules import training_pictures
+
+TASK = "task.json"
+#: A directory of a whole season has fewer.
+MOST_TASKS = 2000
+
+
+class NoField(GodMinerError):
+    """A directory in which nothing of the field lies."""
+
+    code = "no_field"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldEntry:
+    entry: Entry
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTask:
+    task: TournamentTaskResult
+    #: Best first.
+    entries: tuple[FieldEntry, ...]
+
+    @property
+    def family(self) -> str:
+        return self.task.family or self.task.task_type or "unknown"
+
+    @property
+    def pictures(self) -> int | None:
+        """Pictures that the container gets."""
+        if self.task.pictures is not None:
+            return training_pictures(self.task.pictures)
+        counted = [one.recipe.pictures for one in self.entries if one.recipe.pictures]
+        return counted[0] if counted else None
+
+    def own_plan(self) -> tuple[Recipe | None, str]:
+        task = self.task
+        return own_plan(task.task_type, task.family, task.model_id, task.hours, self.pictures)
+
+
+def read_field(directory: Path) -> list[FieldTask]:
+    """Read every task below the directory. `NoField` if there is nothing."""
+    if not directory.is_dir():
+        raise NoField(f"{directory} is not a directory; `god-miner tournament field pull` makes one")
+    found = [_read_task(file) for file in sorted(directory.rglob(TASK))[:MOST_TASKS]]
+    if not found:
+        loose = tuple(_loose_entries(directory))
+        found = [FieldTask(TournamentTaskResult(directory.name), loose)] if loose else []
+    if not found:
+        names = ", ".join((TASK, *SMALL_FILES))
+        raise NoField(f"nothing below {directory} is a file of the field ({names} or *.safetensors)")
+    return sorted(found, key=lambda task: (task.family, task.task.hours or 0, task.task.task_id))
+
+
+def _read_task(file: Path) -> FieldTask:
+    try:
+        with file.open("rb") as opened:
+            raw = json.loads(opened.read(32 * MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoField(f"{file} cannot be read: {error}") from None
+    task_id = raw.get("task_id") if isinstance(raw, dict) else None
+    task = task_result(raw, task_id if isinstance(task_id, str) else file.parent.name)
+    entries = [FieldEntry(entry, _recipe(file.parent / entry.hotkey[:8])) for entry in task.entries]
+    return FieldTask(task, tuple(entries))
+
+
+def _recipe(folder: Path) -> Recipe:
+    return read_recipe(folder) if folder.is_dir() else Recipe()
+
+
+def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
+    names = (*SMALL_FILES, HEADER, "*.safetensors")
+    folders = sorted({file.parent for name in names for file in directory.rglob(name)})
+    for folder in folders[:MOST_TASKS]:
+        recipe = read_recipe(folder)
+        if recipe != Recipe():
+            yield FieldEntry(Entry(folder.name), recipe)
+
+
+def laws(tasks: Sequence[FieldTask]) -> list[FamilyLaws]:
+    """Fit the laws of each family on the entries that won their tasks."""
+    points: dict[str, list[Point]] = {}
+    for task in tasks:
+        for one in task.entries:
+            steps = one.recipe.shipped or one.recipe.steps
+            if one.entry.rank != 1 or steps is None:
+                continue
+            point = Point(steps, task.pictures, task.task.hours, one.recipe.lr, one.recipe.rate_sum)
+            points.setdefault(task.family, []).append(point)
+    return [laws_of(family, found) for family, found in sorted(points.items())]
