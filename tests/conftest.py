@@ -118,6 +118,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_images.py",
         "miner/cli/test_images.py",
         "miner/doctor/checks/test_training_engine.py",
+        "miner/tournament/test_build.py",
     ),
     "training": (
         "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",

@@ -85,6 +85,8 @@ BUILD_LIMIT_S = 1800.0
 # — run
 MEMORY_PER_GPU, CPUS_PER_GPU = 110 * 1024**3, 24
 CACHE, CHECKPOINTS = "/cache", "/app/checkpoints"
+#: After an exit code other than zero a fresh container finds what the first one left.
+MAX_TRAINING_ATTEMPTS = 2
 WANDB_VARIABLES = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR")
 
 

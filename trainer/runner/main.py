@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -24,6 +25,7 @@ from core.system.wrapper import adopt_orphans
 from trainer.handoff import TrainingOutcome, write_record
 from trainer.runner.command_line import UsageError
 from trainer.runner.processes import StopRequest, kill_descendants
+from trainer.runner.public_log import public_log
 from trainer.runner.supervise import LaunchResult
 from trainer.session.failures import end_of
 from trainer.session.progress_log import ProgressLog
@@ -98,15 +100,26 @@ def run_to_end(
     stop = StopRequest(Path(run.stop_path))
     stop.listen()
     adopt_orphans()
-    try:
-        _make_folders(run)
-        result = runner(run, stop, retries_here(run)).execute()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the result file has the traceback
-        result = _failed(run, error)
-    finally:
-        kill_descendants()
-    log.info("%s: %s", result.end, result.detail or "no details")
+    with ExitStack() as stack:
+        public = None
+        try:
+            _make_folders(run)
+            if _is_public(run):
+                public = stack.enter_context(public_log(Path(run.work_dir), Path(run.progress_path)))
+            result = runner(run, stop, retries_here(run)).execute()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the result file has the traceback
+            result = _failed(run, error)
+        finally:
+            kill_descendants()
+        log.info("%s: %s", result.end, result.detail or "no details")
+        if public is not None:
+            public.end(result)
     return int(result.exit_code)
+
+
+def _is_public(run: RunSpec) -> bool:
+    """Whether rivals read what is printed: in a tournament, not with a daemon."""
+    return run.era is Era.TOURNAMENTS and run.plan_path is None
 
 
 def retries_here(run: RunSpec) -> bool:
@@ -117,7 +130,7 @@ def retries_here(run: RunSpec) -> bool:
 def _make_folders(run: RunSpec) -> None:
     # Files are for whoever uploads them, not only for the user that the container happens to run as.
     os.umask(0o022)
-    if run.era is Era.TOURNAMENTS and run.plan_path is None:
+    if _is_public(run):
         # A validator's second attempt finds the first one's volume: its outcome and its request to stop are
         # not this one's. The submission beside it stays; so does a folder that is not ours.
         earlier = (run.progress_path, run.result_path, run.stop_path)
