@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import UTC, datetime
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from miner.cli.output import echo, echo_json
+from core.domain.errors import ConfigError
+from core.domain.wire import TournamentType
+from miner.cli.options import load_settings
+from miner.cli.output import echo, echo_json, terminal
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+    from miner.tournament.check_entry import CheckedEntry, RuleFinding
 
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
+Kinds = Annotated[
+    list[TournamentType] | None, typer.Option("--kind", help="A kind to enter; text and image if not given.")
+]
+#: How each state of a rule is printed.
+_STYLES = {"passed": "green", "failed": "bold red", "unknown": "yellow"}
+_SHOWN = {"passed": "passed", "failed": "FAILED", "unknown": "by hand"}
 
 
 @app.callback()
@@ -37,3 +52,109 @@ def calendar(as_json: AsJson = False) -> None:
     for kind, start in starts.items():
         echo(f"{kind:<12} {start:%Y-%m-%d %H:%M} UTC   fee {FEES_TAO[kind]:g} TAO")
     echo(f"As validators had it on {AS_OF}.")
+
+
+@app.command()
+def check(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT|URL|DIR]",
+            help="A commit of this checkout, a repository's address or its directory; this checkout's HEAD.",
+        ),
+    ] = None,
+    commit: Annotated[str | None, typer.Option(help="The commit of a URL or DIR.")] = None,
+    kind: Kinds = None,
+    upstream: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A checkout of the validators' repository, for the licence."
+        ),
+    ] = None,
+    other: Annotated[
+        list[str] | None, typer.Option(metavar="DIR|URL", help="Another entry to compare with; repeatable.")
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code of a repository named by URL.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check an entry by every rule of admission. Exit code 1 if one is broken.
+
+    "by hand" is what cannot be known here: what to do about it is said beside it."""
+    from miner.tournament.check import is_admitted, run_checks
+    from miner.tournament.check_entry import USUAL_KINDS, open_entry
+
+    settings, problem = _settings()
+    findings = []
+    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as folder:
+        entry = open_entry(
+            subject,
+            Path(folder),
+            commit=commit,
+            kinds=kind or USUAL_KINDS,
+            settings=settings,
+            settings_problem=problem,
+            others=other or (),
+            upstream=upstream,
+            trust=trust,
+            offline=offline,
+            now=datetime.now(UTC),
+            say=lambda line: echo(line, err=True),
+        )
+        for finding in run_checks(entry):
+            echo(f"{finding.number:>2} {finding.rule}: {finding.state}", err=True)
+            findings.append(finding)
+    admitted = is_admitted(findings)
+    if as_json:
+        echo_json(
+            {
+                "admitted": admitted,
+                "source": entry.source,
+                "commit": entry.clone.commit,
+                "default_head": entry.head_commit,
+                "kinds": [str(one) for one in entry.kinds],
+                "rules": [finding.as_dict() for finding in findings],
+            }
+        )
+    else:
+        _print_findings(entry, findings)
+    if not admitted:
+        raise typer.Exit(1)
+
+
+def _settings() -> tuple[Settings | None, str]:
+    try:
+        return load_settings(), ""
+    except ConfigError as error:
+        return None, f"the settings cannot be used: {error.problems[0] if error.problems else error}"
+
+
+def _print_findings(entry: CheckedEntry, findings: list[RuleFinding]) -> None:
+    """One rule a row, of 80 columns at most: it is read from top to bottom."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = terminal()
+    console.width = min(console.width, 80)
+    console.print(Text(f"{entry.clone.commit} of {entry.source}"))
+    console.print(Text(f"for {', '.join(str(kind) for kind in entry.kinds)}\n"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        text = Text(f"{finding.rule}: ", "bold").append(finding.text, "not bold")
+        for note in finding.notes:
+            text.append(f"\n- {note}", "not bold")
+        if finding.to_do:
+            text.append(f"\n→ {finding.to_do}", "not bold cyan")
+        state = str(finding.state)
+        table.add_row(Text(str(finding.number)), Text(_SHOWN[state], _STYLES[state]), text)
+    console.print(table)
+    counts = {state: sum(finding.state == state for finding in findings) for state in _STYLES}
+    console.print(
+        Text(
+            f"\n{counts['passed']} passed, {counts['failed']} failed, "
+            f"{counts['unknown']} cannot be known here: do these by hand"
+        )
+    )

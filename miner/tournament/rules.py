@@ -42,6 +42,8 @@ NOTICE_DIGEST = "556b66fee4670b95bf6f1eaedbdbdaeb21d9e7249bfa64d4ff5fa59ee1d1cf2
 LICENSE_READ = "2026-07-15"
 CLONE_LIMIT_S = 60.0
 OBFUSCATION_LIMIT_S = 60.0
+#: Above this a clone within the limit is doubtful.
+LARGE_REPOSITORY_BYTES = 200_000_000
 #: Of `requested_datasets` the first two of these are given, the others vanish silently. Not for images.
 DATASETS = (
     "SoelMgd/Poker_Dataset",

@@ -1,0 +1,252 @@
+"""What is checked, an entry in fresh clones of its own, and what a rule's check says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from core.domain.errors import GodMinerError
+from core.domain.wire import TournamentType
+from miner.engines.docker.images import source_root
+from miner.settings import Settings
+from miner.tournament.checkout import Clone, CloneFailed, clone_repository, git_output, is_local
+
+#: Environment tasks are not trained yet: who enters them anyway must say so.
+USUAL_KINDS = (TournamentType.TEXT, TournamentType.IMAGE)
+#: For one answer of a code host, before minutes are given to a clone.
+ANSWER_LIMIT_S = 5.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SSH = re.compile(r"(?:ssh://)?[\w.-]+@(?P<host>[\w.-]+)[:/](?P<path>.+?)(?:\.git)?/?")
+
+
+class FindingState(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    #: It cannot be known here; the finding says what to do by hand.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class RuleFinding:
+    """What one rule of admission says of an entry."""
+
+    number: int
+    rule: str
+    state: FindingState
+    text: str
+    notes: tuple[str, ...] = ()
+    #: What the operator does next: to mend a failure, or to find out what cannot be known here.
+    to_do: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "rule": self.rule,
+            "state": str(self.state),
+            "text": self.text,
+            "notes": list(self.notes),
+            "to_do": self.to_do,
+        }
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Where validators would clone the entry from."""
+
+    url: str
+    clone: Clone | None
+    #: Why there is no clone.
+    problem: str = ""
+    #: Whether the host has answered: without an answer nothing is known.
+    answered: bool = False
+
+
+@dataclass(frozen=True)
+class CheckedEntry:
+    """A commit in a fresh clone, the default branch beside it, and what was said about how to check it."""
+
+    source: str
+    #: As the operator named it; None for HEAD.
+    asked: str | None
+    clone: Clone
+    #: A checkout of the default branch's head, from where validators read licence and notice.
+    head: Path
+    head_commit: str
+    remote: Remote | None
+    kinds: tuple[TournamentType, ...]
+    #: None where they cannot be read; `settings_problem` says why.
+    settings: Settings | None
+    settings_problem: str
+    others: tuple[tuple[str, Clone], ...]
+    #: Entries that could not be cloned to compare with, and why.
+    lost: tuple[tuple[str, str], ...]
+    upstream: Path | None
+    #: Whether its code may be run here.
+    trusted: bool
+    offline: bool
+    now: datetime
+
+    @property
+    def tree(self) -> Path:
+        return self.clone.directory
+
+    def files(self) -> list[str]:
+        """Every file of the commit, by its path."""
+        return tracked_files(self.tree)
+
+
+def tracked_files(directory: Path) -> list[str]:
+    return [name for name in git_output(directory, "ls-files", "-z").split("\0") if name]
+
+
+def named_source(subject: str | None) -> tuple[str, str | None]:
+    """The repository and commit that an operator means by a commit, an address, a directory or nothing."""
+    if subject is None:
+        return str(source_root()), None
+    if not is_local(subject) or Path(subject).is_dir():
+        return subject, None
+    if "/" in subject or subject.startswith((".", "~")):
+        raise CloneFailed(f"{subject} is not a directory; name a commit, an address or a directory")
+    return str(source_root()), subject
+
+
+def open_entry(
+    subject: str | None,
+    folder: Path,
+    *,
+    commit: str | None = None,
+    kinds: Sequence[TournamentType] = USUAL_KINDS,
+    settings: Settings | None = None,
+    settings_problem: str = "",
+    others: Sequence[str] = (),
+    upstream: Path | None = None,
+    trust: bool = False,
+    offline: bool = False,
+    now: datetime,
+    say: Callable[[str], None] = lambda line: None,
+) -> CheckedEntry:
+    """Clone all that the checks need below `folder`; `say` gets a line before each clone."""
+    source, named = named_source(subject)
+    if commit and named:
+        raise CloneFailed(f"a commit is named twice: {named} and --commit {commit}")
+    asked = commit or named
+    token = _token(settings, source, kinds)
+    say(f"cloning {source}")
+    clone = clone_repository(source, asked, folder / "entry", token=token)
+    remote = None
+    if is_local(source):
+        url = _remote_url(Path(source), settings, kinds)
+        if url is not None and not (offline and not is_local(url)):
+            say(f"cloning {url}")
+            remote = _clone_remote(url, clone.commit, folder / "remote", _token(settings, url, kinds))
+    else:
+        remote = Remote(source, clone, answered=True)
+    best = remote.clone if remote and remote.clone else clone
+    head = _head_of(best, folder / "head")
+    found, lost = [], []
+    for number, other in enumerate(others):
+        say(f"cloning {other}")
+        try:
+            found.append((other, clone_repository(other, None, folder / f"other-{number}")))
+        except CloneFailed as error:
+            lost.append((other, str(error)))
+    return CheckedEntry(
+        source=source,
+        asked=asked,
+        clone=clone,
+        head=head,
+        head_commit=best.default_head,
+        remote=remote,
+        kinds=tuple(kinds),
+        settings=settings,
+        settings_problem=settings_problem,
+        others=tuple(found),
+        lost=tuple(lost),
+        upstream=upstream,
+        trusted=trust or is_local(source),
+        offline=offline,
+        now=now,
+    )
+
+
+def is_whole_commit(text: str) -> bool:
+    """Validators compare in lower case and take 40 hexadecimal digits only."""
+    return _COMMIT.fullmatch(text.lower()) is not None
+
+
+def public_address(url: str) -> str:
+    """The address that validators clone: by https, without a user or a token in it."""
+    found = _SSH.fullmatch(url)
+    if found and "://" not in url.removeprefix("ssh://"):
+        return f"https://{found['host']}/{found['path']}"
+    if not url.startswith(("http://", "https://")):
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def site_answers(url: str) -> bool:
+    """Whether anybody is there: git and others would wait for minutes."""
+    try:
+        httpx.get(url, timeout=ANSWER_LIMIT_S)
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def _head_of(clone: Clone, place: Path) -> Path:
+    if clone.commit == clone.default_head:
+        return clone.directory
+    git_output(
+        clone.directory, "worktree", "add", "--quiet", "--detach", str(place.resolve()), clone.default_head
+    )
+    return place
+
+
+def _remote_url(directory: Path, settings: Settings | None, kinds: Sequence[TournamentType]) -> str | None:
+    """The checkout's own remote, `origin` before others; else what the settings enter."""
+    try:
+        names = git_output(directory, "remote").split()
+        if names:
+            chosen = "origin" if "origin" in names else names[0]
+            url = public_address(git_output(directory, "remote", "get-url", chosen))
+            # Relative to the checkout, if it is a path.
+            return str((directory / url).resolve()) if is_local(url) else url
+    except GodMinerError:
+        pass
+    entered = [settings.training_repo(kind) for kind in kinds] if settings else []
+    return next((repo.url for repo in entered if repo), None)
+
+
+def _token(settings: Settings | None, url: str, kinds: Sequence[TournamentType]) -> str | None:
+    """The token that the settings have for this very repository."""
+    for kind in kinds if settings else ():
+        repo = settings.training_repo(kind) if settings else None
+        if repo and repo.token and same_repository(repo.url, url):
+            return repo.token.get_secret_value()
+    return None
+
+
+def same_repository(one: str, other: str) -> bool:
+    def plain(url: str) -> str:
+        return public_address(url).rstrip("/").removesuffix(".git").lower()
+
+    return plain(one) == plain(other)
+
+
+def _clone_remote(url: str, commit: str, place: Path, token: str | None) -> Remote:
+    is_web = url.startswith(("http://", "https://"))
+    if is_web and not site_answers(f"{url.rstrip('/')}/info/refs?service=git-upload-pack"):
+        return Remote(url, None, f"{url} does not answer")
+    try:
+        return Remote(url, clone_repository(url, commit, place, token=token), answered=True)
+    except CloneFailed as error:
+        return Remote(url, None, str(error), answered=True)

@@ -1,0 +1,65 @@
+"""`god-miner tournament check` and `prepare` from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from miner.cli.tournament import app
+from tests.miner.tournament.repositories import commit_files, make_repository
+
+LICENSE, NOTICE = "Some Licence\n", "Some Notice\n"
+
+
+@pytest.fixture(autouse=True)
+def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A stand-in for a checkout of the validators' repository."""
+    make_repository(tmp_path / "upstream", {"LICENSE.md": LICENSE, "NOTICE": NOTICE})
+    return tmp_path / "upstream"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+
+
+def test_every_rule_is_answered_for_this_checkout_and_the_licence_fails() -> None:
+    result = run("check", "--offline", "--json")
+    found = json.loads(result.stdout)
+    assert [rule["number"] for rule in found["rules"]] == list(range(1, 13))
+    assert [rule["rule"] for rule in found["rules"] if rule["state"] == "failed"] == ["licence and notice"]
+    assert (result.exit_code, found["admitted"]) == (1, False)
+
+
+def test_a_table_has_eighty_columns_and_says_what_is_left_to_do(tmp_path: Path, upstream: Path) -> None:
+    make_repository(tmp_path / "entry", {"LICENSE": LICENSE, "NOTICE": NOTICE})
+    result = run("check", str(tmp_path / "entry"), "--offline", "--upstream", str(upstream))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "there is no ops/docker/standalone-text-trainer.dockerfile" in " ".join(result.stdout.split())
+    assert "cannot be known here: do these by hand" in lines[-1]
+
+
+def test_a_directory_that_is_no_repository_is_an_error(tmp_path: Path) -> None:
+    result = run("check", str(tmp_path))
+    assert result.exit_code == 1
+    assert "git clone" in str(result.exception)
+
+
+def test_a_commit_of_a_directory_can_be_named(tmp_path: Path) -> None:
+    first = make_repository(tmp_path / "entry", {"a": "1"})
+    commit_files(tmp_path / "entry", {"a": "2"})
+    result = run("check", str(tmp_path / "entry"), "--commit", first, "--offline", "--json", "--kind", "text")
+    found = json.loads(result.stdout)
+    assert found["commit"] == first
+    assert found["kinds"] == ["text"]
