@@ -53,6 +53,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/cli/test_plan.py",
         "miner/cli/test_submission.py::test_a_person_publishes_to_the_hub_and_keeps_the_card",
         "miner/cli/test_submission.py::test_the_embedded_default_is_a_folder",
+        "miner/cli/test_tournament_calendar.py",
         "miner/cli/test_tournament_field.py",
         "miner/cli/test_tournament.py",
         "miner/cli/test_train.py",

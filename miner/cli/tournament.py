@@ -35,26 +35,6 @@ def tournament() -> None:
 
 
 @app.command()
-def calendar(as_json: AsJson = False) -> None:
-    """Show when tournaments of each kind may begin next, and what an entry costs."""
-    from miner.tournament.rules import AS_OF, FEES_TAO, next_start
-
-    now = datetime.now(UTC)
-    starts = {kind: next_start(kind, now) for kind in FEES_TAO}
-    if as_json:
-        echo_json(
-            [
-                {"kind": str(kind), "starts_at": start.isoformat(), "fee_tao": FEES_TAO[kind]}
-                for kind, start in starts.items()
-            ]
-        )
-        return
-    for kind, start in starts.items():
-        echo(f"{kind:<12} {start:%Y-%m-%d %H:%M} UTC   fee {FEES_TAO[kind]:g} TAO")
-    echo(f"As validators had it on {AS_OF}.")
-
-
-@app.command()
 def check(
     subject: Annotated[
         str | None,

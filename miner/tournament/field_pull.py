@@ -81,7 +81,7 @@ def _tournaments(
 ) -> list[Tournament]:
     if tournament_id is not None:
         return [api.details(tournament_id)]
-    latest = api.latest().tournaments
+    latest = api.latest()
     return [latest[kind] for kind in kinds if kind in latest]
 
 

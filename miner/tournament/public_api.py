@@ -6,10 +6,11 @@ July 2026; never asked from the machine on which this was written:
 - `/tournament/fees`: `text_tournament_fee_rao` and the same for image and environment.
 - `/tournament/balance/{coldkey}`: `balance_rao`; 404 if the coldkey never paid.
 - `/tournament/latest/details`: by kind one tournament, with `tournament_id`, `status`, `winner_hotkey`,
-  `base_winner_hotkey` (the champion before it), `participants`, `rounds[].tasks[]`; and `burn_data` with
-  `{kind}_tournament_weight`. `/tournament/{id}/details`: one of them.
+  `base_winner_hotkey` (the champion before it), `participants` and `rounds[].tasks[]`.
+  `/tournament/{id}/details`: one of them.
 - `/auditing/tasks/{id}`: `task_type`, `model_id`, `model_type` (pictures), `hours_to_complete`,
   `image_text_pairs[]` (pictures), `hotkey_details[]` with `hotkey`, `repo`, `rank`, `test_loss`.
+- `/v1/performance/latest-tournament-weights`: `burn_data` with `{kind}_tournament_weight`.
 - `/v1/performance/weight-projection-static`: `projections[]` for some improvements over the champion, with
   `{kind}_projection.projections[]` of `days`, `weight` and `total_alpha`.
 
@@ -95,15 +96,6 @@ class Tournament:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
-    """The newest tournament of each kind, and what share of the subnet's emission each kind has today."""
-
-    tournaments: Mapping[TournamentType, Tournament]
-    weights: Mapping[TournamentType, float]
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
 class Prize:
     """What a champion is expected to get until `days` after the tournament, by the validators' projection."""
 
@@ -156,16 +148,21 @@ class PublicApi:
             raise SiteError(f"{answer.url} names no balance")
         return rao / RAO, _source(answer)
 
-    def latest(self) -> Latest:
-        answer = self._get("/tournament/latest/details")
-        found = mapping(answer.json())
-        tournaments = {
-            kind: tournament for kind in TournamentType if (tournament := _tournament(found.get(kind), kind))
-        }
-        burn = mapping(found.get("burn_data"))
-        weights = {kind: number(burn.get(f"{kind}_tournament_weight"), least=0) for kind in TournamentType}
-        known = {kind: weight for kind, weight in weights.items() if weight is not None and weight <= 1}
-        return Latest(tournaments, known, _source(answer))
+    def latest(self) -> dict[TournamentType, Tournament]:
+        """The newest tournament of each kind."""
+        found = mapping(self._get("/tournament/latest/details").json())
+        newest = {kind: _tournament(found.get(kind), kind) for kind in TournamentType}
+        return {kind: tournament for kind, tournament in newest.items() if tournament is not None}
+
+    def weights(self) -> tuple[dict[TournamentType, float], Source]:
+        """What share of the subnet's emission goes to each kind today, the rest being burned."""
+        answer = self._get("/v1/performance/latest-tournament-weights")
+        burn = mapping(mapping(answer.json()).get("burn_data"))
+        found = {kind: number(burn.get(f"{kind}_tournament_weight"), least=0) for kind in TournamentType}
+        known = {kind: weight for kind, weight in found.items() if weight is not None and weight <= 1}
+        if not known:
+            raise SiteError(f"{answer.url} names no weight")
+        return known, _source(answer)
 
     def details(self, tournament_id: str) -> Tournament:
         """One tournament, also one that is long over."""

@@ -21,6 +21,15 @@ class PublicApiSite(FlakyServer):
                 "image_tournament_fee_rao": 410_000_000,
                 "environment_tournament_fee_rao": 610_000_000,
             },
+            "/v1/performance/latest-tournament-weights": {
+                "burn_data": {
+                    "text_tournament_weight": 0.41,
+                    "image_tournament_weight": 0.21,
+                    "environment_tournament_weight": 0.11,
+                    "burn_weight": 0.27,
+                },
+                "text_top_miners": [{"hotkey": HOTKEYS[0], "rank": 1, "weight": 0.3}],
+            },
             f"/tournament/balance/{COLDKEY}": {"coldkey": COLDKEY, "balance_rao": 1_500_000_000},
         }
 
@@ -48,8 +57,6 @@ class PublicApiSite(FlakyServer):
             **more,
         }
         self.pages[f"/tournament/{tournament_id}/details"] = details
-        weights = {f"{one}_tournament_weight": 0.25 for one in ("text", "image", "environment")}
-        latest = self.pages.setdefault("/tournament/latest/details", {"burn_data": weights})
-        latest[kind] = details
+        self.pages.setdefault("/tournament/latest/details", {})[kind] = details
         for task in tasks:
             self.pages[f"/auditing/tasks/{task['task_id']}"] = task

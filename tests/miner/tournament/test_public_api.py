@@ -67,7 +67,7 @@ def test_no_request_is_made_for_what_is_not_an_address(
     assert site.requests == []
 
 
-def test_the_latest_tournaments_and_the_weights_of_their_kinds(api: PublicApi, site: PublicApiSite) -> None:
+def test_the_latest_tournament_of_each_kind(api: PublicApi, site: PublicApiSite) -> None:
     site.add_tournament(
         "image",
         "tourn_0123_20261116",
@@ -75,13 +75,22 @@ def test_the_latest_tournaments_and_the_weights_of_their_kinds(api: PublicApi, s
         boss_round_performance=[{"task_id": TASK.replace("1", "9"), "boss_score": 0.1}],
     )
     latest = api.latest()
-    image = latest.tournaments[TournamentType.IMAGE]
+    image = latest[TournamentType.IMAGE]
     assert image.task_ids == (TASK, TASK.replace("1", "9"))
     assert image.boss_task_ids == (TASK.replace("1", "9"),)
     assert (image.winner, image.champion) == HOTKEYS[:2]
-    assert set(latest.tournaments) == {TournamentType.IMAGE}
-    assert latest.weights[TournamentType.TEXT] == 0.25
+    assert set(latest) == {TournamentType.IMAGE}
     assert api.details("tourn_0123_20261116") == image
+
+
+def test_the_weights_of_the_kinds(api: PublicApi, site: PublicApiSite) -> None:
+    weights, source = api.weights()
+    assert weights[TournamentType.TEXT] == 0.41
+    assert source.stale is None
+    site.pages["/v1/performance/latest-tournament-weights"] = {"burn_data": {"text_tournament_weight": 35}}
+    api.client.clock = lambda: 1e10
+    with pytest.raises(SiteError, match="names no weight"):
+        api.weights()
 
 
 def test_a_task_is_read_with_the_result_of_each_miner() -> None:
