@@ -25,6 +25,22 @@ class ExtraWeights(NamedTuple):
     purpose: str
 
 
+class AdapterNames(NamedTuple):
+    """How the evaluation finds an adapter's modules in its model."""
+
+    #: Matches the names of the backbone's modules that it loads, in every spelling that it knows.
+    modules: re.Pattern[str]
+    #: Whether it applies the text encoders' part too, or the backbone's alone.
+    encoders: bool
+
+
+def _names(blocks: str, also: str | None = None, encoders: bool = False) -> AdapterNames:
+    """`diffusion_model.` and `lora_unet_` before the model's own names stand for all families; `also` is a
+    pattern of other names."""
+    own = rf"(?:diffusion_model\.|lora_unet_)(?:{blocks})(?:[._].+)?"
+    return AdapterNames(re.compile(f"{own}|{also}" if also else own), encoders)
+
+
 @dataclass(frozen=True)
 class ImageFamily:
     """One kind of diffusion model."""
@@ -35,6 +51,8 @@ class ImageFamily:
     #: Layers, width, MLP, heads of the backbone.
     shape: tuple[int, int, int, int]
     facts: ImageFacts
+    #: Checked with real adapters of both engines, and read in the loader of the evaluation.
+    adapter: AdapterNames
     #: What a model's name says, where offers name no image type.
     name_pattern: str | None = None
     #: How often a picture comes per epoch, as validators prepare datasets: `10_lora` or `1_lora` directories.
@@ -78,6 +96,11 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         _facts(
             ImageModelType.SDXL, (2_567_000_000, 818_000_000, 84_000_000), (2_652_000, 903_168), tokens=4096
         ),
+        _names(
+            "input_blocks|middle_block|output_blocks|down_blocks|mid_block|up_blocks|time_embed|label_emb|out",
+            r"unet\.(?:down_blocks|mid_block|up_blocks)\..+",
+            encoders=True,
+        ),
         repeats=10,
     ),
     ImageModelType.Z_IMAGE: ImageFamily(
@@ -85,6 +108,10 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (34, 3840, 10240, 30),
         _facts(ImageModelType.Z_IMAGE, (6_150_000_000, 4_020_000_000, 84_000_000), (2_480_640, 0)),
+        _names(
+            "layers|noise_refiner|context_refiner|x_embedder|cap_embedder|t_embedder|final_layer",
+            r"transformer\.(?:layers|noise_refiner|context_refiner)\..+",
+        ),
         name_pattern=r"z-?image",
         extra=ExtraWeights(
             "assistant_lora",
@@ -98,6 +125,10 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (60, 3072, 12288, 24),
         _facts(ImageModelType.QWEN_IMAGE, (20_400_000_000, 8_290_000_000, 127_000_000), (9_216_000, 0)),
+        _names(
+            "transformer_blocks|img_in|txt_in|time_text_embed|norm_out|proj_out",
+            r"(?:transformer\.)?transformer_blocks\..+",
+        ),
         name_pattern=r"qwen-?image",
         extra=ExtraWeights(
             "recovery_adapter",
@@ -111,6 +142,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (34, 4608, 12288, 18),
         _facts(ImageModelType.IDEOGRAM4, (9_300_000_000, 8_770_000_000, 84_000_000), (3_307_520, 0)),
+        _names("layers|input_proj|llm_cond_proj|t_embedding|adaln_proj|final_layer", encoders=True),
         name_pattern=r"ideogram",
         text_encoder="Qwen/Qwen3-VL-8B-Instruct",
         extra=ExtraWeights(
@@ -125,6 +157,11 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.KOHYA, Engine.AI_TOOLKIT),
         (57, 3072, 12288, 24),
         _facts(ImageModelType.FLUX, (11_900_000_000, 4_885_000_000, 84_000_000), (4_781_000, 1_984_512)),
+        _names(
+            "double_blocks|single_blocks|img_in|txt_in|time_in|vector_in|guidance_in|final_layer",
+            r"transformer\.(?:single_)?transformer_blocks\..+"
+            r"|transformer\.(?:x_embedder|context_embedder|time_text_embed|norm_out|proj_out)(?:\..+)?",
+        ),
         name_pattern=r"flux",
     ),
     ImageModelType.KREA2: ImageFamily(
@@ -132,6 +169,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (28, 6144, 16384, 48),
         _facts(ImageModelType.KREA2, (12_900_000_000, 4_440_000_000, 127_000_000), (3_354_624, 0)),
+        _names("blocks|txtfusion|txtmlp|tmlp|tproj|first|last", encoders=True),
         name_pattern=r"krea",
         text_encoder="Qwen/Qwen3-VL-4B-Instruct",
         vae="Qwen/Qwen-Image",

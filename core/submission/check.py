@@ -1,6 +1,7 @@
 """Check a submission before publishing: find what evaluators would reject.
 
-That includes the weights as a whole: every shard present, every tensor once, embeddings of the right size.
+That includes the weights as a whole: every shard present, every tensor once, embeddings of the right size,
+and an image adapter that its evaluation can load and that changes the model.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.domain.tasks import ImageModelType
 from core.submission import metadata
 from core.submission.digests import FileDigest, OnBytesRead, digest_file, model_hash
 from core.submission.faults import Fault, FaultKind, printable
 from core.submission.folder import SubmissionItem, json_object
+from core.submission.image_adapter import AdapterFindings, examine_image_adapter
 from core.submission.safetensors import MAX_HEADER, BadHeader, SafetensorsHeader, StoredTensor
 from core.submission.selection import (
     ADAPTER_CONFIG,
@@ -126,10 +129,12 @@ DigestFile = Callable[[Path, OnBytesRead | None], FileDigest]
 
 @dataclass(frozen=True, slots=True)
 class BaseModelRef:
-    """The base model: its name on the hub and its folder, as far as they are known."""
+    """The base model: its name on the hub and its folder, as far as they are known, and the family of an
+    image model."""
 
     model_id: str | None = None
     folder: Path | None = None
+    image_type: ImageModelType | None = None
 
     def config(self) -> dict[str, Any] | None:
         if self.folder is None or not (self.folder / CONFIG).is_file():
@@ -159,6 +164,8 @@ class SubmissionReport:
     model_hash: str | None
     parameters: int = 0
     headers: dict[str, SafetensorsHeader] = field(default_factory=dict, repr=False)
+    #: What is no reason against publishing it.
+    remarks: tuple[Fault, ...] = ()
 
     @property
     def size(self) -> int:
@@ -206,9 +213,12 @@ def examine(
     headers = {name: digested.header for name, digested in weights.items() if digested.header is not None}
     faults += _document_faults(items, kind, base)
     faults += _weight_faults(items, kind, base, weights, headers)
+    findings = _adapter_findings(items, kind, base, headers)
+    faults += findings.faults
     count = sum(tensor.count for header in headers.values() for tensor in header.tensors.values())
     hashed = {} if faults else {name: (fact.size, fact.sha256) for name, fact in files.items()}
-    return SubmissionReport(kind, files, tuple(faults), model_hash(hashed), count, headers)
+    digest_of_all = model_hash(hashed)
+    return SubmissionReport(kind, files, tuple(faults), digest_of_all, count, headers, findings.remarks)
 
 
 def _missing(items: Mapping[str, SubmissionItem], kind: SubmissionKind) -> Iterator[Fault]:
@@ -255,6 +265,24 @@ def _weight_faults(
         yield from tensor_faults(name, header, kind, rows, bad)
     if kind is SubmissionKind.FULL and INDEX in items and headers:
         yield from index_faults(items.keys(), headers, items[INDEX])
+
+
+def _adapter_findings(
+    items: Mapping[str, SubmissionItem],
+    kind: SubmissionKind,
+    base: BaseModelRef,
+    headers: Mapping[str, SafetensorsHeader],
+) -> AdapterFindings:
+    item, header = items.get(IMAGE_WEIGHTS), headers.get(IMAGE_WEIGHTS)
+    if kind is not SubmissionKind.IMAGE or not isinstance(item, Path) or header is None:
+        return AdapterFindings()
+    if not any(tensor.count for tensor in header.tensors.values()):
+        return AdapterFindings()
+    try:
+        return examine_image_adapter(IMAGE_WEIGHTS, item, header, base.image_type)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+        return AdapterFindings((Fault(FaultKind.UNREADABLE, IMAGE_WEIGHTS, "", why),))
 
 
 def _vocabulary_rows(

@@ -28,6 +28,9 @@ class FaultKind(StrEnum):
     NO_WEIGHTS = "no_weights"
     NOT_FINITE = "not_finite"
     WRAPPED = "wrapped"
+    LAYOUT = "layout"
+    ZERO_DELTA = "zero_delta"
+    DEAD_WEIGHTS = "dead_weights"
 
     # Configuration
     BAD_JSON = "bad_json"

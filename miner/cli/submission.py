@@ -16,7 +16,7 @@ from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
-    from core.domain.tasks import TaskType
+    from core.domain.tasks import ImageModelType, TaskType
     from core.domain.wire import MinerSubmission
     from core.submission.prepare import CheckedSubmission
     from miner.publish import HubPublisher
@@ -35,12 +35,21 @@ Kind = Annotated[
 ]
 
 
+ImageKind = Annotated[
+    str | None,
+    typer.Option(
+        "--image-type", help="Of an image model: sdxl, flux, z-image, …; else any family's names pass."
+    ),
+]
+
+
 @app.command()
 def check(
     folder: Folder,
     base: BaseFolder = None,
     model: Model = None,
     task_type: Kind = None,
+    image_type: ImageKind = None,
     as_is: Annotated[
         bool,
         typer.Option(
@@ -53,9 +62,8 @@ def check(
     from core.submission.check import BaseModelRef
     from core.submission.prepare import check_submission
 
-    judged = check_submission(
-        folder, BaseModelRef(model, base), task_type_of(task_type), as_is=as_is, keep_card=True
-    )
+    reference = BaseModelRef(model, base, image_type_of(image_type))
+    judged = check_submission(folder, reference, task_type_of(task_type), as_is=as_is, keep_card=True)
     if as_json:
         echo_json(_verdict_as_dict(judged))
     else:
@@ -90,6 +98,17 @@ def task_type_of(word: str | None) -> TaskType | None:
     return task_type
 
 
+def image_type_of(word: str | None) -> ImageModelType | None:
+    from core.domain.tasks import ImageModelType
+
+    if word is None:
+        return None
+    if word not in tuple(ImageModelType):
+        rule = f"an image type is one of {', '.join(ImageModelType)}"
+        raise ConfigError("submission", [Problem("--image-type", word, rule)])
+    return ImageModelType(word)
+
+
 def _verdict_as_dict(judged: CheckedSubmission) -> dict[str, object]:
     report = judged.report
     return {
@@ -99,6 +118,7 @@ def _verdict_as_dict(judged: CheckedSubmission) -> dict[str, object]:
         "model_hash": report.model_hash,
         "files": {name: {"size": fact.size, "sha256": fact.sha256} for name, fact in report.files.items()},
         "faults": [fault.as_dict() for fault in judged.faults],
+        "remarks": [fault.as_dict() for fault in report.remarks],
         "mended": [fault.as_dict() for fault in judged.prepared.mended],
         "left_out": [fault.as_dict() for fault in judged.prepared.left_out],
     }
@@ -119,6 +139,7 @@ def _print_verdict(judged: CheckedSubmission) -> None:
     console.print(table)
     lines = [("mended", "yellow", fault) for fault in judged.prepared.mended]
     lines += [("left out", "dim", fault) for fault in judged.prepared.left_out if fault not in judged.faults]
+    lines += [("remark", "yellow", fault) for fault in judged.report.remarks]
     lines += [("fault", "bold red", fault) for fault in judged.faults]
     for word, style, fault in lines:
         console.print(Text(f"{word:10}", style).append(str(fault), "default"), soft_wrap=True)

@@ -126,6 +126,7 @@ async def _publish_request(job: JobContext, model: ModelCandidate) -> PublishReq
         model_path=Path(run.model_path),
         folder=job.folder.submission,
         repo_name=repo_name(row),
+        image_type=run.image_type,
         earlier=row.submission,
         finish_by=row.deadline_at,
     )

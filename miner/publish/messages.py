@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from core.domain.records import Record
-from core.domain.tasks import TaskType
+from core.domain.tasks import ImageModelType, TaskType
 from miner.support.child_main import ChildProtocol
 
 
@@ -34,6 +34,7 @@ class PublishOrder(Record):
     task_type: TaskType | None = None
     model: str | None = None
     base: str | None = None
+    image_type: ImageModelType | None = None
     keep_card: bool = False
     #: `owner/name` of what was published before.
     earlier: str | None = None

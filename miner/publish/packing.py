@@ -84,6 +84,7 @@ def pack_submission(
     known.keep()
     notes = [f"mended: {fault}" for fault in prepared.mended]
     notes += [f"left out: {fault}" for fault in prepared.left_out]
+    notes += [f"remark: {fault}" for fault in report.remarks]
     return PackedSubmission(prepared.items, report, tuple(notes))
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from core.domain.job_states import EndReason, ProgressCallback, StepFailed
-from core.domain.tasks import TaskType
+from core.domain.tasks import ImageModelType, TaskType
 from core.domain.wire import MinerSubmission
 from miner.observe.redact import Redactor
 from miner.publish.messages import (
@@ -55,6 +55,7 @@ class PublishRequest:
     folder: Path
     #: The last part of the repository's name, as the validator expects it.
     repo_name: str
+    image_type: ImageModelType | None = None
     #: What this job has published before, perhaps under another name: moved, then replaced in one commit.
     earlier: MinerSubmission | None = None
     #: Seconds since the epoch: an upload still going on then is ended, after a warning.
@@ -259,6 +260,7 @@ class HubPublisher:
             repo_name=request.repo_name,
             folder=str(request.folder),
             task_type=request.task_type,
+            image_type=request.image_type,
             model=request.model or None,
             base=None if request.model_path == Path() else str(request.model_path),
             keep_card=keep_card,

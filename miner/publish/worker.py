@@ -176,7 +176,7 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
 
     packed = pack_submission(
         Path(order.folder),
-        BaseModelRef(order.model, Path(order.base) if order.base else None),
+        BaseModelRef(order.model, Path(order.base) if order.base else None, order.image_type),
         order.task_type,
         keep_card=order.keep_card,
         memory=Path(order.memory) if order.memory else None,

@@ -36,11 +36,12 @@ LAST_FILE = "last.safetensors"
 _NUMBERED = re.compile(r"last[-_](\d+)\.safetensors")
 
 
-def newest_whole_file(output: Path) -> Path | None:
-    """sd-scripts: `last-000010.safetensors` by epoch; ai-toolkit: `last/last_000000250.safetensors` by step;
-    both finally `last.safetensors`. A file that is still being written is shorter than its header says."""
+def whole_files(output: Path) -> list[Path]:
+    """Newest first. sd-scripts: `last-000010.safetensors` by epoch; ai-toolkit:
+    `last/last_000000250.safetensors` by step; both finally `last.safetensors`. A file that is still being
+    written is shorter than its header says."""
     newest_first = sorted(output.rglob("last*.safetensors"), key=_order, reverse=True)
-    return next((path for path in newest_first if is_whole_file(path)), None)
+    return [path for path in newest_first if is_whole_file(path)]
 
 
 def _order(path: Path) -> tuple[bool, int]:
@@ -137,8 +138,11 @@ class ImageMonitor:
     out_of_memory: bool = False
     no_data: bool = False
     placed: str | None = None
-    #: Why the newest file could not be submitted.
+    #: Why the last file that was tried could not be submitted.
     problem: OSError | BadSubmission | None = None
+    #: Files that are no submissions, by name and time.
+    refused: set[str] = field(default_factory=set)
+    _remarked: set[str] = field(default_factory=set)
     _nan: int = 0
     _timed: list[tuple[int, float]] = field(default_factory=list)
     _logged_at: float = -math.inf
@@ -148,7 +152,9 @@ class ImageMonitor:
         self._started = self.now()
         place = Path(self.run.submission_dir)
         base = Path(self.run.model_path)
-        self.submission = Submission(place, self.run.model_id, base, TaskType.IMAGE)
+        self.submission = Submission(
+            place, self.run.model_id, base, TaskType.IMAGE, image_type=self.run.image_type
+        )
         # Validators of tournaments put the whole folder under `checkpoints/` themselves.
         self._name = LAST_FILE if self.run.era is Era.TOURNAMENTS else f"checkpoint/{LAST_FILE}"
 
@@ -205,23 +211,40 @@ class ImageMonitor:
 
     def place(self) -> None:
         """Submit the newest complete file. A failure is noted and retried at the next check: a full disk, or
-        a file that the engine removes meanwhile, does not end the training."""
+        a file that the engine removes meanwhile, does not end the training. A file that is no submission
+        (saved before anything was trained, numbers that are none) is passed over, then and later."""
         try:
             self._place()
-        except (OSError, BadSubmission) as error:
+        except OSError as error:
             if str(error) != str(self.problem):
                 self.progress.note("submission", f"cannot be put in place: {error}")
             self.problem = error
-        else:
-            self.problem = None
 
     def _place(self) -> None:
-        newest = newest_whole_file(self.output)
-        if newest is None or (name := f"{newest} {newest.stat().st_mtime_ns}") == self.placed:
-            return
-        self.submission.put(link_into_submission(newest, self._name), None)
-        self.placed = name
+        for path in whole_files(self.output):
+            name = f"{path} {path.stat().st_mtime_ns}"
+            if name == self.placed:
+                return
+            if name in self.refused:
+                continue
+            try:
+                self.put(path)
+            except BadSubmission as error:
+                self.refused.add(name)
+                self.problem = error
+                self.progress.note("submission", f"{path.name} is passed over: {error}")
+            else:
+                self.placed, self.problem = name, None
+                return
+
+    def put(self, path: Path) -> None:
+        """Make one of the engine's files the submission."""
+        self.submission.put(link_into_submission(path, self._name), None)
         self.progress.write(SubmissionEvent(t=self.now(), step=self.step.step if self.step else 0))
+        for remark in self.submission.remarks:
+            if str(remark) not in self._remarked:
+                self._remarked.add(str(remark))
+                self.progress.note("submission", str(remark))
 
     def _too_slow(self) -> Termination | None:
         """A decaying schedule must reach its end: starting again with fewer steps is better than being cut

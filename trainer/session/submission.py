@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import ImageModelType, TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import HeldOutScore
 from core.submission.check import BaseModelRef, examine
-from core.submission.digests import FileDigest, OnBytesRead
-from core.submission.faults import BadSubmission, FaultKind
+from core.submission.digests import FileDigest, OnBytesRead, check_weights
+from core.submission.faults import BadSubmission, Fault, FaultKind
 from core.submission.folder import list_folder, open_plain
 from core.submission.prepare import mend_in_place
 from core.submission.safetensors import SafetensorsHeader, read_header
@@ -56,6 +56,9 @@ class Submission:
     #: The base model's folder (or file).
     base: Path
     task_type: TaskType | None = None
+    image_type: ImageModelType | None = None
+    #: What is worth knowing of the newest one.
+    remarks: tuple[Fault, ...] = ()
 
     def prepare(self) -> None:
         """Once, by one process: clean up what an earlier attempt left unfinished."""
@@ -119,15 +122,18 @@ class Submission:
         kept = {name for name, item in items.items() if isinstance(item, bytes)}
         kept |= {str(item.relative_to(folder)) for item in items.values() if isinstance(item, Path)}
         _remove_others(folder, kept)
-        faults = examine(items, kind, self._base(), digest=_header_alone).faults
+        # Nothing evaluates an image adapter before it is put in place.
+        digest = _finite_weights if kind is SubmissionKind.IMAGE else _header_alone
+        report = examine(items, kind, self._base(), digest=digest)
+        self.remarks = report.remarks
         # A model whose name the hub would reject gets none in its card: that is no reason to refuse the
         # model.
-        serious = [fault for fault in faults if fault.kind is not FaultKind.BAD_CARD]
+        serious = [fault for fault in report.faults if fault.kind is not FaultKind.BAD_CARD]
         if serious:
             raise BadSubmission(str(folder), serious)
 
     def _base(self) -> BaseModelRef:
-        return BaseModelRef(self.model_id, self.base if self.base.is_dir() else None)
+        return BaseModelRef(self.model_id, self.base if self.base.is_dir() else None, self.image_type)
 
     def _note(self, folder: Path, score: HeldOutScore | None) -> None:
         kept = {_identity(folder): score.model_dump() if score else None}
@@ -206,6 +212,12 @@ def _header_alone(file: Path, on_read: OnBytesRead | None) -> FileDigest:
     it; whether its numbers are finite the evaluation has shown."""
     size = file.stat().st_size
     return FileDigest("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
+
+
+def _finite_weights(file: Path, on_read: OnBytesRead | None) -> FileDigest:
+    if file.name.endswith(".safetensors"):
+        return check_weights(file)
+    return _header_alone(file, on_read)
 
 
 def _remove_others(folder: Path, kept: Set[str]) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,25 @@ def full(folder: Path, parts: int = 1, rows: int = ROWS, seed: int = 0, **change
     return write(folder, files)
 
 
+#: What the real engines wrote of tiny models: by family and engine, the parts of each module and the modules'
+#: names, of alike blocks the first.
+IMAGE_MODULES: dict[str, dict[str, list[str]]] = json.loads(
+    (Path(__file__).parent / "image_modules.json").read_text("utf-8")
+)
+ZERO = ("BF16", [4], bytes(8))
+
+
+def image_adapter(
+    made: str = "sdxl kohya", zero: Callable[[str], bool] = lambda name: False, seed: int = 0
+) -> bytes:
+    """A whole image adapter with the true names; tensors whose names `zero` picks are zero."""
+    facts = IMAGE_MODULES[made]
+    names = [f"{module}.{part}" for module in facts["modules"] for part in facts["parts"]]
+    return safetensors({name: ZERO if zero(name) else bf16(4, seed=seed) for name in names}, {"format": "pt"})
+
+
 def image(folder: Path, name: str = "last.safetensors", seed: int = 0) -> Path:
-    weights = {"lora_unet_down.lora_down.weight": bf16(4, 16, seed=seed)}
-    return write(folder, {name: safetensors(weights)})
+    return write(folder, {name: image_adapter(seed=seed)})
 
 
 HASHED_NAMES = [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
+from core.domain.tasks import ImageModelType
+from core.submission.faults import FaultKind
 from core.submission.safetensors import BadHeader, read_header
 from tests.core.submission.engine import asked
-from tests.core.submission.folders import bf16, safetensors
+from tests.core.submission.folders import IMAGE_MODULES, bf16, safetensors
+from tests.core.submission.test_image_adapter import checked, kinds
 
 _LOAD = """
 import json, sys
@@ -55,3 +59,35 @@ def test_what_the_library_cannot_load_is_never_accepted(training_python: str, tm
     assert theirs["good.safetensors"]
     assert [name for name in theirs if ours[name] and not theirs[name]] == []
     assert [name for name in theirs if theirs[name] and not ours[name]] == []
+
+
+_SAVE = """
+import json, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+
+folder = Path(sys.argv[1])
+for name, facts in json.loads((folder / "made.json").read_text()).items():
+    for label, up in (("zero", torch.zeros(4, 2)), ("trained", torch.randn(4, 2))):
+        tensors = {}
+        for module in facts["modules"]:
+            for part in facts["parts"]:
+                is_up = "lora_B" in part or "lora_up" in part
+                value = torch.tensor(2.0) if part == "alpha" else up if is_up else torch.randn(2, 4)
+                tensors[f"{module}.{part}"] = value.to(torch.bfloat16).clone()
+        save_file(tensors, folder / f"{name}.{label}.safetensors")
+print("[]")
+"""
+
+
+def test_files_of_the_real_library_are_told_apart(tmp_path: Path, training_python: str) -> None:
+    (tmp_path / "made.json").write_text(json.dumps(IMAGE_MODULES), encoding="utf-8")
+    asked(training_python, _SAVE, tmp_path)
+    for made in IMAGE_MODULES:
+        trained = (tmp_path / f"{made}.trained.safetensors").read_bytes()
+        zero = (tmp_path / f"{made}.zero.safetensors").read_bytes()
+        assert checked(tmp_path / f"{made}-t", trained, ImageModelType(made.split()[0])).faults == ()
+        assert kinds(checked(tmp_path / f"{made}-z", zero, ImageModelType(made.split()[0]))) == [
+            FaultKind.ZERO_DELTA
+        ]

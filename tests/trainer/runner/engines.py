@@ -17,10 +17,28 @@ STEP_S = float(os.environ.get("STAND_IN_STEP_S", "0.01"))
 FAULT = os.environ.get("STAND_IN_FAULT", "")
 
 
-def weights(path, marker):
-    entry = {"lora_unet.weight": {"dtype": "F32", "shape": [2048], "data_offsets": [0, 8192]}}
+#: A module of each family, as the real engines name it.
+KOHYA = {"sdxl": "lora_unet_input_blocks_4_1_proj_in", "flux": "lora_unet_double_blocks_0_img_attn_qkv"}
+TOOLKIT = {
+    "flux": "transformer.transformer_blocks.0.attn.to_q",
+    "zimage": "diffusion_model.layers.0.attention.to_q",
+    "qwen_image": "diffusion_model.transformer_blocks.0.attn.to_q",
+    "ideogram4": "diffusion_model.layers.0.attention.qkv",
+    "krea2": "diffusion_model.blocks.0.attn.wq",
+}
+
+
+def weights(path, module, marker):
+    # `marker` is the last byte but one.
+    down, up = ("down", "up") if module.startswith("lora_") else ("A", "B")
+    entry = {
+        f"{module}.lora_{down}.weight": {"dtype": "BF16", "shape": [2048], "data_offsets": [0, 4096]},
+        f"{module}.lora_{up}.weight": {"dtype": "BF16", "shape": [2048], "data_offsets": [4096, 8192]},
+    }
     head = json.dumps(entry).encode()
-    data = struct.pack("<Q", len(head)) + head + bytes([marker % 256]) * 8192
+    numbers = bytes([marker % 256, 0x3C]) * 2048
+    trained = bytes(4096) if FAULT == "zero" else numbers
+    data = struct.pack("<Q", len(head)) + head + numbers + trained
     with open(path, "wb") as file:
         for start in range(0, len(data), 2000):
             file.write(data[start : start + 2000])
@@ -73,14 +91,16 @@ for at in range(len(pictures)):
 print("running training / 学習開始")
 output, began = config["output_dir"], time.time()
 os.makedirs(output, exist_ok=True)
+module = KOHYA[os.path.basename(sys.argv[0]).split("_")[0]]
 for step in range(1, total + 1):
     time.sleep(STEP_S)
     loss = trouble(step, total)
     bar("steps", step, total, began, f"avr_loss={loss:.3g}")
     epoch = step // per_epoch
     if step % per_epoch == 0 and epoch % config["save_every_n_epochs"] == 0 and step < total:
-        weights(os.path.join(output, f"{config['output_name']}-{epoch:06d}.safetensors"), epoch)
-weights(os.path.join(output, f"{config['output_name']}.safetensors"), 255)
+        name = f"{config['output_name']}-{epoch:06d}.safetensors"
+        weights(os.path.join(output, name), module, epoch)
+weights(os.path.join(output, f"{config['output_name']}.safetensors"), module, 255)
 print("\\nmodel saved.")
 """
 
@@ -96,13 +116,14 @@ folder = os.path.join(process["training_folder"], config["name"])
 os.makedirs(folder, exist_ok=True)
 print("Running 1 process\\nLoading model")
 began = time.time()
+module = TOOLKIT[process["model"]["arch"].split(":")[0]]
 for step in range(1, total + 1):
     time.sleep(STEP_S)
     loss = trouble(step, total)
     bar(config["name"], step, total, began, f"lr: 1.0e-04 loss: {loss:.3e}")
     if step % every == 0 and step < total:
-        weights(os.path.join(folder, f"{config['name']}_{step:09d}.safetensors"), step)
-weights(os.path.join(folder, config["name"] + ".safetensors"), 255)
+        weights(os.path.join(folder, f"{config['name']}_{step:09d}.safetensors"), module, step)
+weights(os.path.join(folder, config["name"] + ".safetensors"), module, 255)
 """
 
 #: Runs the script that it is to launch; its own flags change nothing here.

@@ -20,8 +20,9 @@ from core.planning.efficiency import expected_speed
 from core.planning.plan import TrainingPlan
 from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
+from tests.core.submission.folders import image_adapter, safetensors
 from tests.trainer.runner.test_image_runner import events, image_run, planned
-from tests.trainer.session.simulated import Time, safetensors
+from tests.trainer.session.simulated import Time
 from trainer.runner import image_monitor as module
 from trainer.runner.image_monitor import EngineStep, ImageMonitor, is_broken, parse_step
 from trainer.session.progress_log import ProgressLog
@@ -41,8 +42,8 @@ def watch(run: RunSpec, tmp_path: Path) -> ImageMonitor:
     return monitor
 
 
-def left(watch: ImageMonitor, name: str) -> None:
-    (watch.output / name).write_bytes(safetensors())
+def left(watch: ImageMonitor, name: str, content: bytes | None = None) -> None:
+    (watch.output / name).write_bytes(content or image_adapter())
 
 
 def said(run: RunSpec) -> list[str]:
@@ -71,7 +72,7 @@ def test_a_full_disk_ends_no_training_is_noted_once_and_is_retried(
 def test_a_file_that_the_engine_removes_meanwhile_is_passed_over(
     run: RunSpec, watch: ImageMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "newest_whole_file", lambda output: output / "last-000001.safetensors")
+    monkeypatch.setattr(module, "whole_files", lambda output: [output / "last-000001.safetensors"])
     watch.place()
     assert not watch.submission.exists
     monkeypatch.undo()
@@ -82,7 +83,7 @@ def test_a_file_that_the_engine_removes_meanwhile_is_passed_over(
 
 def test_what_is_being_written_is_left_until_it_is_whole(watch: ImageMonitor) -> None:
     left(watch, "last-000001.safetensors")
-    (watch.output / "last.safetensors").write_bytes(safetensors()[:-3])
+    (watch.output / "last.safetensors").write_bytes(image_adapter()[:-3])
     watch.place()
     first = watch.placed
     assert first is not None
@@ -91,6 +92,59 @@ def test_what_is_being_written_is_left_until_it_is_whole(watch: ImageMonitor) ->
     watch.place()
     assert watch.placed is not None
     assert "last.safetensors" in watch.placed
+
+
+def is_up(name: str) -> bool:
+    return "lora_up" in name
+
+
+def test_a_file_from_before_the_training_is_passed_over_once_and_the_next_one_counts(
+    run: RunSpec, watch: ImageMonitor
+) -> None:
+    left(watch, "last-000001.safetensors", image_adapter(zero=is_up))
+    watch.place()
+    watch.place()
+    assert not watch.submission.exists
+    (note,) = said(run)
+    assert "last-000001.safetensors is passed over" in note
+    assert "all add zero" in note
+    left(watch, "last-000002.safetensors")
+    watch.place()
+    assert (watch.submission.exists, watch.problem) == (True, None)
+
+
+NAN = safetensors(
+    {f"lora_unet_out_2.lora_{one}.weight": ("BF16", [1], b"\xc0\x7f") for one in ("up", "down")}
+)
+
+
+@pytest.mark.parametrize("placed", [True, False], ids=["the older one lies there", "nothing lies there"])
+def test_of_files_that_came_together_the_newest_good_one_counts(watch: ImageMonitor, placed: bool) -> None:
+    left(watch, "last-000001.safetensors")
+    if placed:
+        watch.place()
+    left(watch, "last-000002.safetensors", NAN)
+    watch.place()
+    assert watch.submission.exists
+    assert watch.placed is not None
+    assert "last-000001" in watch.placed
+
+
+def test_an_adapter_of_another_family_is_no_submission(run: RunSpec, watch: ImageMonitor) -> None:
+    left(watch, "last.safetensors", image_adapter("krea2 ai-toolkit"))
+    watch.place()
+    assert not watch.submission.exists
+    assert "must have the names of an adapter for sdxl" in said(run)[0]
+
+
+def test_modules_that_were_not_trained_are_named_once(run: RunSpec, watch: ImageMonitor) -> None:
+    one = "lora_te1_text_model_encoder_layers_0_mlp_fc1"
+    for number in (1, 2):
+        weights = image_adapter(zero=lambda name: name.startswith(one), seed=number)
+        left(watch, f"last-00000{number}.safetensors", weights)
+        watch.place()
+    (note,) = said(run)
+    assert "1 of 48 modules that add zero" in note
 
 
 def test_a_rate_that_is_no_number_is_left_out_of_the_progress(run: RunSpec, watch: ImageMonitor) -> None:

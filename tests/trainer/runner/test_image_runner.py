@@ -24,6 +24,7 @@ from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.core.engines.cases import image_plan
+from tests.core.submission.folders import image_adapter
 from tests.trainer.run_specs import run_spec
 from tests.trainer.runner.engines import lay_out
 from tests.trainer.runner.pictures import picture_zip
@@ -121,7 +122,7 @@ def test_each_family_is_trained_by_its_engine_and_placed_where_evaluators_look(
     assert not [event for event in events(run) if isinstance(event, NoteEvent) and event.kind == "missing"]
     names = sorted(path.name for path in (tmp_path / "submission").iterdir())
     assert names == ["README.md", "last.safetensors"]
-    assert (tmp_path / "submission/last.safetensors").read_bytes()[-1] == 255  # the final one
+    assert (tmp_path / "submission/last.safetensors").read_bytes()[-2] == 255  # the final one
     said = [event for event in events(run) if isinstance(event, StepEvent)]
     assert said[0].total == 60
     assert said[0].loss is not None
@@ -158,8 +159,8 @@ class Endless:
 
     def __init__(self, command: Any, env: Any, cwd: Path, on_line: Callable[[str], None]) -> None:
         (output,) = Path(env["HOME"]).parents[1].glob("launch-*/output")
-        (output / "last-000005.safetensors").write_bytes(safetensors())
-        (output / "last.safetensors").write_bytes(safetensors()[:-3])
+        (output / "last-000005.safetensors").write_bytes(image_adapter())
+        (output / "last.safetensors").write_bytes(image_adapter()[:-3])
         on_line("steps:  5%|#    | 10/10000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
 
     def ended(self) -> None:
@@ -249,6 +250,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_file_from_before(tm
     assert code == 0
     assert result.end is RunEnd.NAN
     assert result.submission
+
+
+def test_an_engine_that_trained_nothing_leaves_no_submission_and_the_reason(tmp_path: Path) -> None:
+    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE))
+    code, result = finished(run, STAND_IN_FAULT="zero")
+    assert (code, result.submission) == (TrainerExitCode.CRASHED, False)
+    assert "all add zero" in result.detail
+    assert any("all add zero" in e.text for e in events(run) if isinstance(e, NoteEvent))
 
 
 @pytest.mark.parametrize("fault", ["no data", "crash", "disk"])

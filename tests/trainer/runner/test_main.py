@@ -16,8 +16,8 @@ from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.runs.progress import StageEvent, StepEvent, encode_event
 from core.runs.run_files import HeldOutScore, RunEnd, RunResult, RunSpec, TrainerExitCode
+from tests.core.submission.folders import image_adapter
 from tests.trainer.run_specs import run_spec
-from tests.trainer.session.simulated import safetensors
 from trainer import handoff
 from trainer.errors import BadModel
 from trainer.runner import main as main_module
@@ -58,7 +58,7 @@ def submit(run: RunSpec) -> None:
 
 
 def _write(path: Path) -> None:
-    path.write_bytes(safetensors())
+    path.write_bytes(image_adapter())
 
 
 class FakeRunner:
