@@ -44,6 +44,9 @@ From = Annotated[
     ),
 ]
 Family = Annotated[str | None, typer.Option(help="Only this family or type of task.")]
+Hotkey = Annotated[
+    str | None, typer.Option(help="Also count the first places and wins of this hotkey in what was pulled.")
+]
 Api = Annotated[str | None, typer.Option(help="The public API. Unset: PUBLIC_API_URL.")]
 Hub = Annotated[str | None, typer.Option(help="The hub. Unset: HF_ENDPOINT.")]
 
@@ -105,6 +108,7 @@ def show(
     directory: From = None,
     family: Family = None,
     ranks: Ranks = 3,
+    hotkey: Hotkey = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what was pulled beside what we would plan for the same tasks, and the laws that follow.
@@ -114,17 +118,21 @@ def show(
     file says. Laws count winners alone.
     """
     from miner.cli.render.field import field_data, field_pages
-    from miner.tournament.field import NoField, laws, read_field
+    from miner.tournament.field import NoField, laws, own_results, read_field
 
     where = directory or _directory(load_settings())
     tasks = [task for task in read_field(where) if family in (None, task.family)]
     if not tasks:
         raise NoField(f"no task of {family} lies in {where}")
     found = laws(tasks)
+    own = own_results(where, hotkey) if hotkey else None
     if as_json:
-        echo_json(field_data(tasks, found, ranks))
+        echo_json(field_data(tasks, found, ranks, own))
         return
     print_pages(field_pages(tasks, found, ranks))
+    if own is not None:
+        echo(f"{own.hotkey}: first in {own.first} of {own.tasks} tasks,")
+        echo(f"won {own.won} of {own.tournaments} tournaments")
 
 
 def _settings(api: str | None, hub: str | None) -> Settings:

@@ -1,8 +1,8 @@
 """What the field trained with: tasks and entries as `field pull` saved them, beside our own plans.
 
-A saved directory has one folder per task with `task.json` (the public API's answer, reduced), and in it one
-folder per entry, named by the first eight characters of the hotkey. A folder of an entry's own files without
-any `task.json` can be read too: then nobody knows the task.
+A saved directory has one folder per tournament with `tournament.json`, in it one per task with `task.json`
+(the public API's answers, reduced), and in that one per entry, named by the first eight characters of the
+hotkey. A folder of an entry's own files without any `task.json` can be read too: then nobody knows the task.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from core.domain.errors import GodMinerError
 from miner.tournament.field_laws import FamilyLaws, Point, laws_of
 from miner.tournament.field_plans import own_plan
 from miner.tournament.field_recipes import HEADER, MOST_BYTES, SMALL_FILES, Recipe, read_recipe
-from miner.tournament.public_api import Entry, TournamentTaskResult, task_result
+from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
 from miner.tournament.rules import training_pictures
 
-TASK = "task.json"
+TASK, TOURNAMENT = "task.json", "tournament.json"
 #: A directory of a whole season has fewer.
 MOST_TASKS = 2000
 
@@ -59,6 +60,32 @@ class FieldTask:
         return own_plan(task.task_type, task.family, task.model_id, task.hours, self.pictures)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnResults:
+    """What one hotkey reached in the tournaments that were saved."""
+
+    hotkey: str
+    #: Tasks in which it has a place, and those in which that is the first.
+    tasks: int
+    first: int
+    #: Tournaments that are over and that it took part in, and those that it won.
+    tournaments: int
+    won: int
+
+
+def own_results(directory: Path, hotkey: str) -> OwnResults:
+    places = [
+        one.entry.rank
+        for task in read_field(directory)
+        for one in task.entries
+        if one.entry.hotkey == hotkey and one.entry.rank is not None
+    ]
+    saved = [mapping(_read_json(file)) for file in sorted(directory.rglob(TOURNAMENT))[:MOST_TASKS]]
+    over = [one for one in saved if one.get("winner") and hotkey in sequence(one.get("participants"))]
+    won = sum(one["winner"] == hotkey for one in over)
+    return OwnResults(hotkey, len(places), places.count(1), len(over), won)
+
+
 def read_field(directory: Path) -> list[FieldTask]:
     """Read every task below the directory. `NoField` if there is nothing."""
     if not directory.is_dir():
@@ -74,15 +101,19 @@ def read_field(directory: Path) -> list[FieldTask]:
 
 
 def _read_task(file: Path) -> FieldTask:
-    try:
-        with file.open("rb") as opened:
-            raw = json.loads(opened.read(32 * MOST_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise NoField(f"{file} cannot be read: {error}") from None
+    raw = _read_json(file)
     task_id = raw.get("task_id") if isinstance(raw, dict) else None
     task = task_result(raw, task_id if isinstance(task_id, str) else file.parent.name)
     entries = [FieldEntry(entry, _recipe(file.parent / entry.hotkey[:8])) for entry in task.entries]
     return FieldTask(task, tuple(entries))
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        with file.open("rb") as opened:
+            return json.loads(opened.read(32 * MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoField(f"{file} cannot be read: {error}") from None
 
 
 def _recipe(folder: Path) -> Recipe:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from core.domain.wire import TournamentType
 from core.submission.safetensors import BadHeader, parse_header
 from core.system.files import write_atomically
-from miner.tournament.field import TASK
+from miner.tournament.field import TASK, TOURNAMENT
 from miner.tournament.field_recipes import HEADER, MOST_BYTES, SMALL_FILES, header_summary
 from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import (
@@ -66,12 +66,15 @@ def pull(
     pulled = Pulled()
     for tournament in _tournaments(api, kinds, tournament_id):
         pulled.tournaments.append(tournament.tournament_id)
+        folder = directory / tournament.tournament_id
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / TOURNAMENT, asdict(tournament))
         for number, task_id in enumerate(tournament.task_ids, 1):
             where = (
                 f"{tournament.kind} {tournament.tournament_id}: task {number} of {len(tournament.task_ids)}"
             )
             on_progress(where)
-            _pull_task(api, client, directory / tournament.tournament_id, task_id, ranks, pulled)
+            _pull_task(api, client, folder, task_id, ranks, pulled)
     pulled.requests = client.requests
     return pulled
 
@@ -94,7 +97,7 @@ def _pull_task(
         pulled.problems.append(f"task {task_id}: {error}")
         return
     folder = directory / task_id
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     _write(folder / TASK, _reduced(task))
     pulled.tasks += 1
     for entry in task.entries:

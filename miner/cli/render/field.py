@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from miner.tournament.field import FieldEntry, FieldTask
+from miner.tournament.field import FieldEntry, FieldTask, OwnResults
 from miner.tournament.field_laws import FamilyLaws, Law
 from miner.tournament.field_recipes import Recipe
 
@@ -128,7 +128,9 @@ def _span(span: tuple[float, float, float]) -> str:
     return f"{middle:.2g}" + (f" ({least:.2g} to {most:.2g})" if least < most else "")
 
 
-def field_data(tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int) -> dict[str, Any]:
+def field_data(
+    tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int, own: OwnResults | None
+) -> dict[str, Any]:
     """The same for programs."""
     rows = []
     for task in tasks:
@@ -151,7 +153,8 @@ def field_data(tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: i
                 "no_plan_because": why or None,
             }
         )
-    return {"tasks": rows, "laws": [asdict(one) for one in found]}
+    results = None if own is None else asdict(own)
+    return {"tasks": rows, "laws": [asdict(one) for one in found], "own_results": results}
 
 
 def _recipe_data(recipe: Recipe) -> dict[str, Any]:

@@ -58,12 +58,15 @@ def test_the_same_for_programs(pulled: tuple[PublicApiSite, Hub], data_dir: Path
     done = runner.invoke(app, ["tournament", "field", "pull", "--to", str(to), "--json"])
     assert json.loads(done.stdout)["entries"] == 1
     shown = json.loads(
-        runner.invoke(app, ["tournament", "field", "show", "--from", str(to), "--json"]).stdout
+        runner.invoke(
+            app, ["tournament", "field", "show", "--from", str(to), "--hotkey", HOTKEYS[0], "--json"]
+        ).stdout
     )
     (task,) = shown["tasks"]
     assert task["entries"][0]["recipe"]["steps"] == 700
     assert task["our_plan"]["lora_rank"]
     assert shown["laws"][0]["points"] == 1
+    assert (shown["own_results"]["first"], shown["own_results"]["won"]) == (1, 1)
 
 
 def test_without_a_network_the_error_names_the_site(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core.domain.wire import TournamentType
-from miner.tournament.field import read_field
+from miner.tournament.field import own_results, read_field
 from miner.tournament.field_pull import Pulled, loaded_file, pull
 from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import PublicApi
@@ -85,6 +85,17 @@ def test_no_weights_and_no_pickles_are_read(
     stored = [request for request in hub.requests if request.path.startswith("/store/")]
     assert [request.headers["range"] for request in stored] == ["bytes=0-7", f"bytes=8-{header - 1}"]
     assert not any("authorization" in request.headers for request in [*stored, *site.requests])
+
+
+def test_first_places_and_wins_of_a_hotkey(site: PublicApiSite, client: PoliteClient, tmp_path: Path) -> None:
+    run(site, client, tmp_path)
+    # The first won its only task and the tournament, the second neither; nobody knows the stranger.
+    counted = [own_results(tmp_path / "field", hotkey) for hotkey in (*HOTKEYS[:2], "5Stranger")]
+    assert [(one.first, one.tasks, one.won, one.tournaments) for one in counted] == [
+        (1, 1, 1, 1),
+        (0, 1, 0, 1),
+        (0, 0, 0, 0),
+    ]
 
 
 def test_what_is_known_is_not_asked_for_again(
