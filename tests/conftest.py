@@ -104,6 +104,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/tournament/test_checkout.py",
         "miner/tournament/test_field_pull.py",
         "miner/tournament/test_polite_client.py",
+        "miner/tournament/test_prepare.py",
         "miner/tournament/test_public_api.py",
         "miner/watch/test_notify_worker.py",
         "miner/cli/test_native_runs_follow.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +12,13 @@ import typer
 
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
-from miner.cli.options import load_settings
+from miner.cli.options import load_settings, profile_directories
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
     from miner.tournament.check_entry import CheckedEntry, RuleFinding
+    from miner.tournament.prepare import PreparedEntry
 
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
 
@@ -100,6 +102,75 @@ def check(
         _print_findings(entry, findings)
     if not admitted:
         raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
+    profile: Annotated[
+        str, typer.Option(help="Name or file of the profile to train by, with all that it extends.")
+    ] = "steady",
+    upstream: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A checkout of the validators' repository: licence and notice."
+        ),
+    ] = None,
+    kind: Kinds = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an entry out of this checkout's HEAD: a repository with one commit, ready to be pushed.
+
+    Only what a training needs goes in: no daemon, no tests. Without --upstream its licence is missing."""
+    from dataclasses import asdict
+
+    from miner.engines.docker.images import source_root
+    from miner.tournament.check_entry import USUAL_KINDS
+    from miner.tournament.prepare import DISTINCT, NOT_DISTINCT, prepare_entry
+
+    made = prepare_entry(
+        source_root(),
+        directory,
+        kinds=kind or USUAL_KINDS,
+        profile=profile,
+        profile_directories=profile_directories(None),
+        upstream=upstream,
+        say=lambda line: echo(line, err=True),
+    )
+    if as_json:
+        shown = {**asdict(made), "directory": str(made.directory), "kinds": [str(one) for one in made.kinds]}
+        echo_json({**shown, "distinct": list(DISTINCT), "not_distinct": list(NOT_DISTINCT)})
+    else:
+        _print_prepared(made, upstream)
+
+
+def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
+    from miner.tournament.prepare import DISTINCT, NOT_DISTINCT
+
+    named = f" --upstream {upstream}" if upstream else ""
+    lines = [
+        f"{made.directory}: {made.files} files, {made.size_bytes / 1e6:.1f} MB",
+        f"commit {made.commit}, from god-miner {made.made_from[:12]}",
+        f"profile {made.profile}" + (f", by way of {', '.join(made.layers[:-1])}" if made.layers[1:] else ""),
+    ]
+    if not made.licensed:
+        lines += [
+            "LICENSE.md and NOTICE of the validators' repository are missing: it would be refused.",
+            "→ prepare it with --upstream CHECKOUT, a checkout of that repository",
+        ]
+    lines += ["", "What makes an entry distinct:", *(f"- {one}" for one in DISTINCT)]
+    lines += ["What does not:", *(f"- {one}" for one in NOT_DISTINCT)]
+    lines += [
+        "As it is now, this entry is a copy of every other that was prepared from the same commit: change "
+        "what its trainer does, and commit that.",
+        "",
+        "Next:",
+        f"→ god-miner tournament check {made.directory}{named}",
+        "→ push it to a repository of your own, then set TRAINING_REPO_*_URL and _COMMIT",
+    ]
+    for line in lines:
+        indent = "  " if line.startswith(("- ", "→ ")) else ""
+        echo(textwrap.fill(line, 80, subsequent_indent=indent, break_long_words=False) if line else "")
 
 
 def _settings() -> tuple[Settings | None, str]:

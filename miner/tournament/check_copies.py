@@ -34,7 +34,7 @@ LEFT_OUT_SUFFIXES = frozenset(
 #: A zero byte among so many makes a file binary.
 LOOKED_AT_BYTES = 4096
 #: What runs in a training; whatever differs elsewhere counts for nothing.
-LIVE_DIRECTORIES = ("trainer", "core", "dockerfiles", "ops/docker")
+LIVE_DIRECTORIES = ("trainer", "core")
 MOST_FILES_NAMED = 8
 #: What this trainer does beyond rendering a configuration: files, and what somebody who compares finds there.
 MECHANISMS = (

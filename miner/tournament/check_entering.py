@@ -145,7 +145,7 @@ def check_times(entry: CheckedEntry) -> RuleFinding:
         FindingState.UNKNOWN,
         text,
         tuple(notes),
-        "when your hotkey was registered: god-miner chain status",
+        "see when your hotkey was registered: god-miner chain status",
     )
 
 

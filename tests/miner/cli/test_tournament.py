@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from miner.cli.tournament import app
+from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_files, make_repository
 
 LICENSE, NOTICE = "Some Licence\n", "Some Notice\n"
@@ -63,3 +64,26 @@ def test_a_commit_of_a_directory_can_be_named(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["commit"] == first
     assert found["kinds"] == ["text"]
+
+
+def test_an_entry_is_prepared_and_passes_what_can_pass(tmp_path: Path, upstream: Path) -> None:
+    place = tmp_path / "entry"
+    result = run("prepare", str(place), "--upstream", str(upstream), "--kind", "text")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80 + len(str(tmp_path))
+    assert "What does not:" in result.stdout
+    checked = run("check", str(place), "--upstream", str(upstream), "--offline", "--json", "--kind", "text")
+    found = json.loads(checked.stdout)
+    assert (checked.exit_code, found["admitted"]) == (0, True)
+    assert [rule["number"] for rule in found["rules"] if rule["state"] == "passed"] == [2, 3, 7, 8, 9, 10]
+
+
+def test_without_upstream_an_entry_says_that_it_would_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_repository(tmp_path / "small", SMALL)
+    monkeypatch.setattr("miner.engines.docker.images.source_root", lambda: tmp_path / "small")
+    result = run("prepare", str(tmp_path / "entry"), "--kind", "text")
+    assert result.exit_code == 0, result.output
+    assert "→ prepare it with --upstream CHECKOUT" in result.stdout
+    assert not (tmp_path / "entry/LICENSE.md").exists()

@@ -12,6 +12,21 @@ from tests.miner.tournament.repositories import make_repository
 
 #: A Saturday.
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+#: A small repository that can be prepared, in place of this one.
+SMALL = {
+    "LICENSE": "Ours\n",
+    "core/a.py": "x = 1\n",
+    "trainer/b.py": "y = 1\n",
+    "miner/c.py": "z = 1\n",
+    "tests/test_a.py": "",
+    "configs/policies/base.yaml": "{}\n",
+    "configs/base/axolotl.yaml": "{}\n",
+    "configs/profiles/base.yaml": "description: Base\n",
+    "configs/profiles/steady.yaml": "extends: base\ntargets: {lora_r: 64}\n",
+    "configs/profiles/cpu-demo.yaml": "extends: base\n",
+    "constraints.txt": "",
+    "dockerfiles/standalone-text-trainer.dockerfile": 'FROM a\nENTRYPOINT ["python"]\n',
+}
 
 
 def open_small(folder: Path, files: Mapping[str, str | bytes], **more: Any) -> CheckedEntry:
