@@ -61,6 +61,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/dev/test_demo_inputs_site.py",
         "miner/dev/test_stack.py",
         "miner/dev/test_tour.py::test_the_tour_holds",
+        "miner/tournament/test_kills.py",
         "miner/doctor/checks/test_training_gpus.py",
         "miner/doctor/checks/test_subnet_hub.py",
         "miner/doctor/test_checks.py",
@@ -151,6 +152,8 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_engines_crash.py::test_a_daemon_killed_at_any_instant",
         "integration/test_engines_docker.py::test_an_engine_killed_at_any_instant",
         "miner/jobs/test_worker_in_chaos.py",
+        "integration/test_kills.py",
+        "trainer/session/test_submission_kills.py::test_killed_at_any_instant",
         "trainer/session/test_submission.py::test_kill_9_at_random_instants",
     ),
 }

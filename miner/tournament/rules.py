@@ -118,6 +118,11 @@ EMPTY_BYTES = 1024
 IMAGE_SUBFOLDER, IMAGE_PREFIX = "checkpoints", "checkpoint"
 
 
+# — the boss round
+#: Of the boss's loss on pictures: by so much a challenger's must be lower.
+IMAGE_GAIN = 0.01
+
+
 def shared_memory(gpus: int) -> str:
     return "16g" if gpus >= 4 else "8g"
 

@@ -51,6 +51,8 @@ class Comparison(Record):
     #: What the mean gap's bound has to reach.
     gap_needed: float
     won: bool
+    #: The chance to win on as many other rows of the same kind.
+    p_win: float
     reason: str
 
 
@@ -64,9 +66,13 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
     gaps = [loss - other_loss for loss, other_loss in pairs]
     wins = sum(1 for gap in gaps if gap > DEAD_ZONE)
     losses = sum(1 for gap in gaps if gap < -DEAD_ZONE)
-    rate_bound, gap_bound = _bounds(gaps) if gaps else (0.0, 0.0)
     level = abs(math.fsum(loss for loss, _ in pairs)) / max(len(pairs), 1)
     needed = max(MIN_GAP, GAP_SHARE * level)
+    win_rate = wins / (wins + losses) if wins + losses else 0.0
+    mean_gap = math.fsum(gaps) / len(gaps) if gaps else 0.0
+    rates, means = _draws(gaps) if gaps else ([0.0], [0.0])
+    rate_bound, gap_bound = _bound(rates), _bound(means)
+    p_win = _share_won(rates, means, win_rate - rate_bound, mean_gap - gap_bound, needed)
     if rate_bound < WIN_RATE:
         reason = (
             f"of {wins + losses} decided rows {wins} are won: surely {rate_bound:.1%}, {WIN_RATE:.0%} needed"
@@ -79,18 +85,19 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
         rows=len(gaps),
         wins=wins,
         losses=losses,
-        win_rate=wins / (wins + losses) if wins + losses else 0.0,
+        win_rate=win_rate,
         win_rate_bound=rate_bound,
-        mean_gap=math.fsum(gaps) / len(gaps) if gaps else 0.0,
+        mean_gap=mean_gap,
         mean_gap_bound=gap_bound,
         gap_needed=needed,
         won=rate_bound >= WIN_RATE and gap_bound >= needed,
+        p_win=p_win,
         reason=reason,
     )
 
 
-def _bounds(gaps: Sequence[float]) -> tuple[float, float]:
-    """Lower bounds of win rate and mean gap, from draws of all rows with replacement.
+def _draws(gaps: Sequence[float]) -> tuple[Any, Any]:
+    """Win rate and mean gap of draws of all rows with replacement.
 
     Which rows are decided is a matter of the draw as well; a draw that decides nothing is no evidence.
     """
@@ -105,11 +112,20 @@ def _bounds(gaps: Sequence[float]) -> tuple[float, float]:
         counts = decided[drawn].sum(axis=1)
         rates.append(won[drawn].sum(axis=1) / numpy.maximum(counts, 1))
         means.append(gap[drawn].mean(axis=1))
-    low = 100 * (1 - CONFIDENCE)
-    return (
-        float(numpy.percentile(numpy.concatenate(rates), low)),
-        float(numpy.percentile(numpy.concatenate(means), low)),
-    )
+    return numpy.concatenate(rates), numpy.concatenate(means)
+
+
+def _bound(values: Any) -> float:
+    return float(importlib.import_module("numpy").percentile(values, 100 * (1 - CONFIDENCE)))
+
+
+def _share_won(rates: Any, means: Any, rate_margin: float, gap_margin: float, needed: float) -> float:
+    """Of the draws, as if each were the evaluation's rows, those on which the challenger would win. A draw's
+    own bounds lie as far below its values as ours below ours: drawing from every draw again would change
+    them little."""
+    numpy = importlib.import_module("numpy")
+    rates, means = numpy.asarray(rates), numpy.asarray(means)
+    return float(((rates - rate_margin >= WIN_RATE) & (means - gap_margin >= needed)).mean())
 
 
 ADAPTER = "adapter_config.json"
@@ -300,7 +316,7 @@ def _cell(comparison: Comparison | None) -> str:
         return ""
     verdict = "WINS" if comparison.won else "no win"
     numbers = f"{comparison.wins:>6} : {comparison.losses:<6}  {comparison.mean_gap:>9.4f}"
-    return f"  {numbers}  {verdict}: {comparison.reason}"
+    return f"  {numbers}  {verdict}, P(win) {comparison.p_win:.0%}: {comparison.reason}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

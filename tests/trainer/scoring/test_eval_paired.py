@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy
 import pytest
 import torch
@@ -79,3 +81,37 @@ def test_the_bounds_are_those_of_the_validators_bootstrap() -> None:
 def test_vectors_of_different_rows_are_not_compared() -> None:
     with pytest.raises(ValueError):
         compare_models([1.0], [1.0, 2.0])
+
+
+def drawn_twice(boss: list[float], challenger: list[float], draws: int, again: int) -> float:
+    """The chance to win, the long way: the whole rule on each of many other sets of rows."""
+    chance = random.Random(1)
+    pairs = list(zip(boss, challenger, strict=True))
+    wins = 0
+    for _ in range(draws):
+        rows = chance.choices(pairs, k=len(pairs))
+        gaps = [one - other for one, other in rows]
+        rates, means = [], []
+        for _ in range(again):
+            some = chance.choices(gaps, k=len(gaps))
+            decided = [gap for gap in some if abs(gap) > 0.01]
+            rates.append(sum(gap > 0 for gap in decided) / len(decided) if decided else 0.0)
+            means.append(sum(some) / len(some))
+        needed = max(0.01, 0.01 * sum(one for one, _ in rows) / len(rows))
+        wins += sorted(rates)[again // 100] >= 0.55 and sorted(means)[again // 100] >= needed
+    return wins / draws
+
+
+@pytest.mark.parametrize(("better_by", "noise"), [(0.05, 0.1), (0.03, 0.06), (0.02, 0.1)])
+def test_the_chance_to_win_is_that_of_the_whole_rule_on_other_rows(better_by: float, noise: float) -> None:
+    boss = BOSS[:120]
+    challenger = (boss - better_by + numpy.random.default_rng(3).normal(0, noise, 120)).tolist()
+    comparison = compare_models(boss.tolist(), challenger)
+    expected = drawn_twice(boss.tolist(), challenger, draws=100, again=100)
+    assert comparison.p_win == pytest.approx(expected, abs=0.15)
+
+
+def test_the_chance_to_win_is_none_for_equals_and_sure_for_a_much_better_model() -> None:
+    assert compare_models(BOSS.tolist(), BOSS.tolist()).p_win == 0.0
+    assert compare_models(BOSS.tolist(), (BOSS - 0.5).tolist()).p_win == 1.0
+    assert compare_models([], []).p_win == 0.0

@@ -1,0 +1,241 @@
+"""Kill a training again and again; whatever lies there then must be a submission that scores.
+
+Validators end a container at its limit with SIGKILL and upload what they find. Moments are drawn from the
+first submission on; before it there is nothing to upload, so the seconds until then are reported instead.
+Half of the kills come at a random moment, half in the middle of a save: as soon as so many changes were seen
+in the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+#: A save of a LoRA as seen from outside: directory, weights, configuration, card, scores, rename.
+MOST_CHANGES = 6
+#: From the first submission on, seconds in which moments are drawn.
+SPAN_S = 20.0
+#: For the first submission; loading a large model takes minutes.
+FIRST_LIMIT_S = 1800.0
+_LOOK_S = 0.05
+#: A save of a small model takes milliseconds.
+_LOOK_IN_SAVE_S = 0.0002
+
+
+class RunningContainer(Protocol):
+    """A training that has been started."""
+
+    @property
+    def place(self) -> Path:
+        """The submission's folder, as this machine sees it."""
+
+    def is_running(self) -> bool: ...
+
+    def kill(self) -> None:
+        """SIGKILL to all of it, without notice; return when nothing of it runs."""
+
+
+class KillKind(StrEnum):
+    RANDOM = "random"
+    SAVE = "save"
+
+
+@dataclass(frozen=True)
+class KillMoment:
+    kind: KillKind
+    #: From the first submission on.
+    seconds: float
+    #: Of a save: changes in the directory that are waited for, from the first one after `seconds` on.
+    changes: int = 0
+
+
+@dataclass(frozen=True)
+class Kill:
+    number: int
+    moment: KillMoment
+    #: From the start to the first submission; None if none came.
+    first_s: float | None
+    #: From the start to the kill.
+    killed_s: float
+    #: Whether the kill left an unfinished save beside the submission.
+    in_save: bool
+    #: The training had ended by itself: there was nothing to kill.
+    ended: bool
+    #: What is wrong with what lies there; None: it scores.
+    problem: str | None
+
+    @property
+    def survived(self) -> bool:
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class KillReport:
+    """`seed` and the number of kills repeat all moments."""
+
+    seed: int
+    kills: tuple[Kill, ...]
+
+    @property
+    def survivors(self) -> int:
+        return sum(1 for kill in self.kills if kill.survived)
+
+    @property
+    def in_saves(self) -> int:
+        return sum(1 for kill in self.kills if kill.in_save)
+
+    @property
+    def ended(self) -> int:
+        return sum(1 for kill in self.kills if kill.ended)
+
+    @property
+    def passed(self) -> bool:
+        return len(self.kills) > self.ended and self.survivors == len(self.kills)
+
+    @property
+    def first_s(self) -> float | None:
+        """The usual time until the first submission."""
+        seconds = [kill.first_s for kill in self.kills if kill.first_s is not None]
+        return median(seconds) if seconds else None
+
+    def summary(self) -> str:
+        parts = [
+            f"{self.survivors} of {len(self.kills)} kills left a submission that scores",
+            f"{self.in_saves} kills came in the middle of a save",
+        ]
+        if self.ended:
+            parts.append(f"{self.ended} trainings had ended before their kill: give them more time")
+        if self.first_s is not None:
+            parts.append(f"the first submission came after {self.first_s:.0f} s")
+        return f"{'; '.join(parts)} (seed {self.seed})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "count": len(self.kills),
+            "survivors": self.survivors,
+            "in_saves": self.in_saves,
+            "ended": self.ended,
+            "passed": self.passed,
+            "first_submission_s": self.first_s,
+            "kills": [asdict(kill) for kill in self.kills],
+        }
+
+
+def kill_moments(count: int, seed: int, span_s: float = SPAN_S) -> list[KillMoment]:
+    """The same for the same seed. Every second one lies in a save."""
+    chance = random.Random(seed)  # noqa: S311 - repeatable
+    moments = []
+    for number in range(count):
+        seconds, changes = chance.uniform(0, span_s), chance.randint(1, MOST_CHANGES)
+        in_save = number % 2 == 1
+        kind = KillKind.SAVE if in_save else KillKind.RANDOM
+        # Saves become rare later in a training: these are looked for in the first half.
+        moments.append(KillMoment(kind, seconds / 2 if in_save else seconds, changes if in_save else 0))
+    return moments
+
+
+def run_kills(
+    start: Callable[[], RunningContainer],
+    count: int,
+    seed: int,
+    check: Callable[[Path], str | None],
+    *,
+    span_s: float = SPAN_S,
+    first_limit_s: float = FIRST_LIMIT_S,
+    on_kill: Callable[[Kill], None] = lambda kill: None,
+) -> KillReport:
+    """Start and kill a training `count` times. `check` gets the submission's folder and says what is wrong
+    with it. Where no save comes within `span_s`, the kill comes then."""
+    kills = []
+    for number, moment in enumerate(kill_moments(count, seed, span_s), 1):
+        kills.append(_one_kill(number, moment, start, check, span_s, first_limit_s))
+        on_kill(kills[-1])
+    return KillReport(seed, tuple(kills))
+
+
+def _one_kill(
+    number: int,
+    moment: KillMoment,
+    start: Callable[[], RunningContainer],
+    check: Callable[[Path], str | None],
+    span_s: float,
+    first_limit_s: float,
+) -> Kill:
+    began = time.monotonic()
+    container = start()
+    try:
+        first = _wait(container, container.place.is_dir, began + first_limit_s)
+        first_s = time.monotonic() - began
+        if first:
+            _wait(container, lambda: False, began + first_s + moment.seconds)
+            if moment.kind is KillKind.SAVE:
+                _wait_in_save(container, moment.changes, began + first_s + span_s)
+        ended = not container.is_running()
+    finally:
+        container.kill()
+    killed_s = time.monotonic() - began
+    none = f"no submission within {first_s:.0f} s" + (": the training ended" if ended else "")
+    return Kill(
+        number=number,
+        moment=moment,
+        first_s=round(first_s, 2) if first else None,
+        killed_s=round(killed_s, 2),
+        in_save=any(entry.name.endswith(".new") for entry in _beside(container.place)),
+        ended=ended,
+        problem=check(container.place) if first else none,
+    )
+
+
+def _wait(container: RunningContainer, done: Callable[[], bool], until: float) -> bool:
+    while not done():
+        left = until - time.monotonic()
+        if left <= 0 or not container.is_running():
+            return done()
+        time.sleep(min(left, _LOOK_S))
+    return True
+
+
+def _wait_in_save(container: RunningContainer, changes: int, until: float) -> None:
+    """Return at the given change of the directory."""
+    before, seen, looks = _state(container.place), 0, 0
+    while seen < changes and time.monotonic() < until:
+        time.sleep(_LOOK_IN_SAVE_S)
+        now, looks = _state(container.place), looks + 1
+        if now != before:
+            before, seen = now, seen + 1
+        if looks % 1000 == 0 and not container.is_running():
+            return
+
+
+def _beside(place: Path) -> Iterator[os.DirEntry[str]]:
+    """What the trainer keeps beside its submission while it writes a better one."""
+    try:
+        with os.scandir(place.parent) as entries:
+            yield from (entry for entry in entries if entry.name.startswith(f".{place.name}."))
+    except OSError:
+        return
+
+
+def _state(place: Path) -> tuple[object, ...]:
+    """Changes whenever a file beside the submission appears or grows, or the submission is replaced."""
+    found: list[object] = []
+    for entry in _beside(place):
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                found += [(path.name, path.stat().st_size) for path in sorted(Path(entry.path).iterdir())]
+            found.append((entry.name, entry.inode()))
+        except OSError:  # it has just been renamed or removed
+            found.append(entry.name)
+    try:
+        found.append(place.stat().st_ino)
+    except OSError:
+        found.append(None)
+    return tuple(found)
