@@ -16,13 +16,15 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from miner.tournament.field_laws import FamilyLaws, Point, laws_of
 from miner.tournament.field_plans import own_plan
-from miner.tournament.field_recipes import HEADER, MOST_BYTES, SMALL_FILES, Recipe, read_recipe
+from miner.tournament.field_recipes import HEADER, SMALL_FILES, Recipe, read_recipe
 from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
 from miner.tournament.rules import training_pictures
 
 TASK, TOURNAMENT = "task.json", "tournament.json"
 #: A directory of a whole season has fewer.
-MOST_TASKS = 2000
+MOST_FOLDERS = 2000
+#: Of a whole answer of the API, if somebody saved that.
+MOST_TASK_BYTES = 32 * 1024**2
 
 
 class NoField(GodMinerError):
@@ -80,7 +82,7 @@ def own_results(directory: Path, hotkey: str) -> OwnResults:
         for one in task.entries
         if one.entry.hotkey == hotkey and one.entry.rank is not None
     ]
-    saved = [mapping(_read_json(file)) for file in sorted(directory.rglob(TOURNAMENT))[:MOST_TASKS]]
+    saved = [mapping(_read_json(file)) for file in sorted(directory.rglob(TOURNAMENT))[:MOST_FOLDERS]]
     over = [one for one in saved if one.get("winner") and hotkey in sequence(one.get("participants"))]
     won = sum(one["winner"] == hotkey for one in over)
     return OwnResults(hotkey, len(places), places.count(1), len(over), won)
@@ -90,7 +92,7 @@ def read_field(directory: Path) -> list[FieldTask]:
     """Read every task below the directory. `NoField` if there is nothing."""
     if not directory.is_dir():
         raise NoField(f"{directory} is not a directory; `god-miner tournament field pull` makes one")
-    found = [_read_task(file) for file in sorted(directory.rglob(TASK))[:MOST_TASKS]]
+    found = [_read_task(file) for file in sorted(directory.rglob(TASK))[:MOST_FOLDERS]]
     if not found:
         loose = tuple(_loose_entries(directory))
         found = [FieldTask(TournamentTaskResult(directory.name), loose)] if loose else []
@@ -111,7 +113,7 @@ def _read_task(file: Path) -> FieldTask:
 def _read_json(file: Path) -> Any:
     try:
         with file.open("rb") as opened:
-            return json.loads(opened.read(32 * MOST_BYTES))
+            return json.loads(opened.read(MOST_TASK_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise NoField(f"{file} cannot be read: {error}") from None
 
@@ -123,7 +125,7 @@ def _recipe(folder: Path) -> Recipe:
 def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
     names = (*SMALL_FILES, HEADER, "*.safetensors")
     folders = sorted({file.parent for name in names for file in directory.rglob(name)})
-    for folder in folders[:MOST_TASKS]:
+    for folder in folders[:MOST_FOLDERS]:
         recipe = read_recipe(folder)
         if recipe != Recipe():
             yield FieldEntry(Entry(folder.name), recipe)

@@ -27,7 +27,7 @@ SMALL_FILES = (CONFIG, ADAPTER, README, ARGUMENTS)
 #: What is kept of a header.
 HEADER = "header.json"
 #: No file that is read is larger.
-MOST_BYTES = 1024 * 1024
+MOST_BYTES = 256 * 1024
 #: Keys of a header's metadata that are kept: not what names the pictures or their captions.
 _METADATA = re.compile(
     r"ss_(?!tag_frequency|bucket_info|datasets|dataset_dirs|reg_dataset)\w+|training_info|software"
@@ -285,10 +285,15 @@ def _peft(content: str) -> Recipe:
     )
 
 
+_FENCE = "```yaml\n"
+
+
 def _readme(content: str) -> Recipe:
     """Axolotl's configuration, else the values that transformers lists."""
-    if shown := re.search(r"```yaml\n(.{1,100000}?)\n```", content, re.DOTALL):
-        found = _axolotl(mapping(_yaml(shown[1])))
+    begin = content.find(_FENCE)
+    end = content.find("\n```", begin + len(_FENCE))
+    if 0 <= begin < end:
+        found = _axolotl(mapping(_yaml(content[begin + len(_FENCE) : end])))
         if found.lr is not None:
             return found
     listed = dict(re.findall(r"^- ([a-z_]{1,60}): (.{1,200})$", content, re.MULTILINE))
@@ -349,9 +354,17 @@ def _arguments(content: str) -> Recipe:
 _READERS = {CONFIG: _ai_toolkit, ARGUMENTS: _arguments, README: _readme, ADAPTER: _peft}
 
 
+class _WithoutMerges(yaml.SafeLoader):
+    """Merge keys are refused: with few lines of them a mapping has more pairs than memory holds."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.YAMLError("merge keys are not read")
+
+
 def _yaml(content: str) -> Any:
     try:
-        return yaml.safe_load(content)
+        return yaml.load(content, _WithoutMerges)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError):
         return None
 

@@ -35,6 +35,8 @@ RAO = 1e9
 FRESH_S, DAY_S = 300.0, 86_400.0
 #: Details of three tournaments had some hundred kilobytes; tasks with many rows more.
 MAX_ANSWER = 32 * 1024**2
+#: Tasks of one tournament; real ones have some tens.
+MOST_TASKS = 500
 _ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOTKEY = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -259,7 +261,7 @@ def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
 
 
 def _names(found: list[str | None]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in found if name and _NAME.fullmatch(name)))
+    return tuple(dict.fromkeys(name for name in found if name and _NAME.fullmatch(name)))[:MOST_TASKS]
 
 
 def _prizes(projection: Mapping[str, Any]) -> tuple[Prize, ...]:

@@ -82,6 +82,12 @@ def test_the_list_that_transformers_writes(tmp_path: Path) -> None:
         ("adapter_config.json", b'{"r": 1e400, "lora_alpha": "NaN"}'),
         ("adapter_config.json", b"[" * 100_000),
         ("README.md", b"- learning_rate: " + b"9" * 5000),
+        (
+            "config.yaml",
+            b"a0: &a0 {x: 1}\n"
+            + b"".join(b"a%d: &a%d {<<: [*a%d, *a%d]}\n" % (n, n, n - 1, n - 1) for n in range(1, 60)),
+        ),
+        ("README.md", b"```yaml\n" * 30_000),
         ("README.md", b"```yaml\n" + b"a: &a [*a]\n" + b"\n```"),
         ("header.json", b'{"ranks": {"x": 1}, "metadata": {"training_info": "[1]"}}'),
     ],
