@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from core.domain.records import Record
 from core.domain.tasks import TASK_WORDS, ImageModelType, TaskType, task_type_named
-from core.domain.units import parse_params, show_params
+from core.domain.units import parse_params, parse_seconds, show_params
 
 
 class Lane(Record):
@@ -99,6 +99,45 @@ Band = Annotated[
     SizeBand,
     BeforeValidator(_parse_band),
     WithJsonSchema({"type": "string", "examples": ["<7B", "7B-13B", ">=70B"]}),
+]
+
+
+class HoursBand(Record):
+    """Hours from `low` (included) to `high` (excluded)."""
+
+    low: float = 0.0
+    high: float | None = None
+
+    def __contains__(self, hours: object) -> bool:
+        return (
+            isinstance(hours, float | int) and hours >= self.low and (self.high is None or hours < self.high)
+        )
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f">={self.low:g}h"
+        return f"{self.low:g}h-{self.high:g}h" if self.low else f"<{self.high:g}h"
+
+
+def _parse_hours(value: Any) -> Any:
+    if isinstance(value, HoursBand):
+        return value
+    match = _BAND.fullmatch(str(value).replace(" ", ""))
+    if match is None:
+        raise ValueError(f"hours are written <1h, 45m-2h or >=2h, not {value!r}")
+    if match["op"]:
+        bound = parse_seconds(match["bound"]) / 3600
+        return HoursBand(high=bound) if match["op"] == "<" else HoursBand(low=bound)
+    low, high = parse_seconds(match["low"]) / 3600, parse_seconds(match["high"]) / 3600
+    if low >= high:
+        raise ValueError(f"the hours {value!r} are empty: their lower end comes first")
+    return HoursBand(low=low, high=high)
+
+
+Hours = Annotated[
+    HoursBand,
+    BeforeValidator(_parse_hours),
+    WithJsonSchema({"type": "string", "examples": ["<1h", "45m-2h", ">=2h"]}),
 ]
 
 

@@ -296,6 +296,7 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
         return None
     return ImagePlan(
         resolutions=image.resolutions,
+        choice=timed.choice,
         repeats=targets.image_repeats or needs.data.image_repeats,
         vae_batch=image.vae_batch,
         loss=targets.image_loss,

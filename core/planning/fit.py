@@ -15,6 +15,7 @@ from core.domain.choices import Engine, Refusal
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.planning.candidate import RunCandidate, vary
+from core.planning.checkpoint_choice import with_choice
 from core.planning.gpu_count import GpuCountChoice, choose_counts
 from core.planning.ladder import fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
@@ -26,6 +27,7 @@ from core.planning.overheads import (
     publish_phase,
 )
 from core.planning.persistent_memory import CONTEXT_BYTES
+from core.planning.plan import CheckpointChoice
 from core.planning.requirements import Requirements, first_candidate, lr_search
 from core.planning.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times
 from core.planning.sequences import Sequences
@@ -54,6 +56,8 @@ class TimedCandidate(NamedTuple):
     schedule: StepSchedule
     deadline_s: float
     reserve_s: float
+    #: Images: files compared at the end.
+    choice: CheckpointChoice | None = None
 
     @property
     def phases(self) -> Iterator[PhaseEstimate]:
@@ -69,6 +73,8 @@ class TimedCandidate(NamedTuple):
             why = lambda: f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"  # noqa: E731
             yield PhaseEstimate("evaluate", schedule.eval_s, why)
         yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
+        if (choice := self.choice) is not None:
+            yield PhaseEstimate("choose", choice.seconds, lambda: f"the best of {choice.files} files")
         yield self.after
 
 
@@ -217,7 +223,13 @@ def _timed(
         before, seconds = (*before, search), seconds - search.seconds
     rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
     disk = checkpoint_space(candidate, needs.model, conditions)
-    schedule = fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
+
+    def fitted(seconds: float) -> StepSchedule:
+        return fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
+
+    schedule, choice = fitted(seconds), None
+    if (asked := needs.targets.checkpoint_choice) is not None and candidate.image is not None:
+        schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
     return TimedCandidate(
         required=required,
         candidate=candidate,
@@ -230,6 +242,7 @@ def _timed(
         schedule=schedule,
         deadline_s=deadline,
         reserve_s=reserve,
+        choice=choice,
     )
 
 

@@ -159,8 +159,8 @@ def _timed(
     at = names.index("train") if "train" in names else 0
     opening = [phase for phase in time.phases[:at] if phase.name not in ("download", "so far")]
     opening = opening or [TimelinePhase(name="start", seconds=RESTART_S, why="starting and loading again")]
-    tail = time.phases[-1]
-    spent = failure.elapsed_s + sum(phase.seconds for phase in opening) + tail.seconds
+    tail = tuple(phase for phase in time.phases[:-1] if phase.name == "choose") + time.phases[-1:]
+    spent = failure.elapsed_s + sum(phase.seconds for phase in (*opening, *tail))
     slower = step_s / time.step_s if time.step_s else 1.0
     rate = times_at(plan, step_s)
     per_epoch = max(-(-seq.per_epoch // new.effective), 1)
@@ -177,7 +177,7 @@ def _timed(
             seconds=(repeat_count(total, steps.eval_every) + 1) * rate.eval_s if total else 0.0,
         ),
         TimelinePhase(name="save", seconds=repeat_count(total, steps.save_every) * rate.save_s),
-        tail,
+        *tail,
     ]
     verdict = plan.verdict
     if total < 1:

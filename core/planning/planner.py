@@ -80,7 +80,8 @@ def with_enough_steps(
 ) -> tuple[Requirements, SearchResult]:
     """Halve the effective batch until the run has the profile's `least_steps`."""
     least, asked = needs.targets.least_steps, needs.targets.effective_batch_size
-    if least is None or asked is None or result.code is not None or needs.task.task_type.generates:
+    text = needs.task.task_type.is_text and not needs.task.task_type.generates
+    if least is None or asked is None or result.code is not None or not text:
         return needs, result
     first = result.best.schedule.total
     while result.best.schedule.total < least:
@@ -152,7 +153,7 @@ def plan_task(
     the model's facts already.
     """
     if isinstance(profile, LoadedProfile):
-        profile = resolve_profile(profile, task.task_type, model)
+        profile = resolve_profile(profile, task.task_type, model, task.hours)
     conditions = conditions or JobConditions(hardware)
     if learned is not None:
         profile, conditions = (

@@ -104,6 +104,8 @@ def requirements_for(
     task: TaskSpec, model: ModelFacts, data: DatasetFacts, profile: ResolvedProfile, kind: GpuKind
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
+    if model.is_image:
+        profile = _at_pictures(profile, data.rows)
     targets, limits = profile.targets, profile.limits
     given: list[Concession] = []
     engine = _engine(targets, task, given)
@@ -139,6 +141,24 @@ def requirements_for(
         reference_ready=_reference_ready(task, targets, method),
         concessions=tuple(given),
     )
+
+
+def _at_pictures(profile: ResolvedProfile, pictures: int) -> ResolvedProfile:
+    """With the numbers that follow the pictures. Steps are left: they follow the batch too."""
+    targets, laws = profile.targets, profile.targets.by_pictures
+    update: dict[str, object] = {}
+    for name, law in (("learning_rate", laws.learning_rate), ("weight_decay", laws.weight_decay)):
+        if law is not None:
+            update[name] = float(f"{law.at(pictures) * _scale(profile, name):.3g}")
+    if laws.lora_r is not None:
+        update["lora_r"] = max(round(laws.lora_r.at(pictures) * _scale(profile, "lora_r")), 1)
+    return profile.model_copy(update={"targets": targets.model_copy(update=update)}) if update else profile
+
+
+def _scale(profile: ResolvedProfile, name: str) -> float:
+    """The profile's factor on a target."""
+    before = profile.before_scale.get(name)
+    return float(getattr(profile.targets, name)) / before if before else 1.0
 
 
 def lr_search(needs: Requirements) -> LrSearchPlan | None:

@@ -79,7 +79,10 @@ def wanted_steps(
 ) -> tuple[int, float]:
     """Steps and epochs that the profile asks for, whatever the clock."""
     per_epoch = steps_per_epoch(seq, effective)
-    caps = [steps for steps in (targets.max_steps, limits.max_steps) if steps is not None]
+    most = targets.max_steps
+    if seq.images and (law := targets.by_pictures.max_steps) is not None:
+        most = max(round(law.at(seq.rows) / effective), 1)
+    caps = [steps for steps in (most, limits.max_steps) if steps is not None]
     if targets.num_epochs is not None:
         steps = targets.num_epochs * per_epoch
     elif seq.images:

@@ -58,14 +58,22 @@ def image_flops(s: RunCandidate) -> float:
     """Per image: the backbone's forward pass and its multiples."""
     assert s.image is not None
     passes = (3 if s.full else 2) + (1 if s.checkpointing else 0)
+    sides = s.image.resolutions
+    return passes * sum(_image_forward(s, side) for side in sides) / len(sides)
+
+
+def _image_forward(s: RunCandidate, side: int) -> float:
+    assert s.image is not None
+    tokens = image_tokens(s.image.facts, side)
     if image_type(s) is ImageModelType.SDXL:
-        forward = SDXL_FORWARD * s.image.mean_tokens / s.image.facts.tokens_at_1024
-    else:
-        sides = [image_tokens(s.image.facts, side) for side in s.image.resolutions]
-        attention = 4.0 * s.shape.layers * s.shape.hidden
-        each = [tokens * (2.0 * s.image.facts.backbone_params + attention * tokens) for tokens in sides]
-        forward = sum(each) / len(each)
-    return forward * passes
+        return SDXL_FORWARD * tokens / s.image.facts.tokens_at_1024
+    attention = 4.0 * s.shape.layers * s.shape.hidden * tokens
+    return tokens * (2.0 * s.image.facts.backbone_params + attention)
+
+
+def forward_seconds(s: RunCandidate, side: int) -> float:
+    """One pass that draws a picture, without training: products alone."""
+    return _image_forward(s, side) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
 
 
 GEMM_SHARE = 0.65
@@ -80,6 +88,16 @@ LORA_KERNELS, FULL_KERNELS, IMAGE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
 #: What of the nominal link bandwidth collectives reach, and what part of the work can hide them.
 LINK_SHARE, HIDES = 0.65, 0.6
+#: Seconds of a step relative to this prior, on an H100. Measured by others, or bounded by the steps that
+#: their runs finished, at batch 1 and 512, 768 and 1024 with checkpointing: krea2 1.26 s, qwen-image 4.45,
+#: z-image 1.54, ideogram4 2.02; Flux at 1024 in sd-scripts 2.6. Other hosts took 0.6 times as long (krea2).
+IMAGE_SLOWNESS: dict[ImageModelType, float] = {
+    ImageModelType.KREA2: 1.7,
+    ImageModelType.QWEN_IMAGE: 4.0,
+    ImageModelType.Z_IMAGE: 3.5,
+    ImageModelType.IDEOGRAM4: 3.4,
+    ImageModelType.FLUX: 1.95,
+}
 #: Most of SDXL's blocks see a quarter of the tokens; its convolutions make up for half of that.
 SDXL_TOKENS = 0.57
 #: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
@@ -129,9 +147,11 @@ def _pass_seconds(s: RunCandidate, flops: float, tokens: float) -> float:
     moved = moved_bytes(s) * (tokens * _image_tokens(s))
     busy = (products + moved / (s.kind.bandwidth * BANDWIDTH_SHARE)) / DERATE
     launch = _kernels(s) * LAUNCH_S
+    kind = image_type(s)
+    slowness = IMAGE_SLOWNESS.get(kind, 1.0) if kind is not None else 1.0
     # They neither add up nor hide each other fully: at 512 tokens the roofline with 7 µs per launch gave
     # 0.117 s for 0.067 of work and 0.083 of launching.
-    return float((busy**1.5 + launch**1.5) ** (1 / 1.5))
+    return slowness * float((busy**1.5 + launch**1.5) ** (1 / 1.5))
 
 
 def _gemm_share(s: RunCandidate) -> float:

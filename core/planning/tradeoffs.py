@@ -280,6 +280,9 @@ def reasons_for(needs: Requirements, result: SearchResult, given: list[Concessio
         origin = needs.profile.origin(f"targets.{target}")
         if target in forced:
             reasons[path] = PlanReason(text=forced[target])
+        elif (law := getattr(needs.targets.by_pictures, target, None)) is not None and needs.model.is_image:
+            text = f"{law}, at {needs.data.rows} pictures"
+            reasons[path] = PlanReason(text=text, source=str(needs.profile.origin("targets.by_pictures")))
         elif path in own:
             reasons[path] = PlanReason(text=own[path])
         elif needs.profile.is_set(f"targets.{target}"):

@@ -381,6 +381,11 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         lambda t, c: c.engine is Engine.AI_TOOLKIT and t.lr_scheduler is not LrSchedule.CONSTANT,
         "written, but ai-toolkit's templates train at a constant rate",
     ),
+    _ignored(
+        "targets.conv_rank",
+        lambda t, c: c.engine is Engine.AI_TOOLKIT and t.conv_rank is not None,
+        "the transformers of these models have no convolutions",
+    ),
     _doubtful(
         "targets.gradient_checkpointing",
         lambda t, c: c.is_text and t.gradient_checkpointing is False and t.micro_batch_size >= 16,

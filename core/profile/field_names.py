@@ -88,6 +88,7 @@ fsdp_limit_all_gathers      guides=limit_all_gathers
 fsdp_backward_prefetch      guides=backward_prefetch
 dpo_beta                    axolotl=rl_beta
 resolutions                 plan=image.resolutions kohya=resolution ai_toolkit=datasets[0].resolution
+checkpoint_choice           plan=image.choice
 vae_batch_size              plan=image.vae_batch kohya
 image_loss                  kohya=loss_type ai_toolkit=train.loss_type
 huber_c                     kohya

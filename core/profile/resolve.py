@@ -86,21 +86,29 @@ def profile_files(directories: Sequence[Path] = ()) -> dict[str, Path]:
     return PROFILE_KIND.files(directories)
 
 
-def resolve_profile(profile: LoadedProfile, task_type: TaskType, model: ModelFacts) -> ResolvedProfile:
+def resolve_profile(
+    profile: LoadedProfile, task_type: TaskType, model: ModelFacts, hours: float | None = None
+) -> ResolvedProfile:
     """Flat and final. `ConfigError` only where sections together make limits that contradict each other."""
-    matched = tuple(name for name, when in profile.selectors if selector_matches(when, task_type, model))
+    matched = tuple(
+        name for name, when in profile.selectors if selector_matches(when, task_type, model, hours)
+    )
     if matched not in profile.resolved:
         profile.resolved[matched] = _resolved(profile, matched)
     return profile.resolved[matched]
 
 
-def selector_matches(when: SectionSelector, task_type: TaskType, model: ModelFacts) -> bool:
+def selector_matches(
+    when: SectionSelector, task_type: TaskType, model: ModelFacts, hours: float | None = None
+) -> bool:
+    """Without hours, a section for some hours does not match."""
     image = model.image.image_type if model.image else None
     return (
         (when.task is None or task_type in when.task)
         and (when.image is None or image in when.image)
         and (when.size is None or model.params_total in when.size)
         and (when.family is None or model.family in when.family)
+        and (when.hours is None or hours in when.hours)
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from core.config.files import ConfigFileModel
 from core.config.yaml_lines import ValueOrigin
 from core.domain.records import Record
-from core.domain.selectors import Band, OneOrMany, TaskWord
+from core.domain.selectors import Band, Hours, OneOrMany, TaskWord
 from core.domain.tasks import ImageModelType
 from core.models.facts import Family
 from core.profile.targets import ContainerTargets, ProfileLimits, Targets, TargetScale
@@ -23,6 +23,9 @@ class SectionSelector(Record):
         default=None, description="Image model types."
     )
     size: Band | None = Field(default=None, description="Model size.")
+    hours: Hours | None = Field(
+        default=None, description="Hours of the task, as far as they are known; tasks shrink as they wait."
+    )
     family: Annotated[list[Family], OneOrMany()] | None = Field(default=None, description="Model families.")
 
 

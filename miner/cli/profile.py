@@ -89,6 +89,9 @@ def show(
     name: OrInForce = None,
     task: Task = None,
     model: Model = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours of the task: some sections ask for them.")
+    ] = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody wrote.")] = False,
     directories: Dirs = None,
     as_json: AsJson = False,
@@ -97,8 +100,9 @@ def show(
     from core.profile.explain import profile_settings
     from core.profile.resolve import resolve_profile
 
-    profile, about = _load_or_in_force(name, directories, as_json), _subject(task, model)
-    resolved = resolve_profile(profile, about.task_type, about.model)
+    profile = _load_or_in_force(name, directories, as_json)
+    about = _subject(task, model)._replace(hours=hours)
+    resolved = resolve_profile(profile, about.task_type, about.model, hours)
     found = profile_settings(resolved, defaults)
     if as_json:
         echo_json(

@@ -94,7 +94,9 @@ def _learned_plan(request: JobPlanRequest) -> TrainingPlan:
 
 
 def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> TrainingPlan:
-    resolved = resolve_profile(request.profile, request.spec.task_type, request.inputs.model)
+    resolved = resolve_profile(
+        request.profile, request.spec.task_type, request.inputs.model, request.spec.hours
+    )
     if request.any_length:
         limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
         resolved = resolved.model_copy(update={"limits": limits})
@@ -134,7 +136,7 @@ def draft_plan(request: JobPlanRequest) -> PlanDraft:
 
 def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
     task = request.spec.task_type
-    targets = resolve_profile(request.profile, task, request.inputs.model).targets
+    targets = resolve_profile(request.profile, task, request.inputs.model, request.spec.hours).targets
     if targets.gpu_strategy is not GpuStrategy.LANES:
         return None
     return lane_for(targets, request.inputs.model, task)

@@ -11,6 +11,7 @@ from core.models.identify import facts_from_name
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
 from tests.core.profile.test_resolve_load import write
+from tests.doubles.each import each
 
 
 def model(params: float = 8.03e9, name: str = "llama") -> ModelFacts:
@@ -162,3 +163,25 @@ def test_tasks_that_match_the_same_sections_share_one_result(tmp_path: Path) -> 
     profile = from_text(tmp_path, "sections: {a: {when: {size: <7B}}}")
     large, other = (resolve_profile(profile, TaskType.DPO, model(params)) for params in (8e9, 1e9))
     assert resolve_profile(profile, TaskType.CHAT, model(9e9)) is large is not other
+
+
+@each(
+    ("band", "hours", "matches"),
+    [
+        ("<1h", 0.5, True),
+        ("<1h", 1.0, False),
+        (">=90m", 1.5, True),
+        ("30m-1h", 0.5, True),
+        ("<9h", None, False),
+    ],
+)
+def test_a_section_may_ask_for_hours(tmp_path: Path, band: str, hours: float | None, matches: bool) -> None:
+    profile = from_text(tmp_path, f"sections: {{s: {{when: {{hours: '{band}'}}, targets: {{lora_r: 3}}}}}}")
+    resolved = resolve_profile(profile, TaskType.INSTRUCT, model(), hours)
+    assert (resolved.targets.lora_r == 3) is matches
+
+
+@each("band", ["1", "<1", "2h-1h", "=1h"])
+def test_hours_need_their_unit_and_order(tmp_path: Path, band: str) -> None:
+    with pytest.raises(ConfigError, match="hours"):
+        from_text(tmp_path, f"sections: {{s: {{when: {{hours: '{band}'}}, targets: {{lora_r: 3}}}}}}")
