@@ -16,7 +16,7 @@ from core.domain.tasks import ImageModelType
 from core.planning.candidate import RunCandidate, image_type
 from core.planning.overheads import PhaseEstimate
 from core.planning.plan import CheckpointChoice
-from core.planning.schedule import RepeatTimes, StepSchedule
+from core.planning.schedule import LEAST_SAVES, RepeatTimes, StepSchedule
 from core.planning.speed import forward_seconds
 from core.profile.targets import CheckpointChoiceTarget
 
@@ -70,7 +70,9 @@ def affordable_files(asked: int, cost: ChoiceCost, seconds: float) -> int:
 
 
 def with_files(schedule: StepSchedule, files: int, save_s: float, whole: int = 1) -> StepSchedule:
-    """The same steps with evenly spread saves, at most so many. `whole`: saves fall on its multiples."""
+    """The same steps with evenly spread saves: so many, or a multiple where that would be too few for a run
+    that is cut off. `whole`: saves fall on its multiples."""
+    files *= math.ceil(LEAST_SAVES / files)
     every = max(math.ceil(schedule.total / files / whole), 1) * whole
     saves = math.ceil(schedule.total / every)
     return schedule._replace(
@@ -101,7 +103,7 @@ def with_choice(
         return schedule, None
     whole = schedule.per_epoch if s.engine is Engine.KOHYA else 1
     schedule = with_files(schedule, files, rate.save_s, whole)
-    files = math.ceil(schedule.total / schedule.save_every)
+    files = min(files, math.ceil(schedule.total / schedule.save_every))
     if files < 2:
         return schedule, None
     seeds = seeds_of(s, asked)

@@ -239,7 +239,7 @@ class GrpoPlan(Record):
 class CheckpointChoice(Record):
     """Compare files of the run by the evaluator's own measure at its end, and submit the best."""
 
-    #: Files compared: so many saves, evenly spread, the last among them.
+    #: Files compared: so many of the saves, evenly spread, the last among them.
     files: int = Field(ge=2)
     #: Pictures that they are compared on, and random seeds for each.
     pictures: int = Field(ge=1)

@@ -258,9 +258,8 @@ def _time(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
         and schedule.save_every > targets.save_steps
         and schedule.total > targets.save_steps
     ):
-        yield conceded(
-            "save_steps", targets.save_steps, schedule.save_every, "checkpoints fall on evaluations"
-        )
+        reason = "evenly spread, to choose from" if timed.choice else "checkpoints fall on evaluations"
+        yield conceded("save_steps", targets.save_steps, schedule.save_every, reason)
     between = targets.save_every_epochs
     if between and timed.candidate.engine is Engine.KOHYA and epochs_between_files(timed) < between:
         reason = f"{schedule.epochs:.3g} epochs in all, of which some are to leave a file"

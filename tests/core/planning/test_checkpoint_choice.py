@@ -20,15 +20,13 @@ from tests.doubles.each import each
 KREA2, FLUX = ImageModelType.KREA2, ImageModelType.FLUX
 
 
-def planned(
-    kind: ImageModelType = KREA2, hours: float = 1.0, pictures: int = 40, **choice: Any
-) -> TrainingPlan:
+def planned(kind: ImageModelType = KREA2, hours: float = 1.0, n: int = 40, **choice: Any) -> TrainingPlan:
     model = facts_from_name("a/model", None, kind)
     profile = resolve_profile(load_profile("steady"), TaskType.IMAGE, model, hours)
     asked = CheckpointChoiceTarget(**choice) if choice else None
     targets = profile.targets.model_copy(update={"checkpoint_choice": asked})
     spec = TaskSpec(task_type=TaskType.IMAGE, hours=hours, image_type=kind)
-    data = assumed_facts(TaskType.IMAGE, pictures, image_type=kind)
+    data = assumed_facts(TaskType.IMAGE, n, image_type=kind)
     own = profile.model_copy(update={"targets": targets})
     return plan_task(spec, model, data, Hardware(gpus=parse_gpus("1xH100")), own)
 
@@ -42,7 +40,7 @@ def test_in_spare_time_the_steps_stay_and_the_saves_are_spread(kind: ImageModelT
     assert plan.image.choice is not None
     assert plan.steps.total == without.steps.total
     choice, saves = plan.image.choice, -(-plan.steps.total // plan.steps.save_every)
-    assert choice.files == saves in (3, 4)
+    assert (choice.files, saves) == (4, 4)
     assert plan.steps.keep_checkpoints >= saves
     assert plan.time["choose"] == choice.seconds > 0
     assert plan.time.slack_s >= 0
@@ -76,6 +74,14 @@ def test_without_spare_time_there_are_fewer_files_then_none() -> None:
     assert taken.image.choice.seconds == pytest.approx(cost, rel=0.01)
     assert taken.steps.total < planned(hours=0.92).steps.total
     assert taken.time.slack_s >= 0
+
+
+def test_few_files_to_choose_from_are_not_all_that_a_cut_run_leaves() -> None:
+    plan = planned(hours=1.5, files=2)
+    assert plan.image is not None
+    assert plan.image.choice is not None
+    assert plan.image.choice.files == 2
+    assert plan.steps.save_every == plan.steps.total / 4
 
 
 def test_a_retry_after_too_little_memory_keeps_the_time_to_choose() -> None:

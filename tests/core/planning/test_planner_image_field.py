@@ -8,6 +8,7 @@ pictures grow together in them.
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ BEST = [row for row in FIELD if row["place"] <= 3 and row["sum_of_rates"] is not
 WIDENED, SHARE, MOST = 1.2, 0.8, 2.0
 
 
+@cache
 def in_container(family: str, hours: float, pictures: int) -> TrainingPlan:
     """As the trainer plans in a tournament's container: the model is there, nothing is published."""
     kind, host = ImageModelType(family), Hardware(gpus=parse_gpus("1xH100"))
