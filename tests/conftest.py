@@ -119,6 +119,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "trainer/session/test_submission.py::test_kill_9_before",
         "trainer/runner/test_check_engines.py",
         "trainer/rewards/test_sandbox.py",
+        "trainer/runner/test_image_choice.py",
         "trainer/runner/test_image_runner.py",
         "trainer/runner/test_processes.py",
     ),

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from core.domain.choices import LrSchedule
+from core.domain.choices import Engine
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.domain.units import show_seconds
 from core.planning.efficiency import flops_utilisation
 from core.planning.plan import TrainingPlan
 from core.runs.progress import StepEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunSpec
 from core.submission.faults import BadSubmission
 from core.submission.safetensors import BadHeader, read_header
+from trainer.runner.image_replan import TIMED_STEPS, UNUSUAL_STEPS, Measured, replan, timed_steps
 from trainer.runner.supervise import Termination
 from trainer.session.progress_log import ProgressLog
 from trainer.session.submission import Submission
@@ -47,6 +47,10 @@ def whole_files(output: Path) -> list[Path]:
 def _order(path: Path) -> tuple[bool, int]:
     numbered = _NUMBERED.fullmatch(path.name)
     return path.name == LAST_FILE, int(numbered[1]) if numbered else -1
+
+
+def _identity(path: Path) -> str:
+    return f"{path} {path.stat().st_mtime_ns}"
 
 
 def is_whole_file(path: Path) -> bool:
@@ -113,11 +117,8 @@ def is_broken(step: EngineStep) -> bool:
 LOG_EVERY_S, CHECK_EVERY_S = 1.0, 2.0
 #: Losses in a row that are no numbers: the running mean that engines show never recovers from one.
 MAX_NAN = 5
-#: A forecast is made after so many steps, and is believed when it is off by more than this part of what is
-#: left.
-TIMED_STEPS, SLACK = 20, 0.05
-#: A training is started again with fewer steps only while little of it is done.
-EARLY = 0.25
+#: Steps that the shown speed is the mean of, at least.
+SHOWN_STEPS = 20
 _OOM = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _NO_DATA = re.compile(r"No data found|画像がありません|no images? (were )?found", re.IGNORECASE)
 
@@ -131,8 +132,9 @@ class ImageMonitor:
     hard_end: float
     progress: ProgressLog
     now: Callable[[], float] = time.time
-    #: How many steps fit, where the plan's do not.
+    #: The steps to start again with.
     refit: int | None = None
+    measured_step_s: float | None = None
     may_refit: bool = True
     step: EngineStep | None = None
     out_of_memory: bool = False
@@ -195,8 +197,8 @@ class ImageMonitor:
     @property
     def step_s(self) -> float | None:
         """Over the latest steps, without the very first ones: they load and compile."""
-        timed = [stamp for stamp in self._timed if stamp[0] > 2]
-        if len(timed) < 2 or timed[-1][0] - timed[0][0] < TIMED_STEPS:
+        timed = [stamp for stamp in self._timed if stamp[0] > UNUSUAL_STEPS]
+        if len(timed) < 2 or timed[-1][0] - timed[0][0] < SHOWN_STEPS:
             return None
         return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])
 
@@ -207,7 +209,7 @@ class ImageMonitor:
             self.place()
         if self._nan >= MAX_NAN:
             return Termination(RunEnd.NAN, f"the loss is no number since step {self.step and self.step.step}")
-        return self._too_slow()
+        return self._replan()
 
     def place(self) -> None:
         """Submit the newest complete file. A failure is noted and retried at the next check: a full disk, or
@@ -222,7 +224,7 @@ class ImageMonitor:
 
     def _place(self) -> None:
         for path in whole_files(self.output):
-            name = f"{path} {path.stat().st_mtime_ns}"
+            name = _identity(path)
             if name == self.placed:
                 return
             if name in self.refused:
@@ -237,33 +239,40 @@ class ImageMonitor:
                 self.placed, self.problem = name, None
                 return
 
+    def candidates(self) -> list[Path]:
+        """The files that may be submitted, oldest first."""
+        return [path for path in reversed(whole_files(self.output)) if _identity(path) not in self.refused]
+
+    def step_of(self, path: Path) -> int:
+        """The step at which a file was saved; sd-scripts counts epochs."""
+        done = self.step.step if self.step else 0
+        if (numbered := _NUMBERED.fullmatch(path.name)) is None:
+            return done
+        kohya = self.plan.engine is Engine.KOHYA
+        return int(numbered[1]) * (self.plan.steps.per_epoch if kohya else 1)
+
     def put(self, path: Path) -> None:
         """Make one of the engine's files the submission."""
         self.submission.put(link_into_submission(path, self._name), None)
-        self.progress.write(SubmissionEvent(t=self.now(), step=self.step.step if self.step else 0))
+        self.progress.write(SubmissionEvent(t=self.now(), step=self.step_of(path)))
         for remark in self.submission.remarks:
             if str(remark) not in self._remarked:
                 self._remarked.add(str(remark))
                 self.progress.note("submission", str(remark))
 
-    def _too_slow(self) -> Termination | None:
-        """A decaying schedule must reach its end: starting again with fewer steps is better than being cut
-        off. A constant one loses nothing by that."""
-        seconds, step = self.step_s, self.step
-        if not self.may_refit or seconds is None or step is None:
+    def _replan(self) -> Termination | None:
+        """Once, when enough steps are timed."""
+        timed = [stamp for stamp in self._timed if stamp[0] > UNUSUAL_STEPS]
+        if not self.may_refit or self.step is None or len(timed) < 2:
             return None
-        left = self.hard_end - self.now()
-        needed = (step.total - step.step) * seconds
-        constant = self.plan.optimizer.schedule in (LrSchedule.CONSTANT, LrSchedule.CONSTANT_WITH_WARMUP)
-        if constant or needed <= left * (1 + SLACK) or step.step > EARLY * step.total:
+        (first, first_at), (last, last_at) = timed[0], timed[-1]
+        if last - first < timed_steps(self.plan.steps.total):
             return None
-        # Starting takes as long again: loading, encoding, compiling.
-        began = self._timed[0][1] - self._timed[0][0] * seconds
-        start_s = max(began - self._started, 0.0)
-        fits = int((left - start_s) / seconds * (1 - SLACK))
-        if fits < 2 * step.step:
-            return None
-        self.refit = fits
-        return Termination(
-            RunEnd.CLOCK, f"{seconds:.3g} s a step: {fits:,} steps fit into {show_seconds(left)}"
-        )
+        self.may_refit = False
+        self.measured_step_s = (last_at - first_at) / (last - first)
+        start_s = max(first_at - first * self.measured_step_s - self._started, 0.0)
+        left_s = self.hard_end - self.now()
+        made = replan(self.plan, Measured(self.step.step, self.measured_step_s, start_s, left_s))
+        self.progress.note("replan", made.text)
+        self.refit = made.restart
+        return Termination(RunEnd.CLOCK, made.text) if made.restart is not None else None

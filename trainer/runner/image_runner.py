@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import time
@@ -15,16 +16,34 @@ from core.domain.tasks import ImageModelType
 from core.engines.base import ImageFiles, RunInputs
 from core.engines.render import render
 from core.models.identify import image_model_facts as model_of
-from core.planning.plan import TrainingPlan
+from core.planning.plan import CheckpointChoice, TrainingPlan
 from core.runs.progress import ControlEvent
 from core.runs.run_files import RunEnd, RunResult, RunSpec
+from core.submission.faults import BadSubmission
 from trainer.errors import BadModel
 from trainer.inputs.images import PreparedImages, prepare_images
+from trainer.runner.image_choice import (
+    ScoringJob,
+    best_of,
+    choice_deadline,
+    describe_scores,
+    hold_out,
+    picture_of,
+    pictures_in,
+    score_files,
+    spread,
+)
 from trainer.runner.image_files import hub_cache, image_files, resolve_model_path
 from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file
 from trainer.runner.main import write_result
 from trainer.runner.planning import FailedLaunch, Remedy, make_own_plan, remedy_for
-from trainer.runner.processes import EngineProcess, StopRequest, engine_environment, free_port
+from trainer.runner.processes import (
+    EngineProcess,
+    StopRequest,
+    child_environment,
+    engine_environment,
+    free_port,
+)
 from trainer.runner.supervise import (
     LaunchResult,
     ProcessEnd,
@@ -47,7 +66,7 @@ _DIRECTORIES = {Engine.KOHYA: (KOHYA_VARIABLE, KOHYA), Engine.AI_TOOLKIT: (TOOLK
 PLACE_S, PLACE_SHARE = 10.0, 0.1
 #: An engine without output for so long, whether it loads, encodes or trains, hangs.
 HANG_S = 1500.0
-#: Intermediate files at least, where the steps were reduced.
+#: Files where the number of steps was changed and none are compared.
 FILES = 4
 log = logging.getLogger(__name__)
 
@@ -64,6 +83,8 @@ class ImageRunner:
     control: ControlFile = field(init=False)
     #: Files outside the model's own directory, looked up once.
     parts: ImageFiles = field(default_factory=ImageFiles)
+    #: Pictures kept out of the training, for the choice of a file.
+    held_out: Path | None = None
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
@@ -93,11 +114,12 @@ class ImageRunner:
             began = time.time()
             attempt, monitor = self._train(plan, pictures, model, may_refit)
             if monitor.refit is not None:
-                may_refit, plan = False, fewer_steps(plan, monitor.refit)
-                self.progress.note("refit", attempt.detail)
+                may_refit, plan = False, with_steps(plan, monitor.refit, monitor.measured_step_s)
                 continue
             remedy = self._remedy(plan, attempt, began, remedies)
             if remedy is None:
+                if attempt.end in (RunEnd.FINISHED, RunEnd.CLOCK):
+                    self._choose(plan, pictures, monitor)
                 return self._finish(attempt, monitor)
             remedies.append(remedy)
             self.progress.note("remedy", str(remedy))
@@ -113,9 +135,18 @@ class ImageRunner:
             plan = make_own_plan(
                 self.run, model_of(self.run.model_id, self.kind), first.facts, installed_engines()
             )
-        if plan.image is None or plan.image.repeats == first.facts.image_repeats:
-            return first, plan
-        return prepare_images(self.run, folder, repeats=plan.image.repeats), plan
+        if plan.image is not None and plan.image.repeats != first.facts.image_repeats:
+            first = prepare_images(self.run, folder, repeats=plan.image.repeats)
+        choice = plan.image.choice if plan.image is not None else None
+        if choice is not None:
+            keep = max(plan.steps.keep_checkpoints, choice.files)
+            steps = plan.steps.model_copy(update={"keep_checkpoints": keep})
+            plan = plan.model_copy(update={"steps": steps})
+        if choice is not None and choice.held_out:
+            self.held_out = hold_out(first, choice.pictures)
+            if self.held_out is None:
+                self.progress.note("choice", "too few pictures to keep some out of the training")
+        return first, plan
 
     def _train(
         self, plan: TrainingPlan, pictures: PreparedImages, model: Path, may_refit: bool
@@ -135,7 +166,7 @@ class ImageRunner:
             self.run,
             plan,
             output,
-            self._hard_end,
+            self._training_end(plan),
             self.progress,
             may_refit=may_refit and self.run.end_by > time.time(),
         )
@@ -150,7 +181,7 @@ class ImageRunner:
 
         child = self.start(rendered.command, env, engine_directory(plan.engine), monitor.on_line)
         signs = (Path(self.run.progress_path),)
-        limits = SupervisionLimits(self._hard_end, signs=signs, hang_s=HANG_S, more=check)
+        limits = SupervisionLimits(self._training_end(plan), signs=signs, hang_s=HANG_S, more=check)
         ended = supervise(child, limits, self.stop)
         monitor.place()
         return self._result(ended, monitor, output), monitor
@@ -159,6 +190,63 @@ class ImageRunner:
     def _hard_end(self) -> float:
         room = max(self.run.end_by - self.run.began_at, 0.0)
         return self.run.end_by - min(PLACE_S, PLACE_SHARE * room)
+
+    def _training_end(self, plan: TrainingPlan) -> float:
+        """When the engine is ended: what follows needs its time too."""
+        choice = plan.image.choice if plan.image is not None else None
+        return self._hard_end - (choice.seconds if choice is not None else 0.0)
+
+    def _choose(self, plan: TrainingPlan, pictures: PreparedImages, monitor: ImageMonitor) -> None:
+        """Compare the files of the last launch and submit the best; whatever fails leaves the last one."""
+        choice = plan.image.choice if plan.image is not None else None
+        if choice is None or monitor.placed is None or self.stop.asked:
+            return
+        try:
+            self._compare(plan, choice, pictures, monitor)
+        except (OSError, BadSubmission) as error:
+            self.progress.note("choice", f"the last file stays: {error}")
+
+    def _compare(
+        self, plan: TrainingPlan, choice: CheckpointChoice, pictures: PreparedImages, monitor: ImageMonitor
+    ) -> None:
+        files = spread(monitor.candidates(), choice.files)
+        deadline = choice_deadline(choice, time.time(), self._hard_end)
+        if len(files) < 2 or deadline is None:
+            why = "there is one file only" if deadline is not None else "no time is left to compare files"
+            self.progress.note("choice", f"the last file stays: {why}")
+            return
+        count = choice.pictures
+        shown = [picture_of(path) for path in spread(pictures_in(self.held_out or pictures.folder), count)]
+        self.progress.stage("choose", f"{len(files)} files on {len(shown)} pictures")
+        launch = monitor.output.parent
+        job = ScoringJob(
+            engine=str(plan.engine),
+            engine_dir=str(engine_directory(plan.engine)),
+            config=str(next(path for path in sorted(launch.glob("config.*")))),
+            family=str(self.kind),
+            files=[str(path) for path in reversed(files)],
+            pictures=[{"image": str(picture.path), "caption": picture.caption} for picture in shown],
+            seeds=choice.seeds,
+            deadline=deadline,
+            report=str(launch / "scores.json"),
+            device="cpu" if plan.gpus.is_cpu else "cuda",
+        )
+        scores, missing = score_files(job, self._start_scoring, self.stop, self.progress)
+        best = best_of(files, scores) if not missing else None
+        if best is None:
+            reason = missing or "a file has no score"
+            self.progress.note("choice", f"the last file stays: {reason}")
+            return
+        if best != files[-1]:
+            monitor.put(best)
+        compared = describe_scores(files, scores)
+        self.progress.note("choice", f"{best.name} is submitted, of {compared}")
+
+    def _start_scoring(self, job: Path) -> SupervisedProcess:
+        python = os.environ.get(PYTHON_VARIABLE, "python")
+        env = child_environment(self.work, self._caches())
+        command = (python, "-m", "trainer.scoring.pictures", str(job))
+        return self.start(command, env, self.work, lambda line: None)
 
     def _inputs(
         self, plan: TrainingPlan, pictures: PreparedImages, model: Path, launch: Path, output: Path
@@ -214,7 +302,7 @@ class ImageRunner:
         if not self.retries or attempt.end is RunEnd.FINISHED:
             return None
         now = time.time()
-        start_s, left_s = min(now - began, 600.0), self.run.end_by - now
+        start_s, left_s = min(now - began, 600.0), self._training_end(plan) + PLACE_S - now
         failed = FailedLaunch(attempt.end, attempt.moment, start_s, left_s, attempt.detail)
         return remedy_for(plan, failed, earlier)
 
@@ -242,18 +330,32 @@ def installed_engines() -> list[Engine]:
     return [engine for engine in _DIRECTORIES if engine_directory(engine).is_dir()]
 
 
-def fewer_steps(plan: TrainingPlan, total: int) -> TrainingPlan:
-    """The same training with fewer steps, and as many intermediate files as before."""
+def with_steps(plan: TrainingPlan, total: int, step_s: float | None = None) -> TrainingPlan:
+    """The same training with another number of steps, and files on the way as before; `step_s`: the measured
+    seconds of one."""
     steps = plan.steps
+    choice = plan.image.choice if plan.image is not None else None
+    files = choice.files if choice is not None else FILES
     epochs = total / max(steps.per_epoch, 1)
-    every = max(total // FILES, 1)
-    image = plan.image and plan.image.model_copy(update={"save_every_epochs": max(int(epochs / FILES), 1)})
+    every = max(math.ceil(total / files), 1)
+    image = plan.image and plan.image.model_copy(
+        update={"save_every_epochs": max(math.ceil(epochs / files), 1)}
+    )
     warmup = min(plan.optimizer.warmup_steps, total // 4)
-    update = {"total": total, "epochs": epochs, "eval_every": every, "save_every": every}
+    keep = max(steps.keep_checkpoints, files)
+    update = {
+        "total": total,
+        "epochs": epochs,
+        "eval_every": every,
+        "save_every": every,
+        "keep_checkpoints": keep,
+    }
+    time_of = {"step_s": step_s, "measured": True} if step_s is not None else {}
     return plan.model_copy(
         update={
             "steps": steps.model_copy(update=update),
             "image": image,
             "optimizer": plan.optimizer.model_copy(update={"warmup_steps": warmup}),
+            "time": plan.time.model_copy(update=time_of),
         }
     )

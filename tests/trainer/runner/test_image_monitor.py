@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.domain.choices import LrSchedule
+from core.domain.choices import Engine, LrSchedule
 from core.domain.tasks import ImageModelType
 from core.planning.efficiency import expected_speed
-from core.planning.plan import TrainingPlan
+from core.planning.plan import ImagePlan, TrainingPlan
 from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
 from tests.core.submission.folders import image_adapter, safetensors
@@ -252,27 +252,42 @@ def test_whatever_an_engine_prints_is_a_step_or_nothing(line: str, total: int) -
 
 
 @pytest.mark.parametrize(
-    ("schedule", "at", "may_refit", "refit"),
+    ("schedule", "steps", "may_refit", "refit"),
     [
-        # 964 s are left, less 5 for starting again and a twentieth.
-        (LrSchedule.COSINE, 30, True, 911),
-        (LrSchedule.COSINE, 30, False, None),  # it was started again already
-        (LrSchedule.COSINE, 1001, True, None),  # too much of it is done
-        (LrSchedule.CONSTANT, 30, True, None),  # loses nothing by being cut off
+        (LrSchedule.COSINE, 48, True, None),  # not enough are measured
+        # 937 s are left: less 10 for another start, and a twentieth.
+        (LrSchedule.COSINE, 53, True, 880),
+        (LrSchedule.COSINE, 53, False, None),  # it was started again already
+        (LrSchedule.CONSTANT, 53, True, None),  # is saved every ten steps, and loses nothing else
     ],
 )
-def test_a_decaying_schedule_that_would_be_cut_off_is_to_be_started_again(
-    run: RunSpec, tmp_path: Path, schedule: LrSchedule, at: int, may_refit: bool, refit: int | None
+def test_the_speed_is_measured_once_and_decides_whether_the_training_is_started_again(
+    run: RunSpec, tmp_path: Path, schedule: LrSchedule, steps: int, may_refit: bool, refit: int | None
 ) -> None:
     plan = TrainingPlan.from_json(Path(planned(run, 4000, schedule).plan_path or "").read_bytes())
+    plan = plan.model_copy(update={"image": ImagePlan(save_every_epochs=5)})
     time = Time()
-    end = time.now + at + 970
+    end = time.now + 1000
     progress = ProgressLog(Path(run.progress_path))
     watch = ImageMonitor(run, plan, tmp_path, end, progress, may_refit=may_refit, now=time)
     time.pass_by(10)
-    for step in range(at - 25, at + 1):
-        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
+    terminations = []
+    for step in range(1, steps + 1):
         time.pass_by(1.0)
-    termination = watch.check()
+        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
+        terminations.append(watch.check())
     assert watch.refit == refit
-    assert (termination and termination.end) == (RunEnd.CLOCK if refit else None)
+    assert [one.end for one in terminations if one] == ([RunEnd.CLOCK] if refit else [])
+    notes = [one.text for one in events(run) if isinstance(one, NoteEvent) and one.kind == "replan"]
+    assert len(notes) == (may_refit and steps > 50)
+    if notes:
+        assert watch.measured_step_s == pytest.approx(1.0)
+        assert notes[0].startswith("started again with 880 steps" if refit else "goes on and ends early")
+
+
+def test_a_files_step_is_in_its_name_and_sd_scripts_counts_epochs(watch: ImageMonitor) -> None:
+    watch.on_line(BARS["kohya"].format(step=57))
+    assert watch.step_of(Path("last-000005.safetensors")) == 5 * watch.plan.steps.per_epoch
+    assert watch.step_of(Path("last.safetensors")) == 57
+    watch.plan = watch.plan.model_copy(update={"engine": Engine.AI_TOOLKIT})
+    assert watch.step_of(Path("last_000000040.safetensors")) == 40
