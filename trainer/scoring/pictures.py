@@ -30,7 +30,10 @@ from trainer.scoring.pictures_render import PictureModel, render
 from trainer.scoring.pictures_rules import RULES, CannotScore, RenderRules, mean, task_loss
 
 #: What loads an engine's models; each is imported only where it is used.
-LOADERS = {"ai-toolkit": "trainer.scoring.pictures_ai_toolkit"}
+LOADERS = {
+    "ai-toolkit": "trainer.scoring.pictures_ai_toolkit",
+    "kohya": "trainer.scoring.pictures_kohya",
+}
 
 
 class OutOfTime(Exception):

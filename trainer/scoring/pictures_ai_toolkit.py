@@ -36,7 +36,8 @@ def load(job: PictureJob) -> ToolkitModel:
     torch = importlib.import_module("torch")
     with torch.no_grad():
         base.load_model()
-        _mode_of(base.vae)
+    base.unet.eval().requires_grad_(False)
+    _mode_of(base.vae)
     network_config = settings.NetworkConfig(**process["network"])
     return ToolkitModel(base, network_config, job)
 

@@ -47,11 +47,6 @@ def render(model: PictureModel, rules: RenderRules, picture: Any, seed: int, tex
     return noisy
 
 
-def forwards(rules: RenderRules, text: str) -> int:
-    """Calls of the model per step."""
-    return 2 if rules.late is not None or not _one_branch(rules, text) else 1
-
-
 def _one_branch(rules: RenderRules, text: str) -> bool:
     """The negative text is the empty one: against itself, no guidance remains."""
     return rules.embedded or rules.guidance == 1.0 or not text

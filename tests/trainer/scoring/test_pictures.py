@@ -179,7 +179,7 @@ def test_an_engine_that_fails_half_way_leaves_what_is_scored(tmp_path: Path) -> 
     [
         ({"family": "sdxl"}, "sdxl: validators have no such family, only"),
         ({"pictures": []}, "the job names no pictures"),
-        ({"engine": "other"}, "other: only models of ai-toolkit"),
+        ({"engine": "other"}, "other: only models of ai-toolkit, kohya"),
         ({"engine_dir": "/nowhere"}, "ModuleNotFoundError: No module named 'toolkit'"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.scoring.pictures_render import forwards, render
+from trainer.scoring.pictures_render import render
 from trainer.scoring.pictures_rules import RULES, RenderRules
 
 PICTURE = 0.7
@@ -53,7 +53,7 @@ def test_guidance_goes_past_the_caption_away_from_the_empty_text() -> None:
     model = Numbers({"a cat": 0.5, "": 0.4})
 
     assert rendered("krea2", model, "a cat") == pytest.approx(0.4 + 12 * 0.1)
-    assert len(model.asked) == 2 * 25 == forwards(RULES["krea2"], "a cat") * 25
+    assert len(model.asked) == 2 * 25
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_empty_text_needs_one_prediction_per_step(family: str, steps: int) -
     model = Numbers({"": 0.4})
 
     assert rendered(family, model, "") == pytest.approx(0.4)
-    assert len(model.asked) == steps == forwards(RULES[family], "") * steps
+    assert len(model.asked) == steps
 
 
 @pytest.mark.parametrize("family", ["z-image", "flux"])

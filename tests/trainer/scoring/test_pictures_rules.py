@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from core.domain.tasks import ImageModelType
 from trainer.scoring.pictures_rules import RULES, crop_box, scaled_size, seeds, task_loss
+
+
+def test_every_family_but_sdxl_which_validators_no_longer_send_can_be_scored() -> None:
+    assert set(RULES) == {str(family) for family in ImageModelType} - {"sdxl"}
 
 
 def test_the_seeds_are_the_validators_and_a_job_takes_the_first_of_them() -> None:
