@@ -97,7 +97,17 @@ class KillReport:
 
     @property
     def passed(self) -> bool:
-        return len(self.kills) > self.ended and self.survivors == len(self.kills)
+        return bool(self.kills) and self.survivors == len(self.kills)
+
+    @property
+    def problem(self) -> str | None:
+        """What the operator has to know, in one line; None: every kill was one, and left what scores."""
+        if bad := next((kill for kill in self.kills if kill.problem), None):
+            return f"kill {bad.number} left nothing that scores: {bad.problem}"
+        if self.ended:
+            count = f"{self.ended} of {len(self.kills)}"
+            return f"{count} trainings had ended before their kill: give them more time"
+        return None
 
     @property
     def first_s(self) -> float | None:
@@ -111,7 +121,7 @@ class KillReport:
             f"{self.in_saves} kills came in the middle of a save",
         ]
         if self.ended:
-            parts.append(f"{self.ended} trainings had ended before their kill: give them more time")
+            parts.append(f"{self.ended} trainings had ended before their kill")
         if self.first_s is not None:
             parts.append(f"the first submission came after {self.first_s:.0f} s")
         return f"{'; '.join(parts)} (seed {self.seed})"
@@ -124,6 +134,7 @@ class KillReport:
             "in_saves": self.in_saves,
             "ended": self.ended,
             "passed": self.passed,
+            "problem": self.problem,
             "first_submission_s": self.first_s,
             "kills": [asdict(kill) for kill in self.kills],
         }

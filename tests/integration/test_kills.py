@@ -1,6 +1,8 @@
 """Kills of real containers: the native trainer and Axolotl on tiny models, run as validators run them.
 
 What lies there after each kill is uploaded by the uploader's rules and scored by the trainer's own scorer.
+A start takes a minute on two cores, so these are few: `tests/trainer/session/test_submission_kills.py` does
+it a hundred times.
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ from tests.integration.test_trainer_image import DATASET, REPO, ROOT, TASK, cach
 __all__ = ["cache", "engine", "image", "training"]
 
 pytestmark = pytest.mark.integration
-#: No test of so many containers would be over in its time.
-PARTS = 10
 #: From the first submission on, seconds in which kills come.
 SPAN_S = 8.0
 #: Better each time, and scored every tenth of few steps: many saves.
@@ -137,10 +137,9 @@ def container(client: Any, image: str, cache: Path, profile: str, checkpoints: P
     return Container(made, checkpoints / TASK / REPO)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("profile", ["native", "axolotl"])
 def test_killed_at_any_instant_a_container_leaves_what_scores(
-    engine: Dockerd, image: str, cache: Path, score: Any, tmp_path: Path, profile: str, part: int
+    engine: Dockerd, image: str, cache: Path, score: Any, tmp_path: Path, profile: str
 ) -> None:
     started = []
 
@@ -155,7 +154,7 @@ def test_killed_at_any_instant_a_container_leaves_what_scores(
             started.append(container(client, image, cache, profile, tmp_path / f"run-{len(started)}"))
             return started[-1]
 
-        count = max(2 * INSTANTS // PARTS, 1)
-        report = run_kills(start, count, SEED + part, score, span_s=SPAN_S, first_limit_s=600, on_kill=show)
+        count = max(INSTANTS // 5, 1)
+        report = run_kills(start, count, SEED, score, span_s=SPAN_S, first_limit_s=600, on_kill=show)
     sys.stderr.write(f"{profile}: {report.summary()}\n")
-    assert (report.passed, report.ended) == (True, 0), report.summary()
+    assert report.problem is None, report.summary()

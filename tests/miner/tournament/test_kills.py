@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def write(folder, step):
         time.sleep(600)
 
 
+if how == "ends after its first":
+    submission.put(lambda folder: write(folder, 1), scored(1.0, 1))
+    sys.exit()
 if how == "writes in place":
     place.mkdir(parents=True)
     (place / "adapter_model.safetensors").write_bytes(safetensors(20_000)[:30_000])
@@ -55,6 +59,13 @@ class Submitter:
         self.process.wait()
 
 
+def wait_until(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def check(place: Path) -> str | None:
     """Whether it would be uploaded, and is a whole model."""
     problems = what_is_uploaded(place, "org/model").problems
@@ -67,7 +78,13 @@ def killed(tmp_path: Path) -> Callable[[str, int], KillReport]:
         started: list[Submitter] = []
 
         def start() -> Submitter:
-            started.append(Submitter(how, tmp_path / str(len(started)) / "submission"))
+            place = tmp_path / str(len(started)) / "submission"
+            started.append(Submitter(how, place))
+            if how == "stops in a save":
+                half = place.with_name(".submission.new") / "adapter_model.safetensors"
+                wait_until(lambda: half.is_file() and half.stat().st_size == 30_000)
+            if how == "ends after its first":
+                started[-1].process.wait()
             return started[-1]
 
         return run_kills(start, count, 56, check, span_s=0.3, first_limit_s=60)
@@ -85,7 +102,7 @@ def test_the_moments_repeat_with_the_seed_and_every_second_lies_in_a_save() -> N
 
 def test_every_kill_leaves_a_whole_submission(killed: Callable[[str, int], KillReport]) -> None:
     report = killed("submits", 3)
-    assert report.passed, report.summary()
+    assert (report.passed, report.problem) == (True, None)
     assert "3 of 3 kills left a submission that scores" in report.summary()
 
 
@@ -115,3 +132,9 @@ def test_a_training_that_never_submits_is_a_failure(killed: Callable[[str, int],
     assert "the training ended" in str(report.kills[0].problem)
     assert report.first_s is None
     assert report.as_dict()["survivors"] == 0
+
+
+def test_a_training_that_has_ended_by_itself_is_no_kill(killed: Callable[[str, int], KillReport]) -> None:
+    report = killed("ends after its first", 1)
+    assert (report.survivors, report.ended) == (1, 1)
+    assert report.problem == "1 of 1 trainings had ended before their kill: give them more time"
