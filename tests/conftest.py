@@ -125,6 +125,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     ),
     "docker": (
         "integration/jobs/test_docker_dies.py",
+        "integration/test_classic_builder.py",
         "integration/test_engines_docker.py",
         "integration/test_images.py",
         "miner/cli/test_images.py",
@@ -178,6 +179,8 @@ THOROUGH = (
     "integration/jobs/test_disk_full.py::test_at_whatever_save",
     "integration/jobs/test_faults.py::test_at_whatever_step",
     "integration/jobs/test_torch.py",
+    "integration/test_classic_builder.py",
+    "integration/test_images.py::test_a_prepared_entrys_image_is_built",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[lock_taken",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[run_file_w",
     "integration/test_trainer_image.py::test_bad_rows_end_with_their_own_exit_code",

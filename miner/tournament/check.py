@@ -42,9 +42,11 @@ def check_commit(entry: CheckedEntry) -> RuleFinding:
     if remote.clone is not None:
         text = f"a plain clone of {remote.url} has it"
         return RuleFinding(1, rule, FindingState.PASSED, text, tuple(notes))
-    if not remote.answered:
+    if not remote.answered or remote.too_slow:
         text = f"it is in {entry.source}; {remote.problem}"
-        return RuleFinding(1, rule, FindingState.UNKNOWN, text, tuple(notes), "check again with a network")
+        return RuleFinding(
+            1, rule, FindingState.UNKNOWN, text, tuple(notes), "check again with a better network"
+        )
     to_do = "push a branch that holds it; a private repository needs TRAINING_REPO_*_URL, _COMMIT and _TOKEN"
     return RuleFinding(1, rule, FindingState.FAILED, remote.problem, tuple(notes), to_do)
 
@@ -54,6 +56,9 @@ def check_clone(entry: CheckedEntry) -> RuleFinding:
     rule = "clone"
     far = entry.remote.clone if entry.remote else None
     clone = far or entry.clone
+    if entry.remote and entry.remote.too_slow:
+        to_do = "enter a repository without the history: god-miner tournament prepare DIR"
+        return RuleFinding(3, rule, FindingState.FAILED, entry.remote.problem, to_do=to_do)
     size = f"{clone.size_bytes / 1e6:.1f} MB with its history, cloned in {clone.seconds:.1f} s"
     limit = f"validators wait {CLONE_LIMIT_S:g} s, {CLONES} times"
     if clone.size_bytes > LARGE_REPOSITORY_BYTES:

@@ -39,6 +39,8 @@ GIVEN_ARGUMENTS = frozenset(
 )
 _DIRECTIVE = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>\S+)", re.IGNORECASE)
 _HEREDOC = re.compile(r"(?<![<\d])<<-?\s*[\"']?[A-Za-z_]\w*[\"']?")
+#: A text in quotes, but for the name of a here-document.
+_QUOTED = re.compile(r"(?<![<-])(?:\"(?:\\.|[^\"\\])*\"|'[^']*')")
 _VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?P<rest>[^}]*)\})")
 _SECRET_NAME = re.compile(
     r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?:_|$)", re.I
@@ -194,7 +196,7 @@ def _instruction(line: int, text: str, found: DockerfileFindings) -> Instruction
     for option in BUILDKIT_FLAGS.get(name, ()):
         if option in flags:
             found.problems.append(f"line {line}: {name} --{option} needs BuildKit")
-    if name in BUILDKIT_FLAGS and _HEREDOC.search(rest):
+    if name in BUILDKIT_FLAGS and _HEREDOC.search(_QUOTED.sub("", rest)):
         found.problems.append(f"line {line}: a here-document needs BuildKit")
     if secret := _SECRET_VALUE.search(rest):
         found.problems.append(f"line {line}: it holds what looks like a secret ({secret[0][:4]}…)")
@@ -268,7 +270,9 @@ def _check_stage(
                 why = (
                     "only BuildKit sets it" if name in BUILDKIT_ARGUMENTS else "validators give no arguments"
                 )
-                found.problems.append(f"line {one.line}: {name} is used and has no value: {why}")
+                found.problems.append(
+                    f"line {one.line}: {name} is used and has no value: {why}; give it one, if only ARG {name}="
+                )
         if one.name == "ARG":
             for name, value in _declared(one):
                 inherited = global_arguments.get(name)

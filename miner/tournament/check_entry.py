@@ -17,7 +17,14 @@ from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
 from miner.engines.docker.images import source_root
 from miner.settings import Settings
-from miner.tournament.checkout import Clone, CloneFailed, clone_repository, git_output, is_local
+from miner.tournament.checkout import (
+    Clone,
+    CloneFailed,
+    CloneTooSlow,
+    clone_repository,
+    git_output,
+    is_local,
+)
 
 #: Environment tasks are not trained yet: who enters them anyway must say so.
 USUAL_KINDS = (TournamentType.TEXT, TournamentType.IMAGE)
@@ -67,6 +74,8 @@ class Remote:
     problem: str = ""
     #: Whether the host has answered: without an answer nothing is known.
     answered: bool = False
+    #: Whether the clone was given up at the validators' own limit.
+    too_slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,13 @@ class CheckedEntry:
     @property
     def tree(self) -> Path:
         return self.clone.directory
+
+    @property
+    def branch(self) -> str:
+        """The default branch as it is known here, for messages."""
+        if self.remote and self.remote.clone:
+            return f"the default branch of {self.remote.url} at {self.head_commit[:12]}"
+        return f"HEAD of {self.source} at {self.head_commit[:12]}, taken for the default branch,"
 
     def files(self) -> list[str]:
         """Every file of the commit, by its path."""
@@ -249,4 +265,4 @@ def _clone_remote(url: str, commit: str, place: Path, token: str | None) -> Remo
     try:
         return Remote(url, clone_repository(url, commit, place, token=token), answered=True)
     except CloneFailed as error:
-        return Remote(url, None, str(error), answered=True)
+        return Remote(url, None, str(error), answered=True, too_slow=isinstance(error, CloneTooSlow))

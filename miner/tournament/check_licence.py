@@ -107,7 +107,7 @@ def check_licence(entry: CheckedEntry) -> RuleFinding:
         *_problems(entry.head, "licence", LICENSE_NAMES, expected.license),
         *_problems(entry.head, "notice", NOTICE_NAMES, expected.notice),
     ]
-    branch = f"the default branch at {entry.head_commit[:12]}"
+    branch = entry.branch
     if problems:
         return RuleFinding(
             2,

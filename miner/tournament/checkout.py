@@ -37,6 +37,12 @@ class CloneFailed(GodMinerError):
     code = "clone_failed"
 
 
+class CloneTooSlow(CloneFailed):
+    """A clone that is not done within its limit."""
+
+    code = "clone_too_slow"
+
+
 @dataclass(frozen=True)
 class Clone:
     directory: Path
@@ -159,7 +165,7 @@ def _git(
     try:
         said, complaint = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        raise CloneFailed(
+        raise CloneTooSlow(
             f"git {_verb(arguments)} is not done after {limit_s:g} s (validators wait {CLONE_LIMIT_S:g} s): "
             "make the repository smaller, or look at the connection"
         ) from None

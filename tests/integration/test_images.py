@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from core.domain.wire import TournamentType
+from miner.tournament.prepare import prepare_entry
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
@@ -106,5 +108,20 @@ def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str)
         f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
     )
     code, log = engine.run(f"{name}:1", ["--help"])
+    assert code == 0, log[-3000:]
+    assert "--expected-repo-name" in log
+
+
+def test_a_prepared_entrys_image_is_built_and_starts(engine: Dockerd, tmp_path: Path) -> None:
+    """Nothing is missing that a training by the chosen profile needs."""
+    build_base(engine, "uv:1", UV_BASE, {"uv": UV})
+    build_base(engine, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
+    entry = prepare_entry(ROOT, tmp_path / "entry", kinds=[TournamentType.IMAGE], profile="h100-fast")
+    name = "dockerfiles/standalone-image-toolkit-trainer.dockerfile"
+    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+    engine.build("entry:1", path=str(entry.directory), dockerfile=name, buildargs=arguments)
+    with engine.client() as client:
+        assert "GOD_MINER_PROFILE=h100-fast" in client.images.get("entry:1").attrs["Config"]["Env"]
+    code, log = engine.run("entry:1", ["--help"])
     assert code == 0, log[-3000:]
     assert "--expected-repo-name" in log

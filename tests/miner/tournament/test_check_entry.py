@@ -9,7 +9,7 @@ import pytest
 
 from miner.engines.docker.images import source_root
 from miner.tournament.check import check_clone, check_commit
-from miner.tournament.check_entry import FindingState, is_whole_commit, named_source, public_address
+from miner.tournament.check_entry import FindingState, Remote, is_whole_commit, named_source, public_address
 from miner.tournament.checkout import CloneFailed
 from miner.tournament.rules import LARGE_REPOSITORY_BYTES
 from tests.miner.tournament.entries import open_again, open_small
@@ -95,3 +95,10 @@ def test_a_large_history_is_doubted(tmp_path: Path) -> None:
     assert check_clone(entry).state is FindingState.PASSED
     large = replace(entry, clone=replace(entry.clone, size_bytes=LARGE_REPOSITORY_BYTES + 1))
     assert check_clone(large).state is FindingState.UNKNOWN
+
+
+def test_a_remote_that_cannot_be_cloned_in_time_fails_the_clone_and_not_the_commit(tmp_path: Path) -> None:
+    entry = open_small(tmp_path, {"a.py": "1\n"})
+    slow = Remote("https://example.com/a/b", None, "not done after 60 s", answered=True, too_slow=True)
+    assert check_clone(replace(entry, remote=slow)).state is FindingState.FAILED
+    assert check_commit(replace(entry, remote=slow)).state is FindingState.UNKNOWN

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from miner.tournament.checkout import CloneFailed, clone_repository, is_local
+from miner.tournament.checkout import CloneFailed, CloneTooSlow, clone_repository, is_local
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 
 TOKEN = "ghp_0123456789abcdef0123456789abcdef0123"
@@ -166,7 +166,7 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
 
     with serving(Silent) as address:
         try:
-            with pytest.raises(CloneFailed, match=r"not done after 0\.2 s"):
+            with pytest.raises(CloneTooSlow, match=r"not done after 0\.2 s"):
                 clone_repository(f"{address}/miner.git", None, tmp_path / "clone", limit_s=0.2)
         finally:
             released.set()
