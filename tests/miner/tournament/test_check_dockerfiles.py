@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from miner.engines.docker.images import source_root
-from miner.tournament.check_dockerfiles import context_files, first_dockerfile, json_list, read_dockerfile
+from miner.tournament.check_context import context_files
+from miner.tournament.check_dockerfiles import first_dockerfile, json_list, read_dockerfile
 
 DIGEST = "sha256:" + "0" * 64
 GOOD = f"""\
