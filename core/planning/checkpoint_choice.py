@@ -108,5 +108,9 @@ def with_choice(
         return schedule, None
     seeds = seeds_of(s, asked)
     return schedule, CheckpointChoice(
-        files=files, pictures=asked.pictures, seeds=seeds, seconds=cost.of(files)
+        files=files,
+        pictures=asked.pictures,
+        seeds=seeds,
+        seconds=cost.of(files),
+        held_out=asked.held_out,
     )

@@ -76,6 +76,9 @@ class CheckpointChoiceTarget(Record):
     files: int = Field(default=5, ge=2, le=20, description="Files: evenly spread saves, the last included.")
     pictures: int = Field(default=2, ge=1, le=16, description="Pictures to compare on.")
     seeds: int = Field(default=2, ge=1, le=10, description="Random seeds for each picture.")
+    held_out: bool = Field(
+        default=False, description="Keep these pictures out of the training, if there are enough."
+    )
     share: float = Field(
         default=0.0,
         ge=0,

@@ -77,10 +77,10 @@ def test_without_spare_time_there_are_fewer_files_then_none() -> None:
 
 
 def test_few_files_to_choose_from_are_not_all_that_a_cut_run_leaves() -> None:
-    plan = planned(hours=1.5, files=2)
+    plan = planned(hours=1.5, files=2, held_out=True)
     assert plan.image is not None
     assert plan.image.choice is not None
-    assert plan.image.choice.files == 2
+    assert (plan.image.choice.files, plan.image.choice.held_out) == (2, True)
     assert plan.steps.save_every == plan.steps.total / 4
 
 
