@@ -15,7 +15,17 @@ from core.config import schema_docs
 from core.domain.selectors import Lane
 from core.profile.resolve import load_profile, profile_files
 from core.profile.schema import Profile, SectionSelector
-from core.profile.targets import ContainerTargets, GpuStep, LrStageTarget, ProfileLimits, Targets, TargetScale
+from core.profile.targets import (
+    CheckpointChoiceTarget,
+    ContainerTargets,
+    GpuStep,
+    LrStageTarget,
+    PictureLaw,
+    ProfileLimits,
+    Targets,
+    TargetsByPictures,
+    TargetScale,
+)
 
 _INTRO = """\
 # Tuning profiles
@@ -46,8 +56,8 @@ god-miner profile explain FILE        # what the engines make of each value
 ```
 
 **Units are required**: sizes `75GB` (10⁹) or `75GiB` (2³⁰), durations `90m`, `1.5h`, `1h30m`, model sizes
-`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`. `null` removes what an extended profile has
-set.
+`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`, hours `<1h`, `45m-2h`. `null`
+removes what an extended profile has set.
 
 **Order, later wins**: defaults; the general parts of each file, oldest ancestor first; every section whose
 `when` holds, in the order in which they were first written; then the factors under `scale`. A section of
@@ -76,6 +86,9 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),
     ("targets.lr_stages", "", LrStageTarget),
+    ("targets.by_pictures", "", TargetsByPictures),
+    ("targets.by_pictures: a law", "The number is at_24 × (pictures / 24) ^ power.", PictureLaw),
+    ("targets.checkpoint_choice", "", CheckpointChoiceTarget),
 )
 
 _ENGINE_CONFIG = """\

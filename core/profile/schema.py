@@ -23,9 +23,7 @@ class SectionSelector(Record):
         default=None, description="Image model types."
     )
     size: Band | None = Field(default=None, description="Model size.")
-    hours: Hours | None = Field(
-        default=None, description="Hours of the task, as far as they are known; tasks shrink as they wait."
-    )
+    hours: Hours | None = Field(default=None, description="Hours that the task has left when it is planned.")
     family: Annotated[list[Family], OneOrMany()] | None = Field(default=None, description="Model families.")
 
 
