@@ -89,9 +89,8 @@ def load_problems(repository: Path, task: TournamentTask, base: Path, model_id: 
     """What evaluators would reject in the repository: another architecture, other sizes, weights that are not
     finite, missing parts. Whether a library loads it shows `score_text`."""
     try:
-        checked = check_submission(
-            repository, BaseModelRef(model_id, base if base.is_dir() else None), _task_type(task), as_is=True
-        )
+        reference = BaseModelRef(model_id, base if base.is_dir() else None, task.image_type)
+        checked = check_submission(repository, reference, _task_type(task), as_is=True)
     except BadSubmission as bad:
         return (str(bad),)
     # A card is read by nobody who scores, and what lies beside the model is only uploaded.

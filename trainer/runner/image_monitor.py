@@ -140,6 +140,9 @@ class ImageMonitor:
     out_of_memory: bool = False
     no_data: bool = False
     placed: str | None = None
+    submitted_step: int = 0
+    #: Files from before this step are not submitted, except the last: an earlier launch came further.
+    least_step: int = 0
     #: Why the last file that was tried could not be submitted.
     problem: OSError | BadSubmission | None = None
     #: Files that are no submissions, by name and time.
@@ -227,7 +230,7 @@ class ImageMonitor:
             name = _identity(path)
             if name == self.placed:
                 return
-            if name in self.refused:
+            if name in self.refused or (path.name != LAST_FILE and self.step_of(path) < self.least_step):
                 continue
             try:
                 self.put(path)
@@ -237,6 +240,7 @@ class ImageMonitor:
                 self.progress.note("submission", f"{path.name} is passed over: {error}")
             else:
                 self.placed, self.problem = name, None
+                self.submitted_step = self.step_of(path)
                 return
 
     def candidates(self) -> list[Path]:

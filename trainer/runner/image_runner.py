@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class ImageRunner:
     parts: ImageFiles = field(default_factory=ImageFiles)
     #: Pictures kept out of the training, for the choice of a file.
     held_out: Path | None = None
+    #: Of the submission that an earlier launch has put in place.
+    submitted_step: int = 0
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
@@ -152,7 +155,9 @@ class ImageRunner:
         self, plan: TrainingPlan, pictures: PreparedImages, model: Path, may_refit: bool
     ) -> tuple[LaunchResult, ImageMonitor]:
         launch = self.work / f"launch-{self.launches}"
-        # A folder of its own: ai-toolkit goes on from whatever file it finds.
+        # A folder of its own, without what an earlier attempt left: ai-toolkit goes on from whatever file it
+        # finds, and its files would be taken for this training's.
+        shutil.rmtree(launch, ignore_errors=True)
         output = launch / "output"
         output.mkdir(parents=True, exist_ok=True)
         (launch / "plan.json").write_text(plan.to_json(), encoding="utf-8")
@@ -169,6 +174,7 @@ class ImageRunner:
             self._training_end(plan),
             self.progress,
             may_refit=may_refit and self.run.end_by > time.time(),
+            least_step=self.submitted_step,
         )
         monitor.submission.prepare()
         env = engine_environment(self.work, {**rendered.env, **self._caches()})
@@ -184,6 +190,7 @@ class ImageRunner:
         limits = SupervisionLimits(self._training_end(plan), signs=signs, hang_s=HANG_S, more=check)
         ended = supervise(child, limits, self.stop)
         monitor.place()
+        self.submitted_step = max(self.submitted_step, monitor.submitted_step)
         return self._result(ended, monitor, output), monitor
 
     @property

@@ -244,6 +244,40 @@ def test_a_request_to_stop_ends_the_comparison(run: RunSpec) -> None:
     assert "asked to stop" in notes(run)[-1]
 
 
+def test_what_an_earlier_attempt_left_is_neither_compared_nor_submitted(run: RunSpec) -> None:
+    """Its submission stays until a file of this attempt is there."""
+    old = Path(run.work_dir) / "launch-1" / "output"
+    old.mkdir(parents=True)
+    (old / "last.safetensors").write_bytes(weights(7))
+    place = Path(run.submission_dir)
+    place.mkdir()
+    (place / "last.safetensors").write_bytes(weights(7))
+    (place / "sample.png").write_bytes(b"stray")
+
+    def scoring(job: dict[str, Any]) -> int:
+        report(job, LOSSES)
+        return 0
+
+    result, (job,) = trained(run, scoring)
+    assert len(job["files"]) == 4
+    assert (result.submission, lies_there(run)) == (True, weights(45))
+    assert sorted(path.name for path in place.iterdir()) == ["README.md", "last.safetensors"]
+
+
+def test_a_swap_that_was_cut_off_is_mended_by_the_next_attempt(run: RunSpec) -> None:
+    place = Path(run.submission_dir)
+    gone = place.with_name(f".{place.name}.old")
+    gone.mkdir()
+    (gone / "last.safetensors").write_bytes(weights(7))
+    half = place.with_name(f".{place.name}.new")
+    half.mkdir()
+    (half / "last.safetensors").write_bytes(weights(8)[:-9])
+    result, _ = trained(run, refuses, files=())
+    assert lies_there(run) == weights(7)
+    assert not half.exists()
+    assert result.end is not RunEnd.FINISHED
+
+
 def test_one_file_is_compared_with_nothing(run: RunSpec) -> None:
     result, jobs = trained(run, refuses, files=STEPS[-1:])
     assert (result.submission, jobs) == (True, [])

@@ -43,7 +43,7 @@ def watch(run: RunSpec, tmp_path: Path) -> ImageMonitor:
 
 
 def left(watch: ImageMonitor, name: str, content: bytes | None = None) -> None:
-    (watch.output / name).write_bytes(content or image_adapter())
+    (watch.output / name).write_bytes(image_adapter() if content is None else content)
 
 
 def said(run: RunSpec) -> list[str]:
@@ -128,6 +128,37 @@ def test_of_files_that_came_together_the_newest_good_one_counts(watch: ImageMoni
     assert watch.submission.exists
     assert watch.placed is not None
     assert "last-000001" in watch.placed
+
+
+def test_odd_things_with_the_names_of_files_are_passed_over(watch: ImageMonitor) -> None:
+    (watch.output / "last-000009.safetensors").mkdir()
+    (watch.output / "last-000008.safetensors").symlink_to(watch.output / "nothing")
+    left(watch, "last-000007.safetensors", b"")
+    left(watch, "last-000006.safetensors", b"\xff" * 100)
+    left(watch, "last-step00000500.safetensors", image_adapter()[:50])
+    watch.place()
+    assert (watch.placed, watch.problem) == (None, None)
+    left(watch, "last-000001.safetensors")
+    watch.place()
+    assert watch.submission.exists
+
+
+def test_a_later_launch_replaces_the_submission_when_it_has_come_as_far(watch: ImageMonitor) -> None:
+    watch.least_step = 6 * watch.plan.steps.per_epoch
+    left(watch, "last-000005.safetensors")
+    watch.place()
+    assert not watch.submission.exists
+    left(watch, "last-000006.safetensors")
+    watch.place()
+    assert watch.submission.exists
+    assert watch.submitted_step == watch.least_step
+
+
+def test_a_launch_that_ends_early_by_itself_is_submitted_whatever_came_before(watch: ImageMonitor) -> None:
+    watch.least_step = 1000
+    left(watch, "last.safetensors")
+    watch.place()
+    assert watch.submission.exists
 
 
 def test_an_adapter_of_another_family_is_no_submission(run: RunSpec, watch: ImageMonitor) -> None:
