@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from miner.support.subprocess import PASSED_VARIABLES
+from miner.tournament.check_dockerfiles import entry_point, first_dockerfile
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
-from miner.tournament.rules import CACHE, CHECKPOINTS, TASKS, TournamentTask, repository_name
+from miner.tournament.rules import CACHE, CHECKPOINTS, TASKS, TEXT_DOCKERFILE, TournamentTask, repository_name
 
 LIMIT_S = 60.0
 #: What no validator sends yet: an entry that refuses it would fail with their next version.
@@ -57,6 +58,10 @@ def check_arguments(entry: CheckedEntry) -> RuleFinding:
         to_do = "build it and run it with them: god-miner tournament rehearse"
         return RuleFinding(9, rule, FindingState.UNKNOWN, text, to_do=to_do)
     tasks = [task for task in TASKS.values() if task.tournament in entry.kinds]
+    if strange := _other_entry_points(entry.tree, tasks):
+        to_do = "build it and run it with them: god-miner tournament rehearse"
+        text = f"{strange[0]}: how that parses its arguments is not known"
+        return RuleFinding(9, rule, FindingState.UNKNOWN, text, tuple(strange[1:]), to_do)
     answers, complaint = parse_all(entry.tree, tasks)
     problems = []
     for task in tasks:
@@ -75,6 +80,18 @@ def check_arguments(entry: CheckedEntry) -> RuleFinding:
     missing = sorted({str(task.tournament) for task in TASKS.values()} - {str(kind) for kind in entry.kinds})
     notes = tuple(f"{kind}: not checked; --kind {kind} does" for kind in missing)
     return RuleFinding(9, rule, FindingState.PASSED, text, notes)
+
+
+def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
+    """Entry points that are not god-miner's own: what is parsed here would say nothing of them."""
+    strange = []
+    for wanted in dict.fromkeys(task.dockerfile for task in tasks):
+        name = first_dockerfile(tree, wanted)
+        program = entry_point((tree / name).read_text("utf-8", "replace")) if name else None
+        module = "trainer.text" if wanted == TEXT_DOCKERFILE else "trainer.image"
+        if name and program is not None and program[-2:] != ["-m", module]:
+            strange.append(f"{name} starts {' '.join(program)[:100]}, not {module}")
+    return strange
 
 
 def parse_all(tree: Path, tasks: list[TournamentTask]) -> tuple[dict[str, Any], str]:

@@ -132,6 +132,13 @@ def read_dockerfile(text: str, context: Sequence[str]) -> DockerfileFindings:
     return found
 
 
+def entry_point(text: str) -> list[str] | None:
+    """The program that a container of this Dockerfile starts; None where it has none in the exec form."""
+    stages, _ = _stages(list(_instructions(text, DockerfileFindings())), DockerfileFindings())
+    lines = [one.text for one in (stages[-1].instructions if stages else ()) if one.name == "ENTRYPOINT"]
+    return json_list(lines[-1]) if lines else None
+
+
 def json_list(text: str) -> list[str] | None:
     """The exec form; whatever is not a list of texts is taken for a shell's line."""
     try:

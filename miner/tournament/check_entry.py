@@ -15,7 +15,7 @@ import httpx
 
 from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
-from miner.engines.docker.images import source_root
+from miner.engines.docker.images import BuildFailed, source_root
 from miner.settings import Settings
 from miner.tournament.checkout import (
     Clone,
@@ -126,12 +126,21 @@ def tracked_files(directory: Path) -> list[str]:
 def named_source(subject: str | None) -> tuple[str, str | None]:
     """The repository and commit that an operator means by a commit, an address, a directory or nothing."""
     if subject is None:
-        return str(source_root()), None
+        return _own_checkout(), None
     if not is_local(subject) or Path(subject).is_dir():
         return subject, None
     if "/" in subject or subject.startswith((".", "~")):
         raise CloneFailed(f"{subject} is not a directory; name a commit, an address or a directory")
-    return str(source_root()), subject
+    return _own_checkout(), subject
+
+
+def _own_checkout() -> str:
+    try:
+        return str(source_root())
+    except BuildFailed:
+        raise CloneFailed(
+            "god-miner is installed here as a package, not as a checkout: name an address or a directory"
+        ) from None
 
 
 def open_entry(

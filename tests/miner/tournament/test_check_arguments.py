@@ -77,6 +77,16 @@ def test_an_entry_point_that_cannot_be_imported_fails(tmp_path: Path) -> None:
     assert "no_such_module" in found.text
 
 
+def test_an_entry_point_that_is_not_ours_is_not_vouched_for(tmp_path: Path) -> None:
+    files = {
+        "trainer/runner/command_line.py": "",
+        "ops/docker/standalone-text-trainer.dockerfile": 'FROM a\nENTRYPOINT ["python", "train.py"]\n',
+    }
+    found = check_arguments(open_small(tmp_path, files, kinds=(TournamentType.TEXT,)))
+    assert found.state is FindingState.UNKNOWN
+    assert "starts python train.py, not trainer.text" in found.text
+
+
 def test_another_trainer_and_another_owner_are_not_run(tmp_path: Path) -> None:
     made = tmp_path / "made"
     entry = small(tmp_path, f"open({str(made)!r}, 'w') and {{}}")

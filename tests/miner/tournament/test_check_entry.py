@@ -9,10 +9,17 @@ import pytest
 
 from miner.engines.docker.images import source_root
 from miner.tournament.check import check_clone, check_commit
-from miner.tournament.check_entry import FindingState, Remote, is_whole_commit, named_source, public_address
+from miner.tournament.check_entry import (
+    FindingState,
+    Remote,
+    is_whole_commit,
+    named_source,
+    open_entry,
+    public_address,
+)
 from miner.tournament.checkout import CloneFailed
 from miner.tournament.rules import LARGE_REPOSITORY_BYTES
-from tests.miner.tournament.entries import open_again, open_small
+from tests.miner.tournament.entries import NOW, open_again, open_small
 from tests.miner.tournament.repositories import commit_files, git
 
 
@@ -62,6 +69,24 @@ def test_whether_a_commit_is_pushed_is_seen_by_a_clone_of_the_remote(tmp_path: P
     assert found.state is FindingState.FAILED
     assert "no branch or tag" in found.text
     assert "push" in found.to_do
+
+
+def test_an_address_is_its_own_remote_and_its_code_is_not_trusted(tmp_path: Path) -> None:
+    commit = open_small(tmp_path, {"a.py": "1\n"}).clone.commit
+    address = f"file://{tmp_path}/repository"
+    for trust in (False, True):
+        place = tmp_path / f"trusted-{trust}"
+        place.mkdir()
+        entry = open_entry(address, place, commit=commit, trust=trust, offline=True, now=NOW)
+        assert entry.trusted is trust
+        assert check_commit(entry).state is FindingState.PASSED
+        assert f"a plain clone of {address} has it" in check_commit(entry).text
+
+
+def test_a_package_is_not_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miner.engines.docker.images.__file__", str(tmp_path / "a/b/c/images.py"))
+    with pytest.raises(CloneFailed, match="installed here as a package"):
+        named_source(None)
 
 
 def test_a_remote_that_does_not_answer_fails_nothing(tmp_path: Path) -> None:
