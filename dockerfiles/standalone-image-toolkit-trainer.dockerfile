@@ -6,12 +6,13 @@ ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7
 
 FROM ${UV_IMAGE} AS uv
 FROM ${BASE_IMAGE}
-ARG PYTHON_VERSION=3.12
+# The base's own Python where it is new enough; else uv fetches one, which is one server more to depend on.
+ARG PYTHON_VERSION=">=3.11,<3.13"
 
 COPY --from=uv /uv /usr/local/bin/uv
 COPY constraints.txt /app/god-miner/constraints.txt
 # A Python of our own: the engine's may be too old, and its packages are its own affair.
-RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python ${PYTHON_VERSION} /opt/god-miner/venv \
+RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python "${PYTHON_VERSION}" /opt/god-miner/venv \
     && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
         pydantic pyyaml nvidia-ml-py \
     && rm -rf /root/.cache/uv \

@@ -110,6 +110,8 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/watch/test_notify_worker.py",
         "miner/cli/test_native_runs_follow.py",
         "scripts/test_engine_tables.py",
+        "scripts/test_real_image_engines.py::test_one_attempt_that_fails",
+        "scripts/test_real_image_engines.py::test_the_script_says",
         "scripts/test_run_tests.py",
         "test_dockerfiles.py::test_every_command_of_a_build_is_a_command",
         "test_dockerfiles.py::test_the_text_image_has_what_validators_rewards_import_and_is_built",
