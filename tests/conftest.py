@@ -133,6 +133,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/cli/test_images.py",
         "miner/doctor/checks/test_training_engine.py",
         "miner/tournament/test_build.py",
+        "miner/tournament/test_rehearsal.py",
     ),
     "training": (
         "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",
@@ -144,6 +145,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_dashboard.py::test_a_training_is_live",
         "integration/test_demo.py",
         "integration/test_rules.py",
+        "integration/test_rehearsal.py",
         "integration/test_trainer_image.py",
     ),
     "campaign": (
@@ -183,9 +185,10 @@ THOROUGH = (
     "integration/jobs/test_torch.py",
     "integration/test_classic_builder.py",
     "integration/test_images.py::test_a_prepared_entrys_image_is_built",
+    "integration/test_rehearsal.py::test_every_other_kind_of_text_passes",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[lock_taken",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[run_file_w",
-    "integration/test_trainer_image.py::test_bad_rows_end_with_their_own_exit_code",
+    "integration/test_trainer_image.py",
     "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
     "miner/chain/test_identity.py::test_a_damaged_encrypted_hotkey",
     "trainer/inputs/test_text_fuzzed.py",

@@ -1,6 +1,6 @@
 """The training's dockerfiles: what validators demand of them, read from their text.
 
-All are also built and started, on stand-in bases: `test_images.py` and `test_trainer_image.py` in
+All are also built and started, on stand-in bases: `test_images.py` and `test_rehearsal.py` in
 `tests/integration`.
 """
 

@@ -12,6 +12,7 @@ import typer
 
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
+from miner.cli import tournament_rehearse
 from miner.cli.options import load_settings, profile_directories
 from miner.cli.output import echo, echo_json, terminal
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from miner.tournament.prepare import PreparedEntry
 
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
+
+app.command()(tournament_rehearse.rehearse)
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
 Kinds = Annotated[

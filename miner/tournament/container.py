@@ -7,7 +7,9 @@ cannot give (memory, CPUs, GPUs, a bridge) is left out and named as a deviation.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import tarfile
 import threading
 import time
 import uuid
@@ -239,6 +241,20 @@ class TrainerContainer:
             time.sleep(min(_LOOK_S, max(ends - time.monotonic(), 0.0)))
         return self._end(timed_out)
 
+    def copy_out(self, path: str, target: Path) -> bool:
+        """Copy a file of the container, running or not; False if it is not there."""
+        try:
+            chunks, _ = self._call(lambda api: api.get_archive(self.name, path))
+            data = b"".join(chunks)
+        except DockerRefused:
+            return False
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                if member.isfile() and (file := archive.extractfile(member)):
+                    target.write_bytes(file.read())
+                    return True
+        return False
+
     def kill(self) -> None:
         """End it without notice, and remove it."""
         self._kill()
@@ -322,7 +338,7 @@ def run_helper(
             entrypoint=list(command),
             command=[],
             user="0:0" if as_root else f"{os.getuid()}:{os.getgid()}",
-            environment={"HOME": "/tmp", "USER": "rehearsal"},  # noqa: S108 - in the container
+            environment={"HOME": "/tmp", "USER": "rehearsal"},  # noqa: S108 - in there
             host_config=api.create_host_config(
                 mounts=mounts, network_mode="none", device_requests=requests, shm_size="1g"
             ),

@@ -65,7 +65,8 @@ class FolderScore:
     @property
     def p_win(self) -> float | None:
         found = self.over_against or self.over_base
-        return None if found is None else float(found["p_win"])
+        # The scorer is that of the rehearsed commit, which may be older.
+        return None if found is None or "p_win" not in found else float(found["p_win"])
 
     def summary(self) -> str:
         """Lines of at most 80 columns, but for the reason."""
@@ -74,7 +75,8 @@ class FolderScore:
         for name, found in (("base", self.over_base), ("other folder", self.over_against)):
             if found is not None:
                 verdict = "would win" if found["won"] else "would not win"
-                lines.append(f"against the {name}: {verdict}, P(win) {found['p_win']:.0%}: {found['reason']}")
+                chance = f", P(win) {found['p_win']:.0%}" if "p_win" in found else ""
+                lines.append(f"against the {name}: {verdict}{chance}: {found['reason']}")
         if self.against is not None:
             lines.append(f"the other folder: {self.against:.4f}")
         if self.over_against is None and self.wins is not None:

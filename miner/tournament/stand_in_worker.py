@@ -1,8 +1,8 @@
 """Runs inside the entry's image, which has torch and transformers: makes a tiny model, or statistics of one.
 
-    python stand_in_worker.py model ROWS FOLDER
-    python stand_in_worker.py statistics KIND ROWS MODEL FILE
+    python stand_in_worker.py KIND ROWS MODEL STATISTICS
 
+Makes the model if it is not there, and the file of statistics.
 Standard library, and what the image has; nothing of ours: the rehearsed commit may be any.
 """
 
@@ -175,12 +175,10 @@ def weight_groups(model: Path) -> dict[str, dict[str, float]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    what, *rest = arguments
-    if what == "model":
-        make_model(Path(rest[0]), Path(rest[1]))
-    else:
-        kind, rows, model, target = rest
-        Path(target).write_text(json.dumps(statistics(kind, Path(rows), Path(model)), indent=2), "utf-8")
+    kind, rows, model, target = arguments[0], *map(Path, arguments[1:])
+    if not model.exists():
+        make_model(rows, model)
+    target.write_text(json.dumps(statistics(kind, rows, model), indent=2), "utf-8")
     return 0
 
 

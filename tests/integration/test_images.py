@@ -2,7 +2,7 @@
 
 The stand-ins have a Python and what the real bases have by name. Packages are those of the tests'
 environment, at the versions that the constraint files allow. The text trainer's image needs a training
-environment and is built in `test_trainer_image.py`.
+environment and is built in `test_rehearsal.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text trainer's image on a real Docker Engine, built and run as validators do it in a tournament.
+"""The text trainer's image on a real Docker Engine: what `test_rehearsal.py` does not try.
 
 The base is a stand-in: this machine's own training environment, mounted instead of downloaded. What is
 built on it, and everything that runs, is the real thing.

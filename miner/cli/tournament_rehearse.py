@@ -1,0 +1,231 @@
+"""`god-miner tournament rehearse`: what validators do with a commit, on the operator's own Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from miner.cli.options import load_settings
+from miner.cli.output import echo, echo_json
+
+if TYPE_CHECKING:
+    from miner.settings import Settings
+    from miner.tournament.rehearsal import RehearsalInputs
+    from miner.tournament.rules import TournamentTask
+
+_WIDTH = 80
+
+
+def rehearse(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT|URL|DIR]",
+            help="What to rehearse: a commit of this checkout, or a repository; the head here if not given.",
+        ),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="The commit of that repository; its head if not given.")
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="A kind of task, again for more; text or image for all of them. Else instruct."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND=]DIR|NAME", help="What is trained from: a directory, or its name on the hub."
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[KIND=]FILE", help="Rows as a JSON file, or a zip of pictures."),
+    ] = None,
+    hub_cache: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="The hub's cache with what image families need."),
+    ] = None,
+    trigger_word: Annotated[str | None, typer.Option(help="The trigger word of image tasks.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0.001, help="Hours of each task; else what its kind usually has.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="A GPU's UUID, again for more; none for the CPU; else those that are here."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
+    ] = None,
+    kills: Annotated[
+        int, typer.Option(min=0, help="Kill so many more trainings, at random moments and during saves.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the moments of the kills.")] = 0,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--build-arg", metavar="NAME=VALUE", help="For a stand-in base; validators give none."),
+    ] = None,
+    build_network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A new directory for report.json and logs; else in DATA_DIR.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave images, caches and submissions there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: JSON.")] = False,
+) -> None:
+    """Do with a commit what validators do: clone, build, run, kill at the limit, upload, score.
+
+    Exit code 1 if any task failed. Without --model and --data a text task gets a tiny model and made-up rows,
+    which shows that everything works and not how good it is; image tasks need --model. Reward code of
+    GRPO tasks runs in containers without a network. Ctrl-C ends everything that was started."""
+    from miner.engines.docker.client import DockerClient
+    from miner.tournament.rehearsal import RehearsalOptions
+    from miner.tournament.rehearsal import rehearse as rehearse_all
+    from miner.tournament.rehearsal_report import report_lines
+
+    settings = load_settings()
+    tasks = _tasks(task or ["instruct"])
+    place, chosen = _source(source, commit)
+    options = RehearsalOptions(
+        output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
+        tasks=tasks,
+        commit=chosen,
+        inputs=_inputs(settings, tasks, model or [], data or []),
+        hours=hours,
+        hub_cache=hub_cache.resolve() if hub_cache else None,
+        trigger_word=trigger_word,
+        gpus=_gpus(settings, gpu or []),
+        build_arguments=_build_arguments(argument or []),
+        build_network=build_network,
+        against=against.resolve() if against else None,
+        kills=kills,
+        seed=seed,
+        keep=keep,
+    )
+    # What is told to end leaves as nothing behind as what is interrupted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with closing(DockerClient(settings.docker_host)) as client:
+        report = rehearse_all(client, place, options, _say())
+    found = report.as_dict()
+    (options.output / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        echo_json(found)
+    else:
+        for line in report_lines(report):
+            echo(line)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _say() -> Callable[[str], None]:
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        echo(f"{time.monotonic() - began:6.0f} s  {text}"[:_WIDTH], err=True)
+
+    return say
+
+
+def _tasks(names: list[str]) -> list[TournamentTask]:
+    from miner.tournament.rules import TASKS
+
+    found: dict[str, TournamentTask] = {}
+    for name in names:
+        of_kind = {task.name: task for task in TASKS.values() if task.tournament == name}
+        if name not in TASKS and not of_kind:
+            kinds = ", ".join([*TASKS, "text", "image"])
+            raise typer.BadParameter(f"{name!r} is no kind of task; those there are: {kinds}")
+        found |= {name: TASKS[name]} if name in TASKS else of_kind
+    return list(found.values())
+
+
+def _source(source: str | None, commit: str | None) -> tuple[str, str | None]:
+    """A repository and a commit. What is neither an address nor a directory is a commit of this one."""
+    if source is None or Path(source).is_dir() or "://" in source or ":" in source:
+        return source or ".", commit
+    if commit is not None:
+        raise typer.BadParameter(f"{source!r} is no directory and no address, so --commit says it twice")
+    return ".", source
+
+
+def _output(directory: Path) -> Path:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise typer.BadParameter(f"{directory} is not an empty directory: name a new one by --output")
+    return directory.resolve()
+
+
+def _by_kind(written: list[str], tasks: list[TournamentTask], option: str) -> dict[str, str]:
+    """`KIND=VALUE` for one kind, `VALUE` for all that are rehearsed."""
+    names = {task.name for task in tasks}
+    found: dict[str, str] = {}
+    for text in written:
+        kind, equals, value = text.partition("=")
+        if equals and kind in names:
+            found[kind] = value
+        elif equals and not Path(text).exists():
+            raise typer.BadParameter(f"{option} {text}: {kind} is not rehearsed; add --task {kind}")
+        else:
+            found = {**dict.fromkeys(names, text), **found}
+    return found
+
+
+def _inputs(
+    settings: Settings, tasks: list[TournamentTask], models: list[str], data: list[str]
+) -> dict[str, RehearsalInputs]:
+    from miner.tournament.rehearsal import STAND_IN_MODEL, RehearsalInputs
+
+    named_models, named_data = _by_kind(models, tasks, "--model"), _by_kind(data, tasks, "--data")
+    found = {}
+    for task in tasks:
+        model, path = named_models.get(task.name), None
+        if model is not None:
+            path = Path(model).resolve() if Path(model).exists() else _fetched(settings, model, task)
+            model = model if "/" in model and not Path(model).exists() else f"local/{path.name}"
+        rows = named_data.get(task.name)
+        found[task.name] = RehearsalInputs(
+            path, model or STAND_IN_MODEL, Path(rows).resolve() if rows else None
+        )
+    return found
+
+
+def _fetched(settings: Settings, model: str, task: TournamentTask) -> Path:
+    """A model of the hub, in the daemon's cache."""
+    from miner.inputs.fetch import JobInputs
+    from miner.observe.redact import Redactor
+
+    if model.count("/") != 1 or model.startswith((".", "/")):
+        raise typer.BadParameter(f"--model {model}: there is no such file or directory")
+    echo(f"fetching {model}", err=True)
+    inputs = JobInputs(settings, Redactor(settings.secrets()))
+    done = asyncio.run(inputs.fetch_model(model, task.image_type, lambda what, did, total: None))
+    return done.path
+
+
+def _gpus(settings: Settings, named: list[str]) -> tuple[str, ...]:
+    if named == ["none"]:
+        return ()
+    if named:
+        return tuple(named)
+    from miner.fleet.build import scan_once
+
+    inventory = scan_once(settings)[0].inventory
+    if inventory.installed is None or inventory.installed.gpus.is_cpu:
+        return ()
+    return tuple(gpu.id for gpu in inventory.gpus if gpu.unusable_reason is None)
+
+
+def _build_arguments(written: list[str]) -> dict[str, str]:
+    found = {}
+    for one in written:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
+        found[name] = value
+    return found

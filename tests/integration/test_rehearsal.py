@@ -1,0 +1,101 @@
+"""A rehearsal of this repository by the real command, on a Docker Engine of the tests' own: clone to score.
+
+The base of the image is a stand-in: this machine's training environment, mounted instead of downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.tournament.rules import TASKS
+from tests.doubles.dockerd import Dockerd
+from tests.integration.test_trainer_image import BASE, ROOT, engine, training
+from tests.miner.tournament.rehearsed_entries import commit_all
+
+__all__ = ["engine", "training"]
+
+pytestmark = pytest.mark.integration
+
+#: What the image is built from.
+INGREDIENTS = ("configs", "core", "dockerfiles", "trainer")
+TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Path:
+    """This working tree as a repository, whatever of it is committed."""
+    folder = tmp_path / "entry"
+    for name in INGREDIENTS:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "constraints.txt", folder)
+    commit_all(folder)
+    return folder
+
+
+def rehearse(
+    engine: Dockerd,
+    entry: Path,
+    output: Path,
+    *kinds: str,
+    arguments: Mapping[str, str] = TEXT_BASE,
+    more: Sequence[str] = (),
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, report, and what was said meanwhile."""
+    command = [sys.executable, "-m", "miner", "tournament", "rehearse", str(entry), "--json"]
+    command += ["--output", str(output), "--gpu", "none", "--build-network", "none"]
+    command += more
+    command += [word for kind in kinds for word in ("--task", kind)]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "DATA_DIR": str(output.parent / "data")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr[-4000:]
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def logs(output: Path) -> str:
+    """For a failure's message."""
+    return "\n".join(path.read_text("utf-8", "replace")[-3000:] for path in sorted(output.glob("*/*.*og*")))
+
+
+def test_an_engine_has_the_training_environment(engine: Dockerd) -> None:
+    assert engine.answers()
+
+
+def test_a_text_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    code, report, said = rehearse(engine, entry, output, "instruct")
+    assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
+    assert report["passed"]
+    (build,) = report["builds"]
+    assert build["steps"][-1]["instruction"].startswith("ENTRYPOINT")
+    (task,) = report["tasks"]
+    assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
+    names = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert set(task["upload"]["files"]) == names
+    assert task["score"]["beats_base"]
+    assert task["log"]["findings"] == []
+    assert task["log"]["lines"] > 0
+    # The engine's own output, with its configuration, is kept for the operator.
+    assert "learning_rate" in (output / "instruct/console-1.log").read_text("utf-8")
+    assert json.loads((output / "report.json").read_text("utf-8")) == report
+    with engine.client() as client:
+        assert client.api.containers(all=True) == []
+        assert not [tag for one in client.api.images() for tag in one["RepoTags"] or [] if "rehears" in tag]
+
+
+def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+    kinds = [task.name for task in TASKS.values() if task.tournament == "text" and task.name != "instruct"]
+    output = tmp_path / "out"
+    code, report, said = rehearse(engine, entry, output, *kinds)
+    assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
+    assert [task["task"] for task in report["tasks"] if task["passed"]] == kinds
