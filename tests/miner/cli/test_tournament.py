@@ -39,6 +39,8 @@ def test_every_rule_is_answered_for_this_checkout_and_the_licence_fails() -> Non
     assert [rule["number"] for rule in found["rules"]] == list(range(1, 13))
     assert [rule["rule"] for rule in found["rules"] if rule["state"] == "failed"] == ["licence and notice"]
     assert (result.exit_code, found["admitted"]) == (1, False)
+    [obfuscation] = [rule for rule in found["rules"] if rule["rule"] == "obfuscation"]
+    assert obfuscation["notes"] == []  # no false suspicion of any of our own files
 
 
 def test_a_table_has_eighty_columns_and_says_what_is_left_to_do(tmp_path: Path, upstream: Path) -> None:
