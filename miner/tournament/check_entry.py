@@ -112,7 +112,7 @@ class CheckedEntry:
         """The default branch as it is known here, for messages."""
         if self.remote and self.remote.clone:
             return f"the default branch of {self.remote.url} at {self.head_commit[:12]}"
-        return f"HEAD of {self.source} at {self.head_commit[:12]}, taken for the default branch,"
+        return f"HEAD of {self.source} at {self.head_commit[:12]} (taken for the default branch)"
 
     def files(self) -> list[str]:
         """Every file of the commit, by its path."""
