@@ -46,12 +46,15 @@ def check_keys(process: dict[str, Any], config_modules: Any) -> None:
 def main(configurations: str, toolkit: str, models: str, pictures: str, steps: str) -> int:
     sys.path.insert(0, toolkit)
     os.chdir(toolkit)
-    import extensions_built_in.diffusion_models  # noqa: F401 - every family, before the first fork
     import torch
     from toolkit import config_modules
+    from toolkit.extension import get_all_extensions_process_dict
     from toolkit.job import get_job
     from toolkit.optimizer import get_optimizer
     from toolkit.scheduler import get_lr_scheduler
+
+    # Before the first fork, and with the module of the trainer itself.
+    get_all_extensions_process_dict()
 
     def attempt(folder: Path, case: dict[str, Any], scratch: Path) -> str:
         config = yaml.safe_load((folder / case["file"]).read_text("utf-8"))
