@@ -43,7 +43,7 @@ from miner.tournament.log_review import review_log, secret_values
 from miner.tournament.rehearsal_report import Rehearsal, TaskRehearsal, log_problems
 from miner.tournament.rules import CHECKPOINTS, MAX_TRAINING_ATTEMPTS, TournamentTask, repository_name
 from miner.tournament.scoring import CannotScore, FolderScore, load_problems, score_text
-from miner.tournament.stand_ins import TEST_ROWS, TRAIN_ROWS, stand_in_pictures, stand_in_rows
+from miner.tournament.stand_ins import TEST_PROMPTS, TEST_ROWS, TRAIN_ROWS, stand_in_pictures, stand_in_rows
 from miner.tournament.upload import as_published, what_is_uploaded
 
 #: Whose entry it is, as paths and names show it.
@@ -271,7 +271,9 @@ class _TaskRun:
         train, test = self.folder / "train.json", self.folder / "test.json"
         if self.given.data is None:
             rows = stand_in_rows(self.task, TRAIN_ROWS, seed=1)
-            kept = stand_in_rows(self.task, TEST_ROWS, seed=2)
+            # Answers to prompts are generated, token by token.
+            count = TEST_PROMPTS if self.task.task_type == "GrpoTask" else TEST_ROWS
+            kept = stand_in_rows(self.task, count, seed=2)
         else:
             rows, kept = _split(self.given.data)
         train.write_text(json.dumps(rows), encoding="utf-8")

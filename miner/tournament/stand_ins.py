@@ -15,7 +15,7 @@ from typing import Any
 
 from miner.tournament.rules import TournamentTask
 
-TRAIN_ROWS, TEST_ROWS, PICTURES = 400, 60, 12
+TRAIN_ROWS, TEST_ROWS, TEST_PROMPTS, PICTURES = 400, 60, 8, 12
 #: Environment tasks get as many records, all with one sentence.
 DUMMY_RECORDS = 1000
 WORDS = (  # noqa: SIM905 - as a list it fills a page
