@@ -241,7 +241,9 @@ class DemoNarrator:
 
     def see(self, job: Mapping[str, Any]) -> None:
         for number, step in enumerate(job["steps"]):
-            if step["outcome"] == "ok" and number not in self._done:
+            # The record of an attempt follows the step that wrote its files.
+            recorded = step["name"] != "write" or job["attempts"]
+            if step["outcome"] == "ok" and recorded and number not in self._done:
                 self._done.add(number)
                 self._finished(step["name"], job)
         live = job["live"] or {}
