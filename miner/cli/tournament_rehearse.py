@@ -59,7 +59,7 @@ def rehearse(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(help="A GPU's UUID, again for more; none for the CPU; else those that are here."),
+        typer.Option(help="A GPU's UUID, again for more; none for the CPU; else those that nobody uses."),
     ] = None,
     against: Annotated[
         Path | None,
@@ -109,8 +109,10 @@ def rehearse(
         seed=seed,
         keep=keep,
     )
-    # What is told to end leaves as nothing behind as what is interrupted.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing.
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) is not signal.SIG_IGN:
+            signal.signal(sign, signal.default_int_handler)
     with closing(DockerClient(settings.docker_host)) as client:
         report = rehearse_all(client, place, options, _say())
     found = report.as_dict()
@@ -218,7 +220,12 @@ def _gpus(settings: Settings, named: list[str]) -> tuple[str, ...]:
     inventory = scan_once(settings)[0].inventory
     if inventory.installed is None or inventory.installed.gpus.is_cpu:
         return ()
-    return tuple(gpu.id for gpu in inventory.gpus if gpu.unusable_reason is None)
+    usable = [gpu.id for gpu in inventory.gpus if gpu.unusable_reason is None]
+    # A job of the daemon may train there.
+    free = tuple(name for name in usable if name not in inventory.unclean)
+    if inventory.gpus and not free:
+        raise typer.BadParameter("no GPU here is free: wait, or name one by --gpu UUID, or --gpu none")
+    return free
 
 
 def _build_arguments(written: list[str]) -> dict[str, str]:

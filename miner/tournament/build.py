@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.domain.errors import GodMinerError
 from core.domain.units import show_seconds
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rules import BUILD_LIMIT_S, DOCKERFILE_DIRECTORIES
@@ -53,6 +54,8 @@ class Build:
     seconds: float = 0.0
     size_bytes: int = 0
     steps: list[BuildStep] = field(default_factory=list)
+    #: Whether a base image was downloaded.
+    pulled: bool = False
     #: The last lines of the output.
     tail: list[str] = field(default_factory=list)
     #: Ids of the images that the steps made, oldest first.
@@ -91,8 +94,10 @@ def build_entry(
         places = ", ".join(f"{directory}/{name}" for directory in DOCKERFILE_DIRECTORIES)
         return Build(name, problem=f"no Dockerfile: neither of {places} is in the commit")
 
+    build = Build(path)
+
     def work(api: Any) -> Build:
-        return _Building(api, Build(path), limit_s, on_line).run(
+        return _Building(api, build, limit_s, on_line).run(
             path=str(root),
             dockerfile=path,
             tag=tag,
@@ -100,7 +105,12 @@ def build_entry(
             network_mode=network,
         )
 
-    return client.call_blocking(work, limit_s + 60)
+    try:
+        return client.call_blocking(work, limit_s + 60)
+    except BaseException:  # interrupted, too
+        with contextlib.suppress(GodMinerError):
+            remove_entry(client, build)
+        raise
 
 
 def remove_entry(client: DockerClient, build: Build) -> None:
@@ -153,6 +163,7 @@ class _Building:
                 # Docker reports a failure within the stream, and ends it as after a success.
                 self._build.problem = str(line["error"]).strip()
                 self._tail.append(self._build.problem)
+            self._build.pulled |= str(line.get("status")).startswith("Pulling")
             text = str(line.get("stream") or "").strip()
             if step := _STEP.match(text):
                 self._end_step()

@@ -74,6 +74,8 @@ def lay_out_cache(
     missing: list[str] = []
     if task.image_type is not None:
         missing = _hub_parts(root / "hf_cache", task.image_type, hub_cache)
+    for folder, _, _ in os.walk(root):
+        os.chmod(folder, _OPEN)
     variable = task.variables(task_id=task_id, hotkey=hotkey).get("BASELINE_STATS_PATH")
     statistics = root / Path(variable).relative_to(CACHE) if variable else None
     return CacheLayout(root, target, placed, statistics, tuple(missing))
@@ -98,7 +100,6 @@ def _forget_name(config: Path) -> None:
 def _hub_parts(target: Path, kind: ImageModelType, source: Path | None) -> list[str]:
     """Fill the hub's cache of an image task from the operator's; return what is missing."""
     target.mkdir(parents=True, exist_ok=True)
-    target.chmod(_OPEN)
     family, missing = IMAGE_FAMILIES[kind], []
     if family.text_encoder:
         plain = family.text_encoder.replace("/", "--")

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from core.domain.errors import GodMinerError
 from core.domain.units import show_bytes
 from miner.engines.docker.client import DockerClient, DockerRefused
 from miner.tournament.rules import (
@@ -263,7 +264,7 @@ class TrainerContainer:
     def close(self) -> None:
         """Remove the container, running or not."""
         with contextlib.suppress(DockerRefused):  # it was never created
-            self._call(lambda api: api.remove_container(self.name, force=True))
+            self._call(lambda api: api.remove_container(self.name, v=True, force=True))
         if self._reader is not None:
             self._reader.join(_KILL_S)
             self._reader = None
@@ -304,7 +305,7 @@ class TrainerContainer:
                 if rest:
                     self.on_line(rest.decode("utf-8", "replace"))
 
-            with contextlib.suppress(DockerRefused):
+            with contextlib.suppress(GodMinerError):
                 client.call_blocking(follow, _SILENCE_S)
 
 
@@ -340,7 +341,14 @@ def run_helper(
             user="0:0" if as_root else f"{os.getuid()}:{os.getgid()}",
             environment={"HOME": "/tmp", "USER": "rehearsal"},  # noqa: S108 - in there
             host_config=api.create_host_config(
-                mounts=mounts, network_mode="none", device_requests=requests, shm_size="1g"
+                mounts=mounts,
+                network_mode="none",
+                device_requests=requests,
+                shm_size="1g",
+                security_opt=["no-new-privileges"],
+                cap_drop=["ALL"],
+                # Of use to root alone: files of other users, such as the trainer's.
+                cap_add=["CHOWN", "DAC_OVERRIDE"],
             ),
             labels={LABEL: "helper"},
         )
@@ -349,7 +357,7 @@ def run_helper(
             code = int(api.wait(made["Id"])["StatusCode"])
             return code, api.logs(made["Id"]).decode("utf-8", "replace")
         finally:
-            api.remove_container(made["Id"], force=True)
+            api.remove_container(made["Id"], v=True, force=True)
 
     return client.call_blocking(work, _HELPER_S)
 

@@ -42,15 +42,15 @@ from miner.tournament.kills import run_kills
 from miner.tournament.log_review import review_log, secret_values
 from miner.tournament.rehearsal_report import Rehearsal, TaskRehearsal, log_problems
 from miner.tournament.rules import CHECKPOINTS, MAX_TRAINING_ATTEMPTS, TournamentTask, repository_name
-from miner.tournament.scoring import CannotScore, FolderScore, load_problems, score_text
+from miner.tournament.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.stand_ins import TEST_PROMPTS, TEST_ROWS, TRAIN_ROWS, stand_in_pictures, stand_in_rows
 from miner.tournament.upload import as_published, what_is_uploaded
 
 #: Whose entry it is, as paths and names show it.
 HOTKEY = "5RehearsalRehearsalRehearsalRehearsalRehearsalRe"
 TOURNAMENT = "tourn_rehearsal"
-#: Hours of a task with stand-ins: their training takes a minute, starting it on a busy CPU two.
-STAND_IN_HOURS = 0.1
+#: Hours of a task with stand-ins: their training takes a minute, starting it on a busy CPU up to five.
+STAND_IN_HOURS = 0.2
 #: The part of a training after its first submission in which kills come; another one may be shorter.
 KILL_SHARE = 0.6
 STATISTICS = "statistics.json"
@@ -201,7 +201,7 @@ class _TaskRun:
             return self.report
         try:
             self._rehearse(self.build.image)
-        except GodMinerError as error:
+        except (GodMinerError, OSError) as error:
             self.report.problems.append(str(error))
         finally:
             if not self.options.keep:
@@ -214,6 +214,8 @@ class _TaskRun:
         if self.options.build_arguments:
             named = ", ".join(f"{name}={value}" for name, value in self.options.build_arguments.items())
             add(f"built with {named}; validators give no build arguments")
+        if self.build.image and not self.build.pulled:
+            add("the base images were here already; validators' limit of the build includes their download")
         if self.options.build_network:
             add(f"built on the network {self.options.build_network}; validators build on an open one")
         if self.hours != self.task.hours:
@@ -225,7 +227,7 @@ class _TaskRun:
         if self.task.image_type is not None:
             add("pictures are not scored: only what evaluators load is checked")
         elif self.task.task_type == "EnvTask":
-            add("environment tasks are played against others: there is no score")
+            add("there are no environment servers; such tasks are played against others: there is no score")
 
     def _rehearse(self, image: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -241,8 +243,9 @@ class _TaskRun:
             hub_cache=self.options.hub_cache,
         )
         self.report.deviations += [f"the cache has no {path}" for path in layout.missing]
-        if layout.statistics is not None:
-            (self.folder / "made" / STATISTICS).rename(layout.statistics)
+        made = self.folder / "made" / STATISTICS
+        if layout.statistics is not None and made.is_file():
+            made.rename(layout.statistics)
             self.report.deviations.append(
                 "the statistics lack what takes a forward pass (training, throughput) and the duplicate rate"
             )
@@ -252,6 +255,7 @@ class _TaskRun:
         self._review_log(options)
         if not self.report.attempts[-1].is_success:
             return
+        take_over(self.client, image, options.checkpoints)
         if not self._upload(options.place):
             return
         self._score(image, layout, options.place, test)
@@ -295,8 +299,14 @@ class _TaskRun:
         command = ["python", "/worker.py", kind, "/rows.json", model, f"/rehearsal/{STATISTICS}"]
         code, output = run_helper(self.client, image, command, made, read_only=seen)
         if code != 0:
-            last = "; ".join(output.strip().splitlines()[-3:])
-            raise BadInput(f"no statistics of the model can be made (exit code {code}): {last[-500:]}")
+            last = "; ".join(output.strip().splitlines()[-3:])[-500:]
+            if self.given.model is None:
+                raise BadInput(
+                    f"the image cannot make a model (exit code {code}): name one by --model; {last}"
+                )
+            self.report.deviations.append(
+                f"no statistics of model and data: the image cannot make them; {last}"
+            )
         return self.given.model or made / "model"
 
     # — the training
@@ -410,17 +420,22 @@ class _TaskRun:
             if test is None or self.task.task_type == "EnvTask":
                 return None
             self.say(f"{self.task.name}: scoring")
-            return score_text(
-                self.client,
-                image,
-                self.task,
-                folder=folder / "scratch",
-                base=layout.model,
-                rows=test,
-                repository=repository,
-                against=against,
-                gpus=self.machine.gpus[: self.task.gpus],
-            )
+            try:
+                return score_text(
+                    self.client,
+                    image,
+                    self.task,
+                    folder=folder / "scratch",
+                    base=layout.model,
+                    rows=test,
+                    repository=repository,
+                    against=against,
+                    gpus=self.machine.gpus[: self.task.gpus],
+                )
+            except NoScorer as error:
+                if str(error) not in self.report.deviations:
+                    self.report.deviations.append(str(error))
+                return None
 
     def _kills(self, image: str, layout: CacheLayout, test: Path | None) -> None:
         """Kill more trainings, between the first submission and the end that the first training had."""
@@ -431,7 +446,7 @@ class _TaskRun:
         def start() -> TrainerContainer:
             folder = next(folders)
             options = self._container_options(image, layout, folder)
-            container = TrainerContainer(self.client, options, self.folder / "kills" / "log.txt")
+            container = TrainerContainer(self.client, options, self.folder / "kills.txt")
             container.start()
             return container
 
@@ -457,9 +472,8 @@ class _TaskRun:
             on_kill=lambda kill: self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}"),
         )
         self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
-        if not report.passed:
-            bad = next(kill for kill in report.kills if kill.problem)
-            self.report.problems.append(f"kill {bad.number} left nothing that scores: {bad.problem}")
+        if report.problem:
+            self.report.problems.append(report.problem)
 
     def _clear(self, image: str) -> None:
         """Leave the logs only."""

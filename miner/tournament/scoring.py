@@ -9,6 +9,7 @@ are loaded only as far as their files can tell.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import time
@@ -31,6 +32,7 @@ from miner.tournament.upload import choose_image_file
 #: Where everything lies in the container; `run_helper` mounts the folder here.
 _INSIDE = Path("/rehearsal")
 _ROWS, _BASE, _OURS, _AGAINST = "/rows.json", "/base", "/ours", "/against"
+_NO_SCORER = re.compile(r"No module named '?trainer\b|python: not found")
 _TASK, _JOB, _REPORT, _ERRORS = "task.json", "job.json", "score.json", "errors.txt"
 
 
@@ -38,6 +40,12 @@ class CannotScore(GodMinerError):
     """The submission could not be loaded or scored; the scorer's own words."""
 
     code = "cannot_score"
+
+
+class NoScorer(GodMinerError):
+    """An image of somebody else's trainer: it has none of our scorers."""
+
+    code = "no_scorer"
 
 
 @dataclass(frozen=True)
@@ -263,6 +271,10 @@ def _run(
     except (OSError, ValueError):
         errors = folder / _ERRORS
         said = errors.read_text("utf-8", "replace") if errors.exists() else output
+        if _NO_SCORER.search(said):
+            raise NoScorer(
+                "the image has no scorer of ours: it is only checked what evaluators load"
+            ) from None
         last = "; ".join(said.strip().splitlines()[-3:])
         raise CannotScore(f"the scorer ended with exit code {code}: {last[-500:] or 'no output'}") from None
     if not isinstance(found, dict):

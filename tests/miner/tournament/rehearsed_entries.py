@@ -12,6 +12,7 @@ from tests.doubles import base_image
 DOCKERFILE = f"""\
 FROM {base_image.NAME}
 COPY train.py /train.py
+VOLUME /data
 ENTRYPOINT ["python", "/train.py"]
 """
 TRAIN = """\

@@ -94,6 +94,20 @@ def test_a_step_that_fails_is_named_and_leaves_no_container(docker_host: Dockerd
     assert not containers(docker_host)
 
 
+def test_an_interrupted_build_leaves_nothing(docker_host: Dockerd, tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("Step 3"):
+            raise KeyboardInterrupt
+
+    before = tags(docker_host)
+    lines = (f"FROM {base_image.NAME}", "ENV A=1", "RUN sleep 1000")
+    with pytest.raises(KeyboardInterrupt):
+        build(docker_host, tmp_path, *lines, on_line=interrupt)
+    while containers(docker_host):  # the engine ends the step by itself
+        time.sleep(0.05)
+    assert tags(docker_host) == before
+
+
 def test_a_build_is_ended_at_its_limit(docker_host: Dockerd, tmp_path: Path) -> None:
     built = build(docker_host, tmp_path, f"FROM {base_image.NAME}", "RUN sleep 1000", limit_s=3)
     assert built.image is None

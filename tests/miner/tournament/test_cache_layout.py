@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_files_of_their_owner_alone_are_copied_for_any_user(tmp_path: Path, mode
     assert (found.model / "model.safetensors").stat().st_mode & 0o777 == 0o644
     assert (model / "model.safetensors").stat().st_mode & 0o777 == 0o600
     assert (found.model / "tokenizer.json").samefile(model / "tokenizer.json")
+
+
+def test_any_user_may_enter_the_folders_whatever_the_operators_habit(tmp_path: Path, model: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        found = lay_out(tmp_path, model, "instruct")
+    finally:
+        os.umask(before)
+    assert {Path(folder).stat().st_mode & 0o777 for folder, _, _ in os.walk(found.root)} == {0o755}
 
 
 def test_a_picture_tasks_model_keeps_its_name_and_its_parts_lie_flat(tmp_path: Path, model: Path) -> None:

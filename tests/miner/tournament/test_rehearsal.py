@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 from miner.engines.docker.client import DockerClient
+from miner.tournament import rehearsal
 from miner.tournament.cache_layout import BadInput
+from miner.tournament.container import run_helper
+from miner.tournament.kills import Kill, KillKind, KillMoment, KillReport
 from miner.tournament.rehearsal import RehearsalInputs, RehearsalOptions, rehearse
 from miner.tournament.rehearsal_report import Rehearsal, TaskRehearsal, report_lines
 from miner.tournament.rules import TASKS
@@ -71,10 +74,12 @@ def log_of(tmp_path: Path, number: int = 1) -> str:
 
 
 def held(docker_host: Dockerd) -> set[str]:
-    """The ids of what a rehearsal may forget in an engine, which other tests use too."""
+    """The ids and names of what a rehearsal may forget in an engine, which other tests use too."""
     with docker_host.client() as client:
         api = client.api
-        return {one["Id"] for one in (*api.images(all=True), *api.networks(), *api.containers(all=True))}
+        volumes = {one["Name"] for one in api.volumes()["Volumes"] or []}
+        found = (*api.images(all=True), *api.networks(), *api.containers(all=True))
+        return {one["Id"] for one in found} | volumes
 
 
 def test_a_container_has_what_validators_give_and_nothing_else(
@@ -103,6 +108,7 @@ def test_a_container_has_what_validators_give_and_nothing_else(
     assert task.attempts[0].exit_code == 0
     assert task.uploaded == ["checkpoints/last.safetensors"]
     assert any("no GPU" in text for text in task.deviations)
+    assert any("base images were here already" in text for text in task.deviations)
     assert held(docker_host) <= before
     assert not (tmp_path / "out/flux/cache").exists()
 
@@ -147,6 +153,26 @@ def test_a_secret_in_the_public_log_is_a_failure_and_the_plan_a_warning(
     assert any("the public log shows a secret" in text for text in task.problems)
     assert any("tells rivals how it is trained" in text and "lora_r" in text for text in task.warnings)
     assert not any("hf_" in text for text in (*task.problems, *task.warnings))
+
+
+def test_trainings_that_ended_before_their_kill_were_not_rehearsed(
+    docker_host: Dockerd, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = Kill(1, KillMoment(KillKind.RANDOM, 1.0), 1.0, 2.0, in_save=False, ended=True, problem=None)
+    monkeypatch.setattr(rehearsal, "run_kills", lambda *_, **__: KillReport(0, (kill,)))
+    task = only(rehearsed(docker_host, tmp_path, model, "submit", kills=1))
+    assert task.problems == ["1 of 1 trainings had ended before their kill: give them more time"]
+
+
+def test_a_helper_has_no_rights_but_to_the_files_that_it_is_given(
+    docker_host: Dockerd, tmp_path: Path
+) -> None:
+    code = "import re; print(re.findall(r'(CapEff|NoNewPrivs):\\s*(\\w+)', open('/proc/self/status').read()))"
+    with closing(DockerClient(docker_host.host)) as client:
+        ended, said = run_helper(client, base_image.NAME, ["python", "-c", code], tmp_path, as_root=True)
+    assert ended == 0
+    # Another owner's files: CHOWN and DAC_OVERRIDE.
+    assert said.strip() == "[('CapEff', '0000000000000003'), ('NoNewPrivs', '1')]"
 
 
 def test_an_image_that_is_not_built_fails_its_task_and_is_cleared_away(

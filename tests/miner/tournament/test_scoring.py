@@ -16,7 +16,14 @@ from core.runs.run_files import EvalTask
 from miner.engines.docker.client import DockerClient
 from miner.tournament import scoring
 from miner.tournament.rules import TASKS
-from miner.tournament.scoring import CannotScore, PictureSet, load_problems, score_pictures, score_text
+from miner.tournament.scoring import (
+    CannotScore,
+    NoScorer,
+    PictureSet,
+    load_problems,
+    score_pictures,
+    score_text,
+)
 from tests.trainer.session.simulated import safetensors, write_adapter
 
 CLIENT = DockerClient("unix:///nowhere")
@@ -27,6 +34,7 @@ class Image:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Path], str], code: int = 0) -> None:
         self.answer, self.code = answer, code
+        self.errors = "Traceback\nRuntimeError: what went wrong\n"
         self.commands: list[str] = []
         self.seen: Mapping[Path, str] = {}
         monkeypatch.setattr(scoring, "run_helper", self.run)
@@ -43,7 +51,7 @@ class Image:
     ) -> tuple[int, str]:
         self.commands.append(command[-1])
         self.seen = read_only
-        (folder / "errors.txt").write_text("Traceback\nRuntimeError: what went wrong\n", encoding="utf-8")
+        (folder / "errors.txt").write_text(self.errors, encoding="utf-8")
         if text := self.answer(folder):
             (folder / "score.json").write_text(text, encoding="utf-8")
         return self.code, ""
@@ -120,6 +128,18 @@ def test_what_cannot_be_loaded_says_why(
 ) -> None:
     Image(monkeypatch, lambda folder: answer, code=1)
     with pytest.raises(CannotScore, match=why):
+        score_text(
+            CLIENT, "image", TASKS["chat"],
+            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
+        )  # fmt: skip
+
+
+def test_somebody_elses_image_has_no_scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    image = Image(monkeypatch, lambda folder: "", code=1)
+    image.errors = (
+        "/usr/bin/python: Error while finding module: ModuleNotFoundError: No module named 'trainer'"
+    )
+    with pytest.raises(NoScorer):
         score_text(
             CLIENT, "image", TASKS["chat"],
             folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
