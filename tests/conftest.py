@@ -189,6 +189,7 @@ THOROUGH = (
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[lock_taken",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[run_file_w",
     "integration/test_trainer_image.py",
+    "miner/cli/test_tournament.py::test_an_entry_is_prepared_and_passes_what_can_pass",
     "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
     "miner/chain/test_identity.py::test_a_damaged_encrypted_hotkey",
     "trainer/inputs/test_text_fuzzed.py",
@@ -238,6 +239,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "state_getRuntimeVersion-Fault.WRONG_TYPE",
     ),
     "miner/chain/test_sdk.py::test_a_submission_whose_fate_is_unknown": ("Fault.SILENT",),
+    "miner/tournament/test_rehearsal.py::test_an_interrupted_rehearsal": ("2",),
     "miner/publish/test_publisher.py::test_a_full_model_is_published": ("3",),
     "miner/publish/test_publisher_faults.py::test_a_hub_in_trouble": ("POST /api/repos/create-500",),
 }

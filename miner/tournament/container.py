@@ -78,7 +78,7 @@ def internal_network(client: DockerClient) -> Iterator[tuple[str, str | None]]:
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """Everything that Docker is told of one training, and what of it is not as validators have it."""
+    """What Docker runs one training with, and what of it is not as validators have it."""
 
     image: str
     command: tuple[str, ...]

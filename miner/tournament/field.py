@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.errors import GodMinerError
-from miner.tournament.field_laws import FamilyLaws, Point, laws_of
+from miner.tournament.field_laws import FamilyLaws, LawPoint, laws_of
 from miner.tournament.field_plans import own_plan
-from miner.tournament.field_recipes import HEADER, SMALL_FILES, Recipe, read_recipe
+from miner.tournament.field_recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
 from miner.tournament.rules import training_pictures
 
@@ -36,7 +36,7 @@ class NoField(GodMinerError):
 @dataclass(frozen=True, slots=True)
 class FieldEntry:
     entry: Entry
-    recipe: Recipe
+    recipe: FieldRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class FieldTask:
         counted = [one.recipe.pictures for one in self.entries if one.recipe.pictures]
         return counted[0] if counted else None
 
-    def own_plan(self) -> tuple[Recipe | None, str]:
+    def own_plan(self) -> tuple[FieldRecipe | None, str]:
         task = self.task
         return own_plan(task.task_type, task.family, task.model_id, task.hours, self.pictures)
 
@@ -118,8 +118,8 @@ def _read_json(file: Path) -> Any:
         raise NoField(f"{file} cannot be read: {error}") from None
 
 
-def _recipe(folder: Path) -> Recipe:
-    return read_recipe(folder) if folder.is_dir() else Recipe()
+def _recipe(folder: Path) -> FieldRecipe:
+    return read_recipe(folder) if folder.is_dir() else FieldRecipe()
 
 
 def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
@@ -127,18 +127,18 @@ def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
     folders = sorted({file.parent for name in names for file in directory.rglob(name)})
     for folder in folders[:MOST_FOLDERS]:
         recipe = read_recipe(folder)
-        if recipe != Recipe():
+        if recipe != FieldRecipe():
             yield FieldEntry(Entry(folder.name), recipe)
 
 
 def laws(tasks: Sequence[FieldTask]) -> list[FamilyLaws]:
     """Fit the laws of each family on the entries that won their tasks."""
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[LawPoint]] = {}
     for task in tasks:
         for one in task.entries:
             steps = one.recipe.shipped or one.recipe.steps
             if one.entry.rank != 1 or steps is None:
                 continue
-            point = Point(steps, task.pictures, task.task.hours, one.recipe.lr, one.recipe.rate_sum)
+            point = LawPoint(steps, task.pictures, task.task.hours, one.recipe.lr, one.recipe.rate_sum)
             points.setdefault(task.family, []).append(point)
     return [laws_of(family, found) for family, found in sorted(points.items())]

@@ -14,7 +14,7 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LawPoint:
     """One training that won its task."""
 
     steps: int
@@ -43,7 +43,7 @@ class FamilyLaws:
     rate_sum: tuple[float, float, float] | None
 
 
-def laws_of(family: str, points: Sequence[Point]) -> FamilyLaws:
+def laws_of(family: str, points: Sequence[LawPoint]) -> FamilyLaws:
     found = [law for law in (power_law(points), clock_law(points)) if law is not None]
     return FamilyLaws(
         family,
@@ -54,7 +54,7 @@ def laws_of(family: str, points: Sequence[Point]) -> FamilyLaws:
     )
 
 
-def power_law(points: Sequence[Point]) -> Law | None:
+def power_law(points: Sequence[LawPoint]) -> Law | None:
     """steps = a · (pictures / 24)^b."""
     used = [(point.pictures, point.steps) for point in points if point.pictures]
     if not used:
@@ -69,7 +69,7 @@ def power_law(points: Sequence[Point]) -> Law | None:
     return Law(f"{math.exp(a):.0f} · (n/24)^{b:.2f}", len(used), _furthest(off, len(used)))
 
 
-def clock_law(points: Sequence[Point]) -> Law | None:
+def clock_law(points: Sequence[LawPoint]) -> Law | None:
     """steps = (3600 · hours - start) / seconds per step."""
     used = [(point.hours, point.steps) for point in points if point.hours]
     if not used:

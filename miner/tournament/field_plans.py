@@ -18,7 +18,7 @@ from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
-from miner.tournament.field_recipes import Recipe
+from miner.tournament.field_recipes import FieldRecipe
 from miner.tournament.rules import CPUS_PER_GPU, MEMORY_PER_GPU
 
 PROFILE, GPUS = "steady", "1xH100"
@@ -30,7 +30,7 @@ _LOSSES = {"l2": "mse", "l1": "mae"}
 
 def own_plan(
     task_type: str | None, family: str | None, model_id: str | None, hours: float | None, rows: int | None
-) -> tuple[Recipe | None, str]:
+) -> tuple[FieldRecipe | None, str]:
     """Return our figures, or None and why there are none."""
     kind = task_type_named(task_type or "")
     if kind is None:
@@ -74,9 +74,9 @@ def _profile() -> LoadedProfile:
     return load_profile(PROFILE)
 
 
-def recipe_of_plan(plan: TrainingPlan) -> Recipe:
+def recipe_of_plan(plan: TrainingPlan) -> FieldRecipe:
     optimizer, steps, image = plan.optimizer, plan.steps, plan.image
-    return Recipe(
+    return FieldRecipe(
         trainer=str(plan.engine),
         steps=steps.total,
         shipped=steps.total,

@@ -36,7 +36,7 @@ _LONGEST_VALUE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class FieldRecipe:
     """The figures of one training. None: no file says."""
 
     trainer: str | None = None
@@ -65,7 +65,7 @@ class Recipe:
     pictures: int | None = None
     notes: tuple[str, ...] = ()
 
-    def over(self, other: Recipe) -> Recipe:
+    def over(self, other: FieldRecipe) -> FieldRecipe:
         """This recipe, with the other's figures where it has none."""
         missing = {
             field.name: getattr(other, field.name)
@@ -134,7 +134,7 @@ _SHAPES = {
 }
 
 
-def read_recipe(folder: Path) -> Recipe:
+def read_recipe(folder: Path) -> FieldRecipe:
     """Read what the files of one entry say. The configuration of the engine goes before what is derived."""
     parsed = [
         reader(content)
@@ -142,7 +142,7 @@ def read_recipe(folder: Path) -> Recipe:
         for file in sorted(folder.rglob(name))[:1]
         if (content := _read(file)) is not None
     ]
-    found = Recipe()
+    found = FieldRecipe()
     for recipe in [*parsed, *_headers(folder)]:
         found = found.over(recipe)
     return found
@@ -156,7 +156,7 @@ def _read(file: Path) -> str | None:
         return None
 
 
-def _headers(folder: Path) -> Iterator[Recipe]:
+def _headers(folder: Path) -> Iterator[FieldRecipe]:
     """Kept headers, or those of weights that lie in the folder."""
     for file in sorted(folder.rglob(HEADER))[:1]:
         yield recipe_of_header(_json(_read(file) or ""))
@@ -168,7 +168,7 @@ def _headers(folder: Path) -> Iterator[Recipe]:
             with file.open("rb") as opened:
                 yield recipe_of_header(header_summary(read_header(opened)))
         except (BadHeader, OSError) as error:
-            yield Recipe(notes=(f"{file.name} {error}",))
+            yield FieldRecipe(notes=(f"{file.name} {error}",))
 
 
 def header_summary(header: SafetensorsHeader) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _is_down(name: str) -> bool:
     return name.endswith((".lora_A.weight", ".lora_down.weight", ".lora_A.default.weight"))
 
 
-def recipe_of_header(kept: Any) -> Recipe:
+def recipe_of_header(kept: Any) -> FieldRecipe:
     """From what `header_summary` kept."""
     header = mapping(kept)
     metadata = {
@@ -209,19 +209,19 @@ def recipe_of_header(kept: Any) -> Recipe:
     notes = [f"several ranks: {', '.join(list(ranks)[:4])}"] if len(ranks) > 1 else []
     if number(header.get("text_encoder_tensors")):
         notes.append("trains the text encoder too")
-    trained = Recipe(
+    trained = FieldRecipe(
         shipped=_whole(mapping(metadata.get("training_info")).get("step")), lora_rank=rank, notes=tuple(notes)
     )
     return trained.over(_sd_scripts(metadata))
 
 
-def _sd_scripts(ss: Mapping[str, Any]) -> Recipe:
+def _sd_scripts(ss: Mapping[str, Any]) -> FieldRecipe:
     if not any(key.startswith("ss_") for key in ss) or ss.get("ss_network_module") is None:
-        return Recipe()
+        return FieldRecipe()
     rates = [number(ss.get(key), least=0) for key in ("ss_unet_lr", "ss_learning_rate")]
     resolution = re.findall(r"\d+", str(ss.get("ss_resolution", "")))
     optimizer = text(ss.get("ss_optimizer"))
-    return Recipe(
+    return FieldRecipe(
         trainer="sd-scripts",
         steps=_whole(ss.get("ss_max_train_steps")),
         shipped=_whole(ss.get("ss_steps")),
@@ -242,11 +242,11 @@ def _sd_scripts(ss: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _ai_toolkit(content: str) -> Recipe:
+def _ai_toolkit(content: str) -> FieldRecipe:
     config = mapping(mapping(_yaml(content)).get("config"))
     process = mapping(next(iter(sequence(config.get("process"))), None))
     if not process:
-        return Recipe()
+        return FieldRecipe()
     train, network = mapping(process.get("train")), mapping(process.get("network"))
     dataset = mapping(next(iter(sequence(process.get("datasets"))), None))
     rate, ema = number(train.get("lr"), least=0), mapping(train.get("ema_config"))
@@ -255,7 +255,7 @@ def _ai_toolkit(content: str) -> Recipe:
     of_sides = sides if isinstance(sides, list) else [sides]
     notes = ["caption dropout has no effect: text embeddings are cached"]
     dropout = number(dataset.get("caption_dropout_rate"), least=0)
-    return Recipe(
+    return FieldRecipe(
         trainer="ai-toolkit",
         steps=_whole(train.get("steps")),
         batch=_whole(train.get("batch_size")),
@@ -276,9 +276,9 @@ def _ai_toolkit(content: str) -> Recipe:
     )
 
 
-def _peft(content: str) -> Recipe:
+def _peft(content: str) -> FieldRecipe:
     config = mapping(_json(content))
-    return Recipe(
+    return FieldRecipe(
         lora_rank=_whole(config.get("r")),
         lora_alpha=number(config.get("lora_alpha"), least=0),
         dropout=number(config.get("lora_dropout"), least=0),
@@ -288,7 +288,7 @@ def _peft(content: str) -> Recipe:
 _FENCE = "```yaml\n"
 
 
-def _readme(content: str) -> Recipe:
+def _readme(content: str) -> FieldRecipe:
     """Axolotl's configuration, else the values that transformers lists."""
     begin = content.find(_FENCE)
     end = content.find("\n```", begin + len(_FENCE))
@@ -299,8 +299,8 @@ def _readme(content: str) -> Recipe:
     listed = dict(re.findall(r"^- ([a-z_]{1,60}): (.{1,200})$", content, re.MULTILINE))
     rate = _float(listed.get("learning_rate"))
     if rate is None:
-        return Recipe()
-    return Recipe(
+        return FieldRecipe()
+    return FieldRecipe(
         trainer="transformers",
         steps=_whole(_float(listed.get("training_steps"))),
         epochs=_float(listed.get("num_epochs")),
@@ -313,10 +313,10 @@ def _readme(content: str) -> Recipe:
     )
 
 
-def _axolotl(config: Mapping[str, Any]) -> Recipe:
+def _axolotl(config: Mapping[str, Any]) -> FieldRecipe:
     rate = _float(config.get("learning_rate"))
     ratio = number(config.get("cosine_min_lr_ratio"), least=0)
-    return Recipe(
+    return FieldRecipe(
         trainer="Axolotl",
         steps=_whole(config.get("max_steps")),
         epochs=number(config.get("num_epochs"), least=0),
@@ -334,11 +334,11 @@ def _axolotl(config: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _arguments(content: str) -> Recipe:
+def _arguments(content: str) -> FieldRecipe:
     """The arguments of a transformers trainer, where somebody saved them as JSON."""
     found = mapping(_json(content))
     steps = _whole(found.get("max_steps"))
-    return Recipe(
+    return FieldRecipe(
         trainer="transformers",
         steps=steps,
         epochs=number(found.get("num_train_epochs"), least=0),

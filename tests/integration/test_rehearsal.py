@@ -67,10 +67,6 @@ def logs(output: Path) -> str:
     return "\n".join(path.read_text("utf-8", "replace")[-3000:] for path in sorted(output.glob("*/*.*og*")))
 
 
-def test_an_engine_has_the_training_environment(engine: Dockerd) -> None:
-    assert engine.answers()
-
-
 def test_a_text_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     code, report, said = rehearse(engine, entry, output, "instruct")

@@ -27,7 +27,7 @@ from typing import Any
 
 from core.system.files import write_atomically
 from trainer.scoring.pictures_render import PictureModel, render
-from trainer.scoring.pictures_rules import RULES, CannotScore, RenderRules, mean, task_loss
+from trainer.scoring.pictures_rules import RULES, NotScored, RenderRules, mean, task_loss
 
 #: What loads an engine's models; each is imported only where it is used.
 LOADERS = {
@@ -63,7 +63,7 @@ class PictureJob:
     @property
     def rules(self) -> RenderRules:
         if self.family not in RULES:
-            raise CannotScore(f"{self.family}: validators have no such family, only {', '.join(RULES)}")
+            raise NotScored(f"{self.family}: validators have no such family, only {', '.join(RULES)}")
         return RULES[self.family]
 
 
@@ -99,7 +99,7 @@ class Scores:
 
 def load_model(job: PictureJob) -> PictureModel:
     if job.engine not in LOADERS:
-        raise CannotScore(f"{job.engine}: only models of {', '.join(LOADERS)} can be loaded for scoring")
+        raise NotScored(f"{job.engine}: only models of {', '.join(LOADERS)} can be loaded for scoring")
     loader = importlib.import_module(LOADERS[job.engine])
     model: PictureModel = loader.load(job)
     return model
@@ -112,7 +112,7 @@ def score(job: PictureJob, load: Callable[[PictureJob], PictureModel] = load_mod
     problems: list[str] = []
     try:
         if not job.pictures:
-            raise CannotScore("the job names no pictures")
+            raise NotScored("the job names no pictures")
         rules, model = job.rules, load(job)
         model.encode_texts(sorted({"", *(caption for _, caption in job.pictures)}))
         pictures = [(model.read(image), caption) for image, caption in job.pictures]
@@ -121,13 +121,13 @@ def score(job: PictureJob, load: Callable[[PictureJob], PictureModel] = load_mod
         for file in job.files:
             try:
                 _score_file(job, rules, model, latents, file, scores)
-            except CannotScore as error:
+            except NotScored as error:
                 problems.append(str(error))
         scores.write("; ".join(problems))
     except OutOfTime:
         done = f"the deadline passed with {len(scores.files)} of {len(job.files)} files scored"
         scores.write("; ".join([*problems, done]))
-    except CannotScore as error:
+    except NotScored as error:
         scores.write(str(error))
     except Exception as error:  # noqa: BLE001 - whatever an engine raises: what is scored already counts
         traceback.print_exc()
@@ -155,7 +155,7 @@ def _score_file(
                 _check_time(job)
                 loss = model.loss(render(model, rules, latent, seed, text), picture)
                 if not math.isfinite(loss):
-                    raise CannotScore(f"{file or 'the base'}: a render is not a number")
+                    raise NotScored(f"{file or 'the base'}: a render is not a number")
                 losses[text].append(loss)
         captioned.append(mean(losses[caption]))
         empty.append(mean(losses[""]))

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trainer.scoring.pictures_pixels import as_input, pixel_loss, read_picture, seeded_noise
-from trainer.scoring.pictures_rules import CannotScore
+from trainer.scoring.pictures_rules import NotScored
 
 if TYPE_CHECKING:
     from trainer.scoring.pictures import PictureJob
@@ -127,7 +127,7 @@ class ToolkitModel:
             left_over = self.network.load_weights(weights)
         unknown = sorted(key for key in left_over or () if not key.endswith("alpha"))
         if unknown:
-            raise CannotScore(f"{adapter}: {len(unknown)} tensors fit no layer, such as {unknown[0]}")
+            raise NotScored(f"{adapter}: {len(unknown)} tensors fit no layer, such as {unknown[0]}")
         self.network.is_active = True
 
     def read(self, image: str) -> Tensor:
@@ -181,7 +181,7 @@ def _rank(file: str) -> int:
         keys = [key for key in opened.keys() if key.endswith(_DOWN)]  # noqa: SIM118 - it is no dictionary
         ranks = [opened.get_slice(key).get_shape()[0] for key in keys]
     if not ranks:
-        raise CannotScore(f"{file} has no tensor named like {' or '.join(_DOWN)}")
+        raise NotScored(f"{file} has no tensor named like {' or '.join(_DOWN)}")
     return int(max(ranks))
 
 

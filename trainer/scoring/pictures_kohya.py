@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainer.scoring.pictures_pixels import as_input, pixel_loss, read_picture, seeded_noise
-from trainer.scoring.pictures_rules import CannotScore
+from trainer.scoring.pictures_rules import NotScored
 
 if TYPE_CHECKING:
     from trainer.scoring.pictures import PictureJob
@@ -26,13 +26,13 @@ _TEXT_PREFIX = "lora_te"
 
 def load(job: PictureJob) -> KohyaModel:
     if job.family != "flux":
-        raise CannotScore(f"{job.family}: of sd-scripts' models only flux can be scored")
+        raise NotScored(f"{job.family}: of sd-scripts' models only flux can be scored")
     sys.path.insert(0, job.engine_dir)
     with open(job.config, encoding="utf-8") as file:
         config = importlib.import_module("toml").load(file)
     missing = [name for name in ("clip_l", "t5xxl", "ae") if not config.get(name)]
     if missing:
-        raise CannotScore(f"{job.config} names no {', '.join(missing)}")
+        raise NotScored(f"{job.config} names no {', '.join(missing)}")
     return KohyaModel(config, job)
 
 
@@ -81,7 +81,7 @@ class KohyaModel:
         weights = importlib.import_module("safetensors.torch").load_file(adapter)
         weights = {name: value for name, value in weights.items() if not name.startswith(_TEXT_PREFIX)}
         if not any(name.startswith(_MODEL_PREFIX) for name in weights):
-            raise CannotScore(f"{adapter} has no tensor whose name begins with {_MODEL_PREFIX}")
+            raise NotScored(f"{adapter} has no tensor whose name begins with {_MODEL_PREFIX}")
         lora = importlib.import_module("networks.lora_flux")
         network, _ = lora.create_network_from_weights(
             1.0, adapter, None, [None, None], self.flux, weights_sd=weights
@@ -90,7 +90,7 @@ class KohyaModel:
         network.apply_to([None, None], self.flux, apply_text_encoder=False, apply_unet=True)
         unknown = network.load_state_dict(weights, strict=False).unexpected_keys
         if unknown:
-            raise CannotScore(f"{adapter}: {len(unknown)} tensors fit no layer, such as {unknown[0]}")
+            raise NotScored(f"{adapter}: {len(unknown)} tensors fit no layer, such as {unknown[0]}")
         self.network = network.to(self.job.device).eval().requires_grad_(False)
 
     def read(self, image: str) -> Tensor:

@@ -26,7 +26,7 @@ IDEOGRAM_MU, IDEOGRAM_STD, LOGSNR_MIN, LOGSNR_MAX = 0.5, 1.75, -15.0, 18.0
 Sigmas = Callable[[int, float, int, int], list[float]]
 
 
-class CannotScore(Exception):
+class NotScored(Exception):
     """Something about the job, the engine or a file; its text is the report's reason."""
 
 

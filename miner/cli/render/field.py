@@ -12,7 +12,7 @@ from rich.text import Text
 
 from miner.tournament.field import FieldEntry, FieldTask, OwnResults
 from miner.tournament.field_laws import FamilyLaws, Law
-from miner.tournament.field_recipes import Recipe
+from miner.tournament.field_recipes import FieldRecipe
 
 _COLUMNS = ("entry", "#", "steps", "b×a", "LR", "schedule", "r/α", "drop", "loss", "EMA", "Σ LR")
 _LEFT = frozenset({"entry", "schedule", "loss"})
@@ -47,7 +47,7 @@ def _heading(task: FieldTask) -> str:
 
 def _task_pages(task: FieldTask, ranks: int) -> Iterator[RenderableType]:
     shown = [one for one in task.entries if one.entry.rank is None or one.entry.rank <= ranks]
-    shown = [one for one in shown if one.recipe != Recipe() or one.entry.rank is not None]
+    shown = [one for one in shown if one.recipe != FieldRecipe() or one.entry.rank is not None]
     ours, why = task.own_plan()
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in _COLUMNS:
@@ -61,7 +61,7 @@ def _task_pages(task: FieldTask, ranks: int) -> Iterator[RenderableType]:
     yield from (Text(line, style="dim") for line in _remarks(shown, ours, why))
 
 
-def _cells(recipe: Recipe) -> tuple[str, ...]:
+def _cells(recipe: FieldRecipe) -> tuple[str, ...]:
     shipped = recipe.shipped or recipe.steps
     of = f"/{recipe.steps}" if shipped and recipe.steps and recipe.steps != shipped else ""
     alpha = f"/{recipe.lora_alpha:g}" if recipe.lora_alpha is not None else ""
@@ -82,11 +82,11 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
-def _remarks(shown: Sequence[FieldEntry], ours: Recipe | None, why: str) -> Iterator[str]:
+def _remarks(shown: Sequence[FieldEntry], ours: FieldRecipe | None, why: str) -> Iterator[str]:
     for one in shown:
         for note in one.recipe.notes[:3]:
             yield f"{one.entry.hotkey[:8]}: {note}"
-        if one.recipe == Recipe():
+        if one.recipe == FieldRecipe():
             reason = f" ({one.entry.why})" if one.entry.why else ""
             yield f"{one.entry.hotkey[:8]}: none of its files says what it trained with{reason}"
     if ours is None:
@@ -157,5 +157,5 @@ def field_data(
     return {"tasks": rows, "laws": [asdict(one) for one in found], "own_results": results}
 
 
-def _recipe_data(recipe: Recipe) -> dict[str, Any]:
+def _recipe_data(recipe: FieldRecipe) -> dict[str, Any]:
     return {"recipe": {**asdict(recipe), "rate_sum": recipe.rate_sum}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.tournament.field_recipes import Recipe, mean_factor, read_recipe
+from miner.tournament.field_recipes import FieldRecipe, mean_factor, read_recipe
 from tests.doubles.field import (
     AXOLOTL_README,
     TRANSFORMERS_README,
@@ -51,7 +51,7 @@ def test_the_metadata_of_sd_scripts(tmp_path: Path) -> None:
 
 def test_the_rank_of_the_tensors_counts_where_nothing_says_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(adapter(16))
-    assert read_recipe(tmp_path) == Recipe(lora_rank=16)
+    assert read_recipe(tmp_path) == FieldRecipe(lora_rank=16)
 
 
 def test_axolotls_configuration_in_the_readme_and_the_adapters(tmp_path: Path) -> None:

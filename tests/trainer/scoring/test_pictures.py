@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.scoring.pictures import PictureJob, main, score
-from trainer.scoring.pictures_rules import CannotScore, mean, seeds
+from trainer.scoring.pictures_rules import NotScored, mean, seeds
 
 
 class Adapters:
@@ -27,7 +27,7 @@ class Adapters:
 
     def use(self, adapter: str) -> None:
         if adapter == "bad":
-            raise CannotScore("bad: 3 tensors fit no layer")
+            raise NotScored("bad: 3 tensors fit no layer")
         self.events.append(f"use {adapter}")
         self.file = adapter
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.scoring.pictures_ai_toolkit import ToolkitModel, _inside, _mode_of, _rank
-from trainer.scoring.pictures_rules import CannotScore
+from trainer.scoring.pictures_rules import NotScored
 
 
 class Network:
@@ -90,7 +90,7 @@ def test_a_file_with_layers_that_the_base_has_not_is_refused(model: ToolkitModel
     tensors = {"known.lora_A.weight": torch.ones(2, 4), "text.lora_A.weight": torch.ones(2, 4)}
     save_file(tensors, tmp_path / "a.safetensors")
 
-    with pytest.raises(CannotScore, match="1 tensors fit no layer, such as text"):
+    with pytest.raises(NotScored, match="1 tensors fit no layer, such as text"):
         model.use(str(tmp_path / "a.safetensors"))
     assert not model.network.is_active
 
@@ -101,7 +101,7 @@ def test_the_rank_is_read_from_the_file(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(4, 9)}, tmp_path / "no-adapter.safetensors")
 
     assert _rank(str(tmp_path / "a.safetensors")) == 16
-    with pytest.raises(CannotScore, match="has no tensor named like"):
+    with pytest.raises(NotScored, match="has no tensor named like"):
         _rank(str(tmp_path / "no-adapter.safetensors"))
 
 
