@@ -21,10 +21,9 @@ from core.planning.speed import forward_seconds
 from core.profile.targets import CheckpointChoiceTarget
 
 #: Forward passes for a picture and a seed, with and without caption: the evaluator's sampler steps times its
-#: denoising strength, twice where it guides. Without caption SDXL, krea2 and qwen-image need one pass a step,
-#: as both sides of the guidance are the same.
+#: denoising strength, twice where it guides. Without caption krea2 and qwen-image need one pass a step, as
+#: both sides of the guidance are the same. Other families cannot be scored: validators draw no SDXL any more.
 RENDER_PASSES: dict[ImageModelType, int] = {
-    ImageModelType.SDXL: 54,
     ImageModelType.FLUX: 54,
     ImageModelType.Z_IMAGE: 18,
     ImageModelType.QWEN_IMAGE: 57,
@@ -49,6 +48,11 @@ class ChoiceCost(NamedTuple):
 
     def of(self, files: int) -> float:
         return self.start_s + files * self.file_s
+
+
+def can_score(s: RunCandidate) -> bool:
+    """Whether files of this run can be compared at all."""
+    return image_type(s) in RENDER_PASSES
 
 
 def choice_cost(s: RunCandidate, asked: CheckpointChoiceTarget, start_s: float) -> ChoiceCost:

@@ -15,7 +15,7 @@ from core.domain.choices import Engine, Refusal
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.planning.candidate import RunCandidate, vary
-from core.planning.checkpoint_choice import with_choice
+from core.planning.checkpoint_choice import can_score, with_choice
 from core.planning.gpu_count import GpuCountChoice, choose_counts
 from core.planning.ladder import fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
@@ -228,7 +228,7 @@ def _timed(
         return fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
 
     schedule, choice = fitted(seconds), None
-    if (asked := needs.targets.checkpoint_choice) is not None and candidate.image is not None:
+    if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
         schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
     return TimedCandidate(
         required=required,

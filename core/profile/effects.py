@@ -377,9 +377,9 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "schedule is constant, which refuses it",
     ),
     _ignored(
-        "targets.lr_scheduler",
-        lambda t, c: c.engine is Engine.AI_TOOLKIT and t.lr_scheduler is not LrSchedule.CONSTANT,
-        "written, but ai-toolkit's templates train at a constant rate",
+        "targets.checkpoint_choice",
+        lambda t, c: c.image_type is ImageModelType.SDXL and t.checkpoint_choice is not None,
+        "files of SDXL cannot be scored: validators draw none any more; the last one is submitted",
     ),
     _ignored(
         "targets.conv_rank",

@@ -86,6 +86,8 @@ class ImageRunner:
     parts: ImageFiles = field(default_factory=ImageFiles)
     #: Pictures kept out of the training, for the choice of a file.
     held_out: Path | None = None
+    #: Seconds before the end that are not trained in, but kept for the choice of a file.
+    choice_s: float = 0.0
     #: Of the submission that an earlier launch has put in place.
     submitted_step: int = 0
 
@@ -145,6 +147,10 @@ class ImageRunner:
             keep = max(plan.steps.keep_checkpoints, choice.files)
             steps = plan.steps.model_copy(update={"keep_checkpoints": keep})
             plan = plan.model_copy(update={"steps": steps})
+            # No gain by choosing is published. Where the plan has all wanted steps, it gets what they leave:
+            # on a slow GPU nothing.
+            if plan.steps.wanted is not None and plan.steps.total < plan.steps.wanted:
+                self.choice_s = choice.seconds
         if choice is not None and choice.held_out:
             self.held_out = hold_out(first, choice.pictures)
             if self.held_out is None:
@@ -171,7 +177,7 @@ class ImageRunner:
             self.run,
             plan,
             output,
-            self._training_end(plan),
+            self._training_end,
             self.progress,
             may_refit=may_refit and self.run.end_by > time.time(),
             least_step=self.submitted_step,
@@ -187,7 +193,7 @@ class ImageRunner:
 
         child = self.start(rendered.command, env, engine_directory(plan.engine), monitor.on_line)
         signs = (Path(self.run.progress_path),)
-        limits = SupervisionLimits(self._training_end(plan), signs=signs, hang_s=HANG_S, more=check)
+        limits = SupervisionLimits(self._training_end, signs=signs, hang_s=HANG_S, more=check)
         ended = supervise(child, limits, self.stop)
         monitor.place()
         self.submitted_step = max(self.submitted_step, monitor.submitted_step)
@@ -198,10 +204,10 @@ class ImageRunner:
         room = max(self.run.end_by - self.run.began_at, 0.0)
         return self.run.end_by - min(PLACE_S, PLACE_SHARE * room)
 
-    def _training_end(self, plan: TrainingPlan) -> float:
-        """When the engine is ended: what follows needs its time too."""
-        choice = plan.image.choice if plan.image is not None else None
-        return self._hard_end - (choice.seconds if choice is not None else 0.0)
+    @property
+    def _training_end(self) -> float:
+        """When the engine is ended."""
+        return self._hard_end - self.choice_s
 
     def _choose(self, plan: TrainingPlan, pictures: PreparedImages, monitor: ImageMonitor) -> None:
         """Compare the files of the last launch and submit the best; whatever fails leaves the last one."""
@@ -309,7 +315,7 @@ class ImageRunner:
         if not self.retries or attempt.end is RunEnd.FINISHED:
             return None
         now = time.time()
-        start_s, left_s = min(now - began, 600.0), self._training_end(plan) + PLACE_S - now
+        start_s, left_s = min(now - began, 600.0), self._training_end + PLACE_S - now
         failed = FailedLaunch(attempt.end, attempt.moment, start_s, left_s, attempt.detail)
         return remedy_for(plan, failed, earlier)
 

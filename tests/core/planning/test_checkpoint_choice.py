@@ -10,12 +10,14 @@ from core.data.facts import assumed_facts
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
+from core.planning.checkpoint_choice import RENDER_PASSES
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import CheckpointChoiceTarget
 from tests.doubles.each import each
+from trainer.scoring.pictures_rules import RULES
 
 KREA2, FLUX = ImageModelType.KREA2, ImageModelType.FLUX
 
@@ -31,7 +33,7 @@ def planned(kind: ImageModelType = KREA2, hours: float = 1.0, n: int = 40, **cho
     return plan_task(spec, model, data, Hardware(gpus=parse_gpus("1xH100")), own)
 
 
-@each(("kind", "hours"), [(KREA2, 1.5), (FLUX, 2.0), (ImageModelType.SDXL, 1.0)])
+@each(("kind", "hours"), [(KREA2, 1.5), (FLUX, 2.0), (ImageModelType.Z_IMAGE, 1.0)])
 def test_in_spare_time_the_steps_stay_and_the_saves_are_spread(kind: ImageModelType, hours: float) -> None:
     without, plan = planned(kind, hours), planned(kind, hours, files=4)
     assert without.image is not None
@@ -45,6 +47,16 @@ def test_in_spare_time_the_steps_stay_and_the_saves_are_spread(kind: ImageModelT
     assert plan.time["choose"] == choice.seconds > 0
     assert plan.time.slack_s >= 0
     assert choice.seeds == (1 if kind is FLUX else 2)
+
+
+def test_files_that_nothing_can_score_are_not_compared() -> None:
+    plan = planned(ImageModelType.SDXL, 2.0, files=4)
+    assert plan.image is not None
+    assert plan.image.choice is None
+
+
+def test_every_family_with_a_cost_can_be_scored() -> None:
+    assert {kind.value for kind in RENDER_PASSES} == set(RULES)
 
 
 def test_a_file_of_kohya_is_of_a_whole_number_of_epochs() -> None:

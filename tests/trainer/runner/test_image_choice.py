@@ -213,13 +213,24 @@ def test_an_engine_that_goes_on_is_ended_early_enough_to_compare_its_files(tmp_p
         report(job, LOSSES)
         return 0
 
-    # Of 60 seconds 54 belong to the comparison, and six to what follows it.
-    run = planned(image_run(tmp_path, ImageModelType.QWEN_IMAGE, seconds=60), total=10_000)
+    # Of 60 seconds 54 belong to the comparison, which took them from the steps, and six to what follows it.
+    run = image_run(tmp_path, ImageModelType.QWEN_IMAGE, seconds=60)
+    run = planned(run, total=10_000, wanted=20_000)
     result, (job,) = trained(with_choice(run, seconds=54), scoring, endless=True, files=STEPS[:3])
     assert (result.end, result.submission) == (RunEnd.CLOCK, True)
     assert job["deadline"] <= run.end_by
     assert [Path(file).name for file in job["files"]] == list(reversed(LOSSES))[1:]
     assert lies_there(run) == weights(45)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_wanted_steps_are_not_cut_off_to_compare_files(tmp_path: Path) -> None:
+    """What was to be spare time is none on a slow GPU."""
+    run = image_run(tmp_path, ImageModelType.QWEN_IMAGE, seconds=5)
+    run = with_choice(planned(run, total=10_000, wanted=10_000), seconds=4.9)
+    result, jobs = trained(run, refuses, endless=True, files=STEPS[:3])
+    assert (result.end, result.submission, jobs) == (RunEnd.CLOCK, True, [])
+    assert notes(run) == ["the last file stays: no time is left to compare files"]
 
 
 @pytest.mark.usefixtures("impatient")

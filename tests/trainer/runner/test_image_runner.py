@@ -55,7 +55,11 @@ def image_run(folder: Path, kind: ImageModelType, seconds: float = 900.0, **chan
 
 
 def planned(
-    run: RunSpec, total: int = 60, schedule: LrSchedule = LrSchedule.CONSTANT, micro: int = 4
+    run: RunSpec,
+    total: int = 60,
+    schedule: LrSchedule = LrSchedule.CONSTANT,
+    micro: int = 4,
+    wanted: int | None = None,
 ) -> RunSpec:
     """A plan for a card that nobody here has: the stand-ins only count."""
     assert run.image_type is not None
@@ -63,7 +67,7 @@ def planned(
         run.image_type,
         model=image_model_facts("org/pictures", run.image_type),
         batch=BatchPlan(micro=micro, accumulation=1, world_size=1),
-        steps=StepsPlan(epochs=30, per_epoch=2, total=total, eval_every=10, save_every=10),
+        steps=StepsPlan(epochs=30, per_epoch=2, total=total, wanted=wanted, eval_every=10, save_every=10),
         optimizer=OptimizerPlan(name=Optimizer.ADAMW_BNB_8BIT, learning_rate=1e-4, schedule=schedule),
         image=ImagePlan(save_every_epochs=5),
     )
