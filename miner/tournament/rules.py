@@ -119,8 +119,8 @@ IMAGE_SUBFOLDER, IMAGE_PREFIX = "checkpoints", "checkpoint"
 
 
 # — the boss round
-#: Of the boss's loss on pictures: by so much a challenger's must be lower.
-IMAGE_GAIN = 0.01
+#: Of the boss's score in GRPO and on pictures: by so much a challenger's must be better.
+LEAST_GAIN = 0.01
 
 
 def shared_memory(gpus: int) -> str:

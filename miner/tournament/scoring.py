@@ -26,7 +26,7 @@ from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
 from miner.engines.docker.client import DockerClient
 from miner.tournament.container import run_helper
-from miner.tournament.rules import CACHE, IMAGE_GAIN, TournamentTask
+from miner.tournament.rules import CACHE, LEAST_GAIN, TournamentTask
 from miner.tournament.upload import choose_image_file
 
 #: Where everything lies in the container; `run_helper` mounts the folder here.
@@ -146,19 +146,29 @@ def score_text(
         raise CannotScore(str(report["error"].get("message", report["error"])))
     scores = report["models"]
     ours = scores[-1]
+    other = scores[1]["score"] if against else None
+    wins = ours["over_first"]["won"] if ours["over_first"] else None
+    if wins is None and other is not None:  # GRPO: without losses of rows
+        gain = ours["score"] - other
+        wins = _gains(-gain if report["lower_is_better"] else gain, other)
     return FolderScore(
         metric=ours["metric"],
         base=scores[0]["score"],
         ours=ours["score"],
         lower_is_better=report["lower_is_better"],
-        against=scores[1]["score"] if against else None,
+        against=other,
         rows=report["rows"],
         over_base=ours["over_base"],
         over_against=ours["over_first"],
-        wins=ours["over_first"]["won"] if ours["over_first"] else None,
+        wins=wins,
         seconds=round(time.monotonic() - began, 1),
         notes=tuple(f"{count} rows left out: {why}" for why, count in report["dropped"].items()),
     )
+
+
+def _gains(gain: float, other: float) -> bool:
+    """Whether a challenger is so much better that it wins, where rows are not compared."""
+    return gain >= LEAST_GAIN * abs(other)
 
 
 def _kl_coefficient(task: TournamentTask) -> float | None:
@@ -236,7 +246,7 @@ def score_pictures(
         base=losses[""],
         ours=losses[files[1]],
         against=other,
-        wins=None if other is None else losses[files[1]] <= other - IMAGE_GAIN * abs(other),
+        wins=None if other is None else _gains(other - losses[files[1]], other),
         seconds=round(time.monotonic() - began, 1),
         notes=(f"on {len(copies)} pictures with {pictures.seeds} seeds",),
     )

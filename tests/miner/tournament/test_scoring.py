@@ -134,6 +134,25 @@ def test_what_cannot_be_loaded_says_why(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("ours", "wins"), [(0.506, True), (0.504, False)])
+def test_rewards_win_by_one_percent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: float, wins: bool
+) -> None:
+    def answer(folder: Path) -> str:
+        found = json.loads(report(0.1, 0.5, ours))
+        for model in found["models"]:
+            model["over_base"] = model["over_first"] = None
+        return json.dumps(found | {"lower_is_better": False})
+
+    Image(monkeypatch, answer)
+    found = score_text(
+        CLIENT, "image", TASKS["grpo"],
+        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"), against=Path("/boss"),
+    )  # fmt: skip
+    assert (found.wins, found.p_win) == (wins, None)
+    assert f"other folder: would {'' if wins else 'not '}win" in found.summary()
+
+
 def test_somebody_elses_image_has_no_scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     image = Image(monkeypatch, lambda folder: "", code=1)
     image.errors = (
