@@ -18,14 +18,16 @@ _SECRETS = re.compile(
 )
 #: A setting of the training with its value, in any of the forms in which configurations and logs have it.
 _PLAN_WORDS = (
-    r"learning_?rate|lr|lora_?(?:r|alpha|rank|dropout)|rank|linear_alpha|network_(?:dim|alpha)"
-    r"|(?:micro_|per_device_\w+_|train_)?batch_?size|gradient_accumulation(?:_steps)?|num_epochs|epochs|epoch"
+    r"learning[-_]?rate|lr|lora[-_ ]?(?:r|alpha|rank|dropout)|rank|linear_alpha|network[-_](?:dim|alpha)"
+    r"|(?:micro_|per_device_\w+_|train_)?batch[-_ ]?size|gradient_accumulation(?:_steps)?"
+    r"|(?:num_|train_)*epochs?"
     r"|(?:max_)?(?:train_)?steps|warmup(?:_steps|_ratio)?|weight_decay|optimi[sz]er|lr_scheduler\w*|scheduler"
-    r"|grad_norm|sequence_len|neftune\w*|caption_dropout\w*|num_repeats|beta"
+    r"|(?:max_)?grad_norm|sequence_len|seq_len|neftune\w*|caption_dropout\w*|num_repeats|beta"
 )
 _PLAN = re.compile(
     rf"(?<![A-Za-z0-9_])[\"']?(?:{_PLAN_WORDS})[\"']?\s*(?:[:=]|\bis\b|\bof\b)\s*[\"']?[-+]?[\w.]+"
-    rf"|\b(?:rank|lr|learning rate|batch size)\s+\d[\d.e-]*|\b\d[\d,]*\s+steps\b|\b\d[\d.]*\s+epochs\b",
+    rf"|\b(?:rank|lr|learning[- ]rate|batch[- ]size|lora[- ]alpha)\s+\d[\d.e-]*"
+    rf"|\b(?:step|epoch)s? \d+/\d+|\b\d[\d,]*\s+steps\b|\b\d[\d.]*\s+epochs\b",
     re.IGNORECASE,
 )
 _SHOWN = 160

@@ -18,6 +18,8 @@ from core.runs.progress import NoteEvent, OomEvent, ProgressEvent, StageEvent, S
 from core.runs.run_files import RunResult
 
 LOG_FILE = "console.log"
+#: What every training has; that a learning rate is searched or files are compared is a part of the plan.
+STAGES = frozenset({"data", "load", "evaluate", "train"})
 #: How often new events are looked for.
 _LOOK_S = 1.0
 #: What a validator keeps of a failed container's log is the last line with a colon and one of these words.
@@ -68,7 +70,7 @@ class PublicLog:
                 self._say(text)
 
     def _text(self, event: ProgressEvent) -> str | None:
-        if isinstance(event, StageEvent) and event.stage not in self._stages:
+        if isinstance(event, StageEvent) and event.stage in STAGES - self._stages:
             self._stages.add(event.stage)
             return f"stage: {event.stage}"
         if isinstance(event, SubmissionEvent):

@@ -20,6 +20,11 @@ TOKEN = "hf_" + "a1" * 17
         "network_dim = 64",
         "kohya, 1,200 steps",
         "--learning_rate=1e-4",
+        "--learning-rate 1e-4",
+        "max_grad_norm: 1.0",
+        "num_train_epochs=3",
+        "lora alpha 64",
+        "Epoch 1/3: loss 2.1",
     ],
 )
 def test_a_setting_with_its_value_tells_rivals_the_plan(line: str) -> None:

@@ -32,6 +32,7 @@ def train(run: RunSpec) -> None:
     progress.write(StepEvent(t=now, step=1, total=1200, lr=2e-4, loss=2.0))
     progress.write(StageEvent(t=now, stage="train"))
     progress.write(NoteEvent(t=now, kind="plan", text="rank 64"))
+    progress.write(StageEvent(t=now, stage="search", text="learning rates are tried out"))
     submit(run)
     progress.write(SubmissionEvent(t=now, step=1))
     progress.write(SubmissionEvent(t=now, step=2))
