@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from miner.support.subprocess import PASSED_VARIABLES
-from miner.tournament.check_dockerfiles import entry_point, first_dockerfile
+from miner.tournament.check_dockerfiles import dockerfile_text, entry_point, first_dockerfile
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.rules import CACHE, CHECKPOINTS, TASKS, TEXT_DOCKERFILE, TournamentTask, repository_name
 
@@ -87,7 +87,7 @@ def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
     strange = []
     for wanted in dict.fromkeys(task.dockerfile for task in tasks):
         name = first_dockerfile(tree, wanted)
-        program = entry_point((tree / name).read_text("utf-8", "replace")) if name else None
+        program = entry_point(dockerfile_text(tree, name)) if name else None
         module = "trainer.text" if wanted == TEXT_DOCKERFILE else "trainer.image"
         if name and program is not None and program[-2:] != ["-m", module]:
             strange.append(f"{name} starts {' '.join(program)[:100]}, not {module}")

@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from miner.tournament.checkout import read_inside
+
 
 def context_files(tree: Path, files: Sequence[str]) -> list[str]:
     """What of these files a build is sent."""
     try:
-        lines = (tree / ".dockerignore").read_text("utf-8", "replace").splitlines()
+        lines = read_inside(tree, tree / ".dockerignore").decode("utf-8", "replace").splitlines()
     except OSError:
         return list(files)
     rules = []

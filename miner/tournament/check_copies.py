@@ -7,13 +7,13 @@ except the champion. T2 is a language model's comparison of each pair, approved 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePath
 
 from miner.engines.docker.images import BuildFailed, source_root
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import CloneFailed, read_inside, tracked_files
 
 #: Parts of a path, names and endings that the digest leaves out. Pictures and archives hold zero bytes, which
 #: leaves them out anyway; of text files only .svg is not certain.
@@ -34,7 +34,7 @@ LEFT_OUT_SUFFIXES = frozenset(
 #: A zero byte among so many makes a file binary.
 LOOKED_AT_BYTES = 4096
 #: What runs in a training; whatever differs elsewhere counts for nothing.
-LIVE_DIRECTORIES = ("trainer", "core")
+LIVE_DIRECTORIES = ("trainer/", "core/")
 MOST_FILES_NAMED = 8
 #: What this trainer does beyond rendering a configuration: files, and what somebody who compares finds there.
 MECHANISMS = (
@@ -58,22 +58,19 @@ def normalized_text(text: str) -> str:
 
 
 def tree_digest(directory: Path) -> str:
-    """T1 of a tree."""
+    """T1 of a checkout."""
     whole = hashlib.sha256()
-    for name in sorted(_collected(directory, [directory])):
-        text = normalized_text((directory / name).read_text("utf-8", "replace")).encode()
-        whole.update(os.fsencode(name) + b"\0" + text + b"\0")
+    for name, text in _texts(directory):
+        whole.update(os.fsencode(name) + b"\0" + text.encode() + b"\0")
     return whole.hexdigest()
 
 
 def live_files(directory: Path) -> dict[str, str]:
     """The normalized digest of each file that a training may run."""
-    places = [directory / name for name in LIVE_DIRECTORIES]
     return {
-        name: hashlib.sha256(
-            normalized_text((directory / name).read_text("utf-8", "replace")).encode()
-        ).hexdigest()
-        for name in _collected(directory, places)
+        name: hashlib.sha256(text.encode()).hexdigest()
+        for name, text in _texts(directory)
+        if name.startswith(LIVE_DIRECTORIES)
     }
 
 
@@ -117,7 +114,10 @@ def check_distinct(entry: CheckedEntry) -> RuleFinding:
     if shipped is not None:
         against.append(("god-miner as it is here", shipped))
     for name, directory in against:
-        other = live_files(directory)
+        try:
+            other = live_files(directory)
+        except CloneFailed:  # god-miner without its history
+            continue
         changed = sorted(file for file, digest in own.items() if other.get(file) != digest)
         if changed:
             more = f" and {len(changed) - MOST_FILES_NAMED} more" if len(changed) > MOST_FILES_NAMED else ""
@@ -142,23 +142,19 @@ def _shipped() -> Path | None:
         return None
 
 
-def _collected(directory: Path, places: Sequence[Path]) -> list[str]:
-    found = []
-    for path in itertools.chain.from_iterable(place.rglob("*") for place in places):
-        name = path.relative_to(directory)
-        left_out = (
-            not LEFT_OUT_PARTS.isdisjoint(name.parts)
+def _texts(directory: Path) -> Iterator[tuple[str, str]]:
+    """The files that the digest is over, with their normalized texts."""
+    for name in sorted(tracked_files(directory)):
+        path = PurePath(name)
+        if (
+            not LEFT_OUT_PARTS.isdisjoint(path.parts)
             or path.name in LEFT_OUT_NAMES
             or path.suffix.lower() in LEFT_OUT_SUFFIXES
-        )
-        if not left_out and path.is_file() and _is_text(path):
-            found.append(str(name))
-    return found
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return b"\0" not in file.read(LOOKED_AT_BYTES)
-    except OSError:
-        return False
+        ):
+            continue
+        try:
+            content = read_inside(directory, directory / name)
+        except OSError:
+            continue
+        if b"\0" not in content[:LOOKED_AT_BYTES]:
+            yield name, normalized_text(content.decode("utf-8", "replace"))

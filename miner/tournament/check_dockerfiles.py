@@ -15,6 +15,7 @@ from pathlib import Path
 
 from miner.tournament.check_context import context_files, is_in_context
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import read_inside
 from miner.tournament.rules import DOCKERFILE_DIRECTORIES, TASKS
 
 INSTRUCTIONS = frozenset(
@@ -95,7 +96,7 @@ def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
             problems.append(f"there is no {places}")
             continue
         found.append(name)
-        text = (entry.tree / name).read_text("utf-8", "replace")
+        text = dockerfile_text(entry.tree, name)
         read = read_dockerfile(text, context)
         problems += [f"{name}: {what}" for what in read.problems]
         notes += [f"{name}: {what}" for what in read.notes]
@@ -114,6 +115,14 @@ def first_dockerfile(tree: Path, name: str) -> str | None:
     """The path that validators build: the first directory that has it counts."""
     candidates = (f"{place}/{name}" for place in DOCKERFILE_DIRECTORIES)
     return next((path for path in candidates if (tree / path).is_file()), None)
+
+
+def dockerfile_text(tree: Path, name: str) -> str:
+    """Its text; empty where a link leads out of the tree, as a builder has no more than the tree."""
+    try:
+        return read_inside(tree, tree / name).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def read_dockerfile(text: str, context: Sequence[str]) -> DockerfileFindings:

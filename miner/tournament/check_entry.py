@@ -24,6 +24,7 @@ from miner.tournament.checkout import (
     clone_repository,
     git_output,
     is_local,
+    tracked_files,
 )
 
 #: Environment tasks are not trained yet: who enters them anyway must say so.
@@ -119,10 +120,6 @@ class CheckedEntry:
         return tracked_files(self.tree)
 
 
-def tracked_files(directory: Path) -> list[str]:
-    return [name for name in git_output(directory, "ls-files", "-z").split("\0") if name]
-
-
 def named_source(subject: str | None) -> tuple[str, str | None]:
     """The repository and commit that an operator means by a commit, an address, a directory or nothing."""
     if subject is None:
@@ -164,7 +161,7 @@ def open_entry(
         raise CloneFailed(f"a commit is named twice: {named} and --commit {commit}")
     asked = commit or named
     token = _token(settings, source, kinds)
-    say(f"cloning {source}")
+    say(f"cloning {public_address(source)}")
     clone = clone_repository(source, asked, folder / "entry", token=token)
     remote = None
     if is_local(source):
@@ -178,11 +175,12 @@ def open_entry(
     head = _head_of(best, folder / "head")
     found, lost = [], []
     for number, other in enumerate(others):
-        say(f"cloning {other}")
+        name = public_address(other)
+        say(f"cloning {name}")
         try:
-            found.append((other, clone_repository(other, None, folder / f"other-{number}")))
+            found.append((name, clone_repository(other, None, folder / f"other-{number}")))
         except CloneFailed as error:
-            lost.append((other, str(error)))
+            lost.append((name, str(error)))
     return CheckedEntry(
         source=source,
         asked=asked,

@@ -11,6 +11,7 @@ import httpx
 
 from core.domain.errors import GodMinerError
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import read_inside
 from miner.tournament.rules import (
     LICENSE_DIGEST,
     LICENSE_NAMES,
@@ -128,7 +129,7 @@ def _problems(directory: Path, word: str, names: Sequence[str], expected: str) -
     if file is None:
         return [f"there is no {word}: none of {', '.join(names)}"]
     try:
-        content = file.read_bytes()
+        content = read_inside(directory, file)
     except OSError as error:
         return [f"{file.name} cannot be read: {error.strerror}"]
     try:

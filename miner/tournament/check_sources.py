@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from miner.tournament.check_entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import read_inside
 
 MOST_NAMED = 10
 LARGE_FILE_BYTES = 1_000_000
@@ -105,7 +106,7 @@ def _by_its_file(path: Path) -> Iterator[str]:
         return
     if size > LARGE_FILE_BYTES:
         yield f"{_shown(size)} large"
-    content = path.read_bytes()
+    content = read_inside(path.parent, path)
     if suffix in _PICTURES:
         return
     if b"\0" in content[:4096]:
@@ -125,12 +126,12 @@ def _by_its_file(path: Path) -> Iterator[str]:
 
 def _by_its_calls(path: Path) -> Iterator[str]:
     """Code that runs what it has decoded, in one expression or by way of a name."""
-    content = path.read_bytes()
+    content = read_inside(path.parent, path)
     if not _MAY_DECODE.search(content):
         return
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # of another Python, perhaps; the build compiles what matters
     decoded = {
         target.id
@@ -168,11 +169,13 @@ def _last_name(function: ast.expr) -> str:
 
 
 def _dotted(function: ast.expr) -> str:
+    names: list[str] = []
+    while isinstance(function, ast.Attribute):  # not by recursion: some code is deep to break its readers
+        names.append(function.attr)
+        function = function.value
     if isinstance(function, ast.Name):
-        return function.id
-    if isinstance(function, ast.Attribute):
-        return f"{_dotted(function.value)}.{function.attr}"
-    return ""
+        names.append(function.id)
+    return ".".join(reversed(names))
 
 
 def _few(places: list[str]) -> tuple[str, ...]:

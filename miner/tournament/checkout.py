@@ -7,6 +7,7 @@ only to the host of the repository: it is in no argument list, no file and no me
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -25,6 +26,8 @@ from miner.tournament.rules import CLONE_LIMIT_S
 LOCAL_LIMIT_S = 120.0
 #: What git may speak; `ext::` would run a command of the address's choice.
 PROTOCOLS = "file:git:http:https:ssh"
+#: No file that is worth reading is larger.
+MOST_READ_BYTES = 64 * 1024**2
 _TOKEN_VARIABLE = "GOD_MINER_GIT_TOKEN"  # noqa: S105 - its name
 #: A shell function that git calls for the repository's host alone; echo is a part of the shell, no process.
 _HELPER = f'!f() {{ echo username=x-access-token; echo "password=${_TOKEN_VARIABLE}"; }}; f'
@@ -100,6 +103,21 @@ def git_output(directory: Path, *arguments: str, limit_s: float = LOCAL_LIMIT_S)
     return _git(["-C", str(directory), *arguments], _environment(str(directory), None), limit_s).rstrip("\n")
 
 
+def tracked_files(directory: Path) -> list[str]:
+    return [name for name in git_output(directory, "ls-files", "-z").split("\0") if name]
+
+
+def read_inside(tree: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
+    """The beginning of a file of somebody's tree; `OSError` if a link leads out of it, or to no file.
+
+    A link to a device has no end, and a link to the operator's own files is no part of an entry."""
+    found = os.path.realpath(path)
+    if not Path(found).is_relative_to(os.path.realpath(tree)) or not os.path.isfile(found):
+        raise OSError(errno.ENOENT, "not a file of the repository")
+    with open(found, "rb") as file:
+        return file.read(most)
+
+
 def _check_out(directory: Path, commit: str, source: str) -> None:
     try:
         # A name as git has it: a branch of the origin is none of the clone's own yet.
@@ -127,7 +145,8 @@ def _environment(source: str, token: str | None) -> dict[str, str]:
     }
     if is_local(source):
         return found  # safe.directory is in the operator's settings
-    found |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    # No .netrc either: with its password a private repository would be cloned here and nowhere else.
+    found |= {"HOME": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     if token:
         parts = urlsplit(source)
         scope = f"credential.{parts.scheme}://{parts.netloc}.helper"
@@ -156,8 +175,8 @@ def _git(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            encoding="utf-8",
+            errors="surrogateescape",  # names of files are bytes
             start_new_session=True,
         )
     except FileNotFoundError:

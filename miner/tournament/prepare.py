@@ -21,9 +21,8 @@ from core.domain.wire import TournamentType
 from core.profile.resolve import PROFILE_KIND
 from core.profile.schema import Profile
 from miner.tournament.check_dockerfiles import first_dockerfile
-from miner.tournament.check_entry import tracked_files
 from miner.tournament.check_licence import upstream_files
-from miner.tournament.checkout import CloneFailed, clone_repository, git_output
+from miner.tournament.checkout import CloneFailed, clone_repository, git_output, tracked_files
 from miner.tournament.rules import TASKS, UPSTREAM
 
 #: What every image is built from and what its trainer reads, besides Dockerfiles and profiles.

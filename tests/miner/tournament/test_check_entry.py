@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from miner.engines.docker.images import source_root
-from miner.tournament.check import check_clone, check_commit
+from miner.tournament.check import check_clone, check_commit, run_checks
 from miner.tournament.check_entry import (
     FindingState,
     Remote,
@@ -20,7 +20,7 @@ from miner.tournament.check_entry import (
 from miner.tournament.checkout import CloneFailed
 from miner.tournament.rules import LARGE_REPOSITORY_BYTES
 from tests.miner.tournament.entries import NOW, open_again, open_small
-from tests.miner.tournament.repositories import commit_files, git
+from tests.miner.tournament.repositories import commit_files, git, make_repository
 
 
 def test_nothing_a_commit_an_address_and_a_directory_are_told_apart(tmp_path: Path) -> None:
@@ -127,3 +127,32 @@ def test_a_remote_that_cannot_be_cloned_in_time_fails_the_clone_and_not_the_comm
     slow = Remote("https://example.com/a/b", None, "not done after 60 s", answered=True, too_slow=True)
     assert check_clone(replace(entry, remote=slow)).state is FindingState.FAILED
     assert check_commit(replace(entry, remote=slow)).state is FindingState.UNKNOWN
+
+
+def test_an_address_with_a_password_is_not_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    make_repository(tmp_path / "repository", {"a": ""})
+    secret = "https://me:hunter2@localhost:9/a/b"
+    entry = open_again(tmp_path, others=[secret], say=said.append)
+    assert entry.lost[0][0] == "https://localhost:9/a/b"
+    assert "hunter2" not in f"{said}{entry.lost}"
+
+
+def test_a_hostile_tree_costs_neither_memory_nor_a_traceback(tmp_path: Path) -> None:
+    """Links to a device without an end, expressions deeper than recursion, names that are bytes."""
+    tree = tmp_path / "repository"
+    make_repository(tree, {})
+    for name in (".dockerignore", "LICENSE.md", "NOTICE", "dockerfiles/standalone-text-trainer.dockerfile"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).symlink_to("/dev/zero")
+    (tree / "trainer").mkdir()
+    (tree / "trainer/link.py").symlink_to("/dev/zero")
+    (tree / "calls.py").write_text(f"exec(a{'.b' * 900}(b64decode('')))\n")
+    (tree / "signs.py").write_text(f"b64decode\nx = {'-' * 100_000}1\n")
+    (tree / "\udcff\x1b.py").write_text("x = 1\n")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "hostile")
+    findings = {finding.rule: finding for finding in run_checks(open_again(tmp_path))}
+    assert "LICENSE.md cannot be read: not a file of the repository" in findings["licence and notice"].text
+    assert findings["Dockerfiles"].state is FindingState.FAILED
+    assert findings["obfuscation"].state is not FindingState.PASSED

@@ -151,6 +151,16 @@ def test_without_its_token_a_private_repository_is_refused_at_once(private: str,
         assert "wrong-token" not in str(caught.value)
 
 
+def test_passwords_of_this_machine_open_nothing(
+    private: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validators have no .netrc of ours: what it opens here is closed to them."""
+    (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login x-access-token password {TOKEN}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CloneFailed, match="git clone"):
+        clone_repository(private, None, tmp_path / "clone")
+
+
 def test_an_address_with_a_token_in_it_is_refused_without_repeating_it(tmp_path: Path) -> None:
     with pytest.raises(CloneFailed, match="TRAINING_REPO") as caught:
         clone_repository(f"https://{TOKEN}@example.com/a/b", None, tmp_path / "clone")
