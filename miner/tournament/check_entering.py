@@ -47,7 +47,7 @@ def check_datasets(entry: CheckedEntry) -> RuleFinding:
 
 
 def check_limits(entry: CheckedEntry) -> RuleFinding:
-    """Who may enter: one entry per address, account and coldkey. Nobody here knows the others."""
+    """Who may enter: one entry per address, account and coldkey. Other entries are unknown here."""
     rule = "limits and fees"
     money = read_money(entry)
     notes = [*money.notes, "a validator that waits for a full field begins again, and may take the fee again"]

@@ -2,7 +2,7 @@
 
 A saved directory has one folder per tournament with `tournament.json`, in it one per task with `task.json`
 (the public API's answers, reduced), and in that one per entry, named by the first eight characters of the
-hotkey. A folder of an entry's own files without any `task.json` can be read too: then nobody knows the task.
+hotkey. A folder of an entry's own files without any `task.json` can be read too: then the task is unknown.
 """
 
 from __future__ import annotations

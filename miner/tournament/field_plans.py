@@ -1,8 +1,8 @@
 """What our own container would plan for a task of the field, as the same figures.
 
 Planned as the container plans: profile `steady`, the task's hours without a reserve for publishing, the model
-in the cache, one H100 with 24 CPUs and 110 GB. Nobody tells the rows of a text task: they are assumed by the
-hours, and validators may give it more than one GPU.
+in the cache, one H100 with 24 CPUs and 110 GB. Rows of a text task are not published: they are assumed by
+the hours, and validators may give it more than one GPU.
 """
 
 from __future__ import annotations

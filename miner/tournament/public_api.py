@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TournamentTaskResult:
-    """One task of a tournament, as `/auditing/tasks/{id}` tells it."""
+    """One task of a tournament, as `/auditing/tasks/{id}` has it."""
 
     task_id: str
     #: A validator's word, such as ImageTask.
