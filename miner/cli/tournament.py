@@ -148,9 +148,12 @@ def prepare(
 
 
 def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
+    from miner.tournament.check_entry import USUAL_KINDS
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT
 
     named = f" --upstream {upstream}" if upstream else ""
+    if set(made.kinds) != set(USUAL_KINDS):
+        named += "".join(f" --kind {kind}" for kind in made.kinds)
     lines = [
         f"{made.directory}: {made.files} files, {made.size_bytes / 1e6:.1f} MB",
         f"commit {made.commit}, from god-miner {made.made_from[:12]}",

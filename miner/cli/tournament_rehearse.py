@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
+_SILENCE_S = 30.0
 
 
 def rehearse(
@@ -113,8 +115,8 @@ def rehearse(
     for sign in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sign) is not signal.SIG_IGN:
             signal.signal(sign, signal.default_int_handler)
-    with closing(DockerClient(settings.docker_host)) as client:
-        report = rehearse_all(client, place, options, _say())
+    with closing(DockerClient(settings.docker_host)) as client, _progress() as say:
+        report = rehearse_all(client, place, options, say)
     found = report.as_dict()
     (options.output / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if as_json:
@@ -126,13 +128,37 @@ def rehearse(
         raise typer.Exit(1)
 
 
-def _say() -> Callable[[str], None]:
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Lines with their time. A step that is silent for long is named again, so that it does not look dead."""
     began = time.monotonic()
+    lock, ended = threading.Lock(), threading.Event()
+    last, last_at = "", began
+
+    def show(text: str) -> None:
+        echo(f"{time.monotonic() - began:6.0f} s  {text}"[:_WIDTH].rstrip(), err=True)
 
     def say(text: str) -> None:
-        echo(f"{time.monotonic() - began:6.0f} s  {text}"[:_WIDTH], err=True)
+        nonlocal last, last_at
+        with lock:
+            last, last_at = text, time.monotonic()
+            show(text)
 
-    return say
+    def say_again() -> None:
+        nonlocal last_at
+        while not ended.wait(1):
+            with lock:
+                if last and time.monotonic() - last_at >= _SILENCE_S:
+                    last_at = time.monotonic()
+                    show(f"  still at: {last.strip()}")
+
+    thread = threading.Thread(target=say_again, daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _tasks(names: list[str]) -> list[TournamentTask]:
@@ -149,12 +175,13 @@ def _tasks(names: list[str]) -> list[TournamentTask]:
 
 
 def _source(source: str | None, commit: str | None) -> tuple[str, str | None]:
-    """A repository and a commit. What is neither an address nor a directory is a commit of this one."""
-    if source is None or Path(source).is_dir() or "://" in source or ":" in source:
-        return source or ".", commit
-    if commit is not None:
-        raise typer.BadParameter(f"{source!r} is no directory and no address, so --commit says it twice")
-    return ".", source
+    """A repository and a commit, named as for `check`."""
+    from miner.tournament.check_entry import named_source
+
+    place, named = named_source(source)
+    if commit is not None and named is not None:
+        raise typer.BadParameter(f"{source!r} is a commit already, so --commit says it twice")
+    return place, commit or named
 
 
 def _output(directory: Path) -> Path:

@@ -104,7 +104,10 @@ def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
             notes.append(f"{name}.dockerignore: only BuildKit reads it")
     rule = "Dockerfiles"
     if problems:
-        to_do = "mend them; then build as validators do: god-miner tournament rehearse"
+        to_do = (
+            "mend them, or name the kinds that it enters by --kind; then build as validators do: "
+            "god-miner tournament rehearse"
+        )
         return RuleFinding(7, rule, FindingState.FAILED, problems[0], (*problems[1:], *notes), to_do)
     text = f"{len(found)} can be read by the classic builder; only a real build shows the rest"
     to_do = "build each as validators do: god-miner tournament rehearse"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ def print_calendar(found: Sequence[CalendarEntry], missing: Sequence[str]) -> No
         echo("What an entry is worth: give --p-win and either --prize, or --alpha-price")
         echo("with --emission or a network.")
     for line in missing:
-        echo(f"stored figures are shown: {line}", err=True)
+        for part in textwrap.wrap(f"stored figures are shown: {line}", 80, subsequent_indent="  "):
+            echo(part, err=True)
 
 
 def _break_even(one: CalendarEntry) -> str:

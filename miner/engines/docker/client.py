@@ -93,7 +93,8 @@ class DockerClient:
                 ) from None
             except OSError as error:
                 raise EngineUnreachable(
-                    f"Docker at {self.host} does not run: {error.strerror or error}"
+                    f"Docker at {self.host} does not run: {error.strerror or error}; start it, or name "
+                    "another by DOCKER_HOST"
                 ) from None
 
     def close(self) -> None:
