@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from core.domain.errors import GodMinerError
-from miner.cli.options import load_settings
+from miner.cli.options import load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def build(
                 images,
                 short,
                 root=root,
-                arguments=_arguments(argument or []),
+                arguments=parse_build_arguments(argument or []),
                 network=network,
                 on_line=lambda line: echo(line, err=True),
             )
@@ -173,16 +173,6 @@ def _problem(settings: Settings, look: ImageStatus) -> str | None:
         return "; ".join(f"{engine}: {why}" for engine, why in lacks.items()) or None
 
     return asyncio.run(tried())
-
-
-def _arguments(written: list[str]) -> dict[str, str]:
-    found = {}
-    for one in written:
-        name, equals, value = one.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
-        found[name] = value
-    return found
 
 
 def _print(looks: list[ImageStatus]) -> None:

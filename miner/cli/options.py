@@ -201,3 +201,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _bad_file(path: Path, value: str, rule: str) -> ConfigError:
     return ConfigError(str(path), [Problem(path.name, value, rule)])
+
+
+def parse_build_arguments(written: Sequence[str]) -> dict[str, str]:
+    """Read options written NAME=VALUE, for a Dockerfile's ARG."""
+    found = {}
+    for one in written:
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
+        found[name] = value
+    return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from miner.cli.options import load_settings
+from miner.cli.options import load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def rehearse(
         hub_cache=hub_cache.resolve() if hub_cache else None,
         trigger_word=trigger_word,
         gpus=_gpus(settings, gpu or []),
-        build_arguments=_build_arguments(argument or []),
+        build_arguments=parse_build_arguments(argument or []),
         build_network=build_network,
         against=against.resolve() if against else None,
         kills=kills,
@@ -253,13 +253,3 @@ def _gpus(settings: Settings, named: list[str]) -> tuple[str, ...]:
     if inventory.gpus and not free:
         raise typer.BadParameter("no GPU here is free: wait, or name one by --gpu UUID, or --gpu none")
     return free
-
-
-def _build_arguments(written: list[str]) -> dict[str, str]:
-    found = {}
-    for one in written:
-        name, equals, value = one.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{one!r} must be written NAME=VALUE")
-        found[name] = value
-    return found

@@ -50,7 +50,7 @@ class SiteError(GodMinerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SiteAnswer:
     """What a site said, now or at `at`."""
 
     url: str
@@ -101,7 +101,7 @@ class PoliteClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def get(self, url: str, *, max_bytes: int, max_age_s: float = 0.0) -> Answer:
+    def get(self, url: str, *, max_bytes: int, max_age_s: float = 0.0) -> SiteAnswer:
         """Return the whole answer, from the cache if that is at most `max_age_s` old.
 
         `SiteError` if there is none; its `status` is the site's, such as 404.
@@ -123,7 +123,7 @@ class PoliteClient:
         self._keep(answer)
         return answer
 
-    def get_part(self, url: str, begin: int, count: int) -> Answer:
+    def get_part(self, url: str, begin: int, count: int) -> SiteAnswer:
         """Return at most `count` bytes from `begin` on, and the size of the whole. Not cached.
 
         No more than `count` bytes are read, whatever the site sends.
@@ -134,7 +134,7 @@ class PoliteClient:
 
     # One request
 
-    def _ask(self, url: str, max_bytes: int, etag: str | None, begin: int | None = None) -> Answer | None:
+    def _ask(self, url: str, max_bytes: int, etag: str | None, begin: int | None = None) -> SiteAnswer | None:
         """None: what is cached is still what the site has."""
         for last in (False, True):
             with self._following_redirects(url, etag, begin, max_bytes) as response:
@@ -194,7 +194,9 @@ class PoliteClient:
             raise SiteError(f"{_host(here)} redirects to {_host(there)}, which is {why}: not followed")
         return there
 
-    def _answer(self, url: str, response: httpx.Response, max_bytes: int, begin: int | None) -> Answer | None:
+    def _answer(
+        self, url: str, response: httpx.Response, max_bytes: int, begin: int | None
+    ) -> SiteAnswer | None:
         status = response.status_code
         if status == httpx.codes.NOT_MODIFIED:
             return None
@@ -206,7 +208,7 @@ class PoliteClient:
         body = self._read(url, response, max_bytes, is_part=begin is not None)
         if begin and status == httpx.codes.OK:
             raise SiteError(f"{_host(url)} does not give parts of files")
-        return Answer(url, body, self.clock(), response.headers.get("etag"), whole=whole)
+        return SiteAnswer(url, body, self.clock(), response.headers.get("etag"), whole=whole)
 
     def _read(self, url: str, response: httpx.Response, max_bytes: int, *, is_part: bool) -> bytes:
         body, end = bytearray(), time.monotonic() + ANSWER_S
@@ -230,17 +232,17 @@ class PoliteClient:
     def _file(self, url: str) -> Path:
         return self.cache / f"{hashlib.sha256(url.encode()).hexdigest()[:40]}.answer"
 
-    def _cached(self, url: str) -> Answer | None:
+    def _cached(self, url: str) -> SiteAnswer | None:
         try:
             head, _, body = self._file(url).read_bytes().partition(b"\n")
             about = json.loads(head)
             if about["url"] != url or about["bytes"] != len(body):
                 return None
-            return Answer(url, body, float(about["at"]), about["etag"])
+            return SiteAnswer(url, body, float(about["at"]), about["etag"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: SiteAnswer) -> None:
         about = {"url": answer.url, "at": answer.at, "etag": answer.etag, "bytes": len(answer.body)}
         with contextlib.suppress(OSError):  # a full or read-only disk: the answer is there all the same
             self.cache.mkdir(parents=True, exist_ok=True)

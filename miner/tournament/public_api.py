@@ -28,7 +28,7 @@ from typing import Any
 from core.domain.records import printable
 from core.domain.wire import TournamentType
 from miner.settings import Settings
-from miner.tournament.polite_client import Answer, PoliteClient, SiteError
+from miner.tournament.polite_client import PoliteClient, SiteAnswer, SiteError
 
 RAO = 1e9
 #: How old a stored answer may be: fees and balances; what is over no longer changes.
@@ -196,7 +196,7 @@ class PublicApi:
                 found[kind] = prizes
         return found, _source(answer)
 
-    def _get(self, path: str, max_age_s: float = FRESH_S) -> Answer:
+    def _get(self, path: str, max_age_s: float = FRESH_S) -> SiteAnswer:
         return self.client.get(self.base + path, max_bytes=MAX_ANSWER, max_age_s=max_age_s)
 
 
@@ -280,7 +280,7 @@ def _name(value: str) -> str:
     return value
 
 
-def _source(answer: Answer) -> Source:
+def _source(answer: SiteAnswer) -> Source:
     return Source(answer.url, answer.at, answer.stale)
 
 

@@ -65,7 +65,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-class Case(NamedTuple):
+class ConfigurationCase(NamedTuple):
     name: str
     engine: Engine
     family: ImageModelType
@@ -73,7 +73,7 @@ class Case(NamedTuple):
     file: str
 
 
-def cases(work: Path) -> Iterator[Case]:
+def cases(work: Path) -> Iterator[ConfigurationCase]:
     """Yield every configuration once; what a recipe refuses by name is no configuration."""
     seen: set[str] = set()
     for name, profile, gpus in _profiles(work):
@@ -99,7 +99,9 @@ def _profiles(work: Path) -> Iterator[tuple[str, str, str]]:
         yield choice, str(path), "1xH100"
 
 
-def _case(name: str, path: str, gpus: str, family: ImageModelType, engine: Engine) -> Case | None:
+def _case(
+    name: str, path: str, gpus: str, family: ImageModelType, engine: Engine
+) -> ConfigurationCase | None:
     model = image_model_facts(f"example/{family}", family)
     profile = resolve_profile(load_profile(path), TaskType.IMAGE, model)
     targets = profile.targets.model_copy(update={"engine": engine})
@@ -118,7 +120,9 @@ def _case(name: str, path: str, gpus: str, family: ImageModelType, engine: Engin
         return None
     ((file, text),) = rendered.files.items()
     # The first line names the profile and the plan.
-    return Case(f"{name}.{engine}.{family}", engine, family, "\n".join(text.splitlines()[1:]) + "\n", file)
+    return ConfigurationCase(
+        f"{name}.{engine}.{family}", engine, family, "\n".join(text.splitlines()[1:]) + "\n", file
+    )
 
 
 def _inputs(family: ImageModelType) -> RunInputs:
