@@ -18,7 +18,8 @@ from tests.doubles.engine_fixtures import own_dockerd
 PAYLOAD = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-open('up', 'w').write(repr(time.time()))
+with open("up", "w") as file:
+    file.write(repr(time.time()))
 time.sleep(60)
 """
 STEPS = ("submit answered", "first line of the run", "poll", "from stop to its end known", "remove")

@@ -18,7 +18,7 @@ from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
-    from miner.tournament.check_entry import CheckedEntry, RuleFinding
+    from miner.tournament.check.entry import CheckedEntry, RuleFinding
     from miner.tournament.prepare import PreparedEntry
 
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
@@ -66,8 +66,8 @@ def check(
     """Check an entry by every rule of admission. Exit code 1 if one is broken.
 
     "by hand" is what cannot be known here: what to do about it is said beside it."""
-    from miner.tournament.check import is_admitted, run_checks
-    from miner.tournament.check_entry import USUAL_KINDS, open_entry
+    from miner.tournament.check.checks import is_admitted, run_checks
+    from miner.tournament.check.entry import USUAL_KINDS, open_entry
 
     settings, problem = _settings()
     findings = []
@@ -128,7 +128,7 @@ def prepare(
     from dataclasses import asdict
 
     from miner.engines.docker.images import source_root
-    from miner.tournament.check_entry import USUAL_KINDS
+    from miner.tournament.check.entry import USUAL_KINDS
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT, prepare_entry
 
     made = prepare_entry(
@@ -148,7 +148,7 @@ def prepare(
 
 
 def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
-    from miner.tournament.check_entry import USUAL_KINDS
+    from miner.tournament.check.entry import USUAL_KINDS
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT
 
     named = f" --upstream {upstream}" if upstream else ""

@@ -75,7 +75,7 @@ def pull(
     from dataclasses import asdict
 
     from core.domain.wire import TournamentType
-    from miner.tournament.field_pull import pull as pull_field
+    from miner.tournament.field.pull import pull as pull_field
     from miner.tournament.public_api import open_public_api
 
     settings = _settings(api, hub)
@@ -118,7 +118,7 @@ def show(
     file says. Laws count winners alone.
     """
     from miner.cli.render.field import field_data, field_pages
-    from miner.tournament.field import NoField, laws, own_results, read_field
+    from miner.tournament.field.entries import NoField, laws, own_results, read_field
 
     where = directory or _directory(load_settings())
     tasks = [task for task in read_field(where) if family in (None, task.family)]

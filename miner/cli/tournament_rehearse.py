@@ -19,7 +19,7 @@ from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from miner.settings import Settings
-    from miner.tournament.rehearsal import RehearsalInputs
+    from miner.tournament.rehearsal.rehearse import RehearsalInputs
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
@@ -88,9 +88,9 @@ def rehearse(
     which shows that everything works and not how good it is; image tasks need --model. Reward code of
     GRPO tasks runs in containers without a network. Ctrl-C ends everything that was started."""
     from miner.engines.docker.client import DockerClient
-    from miner.tournament.rehearsal import RehearsalOptions
-    from miner.tournament.rehearsal import rehearse as rehearse_all
-    from miner.tournament.rehearsal_report import report_lines
+    from miner.tournament.rehearsal.rehearse import RehearsalOptions
+    from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
+    from miner.tournament.rehearsal.report import report_lines
 
     settings = load_settings()
     tasks = _tasks(task or ["instruct"])
@@ -176,7 +176,7 @@ def _tasks(names: list[str]) -> list[TournamentTask]:
 
 def _source(source: str | None, commit: str | None) -> tuple[str, str | None]:
     """A repository and a commit, named as for `check`."""
-    from miner.tournament.check_entry import named_source
+    from miner.tournament.check.entry import named_source
 
     place, named = named_source(source)
     if commit is not None and named is not None:
@@ -208,7 +208,7 @@ def _by_kind(written: list[str], tasks: list[TournamentTask], option: str) -> di
 def _inputs(
     settings: Settings, tasks: list[TournamentTask], models: list[str], data: list[str]
 ) -> dict[str, RehearsalInputs]:
-    from miner.tournament.rehearsal import STAND_IN_MODEL, RehearsalInputs
+    from miner.tournament.rehearsal.rehearse import STAND_IN_MODEL, RehearsalInputs
 
     named_models, named_data = _by_kind(models, tasks, "--model"), _by_kind(data, tasks, "--data")
     found = {}

@@ -20,8 +20,8 @@ from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
 from core.profile.resolve import PROFILE_KIND
 from core.profile.schema import Profile
-from miner.tournament.check_dockerfiles import first_dockerfile
-from miner.tournament.check_licence import upstream_files
+from miner.tournament.check.dockerfiles import first_dockerfile
+from miner.tournament.check.licence import upstream_files
 from miner.tournament.checkout import CloneFailed, clone_repository, git_output, tracked_files
 from miner.tournament.rules import TASKS, UPSTREAM
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from docker.errors import APIError
 
-from miner.tournament.check_dockerfiles import read_dockerfile
+from miner.tournament.check.dockerfiles import read_dockerfile
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd

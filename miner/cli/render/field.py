@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from miner.tournament.field import FieldEntry, FieldTask, OwnResults
-from miner.tournament.field_laws import FamilyLaws, Law
-from miner.tournament.field_recipes import FieldRecipe
+from miner.tournament.field.entries import FieldEntry, FieldTask, OwnResults
+from miner.tournament.field.laws import FamilyLaws, Law
+from miner.tournament.field.recipes import FieldRecipe
 
 _COLUMNS = ("entry", "#", "steps", "b×a", "LR", "schedule", "r/α", "drop", "loss", "EMA", "Σ LR")
 _LEFT = frozenset({"entry", "schedule", "loss"})

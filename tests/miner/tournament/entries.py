@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from miner.tournament.check_entry import CheckedEntry, open_entry
+from miner.tournament.check.entry import CheckedEntry, open_entry
 from tests.miner.tournament.repositories import make_repository
 
 #: A Saturday.

@@ -13,10 +13,10 @@ import pytest
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from miner.engines.docker.images import source_root
-from miner.tournament.check import is_admitted, run_checks
-from miner.tournament.check_copies import check_copies
-from miner.tournament.check_entry import FindingState, open_entry
-from miner.tournament.check_licence import NoUpstream
+from miner.tournament.check.checks import is_admitted, run_checks
+from miner.tournament.check.copies import check_copies
+from miner.tournament.check.entry import FindingState, open_entry
+from miner.tournament.check.licence import NoUpstream
 from miner.tournament.checkout import git_output
 from miner.tournament.prepare import OWN_LICENSE, CannotPrepare, PreparedEntry, prepare_entry
 from tests.miner.tournament.entries import NOW, SMALL

@@ -22,8 +22,8 @@ import pytest
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.runs.run_files import EvalTask, RunSpec
-from miner.tournament.kills import Kill, KillKind, run_kills
-from miner.tournament.upload import as_published, what_is_uploaded
+from miner.tournament.rehearsal.kills import Kill, KillKind, run_kills
+from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from tests.trainer import tiny
 from tests.trainer.forks import Fork, ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile

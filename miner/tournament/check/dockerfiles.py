@@ -1,0 +1,406 @@
+"""Rule 7: Dockerfiles as the classic builder reads them, which knows nothing of BuildKit.
+
+Validators build with Docker's classic API: no cache, no build arguments, no secrets, no target, and the
+repository's root as the context. This reads the text; only a real build shows the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from miner.tournament.check.context import context_files, is_in_context
+from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import read_inside
+from miner.tournament.rules import DOCKERFILE_DIRECTORIES, TASKS
+
+INSTRUCTIONS = frozenset(
+    {
+        *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
+        *("MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
+    }
+)
+#: Options of instructions that the classic builder refuses.
+BUILDKIT_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "RUN": ("mount", "network", "security", "device"),
+    "COPY": ("link", "chmod", "parents", "exclude"),
+    "ADD": ("link", "chmod", "checksum", "keep-git-dir", "exclude", "unpack"),
+}
+#: Arguments that BuildKit sets by itself; in a classic build they are empty.
+BUILDKIT_ARGUMENTS = frozenset(
+    f"{kind}{what}" for kind in ("BUILD", "TARGET") for what in ("PLATFORM", "OS", "ARCH", "VARIANT")
+)
+#: Arguments that need no ARG: a builder may have a proxy.
+GIVEN_ARGUMENTS = frozenset(
+    f(name) for f in (str.upper, str.lower) for name in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
+)
+_DIRECTIVE = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>\S+)", re.IGNORECASE)
+_HEREDOC = re.compile(r"(?<![<\d])<<-?\s*[\"']?[A-Za-z_]\w*[\"']?")
+#: A text in quotes, but for the name of a here-document.
+_QUOTED = re.compile(r"(?<![<-])(?:\"(?:\\.|[^\"\\])*\"|'[^']*')")
+_VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?P<rest>[^}]*)\})")
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?:_|$)", re.I
+)
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|AKIA[A-Z0-9]{16})"
+)
+_FETCHES_MODEL = re.compile(
+    r"snapshot_download|hf_hub_download|huggingface-cli\s+download|\bhf\s+download|from_pretrained\("
+    r"|\.(?:safetensors|gguf|ckpt)\b"
+)
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    line: int
+    name: str
+    #: Options in front, without their dashes.
+    flags: Mapping[str, str]
+    text: str
+
+    def words(self) -> list[str]:
+        """Its arguments, in either form."""
+        listed = json_list(self.text)
+        return listed if listed is not None else _split(self.text)
+
+
+@dataclass
+class BuildStage:
+    base: str
+    name: str
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass
+class DockerfileFindings:
+    """What a validator's build would fail on, and what is only worth a look."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
+    wanted = dict.fromkeys(task.dockerfile for task in TASKS.values() if task.tournament in entry.kinds)
+    context = context_files(entry.tree, entry.files())
+    problems, notes, found = [], [], []
+    for wanted_name in wanted:
+        name = first_dockerfile(entry.tree, wanted_name)
+        if name is None:
+            places = " or ".join(f"{place}/{wanted_name}" for place in DOCKERFILE_DIRECTORIES)
+            problems.append(f"there is no {places}")
+            continue
+        found.append(name)
+        text = dockerfile_text(entry.tree, name)
+        read = read_dockerfile(text, context)
+        problems += [f"{name}: {what}" for what in read.problems]
+        notes += [f"{name}: {what}" for what in read.notes]
+        if (entry.tree / f"{name}.dockerignore").exists():
+            notes.append(f"{name}.dockerignore: only BuildKit reads it")
+    rule = "Dockerfiles"
+    if problems:
+        to_do = (
+            "mend them, or name the kinds that it enters by --kind; then build as validators do: "
+            "god-miner tournament rehearse"
+        )
+        return RuleFinding(7, rule, FindingState.FAILED, problems[0], (*problems[1:], *notes), to_do)
+    text = f"{len(found)} can be read by the classic builder; only a real build shows the rest"
+    to_do = "build each as validators do: god-miner tournament rehearse"
+    return RuleFinding(7, rule, FindingState.PASSED, text, tuple(notes), to_do)
+
+
+def first_dockerfile(tree: Path, name: str) -> str | None:
+    """The path that validators build: the first directory that has it counts."""
+    candidates = (f"{place}/{name}" for place in DOCKERFILE_DIRECTORIES)
+    return next((path for path in candidates if (tree / path).is_file()), None)
+
+
+def dockerfile_text(tree: Path, name: str) -> str:
+    """Its text; empty where a link leads out of the tree, as a builder has no more than the tree."""
+    try:
+        return read_inside(tree, tree / name).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def read_dockerfile(text: str, context: Sequence[str]) -> DockerfileFindings:
+    """Check one Dockerfile against the files that its build is sent."""
+    found = DockerfileFindings()
+    instructions = list(_instructions(text, found))
+    stages, before = _stages(instructions, found)
+    arguments = _global_arguments(before, found)
+    for number, stage in enumerate(stages):
+        _check_base(stage, stages[:number], arguments, found)
+        _check_stage(stage, stages[:number], arguments, context, found)
+    if not stages:
+        found.problems.append("it has no FROM")
+    else:
+        _check_entry_point(stages[-1], found)
+    return found
+
+
+def entry_point(text: str) -> list[str] | None:
+    """The program that a container of this Dockerfile starts; None where it has none in the exec form."""
+    stages, _ = _stages(list(_instructions(text, DockerfileFindings())), DockerfileFindings())
+    lines = [one.text for one in (stages[-1].instructions if stages else ()) if one.name == "ENTRYPOINT"]
+    return json_list(lines[-1]) if lines else None
+
+
+def json_list(text: str) -> list[str] | None:
+    """The exec form; whatever is not a list of texts is taken for a shell's line."""
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        return None
+    return listed if isinstance(listed, list) and all(isinstance(one, str) for one in listed) else None
+
+
+def _instructions(text: str, found: DockerfileFindings) -> Iterator[Instruction]:
+    escape, lines = "\\", text.removeprefix("\ufeff").splitlines()
+    for line in lines:
+        directive = _DIRECTIVE.fullmatch(line.strip())
+        if directive is None:
+            break
+        if directive["name"].lower() == "escape":
+            escape = directive["value"]
+        elif directive["name"].lower() == "syntax":
+            found.notes.append("`# syntax=` is only a comment to the classic builder")
+    collected, began = "", 0
+    for number, line in enumerate(lines, start=1):
+        if line.strip().startswith("#") or (collected and not line.strip()):
+            continue  # comments and empty lines vanish, between continued lines too
+        began = began if collected else number
+        stripped = line.rstrip()
+        if stripped.endswith(escape):
+            collected += stripped[:-1] + "\n"
+            continue
+        whole, collected = collected + line, ""
+        if whole.strip():
+            yield _instruction(began, whole.strip(), found)
+    if collected.strip():
+        yield _instruction(began, collected.strip(), found)
+
+
+def _instruction(line: int, text: str, found: DockerfileFindings) -> Instruction:
+    name, _, rest = text.partition(" ") if " " in text.split("\n")[0] else text.partition("\n")
+    name, rest, flags = name.strip().upper(), rest.strip(), {}
+    while (flag := re.match(r"--([a-z-]+)(?:=(\S+))?\s+", rest)) and name in (*BUILDKIT_FLAGS, "FROM"):
+        flags[flag[1]] = flag[2] or ""
+        rest = rest[flag.end() :]
+    if name not in INSTRUCTIONS:
+        found.problems.append(f"line {line}: {name[:40]} is not an instruction")
+    for option in BUILDKIT_FLAGS.get(name, ()):
+        if option in flags:
+            found.problems.append(f"line {line}: {name} --{option} needs BuildKit")
+    if name in BUILDKIT_FLAGS and _HEREDOC.search(_QUOTED.sub("", rest)):
+        found.problems.append(f"line {line}: a here-document needs BuildKit")
+    if secret := _SECRET_VALUE.search(rest):
+        found.problems.append(f"line {line}: it holds what looks like a secret ({secret[0][:4]}…)")
+    if name == "RUN" and _FETCHES_MODEL.search(rest):
+        found.notes.append(f"line {line} seems to fetch a model: it counts in the build's 30 minutes")
+    return Instruction(line, name, flags, rest)
+
+
+def _stages(
+    instructions: Sequence[Instruction], found: DockerfileFindings
+) -> tuple[list[BuildStage], list[Instruction]]:
+    stages: list[BuildStage] = []
+    before: list[Instruction] = []
+    for one in instructions:
+        if one.name == "FROM":
+            words = one.text.split()
+            named = words[2] if len(words) == 3 and words[1].upper() == "AS" else ""
+            if len(words) not in (1, 3) or (len(words) == 3 and not named):
+                found.problems.append(f"line {one.line}: FROM takes an image, and AS with a name")
+            stages.append(BuildStage(words[0] if words else "", named.lower(), [one]))
+        elif stages:
+            stages[-1].instructions.append(one)
+        elif one.name == "ARG":
+            before.append(one)
+        else:
+            found.problems.append(f"line {one.line}: {one.name} stands before the first FROM")
+    return stages, before
+
+
+def _global_arguments(before: Sequence[Instruction], found: DockerfileFindings) -> dict[str, str | None]:
+    arguments: dict[str, str | None] = {}
+    for one in before:
+        for name, value in _declared(one):
+            arguments[name] = _expanded(value, arguments) if value is not None else None
+            if value is None:
+                found.problems.append(
+                    f"line {one.line}: ARG {name} before FROM has no default, and no validator gives one"
+                )
+            _check_secret_name(one, name, value, found)
+    return arguments
+
+
+def _check_base(
+    stage: BuildStage,
+    earlier: Sequence[BuildStage],
+    arguments: Mapping[str, str | None],
+    found: DockerfileFindings,
+) -> None:
+    line = stage.instructions[0].line
+    base = _expanded(stage.base, arguments)
+    if base is None or not base:
+        found.problems.append(f"line {line}: FROM {stage.base} has an argument without a value")
+    elif base != "scratch" and base.lower() not in {one.name for one in earlier} and not _DIGEST.search(base):
+        found.notes.append(f"the base {base} has no digest: what the tag means may change before the build")
+
+
+def _check_stage(
+    stage: BuildStage,
+    earlier: Sequence[BuildStage],
+    global_arguments: Mapping[str, str | None],
+    context: Sequence[str],
+    found: DockerfileFindings,
+) -> None:
+    values: dict[str, str | None] = {}
+    empty: set[str] = set()
+    for one in stage.instructions[1:]:
+        for match in _VARIABLE.finditer(one.text):
+            name = match["plain"] or match["braced"]
+            if name in empty and not (match["rest"] or "").startswith((":-", "-", ":+", "+")):
+                empty.discard(name)
+                why = (
+                    "only BuildKit sets it" if name in BUILDKIT_ARGUMENTS else "validators give no arguments"
+                )
+                found.problems.append(
+                    f"line {one.line}: {name} is used and has no value: {why}; give it one, or ARG {name}="
+                )
+        if one.name == "ARG":
+            for name, value in _declared(one):
+                inherited = global_arguments.get(name)
+                values[name] = _expanded(value, values) if value is not None else inherited
+                if value is None and inherited is None and name not in GIVEN_ARGUMENTS:
+                    empty.add(name)
+                _check_secret_name(one, name, value, found)
+        elif one.name == "ENV":
+            for name, value in _variables(one.text):
+                values[name] = _expanded(value, values)
+                empty.discard(name)
+                if value and _SECRET_NAME.search(name.upper()) and "$" not in value:
+                    found.problems.append(f"line {one.line}: ENV {name} is a secret that everybody can read")
+        elif one.name in ("COPY", "ADD"):
+            _check_copy(one, earlier, values, context, found)
+
+
+def _check_secret_name(one: Instruction, name: str, value: str | None, found: DockerfileFindings) -> None:
+    if not _SECRET_NAME.search(name.upper()):
+        return
+    if value:
+        found.problems.append(f"line {one.line}: ARG {name} is a secret that everybody can read")
+    else:
+        found.notes.append(f"line {one.line}: ARG {name} asks for a secret, which no validator gives")
+
+
+def _check_copy(
+    one: Instruction,
+    earlier: Sequence[BuildStage],
+    values: Mapping[str, str | None],
+    context: Sequence[str],
+    found: DockerfileFindings,
+) -> None:
+    words = one.words()
+    if len(words) < 2:
+        found.problems.append(f"line {one.line}: {one.name} needs a source and a place")
+        return
+    if "from" in one.flags:
+        _check_stage_name(one, one.flags["from"], earlier, found)
+        return
+    *sources, place = words
+    if len(sources) > 1 and not place.endswith("/"):
+        found.problems.append(f"line {one.line}: several sources need a place that ends with /: {place}")
+    for source in sources:
+        path = _expanded(source, values)
+        if path is None or re.match(r"[a-z]+://", path):
+            continue
+        if not is_in_context(path, context):
+            found.problems.append(
+                f"line {one.line}: {source} is not there for the build: not in the commit, or left out by "
+                ".dockerignore"
+            )
+
+
+def _check_stage_name(
+    one: Instruction, name: str, earlier: Sequence[BuildStage], found: DockerfileFindings
+) -> None:
+    known = {stage.name for stage in earlier if stage.name}
+    if name.lower() in known or (name.isdigit() and int(name) < len(earlier)):
+        return
+    if re.search(r"[/:@.]", name):
+        found.notes.append(f"line {one.line}: files are copied from the image {name}, which is fetched")
+        return
+    found.problems.append(f"line {one.line}: --from={name}: no stage before this one has that name")
+
+
+def _check_entry_point(stage: BuildStage, found: DockerfileFindings) -> None:
+    named = [one for one in stage.instructions if one.name == "ENTRYPOINT"]
+    if not named:
+        found.problems.append(
+            "it has no ENTRYPOINT: the task's arguments would be taken for a program, or go to the base's own"
+        )
+        return
+    last = named[-1]
+    program = json_list(last.text)
+    if program is None:
+        found.problems.append(
+            f"line {last.line}: ENTRYPOINT is a shell's line, which drops the task's arguments: "
+            'write a list, ["python", "-m", "…"]'
+        )
+    elif not program:
+        found.problems.append(f"line {last.line}: ENTRYPOINT is an empty list")
+    elif _drops_arguments(program):
+        found.problems.append(f'line {last.line}: `sh -c` drops the task\'s arguments: pass on "$@"')
+
+
+def _drops_arguments(program: Sequence[str]) -> bool:
+    is_shell = Path(program[0]).name in ("sh", "bash", "dash", "ash") and program[1:2] == ["-c"]
+    return is_shell and not any("$@" in part or "$*" in part for part in program[2:3])
+
+
+def _declared(one: Instruction) -> Iterator[tuple[str, str | None]]:
+    for word in _split(one.text):
+        name, equals, value = word.partition("=")
+        yield name, value if equals else None
+
+
+def _variables(text: str) -> Iterator[tuple[str, str]]:
+    words = _split(text)
+    if words and "=" not in words[0]:  # the old form: a name, and the rest of the line
+        yield words[0], " ".join(words[1:])
+        return
+    for word in words:
+        name, _, value = word.partition("=")
+        yield name, value
+
+
+def _expanded(text: str, values: Mapping[str, str | None]) -> str | None:
+    """With its variables filled in; None where one has no known value."""
+    unknown = False
+
+    def value_of(match: re.Match[str]) -> str:
+        nonlocal unknown
+        name, rest = match["plain"] or match["braced"], match["rest"] or ""
+        value = values.get(name)
+        if value is None and rest.startswith((":-", "-")):
+            return rest.lstrip(":").removeprefix("-")
+        if value is None:
+            unknown = True
+        return value or ""
+
+    filled = _VARIABLE.sub(value_of, text)
+    return None if unknown else filled
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()

@@ -1,0 +1,163 @@
+"""Rules 10 to 12: data sets, the limits on who enters, fees, and times."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from core.domain.wire import TournamentType
+from miner.settings import Settings
+from miner.settings.model import TrainingRepo
+from miner.tournament.check.entry import (
+    CheckedEntry,
+    FindingState,
+    RuleFinding,
+    same_repository,
+    site_answers,
+)
+from miner.tournament.polite_client import SiteError
+from miner.tournament.public_api import open_public_api
+from miner.tournament.rules import AS_OF, DATASETS, FEES_TAO, MOST_DATASETS, REGISTERED_FOR, next_start
+
+
+def check_datasets(entry: CheckedEntry) -> RuleFinding:
+    rule = "requested data sets"
+    if entry.settings is None:
+        to_do = "correct the settings, then check again"
+        theirs = re.search(r"TRAINING_REPO_\w+_DATASETS", entry.settings_problem)
+        state = FindingState.FAILED if theirs else FindingState.UNKNOWN
+        return RuleFinding(10, rule, state, entry.settings_problem, to_do=to_do)
+    problems, asked = [], 0
+    for kind, repo in entered(entry):
+        asked += len(repo.datasets)
+        setting = f"TRAINING_REPO_{kind.name}_DATASETS"
+        unknown = [name for name in repo.datasets if name not in DATASETS]
+        if repo.datasets and kind is TournamentType.IMAGE:
+            problems.append(f"{setting}: entries for pictures are given none")
+        elif unknown:
+            problems.append(f"{setting}: {', '.join(unknown)} would vanish without a word")
+    if problems:
+        to_do = f"name at most {MOST_DATASETS} of these: {', '.join(DATASETS)}"
+        return RuleFinding(10, rule, FindingState.FAILED, problems[0], tuple(problems[1:]), to_do)
+    text = f"{asked} asked for, all on the list of {AS_OF}" if asked else "none asked for"
+    return RuleFinding(10, rule, FindingState.PASSED, text)
+
+
+def check_limits(entry: CheckedEntry) -> RuleFinding:
+    """Who may enter: one entry per address, account and coldkey. Other entries are unknown here."""
+    rule = "limits and fees"
+    money = read_money(entry)
+    notes = [*money.notes, "a validator that waits for a full field begins again, and may take the fee again"]
+    accounts = sorted({account_of(repo.url) for _, repo in entered(entry)} - {""})
+    if entry.settings is None:
+        notes.append(entry.settings_problem)
+    elif not accounts:
+        names = ", ".join(f"TRAINING_REPO_{kind.name}_URL" for kind in entry.kinds)
+        notes.append(f"nothing is entered yet: {names} and _COMMIT are not set")
+    for kind, repo in entered(entry):
+        if repo.commit.lower() != entry.clone.commit:
+            notes.append(f"TRAINING_REPO_{kind.name}_COMMIT is {repo.commit[:12]}, not what was checked")
+        if entry.remote and not same_repository(repo.url, entry.remote.url):
+            notes.append(f"TRAINING_REPO_{kind.name}_URL is {repo.url}, not what was checked")
+    if money.balance is not None and money.balance < money.due:
+        text = f"the coldkey has {money.balance:g} TAO at the validators, and the fees are {money.due:g} TAO"
+        to_do = "transfer the rest to the validators' collection address before the start"
+        return RuleFinding(11, rule, FindingState.FAILED, text, tuple(notes), to_do)
+    account = f"your account {', '.join(accounts)}" if accounts else "your account at the code host"
+    text = f"one entry per address of a daemon, per coldkey and per account: {account}"
+    to_do = "see that no other entry shares these"
+    if money.balance is None:
+        to_do += f", and that your coldkey has {money.due:g} TAO at the validators"
+    return RuleFinding(11, rule, FindingState.UNKNOWN, text, tuple(notes), to_do)
+
+
+@dataclass(frozen=True)
+class EntryMoney:
+    """What entering costs, and what the coldkey has at the validators."""
+
+    due: float
+    #: None where it is not known.
+    balance: float | None
+    notes: tuple[str, ...]
+
+
+def read_money(entry: CheckedEntry) -> EntryMoney:
+    """By the public API; where it does not answer, by the stored fees."""
+    fees, origin, balance, notes = dict(FEES_TAO), f"as of {AS_OF}", None, []
+    settings = entry.settings
+    if settings is not None and not entry.offline and site_answers(settings.public_api_url):
+        with open_public_api(settings) as api:
+            try:
+                found, source = api.fees()
+                fees |= found
+                origin = "by the public API" if source.stale is None else f"stored, {source.stale}"
+                coldkey = coldkey_address(settings)
+                if coldkey is None:
+                    notes.append("the wallet's coldkeypub.txt is not here: the balance is not known")
+                else:
+                    paid, source = api.balance(coldkey)
+                    balance = paid if source.stale is None else None
+                    notes.append(f"balance {paid:g} TAO" + (f" ({source.stale})" if source.stale else ""))
+            except SiteError as error:
+                notes.append(f"the public API: {error}")
+    shown = [f"fee {kind}: {fees[kind]:g} TAO, {origin}, never refunded" for kind in entry.kinds]
+    return EntryMoney(sum(fees[kind] for kind in entry.kinds), balance, (*shown, *notes))
+
+
+def coldkey_address(settings: Settings) -> str | None:
+    """The coldkey's public address, from the wallet's own file."""
+    file = settings.wallet_path.expanduser() / settings.wallet_name / "coldkeypub.txt"
+    try:
+        found = json.loads(file.read_bytes()).get("ss58Address")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def check_times(entry: CheckedEntry) -> RuleFinding:
+    notes, late = [], []
+    for kind in entry.kinds:
+        start = next_start(kind, entry.now)
+        last = start - REGISTERED_FOR
+        if entry.now > last:
+            late.append(str(kind))
+            following = next_start(kind, start + timedelta(hours=1))
+            notes.append(
+                f"{kind} may begin {start:%Y-%m-%d %H:%M} UTC: too late unless registered before "
+                f"{last:%H:%M}; then {following:%Y-%m-%d %H:%M} UTC"
+            )
+        else:
+            notes.append(
+                f"{kind} may begin {start:%Y-%m-%d %H:%M} UTC: be registered by {last:%Y-%m-%d %H:%M} UTC"
+            )
+    notes.append("validators clone the commit for every task: keep it and the repository until all is over")
+    text = (
+        f"less than an hour to the next start: {', '.join(late)}"
+        if late
+        else "registered an hour before, the daemon reachable, the commit left alone until the end"
+    )
+    return RuleFinding(
+        12,
+        "times",
+        FindingState.UNKNOWN,
+        text,
+        tuple(notes),
+        "see when your hotkey was registered: god-miner chain status",
+    )
+
+
+def entered(entry: CheckedEntry) -> list[tuple[TournamentType, TrainingRepo]]:
+    """What the settings enter, of the kinds that are checked."""
+    if entry.settings is None:
+        return []
+    found = ((kind, entry.settings.training_repo(kind)) for kind in entry.kinds)
+    return [(kind, repo) for kind, repo in found if repo is not None]
+
+
+def account_of(url: str) -> str:
+    """The account that validators count by; an address with less than two parts has none."""
+    parts = [part for part in urlsplit(url).path.strip("/").split("/") if part]
+    return parts[0].lower() if len(parts) >= 2 else ""

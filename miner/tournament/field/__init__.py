@@ -1,0 +1,1 @@
+"""What the field trained with, beside our own plans, and the laws that follow."""

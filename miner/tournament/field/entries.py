@@ -1,0 +1,144 @@
+"""What the field trained with: tasks and entries as `field pull` saved them, beside our own plans.
+
+A saved directory has one folder per tournament with `tournament.json`, in it one per task with `task.json`
+(the public API's answers, reduced), and in that one per entry, named by the first eight characters of the
+hotkey. A folder of an entry's own files without any `task.json` can be read too: then the task is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.domain.errors import GodMinerError
+from miner.tournament.field.laws import FamilyLaws, LawPoint, laws_of
+from miner.tournament.field.plans import own_plan
+from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
+from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
+from miner.tournament.rules import training_pictures
+
+TASK, TOURNAMENT = "task.json", "tournament.json"
+#: A directory of a whole season has fewer.
+MOST_FOLDERS = 2000
+#: Of a whole answer of the API, if somebody saved that.
+MOST_TASK_BYTES = 32 * 1024**2
+
+
+class NoField(GodMinerError):
+    """A directory in which nothing of the field lies."""
+
+    code = "no_field"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldEntry:
+    entry: Entry
+    recipe: FieldRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTask:
+    task: TournamentTaskResult
+    #: Best first.
+    entries: tuple[FieldEntry, ...]
+
+    @property
+    def family(self) -> str:
+        return self.task.family or self.task.task_type or "unknown"
+
+    @property
+    def pictures(self) -> int | None:
+        """Pictures that the container gets."""
+        if self.task.pictures is not None:
+            return training_pictures(self.task.pictures)
+        counted = [one.recipe.pictures for one in self.entries if one.recipe.pictures]
+        return counted[0] if counted else None
+
+    def own_plan(self) -> tuple[FieldRecipe | None, str]:
+        task = self.task
+        return own_plan(task.task_type, task.family, task.model_id, task.hours, self.pictures)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnResults:
+    """What one hotkey reached in the tournaments that were saved."""
+
+    hotkey: str
+    #: Tasks in which it has a place, and those in which that is the first.
+    tasks: int
+    first: int
+    #: Tournaments that are over and that it took part in, and those that it won.
+    tournaments: int
+    won: int
+
+
+def own_results(directory: Path, hotkey: str) -> OwnResults:
+    places = [
+        one.entry.rank
+        for task in read_field(directory)
+        for one in task.entries
+        if one.entry.hotkey == hotkey and one.entry.rank is not None
+    ]
+    saved = [mapping(_read_json(file)) for file in sorted(directory.rglob(TOURNAMENT))[:MOST_FOLDERS]]
+    over = [one for one in saved if one.get("winner") and hotkey in sequence(one.get("participants"))]
+    won = sum(one["winner"] == hotkey for one in over)
+    return OwnResults(hotkey, len(places), places.count(1), len(over), won)
+
+
+def read_field(directory: Path) -> list[FieldTask]:
+    """Read every task below the directory. `NoField` if there is nothing."""
+    if not directory.is_dir():
+        raise NoField(f"{directory} is not a directory; `god-miner tournament field pull` makes one")
+    found = [_read_task(file) for file in sorted(directory.rglob(TASK))[:MOST_FOLDERS]]
+    if not found:
+        loose = tuple(_loose_entries(directory))
+        found = [FieldTask(TournamentTaskResult(directory.name), loose)] if loose else []
+    if not found:
+        names = ", ".join((TASK, *SMALL_FILES))
+        raise NoField(f"nothing below {directory} is a file of the field ({names} or *.safetensors)")
+    return sorted(found, key=lambda task: (task.family, task.task.hours or 0, task.task.task_id))
+
+
+def _read_task(file: Path) -> FieldTask:
+    raw = _read_json(file)
+    task_id = raw.get("task_id") if isinstance(raw, dict) else None
+    task = task_result(raw, task_id if isinstance(task_id, str) else file.parent.name)
+    entries = [FieldEntry(entry, _recipe(file.parent / entry.hotkey[:8])) for entry in task.entries]
+    return FieldTask(task, tuple(entries))
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        with file.open("rb") as opened:
+            return json.loads(opened.read(MOST_TASK_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NoField(f"{file} cannot be read: {error}") from None
+
+
+def _recipe(folder: Path) -> FieldRecipe:
+    return read_recipe(folder) if folder.is_dir() else FieldRecipe()
+
+
+def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
+    names = (*SMALL_FILES, HEADER, "*.safetensors")
+    folders = sorted({file.parent for name in names for file in directory.rglob(name)})
+    for folder in folders[:MOST_FOLDERS]:
+        recipe = read_recipe(folder)
+        if recipe != FieldRecipe():
+            yield FieldEntry(Entry(folder.name), recipe)
+
+
+def laws(tasks: Sequence[FieldTask]) -> list[FamilyLaws]:
+    """Fit the laws of each family on the entries that won their tasks."""
+    points: dict[str, list[LawPoint]] = {}
+    for task in tasks:
+        for one in task.entries:
+            steps = one.recipe.shipped or one.recipe.steps
+            if one.entry.rank != 1 or steps is None:
+                continue
+            point = LawPoint(steps, task.pictures, task.task.hours, one.recipe.lr, one.recipe.rate_sum)
+            points.setdefault(task.family, []).append(point)
+    return [laws_of(family, found) for family, found in sorted(points.items())]

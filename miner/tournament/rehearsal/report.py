@@ -1,0 +1,213 @@
+"""What a rehearsal found, as data and as text of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.domain.units import show_bytes, show_seconds
+from miner.tournament.rehearsal.build import Build
+from miner.tournament.rehearsal.container import ContainerEnd
+from miner.tournament.rehearsal.log_review import LogFinding, LogFindingKind
+from miner.tournament.rules import AS_OF, BUILD_LIMIT_S
+
+#: Our own steps of a build should take no longer on two cores.
+OWN_STEPS_S = 300.0
+_WIDTH = 80
+
+
+@dataclass
+class TaskRehearsal:
+    """One task, from the build of its image to the score."""
+
+    name: str
+    dockerfile: str
+    hours: float
+    attempts: list[ContainerEnd] = field(default_factory=list)
+    #: Of the last attempt: until something lay at the submission's place; None if nothing came.
+    first_submission_s: float | None = None
+    uploaded: list[str] = field(default_factory=list)
+    upload_bytes: int = 0
+    rewritten: list[str] = field(default_factory=list)
+    #: What `scoring` found; None if there was nothing to score.
+    score: dict[str, Any] | None = None
+    score_text: str = ""
+    kills: dict[str, Any] | None = None
+    kills_text: str = ""
+    log_lines: int = 0
+    log_findings: list[LogFinding] = field(default_factory=list)
+    #: What differs from a validator's run.
+    deviations: list[str] = field(default_factory=list)
+    #: Why it failed.
+    problems: list[str] = field(default_factory=list)
+    #: What would pass and is worth knowing.
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.name,
+            "passed": self.passed,
+            "problems": self.problems,
+            "warnings": self.warnings,
+            "deviations": self.deviations,
+            "dockerfile": self.dockerfile,
+            "hours": self.hours,
+            "attempts": [
+                {
+                    "exit_code": end.exit_code,
+                    "seconds": round(end.seconds, 2),
+                    "timed_out": end.timed_out,
+                    "out_of_memory": end.out_of_memory,
+                }
+                for end in self.attempts
+            ],
+            "first_submission_s": self.first_submission_s,
+            "upload": {
+                "files": self.uploaded,
+                "bytes": self.upload_bytes,
+                "rewritten": self.rewritten,
+            },
+            "score": self.score,
+            "kills": self.kills,
+            "log": {
+                "lines": self.log_lines,
+                "findings": [
+                    {"kind": str(one.kind), "line": one.line, "text": one.text} for one in self.log_findings
+                ],
+            },
+            "seconds": round(self.seconds, 2),
+        }
+
+
+@dataclass
+class Rehearsal:
+    """All tasks of one commit."""
+
+    source: str
+    commit: str
+    clone_seconds: float
+    clone_bytes: int
+    builds: list[Build] = field(default_factory=list)
+    tasks: list[TaskRehearsal] = field(default_factory=list)
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.tasks) and all(task.passed for task in self.tasks)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "rules_as_of": AS_OF,
+            "source": self.source,
+            "commit": self.commit,
+            "clone": {"seconds": round(self.clone_seconds, 2), "bytes": self.clone_bytes},
+            "builds": [_build_as_dict(build) for build in self.builds],
+            "tasks": [task.as_dict() for task in self.tasks],
+            "output": self.output,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def _build_as_dict(build: Build) -> dict[str, Any]:
+    return {
+        "dockerfile": build.dockerfile,
+        "problem": build.problem,
+        "seconds": round(build.seconds, 2),
+        "own_seconds": round(build.own_seconds, 2),
+        "base_seconds": round(build.base_seconds, 2),
+        "limit_s": BUILD_LIMIT_S,
+        "bytes": build.size_bytes,
+        "steps": [
+            {"number": step.number, "seconds": round(step.seconds, 2), "instruction": step.instruction}
+            for step in build.steps
+        ],
+        "tail": build.tail if build.problem else [],
+    }
+
+
+def report_lines(report: Rehearsal) -> Iterator[str]:
+    """The report for people."""
+    clone = f"cloned in {show_seconds(report.clone_seconds)}, {show_bytes(report.clone_bytes)}"
+    yield from _wrapped(f"{report.source} at {report.commit[:12]}: {clone}")
+    for build in report.builds:
+        yield ""
+        yield from _build_lines(build)
+    for task in report.tasks:
+        yield ""
+        yield from _task_lines(task)
+    yield ""
+    failed = [task.name for task in report.tasks if not task.passed]
+    verdict = f"failed: {', '.join(failed)}" if failed else "passed"
+    yield from _wrapped(f"{verdict} in {show_seconds(report.seconds)}; rules of {AS_OF}; see {report.output}")
+
+
+def _build_lines(build: Build) -> Iterator[str]:
+    if build.problem:
+        yield from _wrapped(f"{build.dockerfile}: {build.problem}")
+        for line in build.tail[-10:]:
+            yield f"  | {line[: _WIDTH - 4]}"
+    else:
+        yield from _wrapped(
+            f"{build.dockerfile}: built in {show_seconds(build.seconds)} of {show_seconds(BUILD_LIMIT_S)}, "
+            f"{show_bytes(build.size_bytes)}"
+        )
+    own = f"own steps {show_seconds(build.own_seconds)}"
+    slow = f" (more than {show_seconds(OWN_STEPS_S)})" if build.own_seconds > OWN_STEPS_S else ""
+    yield f"  {own}{slow}, base images {show_seconds(build.base_seconds)}"
+    slowest = sorted(build.steps, key=lambda step: -step.seconds)[:5]
+    for step in sorted(slowest, key=lambda step: step.number):
+        yield f"  {show_seconds(step.seconds):>8}  {step.number:>2} {step.instruction}"[:_WIDTH]
+
+
+def _task_lines(task: TaskRehearsal) -> Iterator[str]:
+    yield from _wrapped(f"{task.name}: {'passed' if task.passed else 'FAILED'}, {task.hours:g} hours given")
+    for number, end in enumerate(task.attempts, 1):
+        how = "killed at its limit" if end.timed_out else f"exit code {end.exit_code}"
+        memory = ", out of memory" if end.out_of_memory else ""
+        yield f"  attempt {number}: {how} after {show_seconds(end.seconds)}{memory}"
+    if task.first_submission_s is not None:
+        yield f"  a first submission lay there after {show_seconds(task.first_submission_s)}"
+    if task.uploaded:
+        yield from _wrapped(
+            f"uploaded: {show_bytes(task.upload_bytes)}, {', '.join(task.uploaded)}", indent="  "
+        )
+    for text in (task.score_text, task.kills_text):
+        for line in text.splitlines():
+            yield from _wrapped(line, indent="  ")
+    for text in task.problems:
+        yield from _wrapped(f"- {text}", indent="  ")
+    for text in task.warnings:
+        yield from _wrapped(f"! {text}", indent="  ")
+    for text in task.deviations:
+        yield from _wrapped(f"~ {text}", indent="  ")
+
+
+def log_problems(findings: Sequence[LogFinding]) -> tuple[list[str], list[str]]:
+    """Problems and warnings of a log."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    for kind, texts, what in (
+        (LogFindingKind.SECRET, problems, "the public log shows a secret"),
+        (LogFindingKind.PLAN, warnings, "the public log tells rivals how it is trained"),
+    ):
+        lines = [one for one in findings if one.kind is kind]
+        if lines:
+            texts.append(
+                f"{what}, {len(lines)} lines; the first is line {lines[0].line}: {lines[0].text[:200]}"
+            )
+    return problems, warnings
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )

@@ -1,0 +1,98 @@
+"""The argument lines, parsed by the entry points of a checkout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.wire import TournamentType
+from miner.engines.docker.images import source_root
+from miner.tournament.check.arguments import check_arguments
+from miner.tournament.check.entry import CheckedEntry, FindingState
+from tests.miner.tournament.entries import open_small
+
+#: A module in the trainer's place that answers as the real one: `{body}` is what it makes of the arguments.
+PARSER = """
+import json, os
+from types import SimpleNamespace
+def text_run(arguments):
+    given = dict(zip(arguments[::2], arguments[1::2]))
+    run = made(given)
+    return SimpleNamespace(model_dump_json=lambda: json.dumps(run))
+image_run = text_run
+made = lambda given: {body}
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> CheckedEntry:
+    """This checkout itself, in place of a clone of it."""
+    entry = open_small(tmp_path_factory.mktemp("entry"), {"a": "a"})
+    return replace(entry, clone=replace(entry.clone, directory=source_root()))
+
+
+def small(folder: Path, body: str, **more: Any) -> CheckedEntry:
+    files = {
+        "trainer/__init__.py": "",
+        "trainer/runner/__init__.py": "",
+        "trainer/runner/command_line.py": PARSER.replace("{body}", body),
+    }
+    return open_small(folder, files, kinds=(TournamentType.TEXT,), **more)
+
+
+def test_our_entry_points_understand_all_kinds(here: CheckedEntry) -> None:
+    found = check_arguments(here)
+    assert found.state is FindingState.PASSED, (found.text, found.notes)
+    for name in ("instruct-kl", "chat", "dpo", "grpo", "continuous", "flux", "krea2"):
+        assert name in found.text
+
+
+def test_environment_tasks_are_not_trained_yet(here: CheckedEntry) -> None:
+    found = check_arguments(replace(here, kinds=(TournamentType.ENVIRONMENT,)))
+    assert found.state is FindingState.FAILED
+    assert "EnvTask" in found.text
+
+
+def test_a_parser_that_refuses_unknown_options_fails(tmp_path: Path) -> None:
+    found = check_arguments(small(tmp_path, "given['--no-such-option']"))
+    assert found.state is FindingState.FAILED
+    assert "instruct: KeyError" in found.text
+
+
+def test_a_run_for_other_paths_and_hours_fails(tmp_path: Path) -> None:
+    body = "{'task_id': given['--task-id'], 'deadline_at': 3600, 'began_at': 0, 'end_by': 3500}"
+    found = check_arguments(small(tmp_path, body))
+    said = "\n".join((found.text, *found.notes))
+    assert "instruct: model_path is None" in said
+    assert "instruct: 0.75 hours are taken for 1.00" in said
+    assert "instruct-kl: kl_coefficient is None, not 0.5" in said
+
+
+def test_an_entry_point_that_cannot_be_imported_fails(tmp_path: Path) -> None:
+    found = check_arguments(small(tmp_path, "{}\nimport no_such_module"))
+    assert found.state is FindingState.FAILED
+    assert "no_such_module" in found.text
+
+
+def test_an_entry_point_that_is_not_ours_is_not_vouched_for(tmp_path: Path) -> None:
+    files = {
+        "trainer/runner/command_line.py": "",
+        "ops/docker/standalone-text-trainer.dockerfile": 'FROM a\nENTRYPOINT ["python", "train.py"]\n',
+    }
+    found = check_arguments(open_small(tmp_path, files, kinds=(TournamentType.TEXT,)))
+    assert found.state is FindingState.UNKNOWN
+    assert "starts python train.py, not trainer.text" in found.text
+
+
+def test_another_trainer_and_another_owner_are_not_run(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    entry = small(tmp_path, f"open({str(made)!r}, 'w') and {{}}")
+    found = check_arguments(replace(entry, trusted=False))
+    assert found.state is FindingState.UNKNOWN
+    assert "--trust" in found.to_do
+    assert not made.exists()
+    other = open_small(tmp_path / "other", {"train.py": ""})
+    assert check_arguments(other).state is FindingState.UNKNOWN

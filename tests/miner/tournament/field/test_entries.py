@@ -1,0 +1,82 @@
+"""Saved tasks of the field, beside our own plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from miner.tournament.field.entries import NoField, laws, read_field
+from miner.tournament.rules import training_pictures
+from tests.doubles.field import ai_toolkit_config, image_task
+
+TASK = "11111111-2222-4333-8444-555555555555"
+
+
+def saved(directory: Path) -> Path:
+    folder = directory / "tourn_1" / TASK
+    entries = [
+        {"hotkey": "5First" + "x" * 42, "repo": "o/first", "rank": 1, "test_loss": 0.04},
+        {"hotkey": "5Second" + "x" * 41, "repo": "o/second", "rank": 2, "test_loss": 0.05},
+        {"hotkey": "../../..", "repo": "o/third", "rank": 3, "test_loss": 0.06},
+    ]
+    folder.mkdir(parents=True)
+    (folder / "task.json").write_text(json.dumps(image_task(TASK, hotkey_details=entries)))
+    (folder / "5Firstxx").mkdir()
+    (folder / "5Firstxx" / "config.yaml").write_bytes(ai_toolkit_config(lr_scheduler=None))
+    return directory
+
+
+def test_a_saved_task_with_its_entries_in_order(tmp_path: Path) -> None:
+    (task,) = read_field(saved(tmp_path))
+    assert (task.family, task.pictures, task.task.hours) == ("krea2", 18, 0.75)
+    assert [one.entry.rank for one in task.entries] == [1, 2]
+    assert task.entries[0].recipe.rate_sum == pytest.approx(700 * 3e-4)
+    assert task.entries[1].recipe.steps is None
+
+
+def test_our_own_plan_stands_beside_it(tmp_path: Path) -> None:
+    (task,) = read_field(saved(tmp_path))
+    ours, why = task.own_plan()
+    assert ours is not None, why
+    assert ours.trainer == "ai-toolkit"
+    assert ours.lora_rank
+    assert ours.rate_sum == pytest.approx(ours.lr * ours.steps, rel=0.6)  # type: ignore[operator]
+
+
+def test_laws_count_winners_only(tmp_path: Path) -> None:
+    (found,) = laws(read_field(saved(tmp_path)))
+    assert (found.family, found.points) == ("krea2", 1)
+    assert found.laws[0].text == "one point: 700 steps at n 18"
+
+
+def test_folders_of_somebodys_configurations_can_be_read_too(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_bytes(ai_toolkit_config())
+    (task,) = read_field(tmp_path)
+    assert [(one.entry.hotkey, one.recipe.steps) for one in task.entries] == [("mine", 700)]
+    assert task.own_plan()[1] == "the task is not a kind that we plan"
+    assert laws([task]) == []
+
+
+def test_a_task_of_the_future_has_no_plan_and_says_why(tmp_path: Path) -> None:
+    for name, more in {"a": {"model_type": "newcomer"}, "b": {"task_type": "SongTask"}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.json").write_text(json.dumps(image_task(name, **more)))
+    reasons = sorted(task.own_plan()[1] for task in read_field(tmp_path))
+    assert reasons == ["SongTask is not a kind that we plan", "newcomer is not a family that we plan"]
+
+
+def test_an_empty_directory_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(NoField, match=r"task\.json, config\.yaml"):
+        read_field(tmp_path)
+    with pytest.raises(NoField, match="field pull"):
+        read_field(tmp_path / "nowhere")
+    (tmp_path / "task.json").write_text("{")
+    with pytest.raises(NoField, match="cannot be read"):
+        read_field(tmp_path)
+
+
+def test_validators_keep_a_tenth_of_the_pictures() -> None:
+    assert [training_pictures(pictures) for pictures in (10, 14, 20, 21, 50)] == [9, 12, 18, 18, 45]

@@ -1,0 +1,230 @@
+"""What the scorer in the image is asked, and what becomes of its answer; the rehearsal's own test runs it in
+a real image."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.domain.evaluation import Era
+from core.runs.run_files import EvalTask
+from miner.engines.docker.client import DockerClient
+from miner.tournament.rehearsal import scoring
+from miner.tournament.rehearsal.scoring import (
+    CannotScore,
+    NoScorer,
+    PictureSet,
+    load_problems,
+    score_pictures,
+    score_text,
+)
+from miner.tournament.rules import TASKS
+from tests.trainer.session.simulated import safetensors, write_adapter
+
+CLIENT = DockerClient("unix:///nowhere")
+
+
+class Image:
+    """In the place of a container: the command, what it saw, and a report of the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Path], str], code: int = 0) -> None:
+        self.answer, self.code = answer, code
+        self.errors = "Traceback\nRuntimeError: what went wrong\n"
+        self.commands: list[str] = []
+        self.seen: Mapping[Path, str] = {}
+        monkeypatch.setattr(scoring, "run_helper", self.run)
+
+    def run(
+        self,
+        client: object,
+        image: str,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        read_only: Mapping[Path, str],
+        gpus: Sequence[str],
+    ) -> tuple[int, str]:
+        self.commands.append(command[-1])
+        self.seen = read_only
+        (folder / "errors.txt").write_text(self.errors, encoding="utf-8")
+        if text := self.answer(folder):
+            (folder / "score.json").write_text(text, encoding="utf-8")
+        return self.code, ""
+
+
+def comparison(won: bool, p_win: float) -> dict[str, Any]:
+    return {"won": won, "p_win": p_win, "reason": "of 90 decided rows 80 are won", "mean_gap": 0.2}
+
+
+def report(*scores: float) -> str:
+    models = [
+        {
+            "metric": "eval_loss",
+            "score": score,
+            "over_base": comparison(True, 0.99) if place else None,
+            "over_first": comparison(False, 0.2) if place > 1 else None,
+        }
+        for place, score in enumerate(scores)
+    ]
+    return json.dumps({"models": models, "lower_is_better": True, "rows": 90, "dropped": {"too long": 3}})
+
+
+def test_ours_stands_beside_the_base_and_the_champion(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    image = Image(monkeypatch, lambda folder: "a library's greeting\n" + report(3.0, 2.0, 1.9))
+    found = score_text(
+        CLIENT, "image", TASKS["instruct-kl"],
+        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"), against=Path("/boss"),
+    )  # fmt: skip
+    assert (found.base, found.against, found.ours) == (3.0, 2.0, 1.9)
+    assert (found.wins, found.p_win, found.beats_base) == (False, 0.2, True)
+    assert image.seen == {
+        Path("/r"): "/rows.json",
+        Path("/b"): "/base",
+        Path("/ours"): "/ours",
+        Path("/boss"): "/against",
+    }
+    # The champion comes first: the others are compared with it.
+    assert image.commands[0].index("/against") < image.commands[0].index("/ours")
+    assert "3 rows left out: too long" in found.summary()
+    assert "against the other folder: would not win, P(win) 20%" in found.summary()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, task in TASKS.items() if task.task_type not in (None, "EnvTask")]
+)
+def test_the_scorer_can_read_every_kinds_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    Image(monkeypatch, lambda folder: report(3.0, 2.0))
+    score_text(
+        CLIENT, "image", TASKS[name],
+        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
+    )  # fmt: skip
+    task = EvalTask.read(tmp_path / "task.json")
+    assert task.task_type == TASKS[name].task_type
+    assert (task.era, task.data) == (Era.TOURNAMENTS, "/rows.json")
+    assert task.kl_coefficient == (0.5 if name == "instruct-kl" else None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "exit code 1: Traceback; RuntimeError: what went wrong"),
+        (
+            json.dumps({"error": {"code": "bad_model", "message": "/ours cannot be loaded"}}),
+            "/ours cannot be",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str, why: str
+) -> None:
+    Image(monkeypatch, lambda folder: answer, code=1)
+    with pytest.raises(CannotScore, match=why):
+        score_text(
+            CLIENT, "image", TASKS["chat"],
+            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "wins"), [(0.506, True), (0.504, False)])
+def test_rewards_win_by_one_percent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: float, wins: bool
+) -> None:
+    def answer(folder: Path) -> str:
+        found = json.loads(report(0.1, 0.5, ours))
+        for model in found["models"]:
+            model["over_base"] = model["over_first"] = None
+        return json.dumps(found | {"lower_is_better": False})
+
+    Image(monkeypatch, answer)
+    found = score_text(
+        CLIENT, "image", TASKS["grpo"],
+        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"), against=Path("/boss"),
+    )  # fmt: skip
+    assert (found.wins, found.p_win) == (wins, None)
+    assert f"other folder: would {'' if wins else 'not '}win" in found.summary()
+
+
+def test_somebody_elses_image_has_no_scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    image = Image(monkeypatch, lambda folder: "", code=1)
+    image.errors = (
+        "/usr/bin/python: Error while finding module: ModuleNotFoundError: No module named 'trainer'"
+    )
+    with pytest.raises(NoScorer):
+        score_text(
+            CLIENT, "image", TASKS["chat"],
+            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
+        )  # fmt: skip
+
+
+def pictures(tmp_path: Path) -> dict[str, Any]:
+    for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "config.yaml", "one.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "scratch").mkdir()
+    asked = PictureSet(
+        "ai-toolkit", "/app/ai-toolkit", tmp_path / "config.yaml", [(tmp_path / "one.png", "a dog")], 2, 60
+    )
+    return {
+        "folder": tmp_path / "scratch",
+        "cache": tmp_path / "cache",
+        "pictures": asked,
+        "repository": tmp_path / "ours",
+        "against": tmp_path / "boss",
+    }
+
+
+@pytest.mark.parametrize(("ours", "wins"), [(0.0989, True), (0.0991, False)])
+def test_pictures_win_with_a_loss_one_percent_lower(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: float, wins: bool
+) -> None:
+    def answer(folder: Path) -> str:
+        job = json.loads((folder / "job.json").read_text("utf-8"))
+        assert (folder / Path(job["config"]).name).is_file()
+        assert (folder / Path(job["pictures"][0]["image"]).name).is_file()
+        losses = zip(job["files"], (0.2, ours, 0.1), strict=True)
+        return json.dumps({"files": [{"path": path, "loss": loss} for path, loss in losses], "reason": ""})
+
+    image = Image(monkeypatch, answer)
+    found = score_pictures(CLIENT, "image", TASKS["krea2"], **pictures(tmp_path))
+    assert (found.base, found.ours, found.against, found.wins) == (0.2, ours, 0.1, wins)
+    assert "trainer.scoring.pictures /rehearsal/job.json" in image.commands[0]
+
+
+def test_pictures_that_were_not_scored_in_time_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    partial = json.dumps({"files": [{"path": "", "loss": 0.2}], "reason": "the deadline passed"})
+    Image(monkeypatch, lambda folder: partial)
+    with pytest.raises(CannotScore, match=r"/ours/checkpoints/last.safetensors.*the deadline passed"):
+        score_pictures(CLIENT, "image", TASKS["krea2"], **pictures(tmp_path))
+
+
+def test_weights_that_are_not_finite_and_another_architecture_are_problems(tmp_path: Path) -> None:
+    base, ours = tmp_path / "base", tmp_path / "ours"
+    base.mkdir()
+    (base / "config.json").write_text(
+        json.dumps({"architectures": ["A"], "hidden_size": 8}), encoding="utf-8"
+    )
+    ours.mkdir()
+    write_adapter(ours)
+    config = {"base_model_name_or_path": "org/model", "peft_type": "LORA"}
+    (ours / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_problems(ours, TASKS["chat"], base, "org/model") == ()
+    nan = bytearray(safetensors())
+    nan[-4:] = struct.pack("<f", float("nan"))
+    (ours / "adapter_model.safetensors").write_bytes(nan)
+    assert "NaN" in load_problems(ours, TASKS["chat"], base, "org/model")[0]
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "model.safetensors").write_bytes(safetensors())
+    (full / "config.json").write_text(json.dumps({"architectures": ["B"]}), encoding="utf-8")
+    assert any("architectures" in one for one in load_problems(full, TASKS["chat"], base, "org/model"))
