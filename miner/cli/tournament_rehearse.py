@@ -19,7 +19,7 @@ from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from miner.settings import Settings
-    from miner.tournament.rehearsal.rehearse import RehearsalInputs
+    from miner.tournament.rehearsal.options import RehearsalInputs
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
@@ -88,7 +88,7 @@ def rehearse(
     which shows that everything works and not how good it is; image tasks need --model. Reward code of
     GRPO tasks runs in containers without a network. Ctrl-C ends everything that was started."""
     from miner.engines.docker.client import DockerClient
-    from miner.tournament.rehearsal.rehearse import RehearsalOptions
+    from miner.tournament.rehearsal.options import RehearsalOptions
     from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
     from miner.tournament.rehearsal.report import report_lines
 
@@ -208,7 +208,7 @@ def _by_kind(written: list[str], tasks: list[TournamentTask], option: str) -> di
 def _inputs(
     settings: Settings, tasks: list[TournamentTask], models: list[str], data: list[str]
 ) -> dict[str, RehearsalInputs]:
-    from miner.tournament.rehearsal.rehearse import STAND_IN_MODEL, RehearsalInputs
+    from miner.tournament.rehearsal.options import STAND_IN_MODEL, RehearsalInputs
 
     named_models, named_data = _by_kind(models, tasks, "--model"), _by_kind(data, tasks, "--data")
     found = {}

@@ -6,103 +6,22 @@ not name are made up: they show that a task runs from end to end, not how good i
 
 from __future__ import annotations
 
-import itertools
-import json
-import random
-import secrets
 import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.data.rows import BadRows, JsonRows
-from core.domain.errors import GodMinerError
 from core.domain.units import show_seconds
 from miner.engines.docker.client import DockerClient
 from miner.tournament.checkout import clone_repository
-from miner.tournament.rehearsal import stand_in_worker
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
-from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout, lay_out_cache
-from miner.tournament.rehearsal.container import (
-    ContainerOptions,
-    TrainerContainer,
-    TrainingMachine,
-    container_options,
-    internal_network,
-    open_folder,
-    run_helper,
-    take_over,
-    training_machine,
-)
-from miner.tournament.rehearsal.kills import run_kills
-from miner.tournament.rehearsal.log_review import review_log, secret_values
-from miner.tournament.rehearsal.report import Rehearsal, TaskRehearsal, log_problems
-from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
-from miner.tournament.rehearsal.stand_ins import (
-    TEST_PROMPTS,
-    TEST_ROWS,
-    TRAIN_ROWS,
-    stand_in_pictures,
-    stand_in_rows,
-)
-from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
-from miner.tournament.rules import CHECKPOINTS, MAX_TRAINING_ATTEMPTS, TournamentTask, repository_name
-
-#: Whose entry it is, as paths and names show it.
-HOTKEY = "5RehearsalRehearsalRehearsalRehearsalRehearsalRe"
-TOURNAMENT = "tourn_rehearsal"
-#: Hours of a task with stand-ins: their training takes a minute, starting it on a busy CPU up to five.
-STAND_IN_HOURS = 0.2
-#: The part of a training after its first submission in which kills come; another one may be shorter.
-KILL_SHARE = 0.6
-STATISTICS = "statistics.json"
-STAND_IN_MODEL = "stand-in/tiny"
-#: Of an operator's rows so many are kept for the score, as validators do.
-TEST_SHARE, MOST_TEST_ROWS = 0.1, 1000
-#: Where our trainer keeps what engines print.
-_WORK_PLACES = (
-    "/tmp/.god-miner-{task}/console.log",  # noqa: S108 - in the container
-    f"{CHECKPOINTS}/{{task}}/.god-miner-{{task}}/console.log",
-)
-_WORKER = Path(stand_in_worker.__file__)
-_STATISTICS_KINDS = {"InstructTextTask": "instruct", "ChatTask": "instruct", "DpoTask": "dpo"}
-_STATISTICS_KINDS |= {"GrpoTask": "grpo", "EnvTask": "env"}
-
-
-@dataclass(frozen=True)
-class RehearsalInputs:
-    """What the operator names for one task; the rest is made up."""
-
-    model: Path | None = None
-    model_id: str = STAND_IN_MODEL
-    data: Path | None = None
-
-
-@dataclass(frozen=True)
-class RehearsalOptions:
-    output: Path
-    tasks: Sequence[TournamentTask]
-    commit: str | None = None
-    inputs: Mapping[str, RehearsalInputs] = field(default_factory=dict)
-    #: None: what the kind usually gets, or `STAND_IN_HOURS`.
-    hours: float | None = None
-    hub_cache: Path | None = None
-    trigger_word: str | None = None
-    gpus: tuple[str, ...] = ()
-    build_arguments: Mapping[str, str] = field(default_factory=dict)
-    build_network: str | None = None
-    against: Path | None = None
-    kills: int = 0
-    seed: int = 0
-    #: Leave images, caches and checkpoints behind.
-    keep: bool = False
-
-
-Say = Callable[[str], None]
+from miner.tournament.rehearsal.container import internal_network, training_machine
+from miner.tournament.rehearsal.inputs import check_inputs
+from miner.tournament.rehearsal.options import RehearsalOptions, Say
+from miner.tournament.rehearsal.report import Rehearsal
+from miner.tournament.rehearsal.task_run import TaskRun
+from miner.tournament.rules import TournamentTask
 
 
 def rehearse(
@@ -112,7 +31,7 @@ def rehearse(
     rehearsed: no repository, no Docker, inputs that are not there."""
     began = time.monotonic()
     options.output.mkdir(parents=True, exist_ok=True)
-    _check_inputs(options)
+    check_inputs(options)
     machine = training_machine(client, options.gpus)
     say(f"cloning {source}")
     clone = clone_repository(source, options.commit, options.output / "checkout")
@@ -123,24 +42,12 @@ def rehearse(
         network, no_bridge = stack.enter_context(internal_network(client))
         for task in options.tasks:
             build = _built(client, clone.directory, task, options, report, stack, say)
-            rehearsed = _TaskRun(client, task, options, machine, build, network, say)
+            rehearsed = TaskRun(client, task, options, machine, build, network, say)
             if no_bridge:
                 rehearsed.report.deviations.append(no_bridge)
             report.tasks.append(rehearsed.run())
     report.seconds = time.monotonic() - began
     return report
-
-
-def _check_inputs(options: RehearsalOptions) -> None:
-    for task in options.tasks:
-        given = options.inputs.get(task.name, RehearsalInputs())
-        if task.image_type is not None and given.model is None:
-            raise BadInput(
-                f"there is no stand-in for a model of {task.name}: name one by --model {task.name}=DIRECTORY"
-            )
-        for path in (given.model, given.data):
-            if path is not None and not path.exists():
-                raise BadInput(f"{task.name}: {path} is not there")
 
 
 def _built(
@@ -172,332 +79,3 @@ def _built(
     report.builds.append(build)
     say(f"  {build.problem or f'built in {show_seconds(build.seconds)}'}")
     return build
-
-
-class _TaskRun:
-    """One task on a built image."""
-
-    def __init__(
-        self,
-        client: DockerClient,
-        task: TournamentTask,
-        options: RehearsalOptions,
-        machine: TrainingMachine,
-        build: Build,
-        network: str,
-        say: Say,
-    ) -> None:
-        self.client, self.task, self.options, self.machine = client, task, options, machine
-        self.build, self.network, self.say = build, network, say
-        self.given = options.inputs.get(task.name, RehearsalInputs())
-        self.folder = options.output / task.name
-        self.task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
-        self.repository = repository_name(TOURNAMENT, self.task_id, HOTKEY)
-        stand_ins = self.given.model is None or self.given.data is None
-        self.hours = options.hours or (STAND_IN_HOURS if stand_ins else task.hours)
-        self.report = TaskRehearsal(task.name, build.dockerfile, self.hours)
-        #: Image tasks are given the validator's own; nothing may read or print it.
-        self.hub_token = f"hf_{secrets.token_hex(17)}"
-
-    def run(self) -> TaskRehearsal:
-        began = time.monotonic()
-        self._name_deviations()
-        if self.build.image is None:
-            self.report.problems.append(f"the image is not built: {self.build.problem}")
-            return self.report
-        try:
-            self._rehearse(self.build.image)
-        except (GodMinerError, OSError) as error:
-            self.report.problems.append(str(error))
-        finally:
-            if not self.options.keep:
-                self._clear(self.build.image)
-        self.report.seconds = time.monotonic() - began
-        return self.report
-
-    def _name_deviations(self) -> None:
-        add = self.report.deviations.append
-        if self.options.build_arguments:
-            named = ", ".join(f"{name}={value}" for name, value in self.options.build_arguments.items())
-            add(f"built with {named}; validators give no build arguments")
-        if self.build.image and not self.build.pulled:
-            add("the base images were here already; validators' limit of the build includes their download")
-        if self.options.build_network:
-            add(f"built on the network {self.options.build_network}; validators build on an open one")
-        if self.hours != self.task.hours:
-            add(f"{self.hours:g} hours; such a task usually has {self.task.hours:g}")
-        if self.given.model is None:
-            add("the model is a stand-in: two layers, random weights")
-        if self.given.data is None:
-            add("the data are made up")
-        if self.task.image_type is not None:
-            add("pictures are not scored: only what evaluators load is checked")
-        elif self.task.task_type == "EnvTask":
-            add("there are no environment servers; such tasks are played against others: there is no score")
-
-    def _rehearse(self, image: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        train, test = self._data()
-        layout = lay_out_cache(
-            self.folder / "cache",
-            self.task,
-            task_id=self.task_id,
-            hotkey=HOTKEY,
-            model=self._model(image, train),
-            model_id=self.given.model_id,
-            data=train,
-            hub_cache=self.options.hub_cache,
-        )
-        self.report.deviations += [f"the cache has no {path}" for path in layout.missing]
-        made = self.folder / "made" / STATISTICS
-        if layout.statistics is not None and made.is_file():
-            made.rename(layout.statistics)
-            self.report.deviations.append(
-                "the statistics lack what takes a forward pass (training, throughput) and the duplicate rate"
-            )
-        options = self._container_options(image, layout, "checkpoints")
-        self.report.deviations += options.deviations
-        self._attempts(options)
-        self._review_log(options)
-        if not self.report.attempts[-1].is_success:
-            return
-        take_over(self.client, image, options.checkpoints)
-        if not self._upload(options.place):
-            return
-        self._score(image, layout, options.place, test)
-        if self.options.kills:
-            self._kills(image, layout, test)
-
-    # — inputs
-
-    def _data(self) -> tuple[Path, Path | None]:
-        """What is trained on, and the rows to score on."""
-        if self.task.image_type is not None:
-            if self.given.data:
-                return self.given.data, None
-            target = self.folder / "pictures.zip"
-            target.write_bytes(stand_in_pictures())
-            return target, None
-        train, test = self.folder / "train.json", self.folder / "test.json"
-        if self.given.data is None:
-            rows = stand_in_rows(self.task, TRAIN_ROWS, seed=1)
-            # Answers to prompts are generated, token by token.
-            count = TEST_PROMPTS if self.task.task_type == "GrpoTask" else TEST_ROWS
-            kept = stand_in_rows(self.task, count, seed=2)
-        else:
-            rows, kept = _split(self.given.data)
-        train.write_text(json.dumps(rows), encoding="utf-8")
-        test.write_text(json.dumps(kept), encoding="utf-8")
-        return train, test
-
-    def _model(self, image: str, rows: Path) -> Path:
-        """The operator's, or a tiny one; for texts with what validators know of model and data."""
-        if self.task.image_type is not None and self.given.model is not None:
-            return self.given.model
-        self.say(f"{self.task.name}: making what is missing, in the image")
-        made = self.folder / "made"
-        made.mkdir(exist_ok=True)
-        seen = {_WORKER: "/worker.py", rows: "/rows.json"}
-        model = "/rehearsal/model"
-        if self.given.model is not None:
-            seen, model = {**seen, self.given.model: "/model"}, "/model"
-        kind = _STATISTICS_KINDS[str(self.task.task_type)]
-        command = ["python", "/worker.py", kind, "/rows.json", model, f"/rehearsal/{STATISTICS}"]
-        code, output = run_helper(self.client, image, command, made, read_only=seen)
-        if code != 0:
-            last = "; ".join(output.strip().splitlines()[-3:])[-500:]
-            if self.given.model is None:
-                raise BadInput(
-                    f"the image cannot make a model (exit code {code}): name one by --model; {last}"
-                )
-            self.report.deviations.append(
-                f"no statistics of model and data: the image cannot make them; {last}"
-            )
-        return self.given.model or made / "model"
-
-    # — the training
-
-    def _container_options(self, image: str, layout: CacheLayout, checkpoints: str) -> ContainerOptions:
-        more = {}
-        if self.task.image_type is not None:
-            more = {"HUGGINGFACE_TOKEN": self.hub_token, "HUGGINGFACE_USERNAME": "rehearsal"}
-        return container_options(
-            self.task,
-            self.machine,
-            image=image,
-            network=self.network,
-            cache=layout.root,
-            checkpoints=open_folder(self.folder / checkpoints),
-            task_id=self.task_id,
-            model_id=self.given.model_id,
-            repository=self.repository,
-            hours=self.hours,
-            hotkey=HOTKEY,
-            trigger_word=self.options.trigger_word,
-            more_environment=more,
-        )
-
-    def _attempts(self, options: ContainerOptions) -> None:
-        limit_s = max(1, int(self.hours * 3600))
-        for number in range(1, MAX_TRAINING_ATTEMPTS + 1):
-            self.say(f"{self.task.name}: attempt {number}, at most {show_seconds(limit_s)}")
-            log = self.folder / f"log-{number}.txt"
-            with TrainerContainer(self.client, options, log, self._say_line) as container:
-                end = container.wait(limit_s, self._first_seen(options.place))
-                own = self._keep_console(container, number)
-            self.report.attempts.append(end)
-            how = "killed at its limit" if end.timed_out else f"exit code {end.exit_code}"
-            self.say(f"{self.task.name}: {how} after {show_seconds(end.seconds)}")
-            if end.is_success:
-                return
-            there = " although something lies there" if options.place.is_dir() else ""
-            text = f"attempt {number} ended with exit code {end.exit_code}: nothing is uploaded{there}"
-            last = number == MAX_TRAINING_ATTEMPTS
-            (self.report.problems if last else self.report.warnings).append(f"{text}; see {own or log}")
-
-    def _say_line(self, line: str) -> None:
-        self.say(f"  | {line}")
-
-    def _keep_console(self, container: TrainerContainer, number: int) -> Path | None:
-        """What our trainer keeps from the public log."""
-        target = self.folder / f"console-{number}.log"
-        for place in _WORK_PLACES:
-            if container.copy_out(place.format(task=self.task_id), target):
-                return target
-        return None
-
-    def _first_seen(self, place: Path) -> Callable[[], None]:
-        began = time.monotonic()
-
-        def look() -> None:
-            if self.report.first_submission_s is None and place.is_dir():
-                self.report.first_submission_s = round(time.monotonic() - began, 1)
-
-        return look
-
-    def _review_log(self, options: ContainerOptions) -> None:
-        lines = [
-            line
-            for path in sorted(self.folder.glob("log-*.txt"))
-            for line in path.read_text("utf-8", "replace").replace("\r", "\n").splitlines()
-        ]
-        self.report.log_lines = len(lines)
-        self.report.log_findings = review_log(lines, secret_values(options.environment))
-        problems, warnings = log_problems(self.report.log_findings)
-        self.report.problems += problems
-        self.report.warnings += warnings
-
-    # — what becomes of the result
-
-    def _upload(self, place: Path) -> bool:
-        """Whether a submission gets into its repository."""
-        found = what_is_uploaded(place, self.given.model_id, image=self.task.image_type is not None)
-        self.report.problems += found.problems
-        self.report.uploaded = [found.published(path) for path in found.files]
-        self.report.upload_bytes = found.size
-        self.report.rewritten = [f"{one.path}: {one.before} -> {one.after}" for one in found.rewrites]
-        return not found.problems
-
-    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path | None) -> None:
-        found = self._scored(image, layout, place, test, self.options.against)
-        if found is None:
-            return
-        self.report.score, self.report.score_text = found.as_dict(), found.summary()
-        if not found.beats_base:
-            self.report.warnings.append("the submission is not better than the model that it began with")
-
-    def _scored(
-        self,
-        image: str,
-        layout: CacheLayout,
-        place: Path,
-        test: Path | None,
-        against: Path | None = None,
-    ) -> FolderScore | None:
-        """The score of what would be in the repository; None for kinds that have none here. `CannotScore`."""
-        is_image = self.task.image_type is not None
-        with tempfile.TemporaryDirectory(prefix="score-", dir=self.folder) as scratch:
-            folder = Path(scratch)
-            upload = what_is_uploaded(place, self.given.model_id, image=is_image)
-            repository = as_published(upload, folder / "repository")
-            problems = load_problems(repository, self.task, layout.model, self.given.model_id)
-            if problems:
-                raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
-            if test is None or self.task.task_type == "EnvTask":
-                return None
-            self.say(f"{self.task.name}: scoring")
-            try:
-                return score_text(
-                    self.client,
-                    image,
-                    self.task,
-                    folder=folder / "scratch",
-                    base=layout.model,
-                    rows=test,
-                    repository=repository,
-                    against=against,
-                    gpus=self.machine.gpus[: self.task.gpus],
-                )
-            except NoScorer as error:
-                if str(error) not in self.report.deviations:
-                    self.report.deviations.append(str(error))
-                return None
-
-    def _kills(self, image: str, layout: CacheLayout, test: Path | None) -> None:
-        """Kill more trainings, between the first submission and the end that the first training had."""
-        last = self.report.attempts[-1]
-        span_s = KILL_SHARE * (last.seconds - (self.report.first_submission_s or last.seconds))
-        folders = (f"kills/{number}" for number in itertools.count(1))
-
-        def start() -> TrainerContainer:
-            folder = next(folders)
-            options = self._container_options(image, layout, folder)
-            container = TrainerContainer(self.client, options, self.folder / "kills.txt")
-            container.start()
-            return container
-
-        def check(place: Path) -> str | None:
-            take_over(self.client, image, place.parent)
-            problems = what_is_uploaded(
-                place, self.given.model_id, image=self.task.image_type is not None
-            ).problems
-            if problems:
-                return "; ".join(problems)
-            try:
-                self._scored(image, layout, place, test)
-            except CannotScore as error:
-                return str(error)
-            return None
-
-        report = run_kills(
-            start,
-            self.options.kills,
-            self.options.seed,
-            check,
-            span_s=span_s,
-            on_kill=lambda kill: self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}"),
-        )
-        self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
-        if report.problem:
-            self.report.problems.append(report.problem)
-
-    def _clear(self, image: str) -> None:
-        """Leave the logs only."""
-        for name in ("checkpoints", "kills"):
-            if (self.folder / name).exists():
-                take_over(self.client, image, self.folder / name)
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("cache", "made"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-def _split(path: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """An operator's rows: those to train on, and those to score on."""
-    try:
-        with path.open("rb") as file:
-            rows = list(JsonRows(file))
-    except (OSError, BadRows) as error:
-        raise BadInput(f"{path} cannot be read as rows: {error}") from None
-    count = min(max(1, int(len(rows) * TEST_SHARE)), MOST_TEST_ROWS)
-    random.Random(0).shuffle(rows)  # noqa: S311 - repeatable
-    return rows[count:], rows[:count]

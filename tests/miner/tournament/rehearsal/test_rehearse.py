@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from miner.engines.docker.client import DockerClient
-from miner.tournament.rehearsal import rehearse as rehearsal
+from miner.tournament.rehearsal import task_run
 from miner.tournament.rehearsal.cache_layout import BadInput
 from miner.tournament.rehearsal.container import run_helper
 from miner.tournament.rehearsal.kills import Kill, KillKind, KillMoment, KillReport
-from miner.tournament.rehearsal.rehearse import RehearsalInputs, RehearsalOptions, rehearse
+from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
+from miner.tournament.rehearsal.rehearse import rehearse
 from miner.tournament.rehearsal.report import Rehearsal, TaskRehearsal, report_lines
 from miner.tournament.rules import TASKS
 from tests.doubles import base_image
@@ -159,7 +160,7 @@ def test_trainings_that_ended_before_their_kill_were_not_rehearsed(
     docker_host: Dockerd, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = Kill(1, KillMoment(KillKind.RANDOM, 1.0), 1.0, 2.0, in_save=False, ended=True, problem=None)
-    monkeypatch.setattr(rehearsal, "run_kills", lambda *_, **__: KillReport(0, (kill,)))
+    monkeypatch.setattr(task_run, "run_kills", lambda *_, **__: KillReport(0, (kill,)))
     task = only(rehearsed(docker_host, tmp_path, model, "submit", kills=1))
     assert task.problems == ["1 of 1 trainings had ended before their kill: give them more time"]
 

@@ -1,0 +1,329 @@
+"""Rehearse one task on a built image: train as a validator does, upload, score, kill."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from core.domain.errors import GodMinerError
+from core.domain.units import show_seconds
+from miner.engines.docker.client import DockerClient
+from miner.tournament.rehearsal.build import Build
+from miner.tournament.rehearsal.cache_layout import CacheLayout, lay_out_cache
+from miner.tournament.rehearsal.container import (
+    ContainerOptions,
+    TrainerContainer,
+    TrainingMachine,
+    container_options,
+    open_folder,
+    take_over,
+)
+from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
+from miner.tournament.rehearsal.kills import run_kills
+from miner.tournament.rehearsal.log_review import review_log, secret_values
+from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Say
+from miner.tournament.rehearsal.report import TaskRehearsal, log_problems
+from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
+from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
+from miner.tournament.rules import CHECKPOINTS, MAX_TRAINING_ATTEMPTS, TournamentTask, repository_name
+
+#: Whose entry it is, as paths and names show it.
+HOTKEY = "5RehearsalRehearsalRehearsalRehearsalRehearsalRe"
+TOURNAMENT = "tourn_rehearsal"
+#: Hours of a task with stand-ins: their training takes a minute, starting it on a busy CPU up to five.
+STAND_IN_HOURS = 0.2
+#: The part of a training after its first submission in which kills come; another one may be shorter.
+KILL_SHARE = 0.6
+#: Where our trainer keeps what engines print.
+_WORK_PLACES = (
+    "/tmp/.god-miner-{task}/console.log",  # noqa: S108 - in the container
+    f"{CHECKPOINTS}/{{task}}/.god-miner-{{task}}/console.log",
+)
+
+
+class TaskRun:
+    """One task on a built image; `run` returns its report."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        task: TournamentTask,
+        options: RehearsalOptions,
+        machine: TrainingMachine,
+        build: Build,
+        network: str,
+        say: Say,
+    ) -> None:
+        self.client, self.task, self.options, self.machine = client, task, options, machine
+        self.build, self.network, self.say = build, network, say
+        self.given = options.inputs.get(task.name, RehearsalInputs())
+        self.folder = options.output / task.name
+        self.task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
+        self.repository = repository_name(TOURNAMENT, self.task_id, HOTKEY)
+        stand_ins = self.given.model is None or self.given.data is None
+        self.hours = options.hours or (STAND_IN_HOURS if stand_ins else task.hours)
+        self.report = TaskRehearsal(task.name, build.dockerfile, self.hours)
+        #: Image tasks are given the validator's own; nothing may read or print it.
+        self.hub_token = f"hf_{secrets.token_hex(17)}"
+
+    def run(self) -> TaskRehearsal:
+        began = time.monotonic()
+        self._name_deviations()
+        if self.build.image is None:
+            self.report.problems.append(f"the image is not built: {self.build.problem}")
+            return self.report
+        try:
+            self._rehearse(self.build.image)
+        except (GodMinerError, OSError) as error:
+            self.report.problems.append(str(error))
+        finally:
+            if not self.options.keep:
+                self._clear(self.build.image)
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def _name_deviations(self) -> None:
+        add = self.report.deviations.append
+        if self.options.build_arguments:
+            named = ", ".join(f"{name}={value}" for name, value in self.options.build_arguments.items())
+            add(f"built with {named}; validators give no build arguments")
+        if self.build.image and not self.build.pulled:
+            add("the base images were here already; validators' limit of the build includes their download")
+        if self.options.build_network:
+            add(f"built on the network {self.options.build_network}; validators build on an open one")
+        if self.hours != self.task.hours:
+            add(f"{self.hours:g} hours; such a task usually has {self.task.hours:g}")
+        if self.given.model is None:
+            add("the model is a stand-in: two layers, random weights")
+        if self.given.data is None:
+            add("the data are made up")
+        if self.task.image_type is not None:
+            add("pictures are not scored: only what evaluators load is checked")
+        elif self.task.task_type == "EnvTask":
+            add("there are no environment servers; such tasks are played against others: there is no score")
+
+    def _rehearse(self, image: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        train, test = training_data(self.task, self.given, self.folder)
+        layout = lay_out_cache(
+            self.folder / "cache",
+            self.task,
+            task_id=self.task_id,
+            hotkey=HOTKEY,
+            model=self._model(image, train),
+            model_id=self.given.model_id,
+            data=train,
+            hub_cache=self.options.hub_cache,
+        )
+        self.report.deviations += [f"the cache has no {path}" for path in layout.missing]
+        made = self.folder / "made" / STATISTICS
+        if layout.statistics is not None and made.is_file():
+            made.rename(layout.statistics)
+            self.report.deviations.append(
+                "the statistics lack what takes a forward pass (training, throughput) and the duplicate rate"
+            )
+        options = self._container_options(image, layout, "checkpoints")
+        self.report.deviations += options.deviations
+        self._attempts(options)
+        self._review_log(options)
+        if not self.report.attempts[-1].is_success:
+            return
+        take_over(self.client, image, options.checkpoints)
+        if not self._upload(options.place):
+            return
+        self._score(image, layout, options.place, test)
+        if self.options.kills:
+            self._kills(image, layout, test)
+
+    def _model(self, image: str, rows: Path) -> Path:
+        """The operator's, or a tiny one."""
+        if self.task.image_type is not None and self.given.model is not None:
+            return self.given.model
+        self.say(f"{self.task.name}: making what is missing, in the image")
+        made = self.folder / "made"
+        self.report.deviations += make_model_and_statistics(
+            self.client, image, self.task, self.given, rows, made
+        )
+        return self.given.model or made / "model"
+
+    # — the training
+
+    def _container_options(self, image: str, layout: CacheLayout, checkpoints: str) -> ContainerOptions:
+        more = {}
+        if self.task.image_type is not None:
+            more = {"HUGGINGFACE_TOKEN": self.hub_token, "HUGGINGFACE_USERNAME": "rehearsal"}
+        return container_options(
+            self.task,
+            self.machine,
+            image=image,
+            network=self.network,
+            cache=layout.root,
+            checkpoints=open_folder(self.folder / checkpoints),
+            task_id=self.task_id,
+            model_id=self.given.model_id,
+            repository=self.repository,
+            hours=self.hours,
+            hotkey=HOTKEY,
+            trigger_word=self.options.trigger_word,
+            more_environment=more,
+        )
+
+    def _attempts(self, options: ContainerOptions) -> None:
+        limit_s = max(1, int(self.hours * 3600))
+        for number in range(1, MAX_TRAINING_ATTEMPTS + 1):
+            self.say(f"{self.task.name}: attempt {number}, at most {show_seconds(limit_s)}")
+            log = self.folder / f"log-{number}.txt"
+            with TrainerContainer(self.client, options, log, self._say_line) as container:
+                end = container.wait(limit_s, self._first_seen(options.place))
+                own = self._keep_console(container, number)
+            self.report.attempts.append(end)
+            how = "killed at its limit" if end.timed_out else f"exit code {end.exit_code}"
+            self.say(f"{self.task.name}: {how} after {show_seconds(end.seconds)}")
+            if end.is_success:
+                return
+            there = " although something lies there" if options.place.is_dir() else ""
+            text = f"attempt {number} ended with exit code {end.exit_code}: nothing is uploaded{there}"
+            last = number == MAX_TRAINING_ATTEMPTS
+            (self.report.problems if last else self.report.warnings).append(f"{text}; see {own or log}")
+
+    def _say_line(self, line: str) -> None:
+        self.say(f"  | {line}")
+
+    def _keep_console(self, container: TrainerContainer, number: int) -> Path | None:
+        """What our trainer keeps from the public log."""
+        target = self.folder / f"console-{number}.log"
+        for place in _WORK_PLACES:
+            if container.copy_out(place.format(task=self.task_id), target):
+                return target
+        return None
+
+    def _first_seen(self, place: Path) -> Callable[[], None]:
+        began = time.monotonic()
+
+        def look() -> None:
+            if self.report.first_submission_s is None and place.is_dir():
+                self.report.first_submission_s = round(time.monotonic() - began, 1)
+
+        return look
+
+    def _review_log(self, options: ContainerOptions) -> None:
+        lines = [
+            line
+            for path in sorted(self.folder.glob("log-*.txt"))
+            for line in path.read_text("utf-8", "replace").replace("\r", "\n").splitlines()
+        ]
+        self.report.log_lines = len(lines)
+        self.report.log_findings = review_log(lines, secret_values(options.environment))
+        problems, warnings = log_problems(self.report.log_findings)
+        self.report.problems += problems
+        self.report.warnings += warnings
+
+    # — what becomes of the result
+
+    def _upload(self, place: Path) -> bool:
+        """Whether a submission gets into its repository."""
+        found = what_is_uploaded(place, self.given.model_id, image=self.task.image_type is not None)
+        self.report.problems += found.problems
+        self.report.uploaded = [found.published(path) for path in found.files]
+        self.report.upload_bytes = found.size
+        self.report.rewritten = [f"{one.path}: {one.before} -> {one.after}" for one in found.rewrites]
+        return not found.problems
+
+    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path | None) -> None:
+        found = self._scored(image, layout, place, test, self.options.against)
+        if found is None:
+            return
+        self.report.score, self.report.score_text = found.as_dict(), found.summary()
+        if not found.beats_base:
+            self.report.warnings.append("the submission is not better than the model that it began with")
+
+    def _scored(
+        self,
+        image: str,
+        layout: CacheLayout,
+        place: Path,
+        test: Path | None,
+        against: Path | None = None,
+    ) -> FolderScore | None:
+        """The score of what would be in the repository; None for kinds that have none here. `CannotScore`."""
+        is_image = self.task.image_type is not None
+        with tempfile.TemporaryDirectory(prefix="score-", dir=self.folder) as scratch:
+            folder = Path(scratch)
+            upload = what_is_uploaded(place, self.given.model_id, image=is_image)
+            repository = as_published(upload, folder / "repository")
+            problems = load_problems(repository, self.task, layout.model, self.given.model_id)
+            if problems:
+                raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
+            if test is None or self.task.task_type == "EnvTask":
+                return None
+            self.say(f"{self.task.name}: scoring")
+            try:
+                return score_text(
+                    self.client,
+                    image,
+                    self.task,
+                    folder=folder / "scratch",
+                    base=layout.model,
+                    rows=test,
+                    repository=repository,
+                    against=against,
+                    gpus=self.machine.gpus[: self.task.gpus],
+                )
+            except NoScorer as error:
+                if str(error) not in self.report.deviations:
+                    self.report.deviations.append(str(error))
+                return None
+
+    def _kills(self, image: str, layout: CacheLayout, test: Path | None) -> None:
+        """Kill more trainings, between the first submission and the end that the first training had."""
+        last = self.report.attempts[-1]
+        span_s = KILL_SHARE * (last.seconds - (self.report.first_submission_s or last.seconds))
+        folders = (f"kills/{number}" for number in itertools.count(1))
+
+        def start() -> TrainerContainer:
+            folder = next(folders)
+            options = self._container_options(image, layout, folder)
+            container = TrainerContainer(self.client, options, self.folder / "kills.txt")
+            container.start()
+            return container
+
+        def check(place: Path) -> str | None:
+            take_over(self.client, image, place.parent)
+            problems = what_is_uploaded(
+                place, self.given.model_id, image=self.task.image_type is not None
+            ).problems
+            if problems:
+                return "; ".join(problems)
+            try:
+                self._scored(image, layout, place, test)
+            except CannotScore as error:
+                return str(error)
+            return None
+
+        report = run_kills(
+            start,
+            self.options.kills,
+            self.options.seed,
+            check,
+            span_s=span_s,
+            on_kill=lambda kill: self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}"),
+        )
+        self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
+        if report.problem:
+            self.report.problems.append(report.problem)
+
+    def _clear(self, image: str) -> None:
+        """Leave the logs only."""
+        for name in ("checkpoints", "kills"):
+            if (self.folder / name).exists():
+                take_over(self.client, image, self.folder / name)
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in ("cache", "made"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
