@@ -97,6 +97,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/observe/test_logs.py::test_no_secret_given_to_a_real_program_is_in_anything_it_prints",
         "miner/test_daemon_client.py",
         "miner/tournament/check/test_arguments.py",
+        "miner/tournament/check/test_confinement.py",
         "miner/tournament/check/test_copies.py",
         "miner/tournament/check/test_entering.py",
         "miner/tournament/check/test_entry.py",

@@ -59,13 +59,20 @@ def check(
     other: Annotated[
         list[str] | None, typer.Option(metavar="DIR|URL", help="Another entry to compare with; repeatable.")
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run code of a repository named by URL.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run another's code also where bubblewrap does not work.")
+    ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check an entry by every rule of admission. Exit code 1 if one is broken.
 
-    "by hand" is what cannot be known here: what to do about it is said beside it."""
+    "by hand" is what cannot be known here: what to do about it is said beside it.
+
+    Code of the checked repository is run for rule 9 only: its trainer.runner.command_line parses the
+    validators' argument lines, in a sandbox (bubblewrap) without a network, without your files and
+    environment, for a minute at most. Where bubblewrap does not work, this checkout's own code is run
+    without a sandbox, and another's only with --trust."""
     from miner.tournament.check.checks import is_admitted, run_checks
     from miner.tournament.check.entry import USUAL_KINDS, open_entry
 

@@ -144,7 +144,12 @@ def _environment(source: str, token: str | None) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
     }
     if is_local(source):
-        return found  # safe.directory is in the operator's settings
+        # safe.directory is in the operator's settings. A checkout's own must not start a program.
+        return found | {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "core.fsmonitor",
+            "GIT_CONFIG_VALUE_0": "false",
+        }
     # No .netrc either: with its password a private repository would be cloned here and nowhere else.
     found |= {"HOME": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     if token:
@@ -178,6 +183,7 @@ def _git(
             encoding="utf-8",
             errors="surrogateescape",  # names of files are bytes
             start_new_session=True,
+            umask=0o022,  # other users read it: that of a sandbox, and of a container
         )
     except FileNotFoundError:
         raise CloneFailed("git is not installed: install it, for example by `apt-get install git`") from None

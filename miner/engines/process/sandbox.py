@@ -87,6 +87,9 @@ class Sandbox:
     #: The user to become, when we are root.
     uid: int | None
     processes: int
+    #: The most of /tmp, of /dev/shm and of the run directory, which is then in memory too: nothing that a run
+    #: writes reaches a disk. None: as trainings have them.
+    memory_bytes: int | None = None
 
     def command(self, spec: EngineSpec, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` inside the sandbox."""
@@ -95,7 +98,9 @@ class Sandbox:
             *self._namespaces(spec.hostile),
             *_system(),
             *("--ro-bind", str(self.hosts), "/etc/hosts"),
-            *_memory_file_systems(spec.shm_bytes or SHM_BYTES),
+            *_memory_file_systems(
+                self.memory_bytes or TMP_BYTES, self.memory_bytes or spec.shm_bytes or SHM_BYTES
+            ),
             *(word for path in device_files(gpus_of(spec)) for word in ("--dev-bind", str(path), str(path))),
             *self._binds(spec),
             # The root of the mounts is in memory, and would be writable where we are not root.
@@ -136,6 +141,9 @@ class Sandbox:
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
             yield from ("--perms", "0755", "--dir", str(folder))
         for mount in mounts:
+            if mount.path == spec.run_dir and self.memory_bytes:
+                yield from _memory_file_system(mount.path, self.memory_bytes)
+                continue
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
 
     def _last_step(self, spec: EngineSpec) -> Iterator[str]:
@@ -204,6 +212,10 @@ def _system() -> Iterator[str]:
         yield from ("--ro-bind-try", file, file)
 
 
-def _memory_file_systems(shm: int) -> Iterator[str]:
-    for path, size in (("/dev/shm", shm), ("/tmp", TMP_BYTES)):  # noqa: S108 - the sandbox's own
-        yield from ("--perms", "1777", "--size", str(size), "--tmpfs", path)
+def _memory_file_systems(tmp: int, shm: int) -> Iterator[str]:
+    yield from _memory_file_system(Path("/dev/shm"), shm)  # noqa: S108 - the sandbox's own
+    yield from _memory_file_system(Path("/tmp"), tmp)  # noqa: S108
+
+
+def _memory_file_system(path: Path, size: int) -> Iterator[str]:
+    yield from ("--perms", "1777", "--size", str(size), "--tmpfs", str(path))

@@ -1,27 +1,28 @@
 """Rule 9: the argument lines of all kinds of task, parsed by the entry points of the checked commit.
 
-They run in a process of their own, with the clone as the place of their modules and a temporary directory for
-scratch files. Of somebody else's repository nothing is run unless the operator trusts it.
+This is the only place where `check` runs code of the repository that it checks: `trainer.runner.command_line`
+of the clone, in a sandbox (`confinement.py`). Where bubblewrap does not work, only this checkout's own code
+is run, and another's if the operator trusts it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from miner.support.subprocess import PASSED_VARIABLES
+from core.domain.records import printable
+from miner.engines.process.sandbox import Sandbox
+from miner.tournament.check.confinement import find_sandbox, run_confined
 from miner.tournament.check.dockerfiles import dockerfile_text, entry_point, first_dockerfile
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.public_api import mapping, number
 from miner.tournament.rules import CACHE, CHECKPOINTS, TASKS, TEXT_DOCKERFILE, TournamentTask, repository_name
 
-LIMIT_S = 60.0
 #: What no validator sends yet: an entry that refuses it would fail with their next version.
-UNKNOWN_OPTION = ("--option-of-tomorrow", "1")
+UNKNOWN_OPTION = ("--unknown-option", "1")
 HOURS, MODEL, TRIGGER = 0.75, "org/model-1b", "sks"
 _TASK, _HOTKEY = "0d63e5c4", "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 _REPOSITORY = repository_name("tourn_0123456789abcdef_20260921", _TASK, _HOTKEY)
@@ -48,38 +49,48 @@ for line in sys.stdin:
 
 
 def check_arguments(entry: CheckedEntry) -> RuleFinding:
-    rule = "argument lines"
-    if not entry.trusted:
-        text = "the code of another's repository is not run here"
-        to_do = "if you trust it: --trust; or build it and run it: god-miner tournament rehearse"
-        return RuleFinding(9, rule, FindingState.UNKNOWN, text, to_do=to_do)
+    by_hand = "build it and run it: god-miner tournament rehearse"
     if not (entry.tree / "trainer/runner/command_line.py").is_file():
-        text = "no trainer of god-miner: how it parses its arguments is not known"
-        to_do = "build it and run it with them: god-miner tournament rehearse"
-        return RuleFinding(9, rule, FindingState.UNKNOWN, text, to_do=to_do)
+        return _finding(
+            FindingState.UNKNOWN,
+            "no trainer of god-miner: how it parses its arguments is not known",
+            to_do=by_hand,
+        )
     tasks = [task for task in TASKS.values() if task.tournament in entry.kinds]
     if strange := _other_entry_points(entry.tree, tasks):
-        to_do = "build it and run it with them: god-miner tournament rehearse"
         text = f"{strange[0]}: how that parses its arguments is not known"
-        return RuleFinding(9, rule, FindingState.UNKNOWN, text, tuple(strange[1:]), to_do)
-    answers, complaint = parse_all(entry.tree, tasks)
-    problems = []
-    for task in tasks:
-        answer = answers.get(task.name)
-        if answer is None:
-            problems.append(f"{task.name}: no answer: {complaint}")
-        elif "error" in answer:
-            problems.append(f"{task.name}: {str(answer['error'])[:300]}")
-        else:
-            problems += [f"{task.name}: {what}" for what in wrong_in_run(task, answer["run"])]
+        return _finding(FindingState.UNKNOWN, text, strange[1:], by_hand)
+    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as folder:
+        sandbox = find_sandbox(Path(folder))
+        if isinstance(sandbox, str) and not entry.trusted:
+            to_do = f"install bubblewrap; or, if you trust this code, --trust; or {by_hand}"
+            return _finding(
+                FindingState.UNKNOWN, f"its code is not run without a sandbox: {sandbox}", to_do=to_do
+            )
+        confined = None if isinstance(sandbox, str) else sandbox
+        answers, complaint = parse_all(entry.tree, tasks, confined)
+    notes = [f"its code was run without a sandbox: {sandbox}"] if confined is None else []
+    problems = [what for task in tasks for what in _problems(task, answers.get(task.name), complaint)]
     if problems:
-        to_do = "the container would end at once: mend the entry point, or do not enter this kind"
-        return RuleFinding(9, rule, FindingState.FAILED, problems[0], tuple(problems[1:]), to_do)
+        to_do = "the container would end at once: correct the entry point, or do not enter this kind"
+        return _finding(FindingState.FAILED, problems[0], [*problems[1:], *notes], to_do)
     names = ", ".join(task.name for task in tasks)
     text = f"all {len(tasks)} are understood: {names}; anonymous models, {HOURS} hours, unknown options too"
     missing = sorted({str(task.tournament) for task in TASKS.values()} - {str(kind) for kind in entry.kinds})
-    notes = tuple(f"{kind}: not checked; --kind {kind} does" for kind in missing)
-    return RuleFinding(9, rule, FindingState.PASSED, text, notes)
+    notes += [f"{kind}: not checked; --kind {kind} does" for kind in missing]
+    return _finding(FindingState.PASSED, text, notes)
+
+
+def _finding(state: FindingState, text: str, notes: Sequence[str] = (), to_do: str = "") -> RuleFinding:
+    return RuleFinding(9, "argument lines", state, text, tuple(notes), to_do)
+
+
+def _problems(task: TournamentTask, answer: Any, complaint: str) -> list[str]:
+    if answer is None:
+        return [f"{task.name}: no answer: {complaint}"]
+    if "error" in answer:
+        return [f"{task.name}: {printable(str(answer['error'])[:300])}"]
+    return [f"{task.name}: {what}" for what in wrong_in_run(task, mapping(answer.get("run")))]
 
 
 def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
@@ -94,7 +105,9 @@ def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
     return strange
 
 
-def parse_all(tree: Path, tasks: list[TournamentTask]) -> tuple[dict[str, Any], str]:
+def parse_all(
+    tree: Path, tasks: Sequence[TournamentTask], sandbox: Sandbox | None
+) -> tuple[dict[str, Any], str]:
     """What the entry points make of each task, and the end of what they complained."""
     orders = "".join(
         json.dumps(
@@ -108,36 +121,16 @@ def parse_all(tree: Path, tasks: list[TournamentTask]) -> tuple[dict[str, Any], 
         + "\n"
         for task in tasks
     )
-    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as scratch:
-        environment = {
-            **{name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
-            "HOME": scratch,
-            "GOD_MINER_WORK": scratch,
-            "PYTHONPATH": str(tree.resolve()),
-            "PYTHONSAFEPATH": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", _SCRIPT, str(tree)],
-                input=orders,
-                env=environment,
-                cwd=scratch,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {}, f"nothing within {LIMIT_S:g} s"
+    done = run_confined(_SCRIPT, tree, orders, sandbox)
     answers = {}
-    for line in done.stdout.splitlines():
+    for line in done.text.splitlines():
         if line.startswith("answer "):
-            answer = json.loads(line.removeprefix("answer "))
-            answers[answer["name"]] = answer
-    last = done.stderr.strip().rpartition("\n")[2]
-    return answers, last[-300:] or f"exit code {done.returncode}"
+            try:
+                answer = mapping(json.loads(line.removeprefix("answer ")))
+            except (ValueError, RecursionError):
+                continue
+            answers[str(answer.get("name"))] = answer
+    return answers, done.complaint
 
 
 def arguments_of(task: TournamentTask) -> list[str]:
@@ -147,7 +140,7 @@ def arguments_of(task: TournamentTask) -> list[str]:
     )
 
 
-def wrong_in_run(task: TournamentTask, run: dict[str, Any]) -> list[str]:
+def wrong_in_run(task: TournamentTask, run: Mapping[str, Any]) -> list[str]:
     """Where the run that was understood is not the one that was asked for."""
     model = task.model_argument(MODEL).replace("/", "--")
     data = f"{_TASK}_tourn.zip" if task.image_type is not None else f"{_TASK}_train_data.json"
@@ -162,16 +155,18 @@ def wrong_in_run(task: TournamentTask, run: dict[str, Any]) -> list[str]:
     }
     found = {name: run.get(name) for name in expected}
     wrong = [
-        f"{name} is {found[name]!r}, not {value!r}"
+        f"{name} is {printable(repr(found[name])[:200])}, not {value!r}"
         for name, value in expected.items()
         if found[name] != value
     ]
-    seconds = float(run.get("deadline_at") or 0) - float(run.get("began_at") or 0)
+    began, deadline, end = (number(run.get(name)) or 0.0 for name in ("began_at", "deadline_at", "end_by"))
+    seconds = deadline - began
     if abs(seconds - HOURS * 3600) > 1:
         wrong.append(f"{HOURS} hours are taken for {seconds / 3600:.2f}")
-    if not float(run.get("end_by") or 0) < float(run.get("deadline_at") or 0):
+    if not end < deadline:
         wrong.append("it would not end before it is killed")
     coefficient = float(task.environment["KL_COEF"]) if "KL_COEF" in task.environment else None
     if run.get("kl_coefficient") != coefficient:
-        wrong.append(f"kl_coefficient is {run.get('kl_coefficient')}, not {coefficient}")
+        found_text = printable(str(run.get("kl_coefficient"))[:200])
+        wrong.append(f"kl_coefficient is {found_text}, not {coefficient}")
     return wrong

@@ -99,7 +99,7 @@ class CheckedEntry:
     #: Entries that could not be cloned to compare with, and why.
     lost: tuple[tuple[str, str], ...]
     upstream: Path | None
-    #: Whether its code may be run here.
+    #: Whether its code may be run here without a sandbox.
     trusted: bool
     offline: bool
     now: datetime
@@ -138,6 +138,13 @@ def _own_checkout() -> str:
         raise CloneFailed(
             "god-miner is installed here as a package, not as a checkout: name an address or a directory"
         ) from None
+
+
+def _is_own_checkout(source: str) -> bool:
+    try:
+        return is_local(source) and Path(source).resolve() == source_root().resolve()
+    except BuildFailed:
+        return False
 
 
 def open_entry(
@@ -194,7 +201,7 @@ def open_entry(
         others=tuple(found),
         lost=tuple(lost),
         upstream=upstream,
-        trusted=trust or is_local(source),
+        trusted=trust or _is_own_checkout(source),
         offline=offline,
         now=now,
     )

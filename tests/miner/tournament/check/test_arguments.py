@@ -87,12 +87,32 @@ def test_an_entry_point_that_is_not_ours_is_not_vouched_for(tmp_path: Path) -> N
     assert "starts python train.py, not trainer.text" in found.text
 
 
-def test_another_trainer_and_another_owner_are_not_run(tmp_path: Path) -> None:
+def test_another_trainer_is_not_run(tmp_path: Path) -> None:
+    assert check_arguments(open_small(tmp_path, {"train.py": ""})).state is FindingState.UNKNOWN
+
+
+def test_without_bubblewrap_another_owner_s_code_is_run_only_if_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = tmp_path / "made"
     entry = small(tmp_path, f"open({str(made)!r}, 'w') and {{}}")
-    found = check_arguments(replace(entry, trusted=False))
+    assert check_arguments(entry).state is FindingState.FAILED
+    assert not made.exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = check_arguments(entry)
     assert found.state is FindingState.UNKNOWN
+    assert "bubblewrap is not installed" in found.text
     assert "--trust" in found.to_do
     assert not made.exists()
-    other = open_small(tmp_path / "other", {"train.py": ""})
-    assert check_arguments(other).state is FindingState.UNKNOWN
+    found = check_arguments(replace(entry, trusted=True))
+    assert "its code was run without a sandbox" in found.notes[-1]
+    assert made.exists()
+
+
+@pytest.mark.parametrize(
+    "printed", ["'answer {'", "'answer []'", "'answer ' + '[' * 100000", "'answer 1e999'"]
+)
+def test_answers_of_another_shape_are_no_answers(tmp_path: Path, printed: str) -> None:
+    found = check_arguments(small(tmp_path, f"print({printed}) or {{'deadline_at': 'x', 'end_by': [1]}}"))
+    assert found.state is FindingState.FAILED
+    assert "0.75 hours are taken for 0.00" in "\n".join((found.text, *found.notes))
