@@ -29,9 +29,10 @@ import uvloop
 from starlette.types import ASGIApp
 
 from core.domain.errors import ConfigError, GodMinerError
-from miner.app import Daemon, build_daemon, operator_app, public_app
 from miner.chain.identity import IdentityError, address_without_password, load_identity, password_problem
+from miner.daemon import Daemon
 from miner.daemon_client import RUN_FILE
+from miner.http.apps import operator_app, public_app
 from miner.http.limits import HttpLimits, protocol_class
 from miner.observe import logs
 from miner.observe.alerts import AlertKind
@@ -92,7 +93,7 @@ def run_daemon(settings: Settings) -> DaemonExitCode:
             stack.callback(lock.release)
             # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
             hotkey = address_without_password(settings) or load_identity(settings).ss58_address
-            daemon = build_daemon(settings, hotkey)
+            daemon = Daemon(settings, hotkey)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_serve_until_stopped(daemon, public, private))
     except PortInUse as error:

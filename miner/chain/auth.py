@@ -29,6 +29,11 @@ DEFAULT_FAILURE_LIMIT = RateLimit(per_second=2.0, burst=120.0)
 DEFAULT_REQUEST_LIMIT = RateLimit(per_second=2000.0, burst=10_000.0)
 
 
+def failure_limit(settings: Settings) -> RateLimit:
+    """Refused requests that one address may send."""
+    return RateLimit(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
+
+
 class AuthError(GodMinerError):
     """A request that is refused."""
 

@@ -1,4 +1,4 @@
-"""The operator's port: its token, metrics, status and fleet. It listens on loopback by default."""
+"""The operator's port: its token, metrics and fleet. It listens on loopback by default."""
 
 from __future__ import annotations
 
@@ -68,11 +68,6 @@ def build_operator_router() -> APIRouter:
         """Prometheus."""
         await request.app.state.daemon.collector.refresh()
         return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    @router.get("/status")
-    async def status(request: Request) -> dict[str, Any]:
-        """The daemon's own state."""
-        return await request.app.state.daemon.status()  # type: ignore[no-any-return]
 
     @router.get("/fleet")
     async def fleet(request: Request) -> dict[str, Any]:

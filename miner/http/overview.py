@@ -1,4 +1,5 @@
-"""Everything that the page's first look needs, in one answer. One dashboard asks every two seconds."""
+"""What the daemon shows of itself: `/status`; and `/overview`, all that the page's first look
+needs, for which one dashboard asks every two seconds."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from miner import __version__
+from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
+from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.samples import SampleHistory
@@ -27,7 +31,9 @@ from miner.offers.views import offer_as_json
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
 from miner.store.store import Store
+from miner.support.clock import SteadyClock
 from miner.watch.kpis import CurrentKpis
+from miner.watch.notify import Notifier
 
 SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS, SHOWN_ALERTS = 50, 5, 20, 50
 #: Points of a job's little curve.
@@ -48,8 +54,10 @@ class ObservedDaemon(Protocol):
     offer_service: OfferService
     kpis: CurrentKpis
     jobs: JobManager | None
-
-    def clock(self) -> float: ...
+    clock: SteadyClock
+    authenticator: Authenticator
+    nonces: NonceLedger
+    notifier: Notifier
 
     def live(self, job_id: int) -> LiveJob | None: ...
 
@@ -63,8 +71,47 @@ def overview_dependency(request: Request) -> ObservedDaemon:
 
 def build_overview_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
+    router.add_api_route("/status", show_status, methods=["GET"])
     router.add_api_route("/overview", show_overview, methods=["GET"])
     return router
+
+
+async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> dict[str, Any]:
+    """The daemon's own state."""
+    chain, graph = daemon.metagraphs.status(), daemon.metagraphs.current
+    own = graph.nodes_by_key.get(daemon.authenticator.miner_key) if graph else None
+    fleet = daemon.fleet.inventory
+    return {
+        "version": __version__,
+        "hotkey": daemon.hotkey,
+        "uid": own.uid if own else None,
+        "uptime_seconds": round(time.time() - daemon.started_at, 1),
+        "chain": asdict(chain),
+        "reservations": {
+            "jobs": len(daemon.offer_service.reservations.jobs),
+            "held_offers": len(daemon.offer_service.reservations.holds),
+        },
+        "gpus": {
+            "known": len(fleet.gpus),
+            "usable": daemon.fleet.usable_count,
+            "waiting_jobs": len(daemon.fleet.queue()),
+            "trouble": fleet.problem,
+        },
+        "training": {
+            "engine": daemon.jobs.services.engine.name if daemon.jobs else None,
+            "trouble": daemon.fleet.ability.problem,
+            "no_sandbox": daemon.fleet.ability.no_sandbox,
+            "lacks": dict(daemon.fleet.ability.missing),
+            "jobs_worked_on": daemon.jobs.running_workers if daemon.jobs else 0,
+        },
+        "policy": daemon.policy_runtime.policy.name,
+        "profile": daemon.policy_runtime.profile.name,
+        **daemon.policy_runtime.problems,
+        "doubted_clock_seconds": daemon.clock.doubted_seconds,
+        "notifications": daemon.notifier.status(),
+        "store": await daemon.store.summary(),
+        "live_nonces": len(daemon.nonces),
+    }
 
 
 async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Response:

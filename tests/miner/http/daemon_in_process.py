@@ -14,11 +14,12 @@ import httpx
 from bittensor_core import Keypair
 
 from core.domain.tasks import TaskType
-from miner.app import Daemon, build_daemon, operator_app, public_app
 from miner.chain.fiber import Signer, sign_headers
 from miner.chain.identity import Identity
+from miner.daemon import Daemon
 from miner.daemon_client import ensure_operator_token
 from miner.dev.samples import SampleTask, sample_task
+from miner.http.apps import operator_app, public_app
 from miner.settings import load_settings
 from tests.miner.http.stored import stored_counts, stored_rows
 
@@ -106,7 +107,7 @@ async def open_daemon(folder: Path, **settings: str) -> AsyncIterator[DaemonInPr
         "PROFILE": "base",
         **settings,
     }
-    daemon = build_daemon(load_settings(env=env, env_file=None), MINER.ss58_address)
+    daemon = Daemon(load_settings(env=env, env_file=None), MINER.ss58_address)
     await daemon.start()
     public = httpx.ASGITransport(public_app(daemon))
     operator = httpx.ASGITransport(operator_app(daemon))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from bittensor_core import Keypair
 
-from miner.app import public_app
 from miner.chain.fiber import AUTH_HEADERS, sign_headers
 from miner.chain.identity import Identity
+from miner.http.apps import public_app
 from miner.http.middleware import CLIENT_GONE
 from tests.miner.http.daemon_in_process import (
     FEW_FAILURES,

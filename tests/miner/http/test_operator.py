@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.domain.tasks import TaskType
 from miner import __version__
-from miner.app import operator_app
+from miner.http.apps import operator_app
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import (
     COMPACT,
@@ -111,7 +111,7 @@ async def test_the_status_tells_who_and_how_much(running: DaemonInProcess) -> No
     assert (status["hotkey"], status["uid"]) == (MINER.ss58_address, 2)
     assert status["uptime_seconds"] >= 0
     assert (status["chain"]["nodes"], status["chain"]["stale"]) == (3, False)
-    assert status["promises"] == {"jobs": 1, "held_offers": 1}
+    assert status["reservations"] == {"jobs": 1, "held_offers": 1}
     assert status["store"] == {"jobs": {"queued": 1}, "offers": {"accepted": 2}}
     assert status["live_nonces"] == 3
 

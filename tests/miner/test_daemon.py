@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from miner.app import Daemon, build_daemon, public_app
 from miner.chain import fiber
+from miner.daemon import Daemon
 from miner.dev.stack import ThrowawayKeys, throwaway_keys
+from miner.http.apps import public_app
 from miner.settings import EngineKind, load_settings
 from miner.store.ranks import newest_rank
 
@@ -36,7 +37,7 @@ async def daemon(keys: ThrowawayKeys, tmp_path: Path) -> AsyncIterator[Daemon]:
         "DATA_DIR": str(tmp_path / "data"),
     }
     settings = load_settings(env={**keys.settings(), **env}, env_file=None)
-    made = build_daemon(settings, keys.miner.ss58_address)
+    made = Daemon(settings, keys.miner.ss58_address)
     await made.start()
     yield made
     await made.stop()
@@ -112,7 +113,7 @@ async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_acc
     async def built() -> Any:
         return jobs
 
-    monkeypatch.setattr("miner.app.ENGINE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("miner.daemon.ENGINE_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(daemon, "_build_jobs", built)
     daemon.settings = daemon.settings.model_copy(update={"engine": EngineKind.AUTO})
     await daemon._start_jobs()

@@ -1,4 +1,4 @@
-"""The daemon: its parts, in the order in which they are built and started, and its two web applications."""
+"""The daemon: its parts, in the order in which they are built and started, and what it does while it runs."""
 
 from __future__ import annotations
 
@@ -8,43 +8,21 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType, TrainingRepoResponse
-from miner import __version__
-from miner.chain.auth import Authenticator, CallerPolicy
+from miner.chain.auth import Authenticator, CallerPolicy, failure_limit
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph import Metagraph
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
 from miner.chain.nonces import NonceLedger
-from miner.config_files.what_if import WhatIf
-from miner.daemon_client import ensure_operator_token
 from miner.fleet.base import EngineAbility
 from miner.fleet.build import build_fleet, build_inventory, build_sampler
-from miner.fleet.fleet import Fleet
-from miner.fleet.inventory import GpuInventory
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.power import FILE_NAME as POWER_FILE
 from miner.fleet.power import PowerLimits
-from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
-from miner.http.alerts import build_alerts_router
-from miner.http.config import build_config_router
-from miner.http.errors import install_error_handlers
-from miner.http.jobs import build_jobs_router
-from miner.http.measurements import build_measurements_router
-from miner.http.middleware import RequestMiddleware
-from miner.http.offers import build_offers_router
-from miner.http.operator import build_operator_router
-from miner.http.overview import build_overview_router
-from miner.http.reports import build_reports_router
-from miner.http.subnet import add_routes
-from miner.http.training import build_training_router
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
@@ -60,7 +38,6 @@ from miner.offers.service import OfferService
 from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
-from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.ranks import RankRow, record_rank
 from miner.store.samples import prune_rollups
@@ -68,7 +45,7 @@ from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
-from miner.support.rate_limits import RateLimit, TokenBuckets
+from miner.support.rate_limits import RateLimit
 from miner.watch.alert_rules import LiveAlertRules
 from miner.watch.alert_service import AlertService
 from miner.watch.kpis import CurrentKpis
@@ -91,47 +68,41 @@ RESTORE_SECONDS = 10.0
 _DAY = 86_400.0
 
 
-@dataclass
 class Daemon:
-    """The running parts. `start` starts them so that each has what it needs, `stop` goes in reverse."""
+    """The running parts. `__init__` builds them, `start` starts them so that each has what it needs, `stop`
+    goes in reverse."""
 
-    settings: Settings
-    #: The miner's own address. Answering needs no private key, so the daemon never opens it.
-    hotkey: str
-    clock: SteadyClock
-    store: Store
-    metrics: Metrics
-    metagraphs: MetagraphRefresher
-    nonces: NonceLedger
-    fleet: Fleet
-    inventory: GpuInventory
-    #: What was measured in the last hour, by the sampler.
-    samples: SampleHistory
-    sampler: GpuSampler
-    power: PowerLimits
-    policy_runtime: PolicyRuntime
-    offer_service: OfferService
-    authenticator: Authenticator
-    alerts: Alerts
-    request_watch: RequestWatch
-    kpis: CurrentKpis
-    notifier: Notifier
-    started_at: float = 0.0
-    periodic_tasks: PeriodicTasks = field(init=False)
-    rule_task: PeriodicTasks = field(init=False)
-    alert_service: AlertService = field(init=False)
-    collector: DaemonCollector = field(init=False)
-    #: Why this daemon cannot go on; `on_failure` is called then.
-    failure: str = ""
-    on_failure: Callable[[], None] = lambda: None
-    #: None until there is an engine, which the start does not wait for: validators are answered meanwhile.
-    jobs: JobManager | None = None
-    _background_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self, settings: Settings, hotkey: str) -> None:
+        """Build all parts; nothing runs yet. `hotkey` is the miner's own address: answering needs no private
+        key, so the daemon never opens it."""
+        self.settings, self.hotkey = settings, hotkey
+        self.started_at = 0.0
+        #: Why this daemon cannot go on; `on_failure` is called then.
+        self.failure = ""
+        self.on_failure: Callable[[], None] = lambda: None
+        #: None until there is an engine, which the start does not wait for.
+        self.jobs: JobManager | None = None
+        self._background_tasks: set[asyncio.Task[None]] = set()
 
-    def __post_init__(self) -> None:
-        self.alert_service = self._alert_service()
-        self.alert_service.sink = self.notifier
-        self.alerts.add_listener(self.alert_service.on_kind)
+        self.metrics = Metrics()
+        self.store = Store(database.prepare_store(settings.data_dir))
+        self.alerts = Alerts(self.metrics, self.store)
+        self.clock = SteadyClock(on_jump=lambda text: self.alerts(AlertKind.CLOCK_JUMPED, text))
+        self._build_chain()
+        self._build_fleet()
+        self.policy_runtime = PolicyRuntime(settings, self.alerts)
+        self.offer_service = OfferService(
+            self.store,
+            self.policy_runtime,
+            self.fleet,
+            _training_repos(settings),
+            self.metrics,
+            hold_seconds=settings.offer_hold_seconds,
+            refusal_seconds=settings.refusal_seconds,
+            clock=self.clock,
+        )
+        self.offer_service.on_started = self._on_started
+        self._build_watch()
         self.periodic_tasks = PeriodicTasks(
             [
                 PeriodicTask("the database's files", self._check_store_files),
@@ -146,18 +117,61 @@ class Daemon:
         )
         # A runner of their own: what they ask of a driver that hangs must not keep an offer from its end.
         self.rule_task = PeriodicTasks([PeriodicTask("alert rules", self.alert_service.evaluate)])
-        self.offer_service.on_started = self._on_started
-        self.metagraphs.on_refresh = self._record_rank
-        self.collector = DaemonCollector(self)
-        self.metrics.registry.register(self.collector)
 
-    def _alert_service(self) -> AlertService:
+    def _build_chain(self) -> None:
+        """Who may call."""
         settings = self.settings
-        last_good = settings.data_dir / "last-good" / "alerts.json"
-        return AlertService(
+        own_key = public_key(self.hotkey)
+        if own_key is None:
+            raise IdentityError(
+                f"the hotkey's address {self.hotkey!r} is not an ss58 address; see WALLET_PATH"
+            )
+        self.nonces = NonceLedger(self.store, max_live=settings.max_live_nonces)
+        self.metagraphs = MetagraphRefresher(
+            build_source(settings, None),
+            cache_path=settings.data_dir / METAGRAPH_FILE,
+            refresh_seconds=settings.metagraph_refresh_seconds,
+            stale_seconds=settings.metagraph_stale_seconds,
+            on_alert=self.alerts,
+        )
+        self.metagraphs.on_refresh = self._record_rank
+        self.authenticator = Authenticator(
+            miner_key=own_key,
+            policy=CallerPolicy.from_settings(settings),
+            nonces=self.nonces,
+            metagraphs=self.metagraphs,
+            failures=failure_limit(settings),
+            requests=RateLimit(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
+        )
+
+    def _build_fleet(self) -> None:
+        """The GPUs and what measures them."""
+        settings, nvml = self.settings, NvmlSource()
+        self.fleet = build_fleet(settings, self.clock)
+        self.inventory = build_inventory(settings, self.fleet, nvml, self.alerts, self.clock)
+        #: What was measured in the last hour.
+        self.samples = SampleHistory()
+        self.sampler = build_sampler(settings, self.fleet, nvml, self.samples, self.store, self.clock)
+        self.power = PowerLimits(nvml, settings.data_dir / POWER_FILE)
+
+    def _build_watch(self) -> None:
+        """Alert rules, notifications, indicators, and what a scrape shows."""
+        settings = self.settings
+        self.request_watch = RequestWatch()
+        self.kpis = CurrentKpis(self.store, lambda: self.policy_runtime.policy.terms.targets, self.clock)
+        self.notifier = Notifier(
+            self.store,
+            NotifyTargets.from_settings(settings, Redactor(settings.secrets())),
+            period=settings.notify_period_seconds,
+            host=socket.gethostname(),
+            clock=self.clock,
+        )
+        self.alert_service = AlertService(
             self.store,
             self.metrics,
-            LiveAlertRules(settings.alerts_file, last_good, self.alerts),
+            LiveAlertRules(
+                settings.alerts_file, settings.data_dir / "last-good" / "alerts.json", self.alerts
+            ),
             LiveMeasurements(
                 self.samples, self.request_watch, self.trainings, self.authenticator.clock_offsets.measure
             ),
@@ -168,6 +182,10 @@ class Daemon:
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
             },
         )
+        self.alert_service.sink = self.notifier
+        self.alerts.add_listener(self.alert_service.on_kind)
+        self.collector = DaemonCollector(self)
+        self.metrics.registry.register(self.collector)
 
     async def start(self) -> None:
         self.started_at = time.time()
@@ -210,42 +228,6 @@ class Daemon:
         await self.notifier.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
-
-    async def status(self) -> dict[str, Any]:
-        chain, graph = self.metagraphs.status(), self.metagraphs.current
-        own = graph.nodes_by_key.get(self.authenticator.miner_key) if graph else None
-        fleet = self.fleet.inventory
-        return {
-            "version": __version__,
-            "hotkey": self.hotkey,
-            "uid": own.uid if own else None,
-            "uptime_seconds": round(time.time() - self.started_at, 1),
-            "chain": asdict(chain),
-            "promises": {
-                "jobs": len(self.offer_service.reservations.jobs),
-                "held_offers": len(self.offer_service.reservations.holds),
-            },
-            "gpus": {
-                "known": len(fleet.gpus),
-                "usable": self.fleet.usable_count,
-                "waiting_jobs": len(self.fleet.queue()),
-                "trouble": fleet.problem,
-            },
-            "training": {
-                "engine": self.jobs.services.engine.name if self.jobs else None,
-                "trouble": self.fleet.ability.problem,
-                "no_sandbox": self.fleet.ability.no_sandbox,
-                "lacks": dict(self.fleet.ability.missing),
-                "jobs_worked_on": self.jobs.running_workers if self.jobs else 0,
-            },
-            "policy": self.policy_runtime.policy.name,
-            "profile": self.policy_runtime.profile.name,
-            **self.policy_runtime.problems,
-            "doubted_clock_seconds": self.clock.doubted_seconds,
-            "notifications": self.notifier.status(),
-            "store": await self.store.summary(),
-            "live_nonces": len(self.nonces),
-        }
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
@@ -393,106 +375,7 @@ def _log_if_not_recorded(future: asyncio.Future[bool]) -> None:
         log.debug("the rank is not recorded: %s", future.exception())
 
 
-def build_daemon(settings: Settings, hotkey: str) -> Daemon:
-    """Build all parts; nothing runs yet."""
-    metrics = Metrics()
-    store = Store(database.prepare_store(settings.data_dir))
-    alerts = Alerts(metrics, store)
-    clock = SteadyClock(on_jump=lambda text: alerts(AlertKind.CLOCK_JUMPED, text))
-    metagraphs = MetagraphRefresher(
-        build_source(settings, None),
-        cache_path=settings.data_dir / METAGRAPH_FILE,
-        refresh_seconds=settings.metagraph_refresh_seconds,
-        stale_seconds=settings.metagraph_stale_seconds,
-        on_alert=alerts,
-    )
-    nonces = NonceLedger(store, max_live=settings.max_live_nonces)
-    fleet, nvml, samples = build_fleet(settings, clock), NvmlSource(), SampleHistory()
-    policy_runtime = PolicyRuntime(settings, alerts)
-    offer_service = OfferService(
-        store,
-        policy_runtime,
-        fleet,
-        training_repos(settings),
-        metrics,
-        hold_seconds=settings.offer_hold_seconds,
-        refusal_seconds=settings.refusal_seconds,
-        clock=clock,
-    )
-    return Daemon(
-        settings=settings,
-        hotkey=hotkey,
-        clock=clock,
-        store=store,
-        metrics=metrics,
-        metagraphs=metagraphs,
-        nonces=nonces,
-        fleet=fleet,
-        inventory=build_inventory(settings, fleet, nvml, alerts, clock),
-        samples=samples,
-        sampler=build_sampler(settings, fleet, nvml, samples, store, clock),
-        power=PowerLimits(nvml, settings.data_dir / POWER_FILE),
-        policy_runtime=policy_runtime,
-        offer_service=offer_service,
-        authenticator=_authenticator(settings, hotkey, nonces, metagraphs),
-        alerts=alerts,
-        request_watch=RequestWatch(),
-        notifier=Notifier(
-            store,
-            NotifyTargets.from_settings(settings, Redactor(settings.secrets())),
-            period=settings.notify_period_seconds,
-            host=socket.gethostname(),
-            clock=clock,
-        ),
-        kpis=CurrentKpis(store, lambda: policy_runtime.policy.terms.targets, clock),
-    )
-
-
-def public_app(daemon: Daemon) -> ASGIApp:
-    """What validators see."""
-    # No redirects from '/task_offer' to '/task_offer/' (a redirected POST is lost by most clients), and no
-    # schema page: strangers have no business reading it.
-    app = _fastapi("god-miner")
-    app.state.authenticator = daemon.authenticator
-    app.state.offer_service = daemon.offer_service
-    app.state.request_watch = daemon.request_watch
-
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """Whether this daemon answers; nothing that a stranger could use."""
-        return {"status": "ok", "version": __version__}
-
-    add_routes(app)
-    return RequestMiddleware(
-        app, metrics=daemon.metrics, max_concurrent=daemon.settings.max_concurrent_requests
-    )
-
-
-def operator_app(daemon: Daemon) -> ASGIApp:
-    """What the operator sees."""
-    app = _fastapi("god-miner operator")
-    app.state.daemon = daemon
-    app.state.metrics = daemon.metrics
-    try:
-        app.state.operator_token = ensure_operator_token(daemon.settings)
-    except OSError as error:
-        text = f"the operator's token cannot be written to {daemon.settings.data_dir} ({error.strerror})"
-        raise StoreUnavailable(f"{text}; free disk space, or set OPERATOR_TOKEN") from None
-    app.state.operator_failures = TokenBuckets(_failure_limit(daemon.settings))
-    app.include_router(build_operator_router())
-    app.include_router(build_jobs_router())
-    app.include_router(build_training_router())
-    app.include_router(build_measurements_router())
-    app.include_router(build_alerts_router())
-    app.include_router(build_overview_router())
-    app.state.what_if = WhatIf()
-    app.include_router(build_offers_router())
-    app.include_router(build_reports_router())
-    app.include_router(build_config_router())
-    return app
-
-
-def training_repos(settings: Settings) -> dict[TournamentType, TrainingRepoResponse]:
+def _training_repos(settings: Settings) -> dict[TournamentType, TrainingRepoResponse]:
     repos = {}
     for task_type in TournamentType:
         repo = settings.training_repo(task_type.value)
@@ -504,38 +387,3 @@ def training_repos(settings: Settings) -> dict[TournamentType, TrainingRepoRespo
                 requested_datasets=list(repo.datasets) or None,
             )
     return repos
-
-
-def _fastapi(title: str) -> FastAPI:
-    app = FastAPI(
-        title=title,
-        version=__version__,
-        redirect_slashes=False,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-    )
-    install_error_handlers(app)
-    return app
-
-
-def _authenticator(
-    settings: Settings, hotkey: str, nonces: NonceLedger, metagraphs: MetagraphRefresher
-) -> Authenticator:
-    own_key = public_key(hotkey)
-    if own_key is None:
-        raise IdentityError(f"the hotkey's address {hotkey!r} is not an ss58 address; see WALLET_PATH")
-
-    return Authenticator(
-        miner_key=own_key,
-        policy=CallerPolicy.from_settings(settings),
-        nonces=nonces,
-        metagraphs=metagraphs,
-        failures=_failure_limit(settings),
-        requests=RateLimit(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
-    )
-
-
-def _failure_limit(settings: Settings) -> RateLimit:
-    """Refused requests that one address may send."""
-    return RateLimit(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
