@@ -29,48 +29,22 @@ AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 WithBacktest = Annotated[
     bool, typer.Option("--backtest", help="Add what other policies would have done: the newest 500 offers.")
 ]
+_PERIODS = {
+    "daily": "The last 24 hours, or a day.",
+    "weekly": "The last 7 days, or a week from Monday.",
+    "monthly": "The last 30 days, or a month.",
+}
 #: Shipped policies that a backtest compares with the one in force.
 _COMPARED = ("conservative", "everything-feasible")
 
 
-@app.command()
-def daily(
-    at: At = None,
-    as_html: AsHtml = False,
-    as_markdown: AsMarkdown = False,
-    backtest: WithBacktest = False,
-    as_json: AsJson = False,
-) -> None:
-    """The last 24 hours, or a day."""
-    _print_report("daily", at, as_html, as_markdown, backtest, as_json)
-
-
-@app.command()
-def weekly(
-    at: At = None,
-    as_html: AsHtml = False,
-    as_markdown: AsMarkdown = False,
-    backtest: WithBacktest = False,
-    as_json: AsJson = False,
-) -> None:
-    """The last 7 days, or a week from Monday."""
-    _print_report("weekly", at, as_html, as_markdown, backtest, as_json)
-
-
-@app.command()
-def monthly(
-    at: At = None,
-    as_html: AsHtml = False,
-    as_markdown: AsMarkdown = False,
-    backtest: WithBacktest = False,
-    as_json: AsJson = False,
-) -> None:
-    """The last 30 days, or a month."""
-    _print_report("monthly", at, as_html, as_markdown, backtest, as_json)
-
-
 def _print_report(
-    kind: str, at: str | None, as_html: bool, as_markdown: bool, backtest: bool, as_json: bool
+    context: typer.Context,
+    at: At = None,
+    as_html: AsHtml = False,
+    as_markdown: AsMarkdown = False,
+    backtest: WithBacktest = False,
+    as_json: AsJson = False,
 ) -> None:
     from miner.observe.redact import Redactor
     from miner.store.database import open_store
@@ -79,7 +53,7 @@ def _print_report(
     from miner.watch.reports import build_report, redact_report
 
     settings, now = load_settings(), time.time()
-    wanted = PeriodKind(kind)
+    wanted = PeriodKind(str(context.info_name))
     period = last_period(wanted, now) if at is None else calendar_period(wanted, _moment(at))
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
     policy = policy_in_force(settings, here)
@@ -95,6 +69,10 @@ def _print_report(
         typer.echo(report_text.as_markdown(report), nl=False)
     else:
         typer.echo(report_text.as_text(report), nl=False)
+
+
+for _name, _help in _PERIODS.items():
+    app.command(_name, help=_help)(_print_report)
 
 
 def _moment(text: str) -> float:
