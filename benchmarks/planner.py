@@ -41,13 +41,13 @@ def run(quick: bool) -> Report:
     for name, gpus in PROFILES.items():
         profile, hardware = load_profile(name), Hardware(gpus=parse_gpus(gpus))
         for kind, calls in (("quick", _quick(profile, hardware)), ("final", _final(profile, hardware))):
-            taken, promised = _measure(calls, rounds)
+            taken, feasible = _measure(calls, rounds)
             everything[kind] += taken
-            report.rows.append((name, kind, *_figures(taken), f"{promised:.0%}"))
+            report.rows.append((name, kind, *_figures(taken), f"{feasible:.0%}"))
             report.data[f"{name}/{kind}"] = taken
     profile, hardware = load_profile("h100x8"), Hardware(gpus=parse_gpus("8xH100"))
-    taken, promised = _measure([_all_new(profile, hardware)] * 100, rounds)
-    report.rows.append(("h100x8", "quick, all new", *_figures(taken), f"{promised:.0%}"))
+    taken, feasible = _measure([_all_new(profile, hardware)] * 100, rounds)
+    report.rows.append(("h100x8", "quick, all new", *_figures(taken), f"{feasible:.0%}"))
     report.data["all new"] = taken
     report.notes.append(
         f"quick plan, facts and profile with it, of offers that are new in everything: median "
@@ -70,15 +70,15 @@ def _figures(taken: list[float]) -> tuple[str, ...]:
 def _measure(calls: list[Callable[[int], Planned]], rounds: int) -> tuple[list[float], float]:
     """Each call gets a number of its own, so that no cache has seen its model."""
     numbers = count()
-    taken, promised = [], []
+    taken, feasible = [], []
     for _ in range(rounds):
         for make in calls:
             call = make(next(numbers))
             began = time.perf_counter()
             found = call()
             taken.append((time.perf_counter() - began) * 1e3)
-            promised.append(found.feasible if isinstance(found, PlanSummary) else found.verdict.feasible)
-    return taken, sum(promised) / len(promised)
+            feasible.append(found.feasible if isinstance(found, PlanSummary) else found.verdict.feasible)
+    return taken, sum(feasible) / len(feasible)
 
 
 def _all_new(profile: LoadedProfile, hardware: Hardware) -> Callable[[int], Planned]:

@@ -113,13 +113,13 @@ def test_the_backup_command_makes_a_whole_copy_of_a_file_in_use(tmp_path: Path) 
     (snippet,) = re.findall(r"<<'EOF'\n(.*?)\nEOF", OPERATIONS, re.DOTALL)
     path = tmp_path / database.FILE_NAME
     in_use = database.connect(path)
-    in_use.execute("CREATE TABLE promise (kept TEXT)")
-    in_use.execute("INSERT INTO promise VALUES ('yes')")
+    in_use.execute("CREATE TABLE reservation (kept TEXT)")
+    in_use.execute("INSERT INTO reservation VALUES ('yes')")
     assert path.with_name(path.name + "-wal").stat().st_size > 0
     subprocess.run([sys.executable, "-c", snippet, path, tmp_path / "backup"], check=True)
     in_use.close()
     copy = sqlite3.connect(tmp_path / "backup")
-    assert copy.execute("SELECT kept FROM promise").fetchall() == [("yes",)]
+    assert copy.execute("SELECT kept FROM reservation").fetchall() == [("yes",)]
     copy.close()
 
 

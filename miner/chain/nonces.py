@@ -84,7 +84,7 @@ class NonceTicket:
                 await self._saved
                 return
             except StoreUnavailable:
-                raise  # nothing was promised, and another try would double the wait for a locked file
+                raise  # nothing was accepted, and another try would double the wait for a locked file
             except Exception:  # noqa: BLE001, S110 - who awaits that work gets the error; the nonce goes alone
                 pass
         await self._store.write(insert_nonce, *self._row)

@@ -112,7 +112,7 @@ def plan(
 ) -> None:
     """Show a task's plan: GPUs, memory, timeline, concessions and the configuration.
 
-    Exit code 1 when the task cannot be promised.
+    Exit code 1 when the task cannot be done.
     """
     kind, image = _parse_task(task_type, model, image_type)
     facts = _model_facts(model, params, image)
@@ -301,7 +301,7 @@ def _read_plan(path: Path) -> TrainingPlan:
 
 
 def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int) -> None:
-    """Write the plan; also the engine's files if the plan can be promised."""
+    """Write the plan; also the engine's files if the plan is feasible."""
     from core.engines.launch import Launcher, parse_launcher
     from miner.cli.render.plan import write_plan
 

@@ -63,11 +63,11 @@ def view_without_daemon(
         "looked_at": now,
         "trouble": inventory.problem,
         "gpus": [_gpu_entry(gpu, inventory, None, {}, by_gpu.get(gpu.id)) for gpu in inventory.gpus],
-        "claims": [_claim_entry(row.hold, ClaimStage.PROMISED, row.firm, None) for row, _ in reservations],
+        "claims": [_claim_entry(row.hold, ClaimStage.RESERVED, row.firm, None) for row, _ in reservations],
     }
 
 
-_STAGE_ORDER = {ClaimStage.RUNNING: 0, ClaimStage.PROMISED: 1, ClaimStage.WAITING: 2}
+_STAGE_ORDER = {ClaimStage.RUNNING: 0, ClaimStage.RESERVED: 1, ClaimStage.WAITING: 2}
 
 
 def _gpu_entry(

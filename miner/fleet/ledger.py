@@ -95,7 +95,7 @@ class GpuLedger:
             GpuClaim(
                 key=key,
                 kind=ReservationKind.OFFER,
-                stage=ClaimStage.PROMISED,
+                stage=ClaimStage.RESERVED,
                 counts=(len(placement.gpus),),
                 since=now,
                 until=until,
@@ -116,7 +116,7 @@ class GpuLedger:
         claim = GpuClaim(
             key=reservation.key,
             kind=reservation.kind,
-            stage=ClaimStage.PROMISED,
+            stage=ClaimStage.RESERVED,
             counts=(max(len(reservation.gpus), 1),),
             since=now,
             until=reservation.ends_at,
@@ -142,7 +142,7 @@ class GpuLedger:
         claim = self._claims.get(key)
         if claim is None:
             claim = GpuClaim(
-                key, ReservationKind.JOB, ClaimStage.PROMISED, (1,), now, until, _without_nan(priority)
+                key, ReservationKind.JOB, ClaimStage.RESERVED, (1,), now, until, _without_nan(priority)
             )
         claim.kind = ReservationKind.JOB
         claim.begin(now, until)
@@ -151,7 +151,7 @@ class GpuLedger:
     def undo_start(self, key: TaskKey) -> None:
         """Take a `start` back."""
         claim = self._claims.get(key)
-        if claim is not None and claim.stage is ClaimStage.PROMISED:
+        if claim is not None and claim.stage is ClaimStage.RESERVED:
             claim.kind = ReservationKind.OFFER
             self._set(claim)
 
@@ -185,7 +185,7 @@ class GpuLedger:
         if (
             claim is None
             or claim.yielded
-            or claim.stage is not ClaimStage.PROMISED
+            or claim.stage is not ClaimStage.RESERVED
             or claim.kind is ReservationKind.OFFER
         ):
             return False
@@ -213,10 +213,10 @@ class GpuLedger:
         """Leave the queue, or give back what was granted at this very moment. Its window is kept until
         `release`."""
         claim = self._claims.get(key)
-        if claim is not None and claim.stage is not ClaimStage.PROMISED:
+        if claim is not None and claim.stage is not ClaimStage.RESERVED:
             if claim.is_running:
                 claim.make_firm()
-            claim.stage = ClaimStage.PROMISED
+            claim.stage = ClaimStage.RESERVED
             self._set(claim)
 
     def adopt(self, key: TaskKey, gpus: Sequence[str], *, now: float, until: float) -> bool:

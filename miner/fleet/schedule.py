@@ -27,7 +27,7 @@ from miner.fleet.placement import (
 
 class ClaimStage(StrEnum):
     #: GPUs are reserved for it; it has not requested them yet.
-    PROMISED = "promised"
+    RESERVED = "reserved"
     #: It waits for GPUs.
     WAITING = "waiting"
     #: It has them.
@@ -193,7 +193,7 @@ class SchedulingPass:
                 self._calendar.remove(claim.gpus, claim.starts_at, claim.until)
             if claim.stage is ClaimStage.WAITING and self._grant(claim):
                 self.granted.append(claim)
-            elif claim.firm and (claim.stage is ClaimStage.PROMISED or len(claim.gpus) in claim.counts):
+            elif claim.firm and (claim.stage is ClaimStage.RESERVED or len(claim.gpus) in claim.counts):
                 self._calendar.add(claim.gpus, claim.starts_at, claim.until)
             else:
                 self._plan(claim, (claim.counts,))

@@ -64,7 +64,7 @@ class RequestMiddleware:
         except asyncio.CancelledError:  # only uvicorn does that, and then says "Internal Server Error"
             if status != CLIENT_GONE:
                 raise
-            text = "the miner is being stopped, and this request took too long; nothing is promised"
+            text = "the miner is being stopped, and this request took too long; nothing is accepted"
             await error_reply(ServerStopping(text)).send(send_noting_status)
         finally:
             self._active -= 1

@@ -220,17 +220,17 @@ def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
 async def _plan_before_others(
     job: JobContext, request: JobPlanRequest, plan: TrainingPlan, until: float
 ) -> tuple[TrainingPlan, float]:
-    """The dataset is larger than its offer suggested. What was promised to others stands, as long as
+    """The dataset is larger than its offer suggested. What is reserved for others stands, as long as
     anything at all can be trained before."""
     end = until + plan.time.reserve_s + plan.time["publish"]
     hours = max(min(end, job.row.deadline_at) - job.now(), 0.0) / 3600
     request = replace(request, spec=request.spec.model_copy(update={"hours": hours}))
     shorter = await asyncio.to_thread(plans.plan_in_time, request)
     if shorter is None or shorter.gpus.count != plan.gpus.count:
-        job.note("late", "its GPUs are promised to others before anything can be trained; it takes its time")
+        job.note("late", "its GPUs are reserved for others before anything can be trained; it takes its time")
         return plan, FOREVER
     left = show_seconds(until - job.now())
-    job.note("shorter", f"its GPUs are promised to others in {left}: planned for that")
+    job.note("shorter", f"its GPUs are reserved for others in {left}: planned for that")
     return shorter, until
 
 

@@ -34,7 +34,7 @@ SCHEMA_VERSION = 2
 
 
 class StoreUnavailable(GodMinerError):
-    """The store cannot be written: disk full, locked, or too much waiting. Nothing was promised."""
+    """The store cannot be written: disk full, locked, or too much waiting. Nothing was accepted."""
 
     code = "store_unavailable"
 

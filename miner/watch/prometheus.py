@@ -236,7 +236,7 @@ class DaemonCollector(Collector):
         found = {gpu.id: "out" if gpu.unusable_reason else "idle" for gpu in state.gpus}
         found |= dict.fromkeys(state.failed.keys() & found.keys(), "out")
         claims = self._daemon.fleet.ledger.claims
-        promised = {gpu for claim in claims if claim.stage is ClaimStage.PROMISED for gpu in claim.gpus}
+        reserved = {gpu for claim in claims if claim.stage is ClaimStage.RESERVED for gpu in claim.gpus}
         running = {gpu for claim in claims if claim.is_running for gpu in claim.gpus}
         training = {gpu for one in trainings if one.training_since is not None for gpu in one.gpus}
         for gpu, before in found.items():
@@ -244,7 +244,7 @@ class DaemonCollector(Collector):
                 found[gpu] = "training"
             elif gpu in running:
                 found[gpu] = "busy"
-            elif gpu in promised and before == "idle":
+            elif gpu in reserved and before == "idle":
                 found[gpu] = "reserved"
         return found
 

@@ -83,9 +83,9 @@ def test_the_slider_tells_what_longer_tasks_would_have_brought(browser: Browser)
 def test_the_fleet_shows_who_has_which_card_until_when(browser: Browser) -> None:
     browser.open("/fleet")
     browser.wait(lambda: len(browser.rows("GPUs")) == 4)
-    bars = browser.wait(lambda: browser.all(".schedule-track a.promised"))
+    bars = browser.wait(lambda: browser.all(".schedule-track a.reserved"))
     assert len(bars) >= 2
-    assert all("promised: task" in (bar.get_attribute("title") or "") for bar in bars)
+    assert all("reserved: task" in (bar.get_attribute("title") or "") for bar in bars)
     browser.sees("No job waits for GPUs.")
     browser.sees("Nothing is measured yet")
 

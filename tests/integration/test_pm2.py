@@ -32,7 +32,7 @@ CONCURRENT = 200
 #: Answers before the restart is asked for, and after the restarted daemon gave its first one.
 BEFORE, AFTER = 400, 400
 #: So many at least find cards free in the first life; those after them are refused.
-PROMISED = 20
+ACCEPTED = 20
 
 
 @pytest.fixture
@@ -78,15 +78,15 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
         assert_whole(connection)
         assert_kept(connection, stream.sent)
 
-    promised = [
+    accepted_offers = [
         (one.task, one.answer.body)
         for one in stream.sent
         if one.answer and one.acknowledged and one.answer.json["accepted"]
     ]
-    assert len(promised) >= PROMISED
-    again = [validator.offer(task).request for task, _ in promised]
+    assert len(accepted_offers) >= ACCEPTED
+    again = [validator.offer(task).request for task, _ in accepted_offers]
     repeats = await say_all(validator.stack.public_port, again)
-    assert [answer.body for answer in repeats] == [body for _, body in promised]
+    assert [answer.body for answer in repeats] == [body for _, body in accepted_offers]
     (fresh,) = await say_all(validator.stack.public_port, [validator.offer(validator.task()).request])
     assert fresh.json["accepted"] is False
 
@@ -95,7 +95,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
         print(
             f"\n  pm2 restart took {taken:.1f} s under {CONCURRENT} connections: whole replies {replies}, "
             f"torn 0, ended before the first byte {stream.unanswered}, refused {stream.refused} (all tried "
-            f"again after 50 ms), accepted {len(promised)}, all known afterwards"
+            f"again after 50 ms), accepted {len(accepted_offers)}, all known afterwards"
         )
 
 

@@ -113,7 +113,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
 
 
 @pytest.mark.parametrize("padding", [0, 20_000])
-async def test_what_does_not_end_within_the_grace_gets_no_promise(
+async def test_what_does_not_end_within_the_grace_is_not_accepted(
     padding: int, validator: Validator, running: Running
 ) -> None:
     child = running(SHUTDOWN_GRACE_SECONDS="1", BODY_TIMEOUT_SECONDS="60")

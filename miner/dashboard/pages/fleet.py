@@ -74,7 +74,7 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         set_visible(nothing, False)
         state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
-            for kind, text in (("", "running"), ("promised", "reserved"), ("idle", "idle")):
+            for kind, text in (("", "running"), ("reserved", "reserved"), ("idle", "idle")):
                 with box(tag="span"):
                     box(f"swatch {kind}", "span")
                     Text(text)

@@ -129,7 +129,7 @@ def test_a_fleet_that_can_not_be_used_is_told_by_the_exit_code(
 
 
 def test_without_a_daemon_the_gpus_are_scanned_and_the_store_read(folder: Path) -> None:
-    async def promise() -> None:
+    async def reserve() -> None:
         store = Store(database.prepare_store(folder))
         store.writer.start(asyncio.get_running_loop())
         offer = MinerTaskOffer.model_validate(task().offer())
@@ -149,7 +149,7 @@ def test_without_a_daemon_the_gpus_are_scanned_and_the_store_read(folder: Path) 
         )
         await store.writer.close()
 
-    asyncio.run(promise())
+    asyncio.run(reserve())
     code, shown = run("--json")
     page = json.loads(shown)
     assert (code, page["daemon"], page["source"]) == (0, False, "GPUS=4xH100")
@@ -193,7 +193,7 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     held = page["claims"][0]
     assert held["task_id"] == task(seed=1).task_id
     assert held["ends_at"] > held["starts_at"]
-    assert (held["stage"], held["accepted"], held["queue"]) == ("promised", True, None)
+    assert (held["stage"], held["accepted"], held["queue"]) == ("reserved", True, None)
     job = page["claims"][1]
     fleet = running.daemon.fleet
     key = TaskKey(job["validator"], job["task_id"])

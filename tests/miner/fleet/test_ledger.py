@@ -68,7 +68,7 @@ def planned(on: GpuLedger, key: TaskKey) -> tuple[tuple[int, ...], float]:
     return tuple(int(name[1:]) for name in claim.gpus), claim.starts_at
 
 
-# Promises
+# Reservations
 
 
 def test_a_gpu_is_reserved_once_at_a_time() -> None:
@@ -458,14 +458,14 @@ class Anything(RuleBasedStateMachine):
         self.now, self.count = 0.0, count
         self.on = ledger(count, patience=4 * HOUR, max_running=limit)
         self.number = 0
-        self.promised: dict[TaskKey, float] = {}
+        self.reserved: dict[TaskKey, float] = {}
 
     def settle(self) -> None:
         self.on.schedule(self.now)
 
     @rule(target=keys, count=st.integers(1, 8), hours=st.integers(1, 12), wait=st.integers(0, 12))
     def offer(self, count: int, hours: int, wait: int) -> TaskKey:
-        """As the offer service does: placed on a snapshot and promised in one step, which always holds."""
+        """As the offer service does: placed on a snapshot and reserved in one step, which always holds."""
         self.number += 1
         key = TaskKey("v", str(self.number))
         snapshot = replace(fleet(self.on.gpus, self.on.reservations), taken_at=self.now)
@@ -555,7 +555,7 @@ class Anything(RuleBasedStateMachine):
                 if claim.is_running:
                     served.add(claim.key)
                     self.on.release(claim.key)
-                elif claim.stage is ClaimStage.PROMISED:
+                elif claim.stage is ClaimStage.RESERVED:
                     self.on.release(claim.key)
         left = [
             claim for claim in self.claims() if claim.until > self.now and min(claim.counts) <= self.count

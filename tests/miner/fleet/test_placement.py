@@ -47,9 +47,9 @@ def test_a_task_waits_for_the_first_wish_where_there_is_time() -> None:
 
 
 def test_nothing_is_placed_across_a_window_that_comes_later() -> None:
-    promised = fleet(make_gpus(1), [reservation([0], HOUR, 3 * HOUR, kind=ReservationKind.OFFER)])
-    assert _place(promised, 1, hours=2) is None
-    assert _indices(_place(promised, 1, hours=1)) == [0]
+    reserved = fleet(make_gpus(1), [reservation([0], HOUR, 3 * HOUR, kind=ReservationKind.OFFER)])
+    assert _place(reserved, 1, hours=2) is None
+    assert _indices(_place(reserved, 1, hours=1)) == [0]
 
 
 def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
@@ -96,8 +96,8 @@ def test_bridged_gpus_go_together_and_a_single_one_comes_from_a_broken_pair() ->
 
 
 def test_short_tasks_fill_short_gaps() -> None:
-    promised = [reservation([1], 3 * HOUR, 9 * HOUR, kind=ReservationKind.OFFER)]
-    assert _indices(_place(fleet(make_gpus(2, links=[]), promised), 1, hours=2)) == [1]
+    reserved = [reservation([1], 3 * HOUR, 9 * HOUR, kind=ReservationKind.OFFER)]
+    assert _indices(_place(fleet(make_gpus(2, links=[]), reserved), 1, hours=2)) == [1]
 
 
 def test_a_lane_keeps_its_tasks_and_only_overflows_where_it_may() -> None:

@@ -36,7 +36,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
         yield harness
 
 
-def promise(harness: JobsHarness, key: TaskKey, start: float, end: float) -> None:
+def reserve(harness: JobsHarness, key: TaskKey, start: float, end: float) -> None:
     """As for an accepted offer, in hours from now."""
     now = time.time()
     where = Placement(("0",), now + start * HOUR, now + end * HOUR)
@@ -68,16 +68,16 @@ def window(harness: JobsHarness, key: TaskKey) -> tuple[float, float]:
 async def test_a_dataset_larger_than_thought_is_trained_on_longer_while_nobody_waits(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(harness, JOB, 0, 1)
+    reserve(harness, JOB, 0, 1)
     assert await launched(harness, monkeypatch, 4, 20_000_000) > 3.5
     assert window(harness, JOB)[1] > 3.5
 
 
-async def test_a_dataset_larger_than_thought_does_not_take_the_time_that_was_promised_to_others(
+async def test_a_dataset_larger_than_thought_does_not_take_the_time_that_is_reserved_for_others(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(harness, JOB, 0, 1)
-    promise(harness, OTHER, 1.2, 3)
+    reserve(harness, JOB, 0, 1)
+    reserve(harness, OTHER, 1.2, 3)
     assert await launched(harness, monkeypatch, 4, 20_000_000) == pytest.approx(1.2, abs=0.02)
     assert window(harness, JOB)[1] == pytest.approx(1.2, abs=0.02)
     assert window(harness, OTHER)[0] == pytest.approx(1.2, abs=0.02)
@@ -86,15 +86,15 @@ async def test_a_dataset_larger_than_thought_does_not_take_the_time_that_was_pro
 async def test_a_job_that_could_not_train_at_all_before_others_takes_its_time(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(harness, JOB, 0, 0.02)
-    promise(harness, OTHER, 0.02, 1)
+    reserve(harness, JOB, 0, 0.02)
+    reserve(harness, OTHER, 0.02, 1)
     assert await launched(harness, monkeypatch, 4, 20_000_000) > 3.5
 
 
 async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise(harness, JOB, 0, 1)
+    reserve(harness, JOB, 0, 1)
     await launched(harness, monkeypatch, 4, 10_000)
     end = window(harness, JOB)[1]
     (run,) = harness.engine.runs.values()
@@ -108,10 +108,10 @@ async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
     assert (await harness.row(1)).state is JobState.TRAINING
 
 
-@pytest.mark.parametrize("promised", [True, False])
+@pytest.mark.parametrize("reserved", [True, False])
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_job_whose_inputs_do_not_come_keeps_no_gpu_from_one_that_has_its_own(
-    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, silent: bool, promised: bool
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, silent: bool, reserved: bool
 ) -> None:
     fetch, come = harness.inputs.fetch, asyncio.Event()
 
@@ -124,8 +124,8 @@ async def test_a_job_whose_inputs_do_not_come_keeps_no_gpu_from_one_that_has_its
 
     monkeypatch.setattr(harness.inputs, "fetch", fetched)
     monkeypatch.setattr(prepare, "_NO_BYTES_S", 0.01)
-    if promised:
-        promise(harness, JOB, 0, 1)
+    if reserved:
+        reserve(harness, JOB, 0, 1)
     for key in (JOB, OTHER):
         harness.fleet.start(key, until=time.time() + HOUR)
     first = 1

@@ -127,7 +127,7 @@ def test_several_steps_in_one_event_share_its_time() -> None:
     assert progress.median_step_s == pytest.approx(1.0)
 
 
-def test_the_trainers_clock_cannot_promise_the_future() -> None:
+def test_the_trainers_clock_cannot_be_ahead() -> None:
     progress = RunProgress(began_at=100.0)
     progress.add(step(1, t=1e12), now=150.0)
     assert progress.last_event_at == 150.0

@@ -259,7 +259,7 @@ async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
     harness.fleet.update(replace(inventory, gpus=gpus, hardware=less, failed={lost: "fell off the bus"}))
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.GPU_LOST, EndReason.TRAINED]
-    assert priorities == {5.0}, "what was promised to it stands"
+    assert priorities == {5.0}, "what is reserved for it stands"
     assert lost not in harness.engine.submitted[1].gpus
 
 
@@ -319,9 +319,9 @@ async def test_a_first_model_is_published_while_the_training_goes_on_and_a_bette
     assert harness.model == b"t1 0.5 2"
 
 
-async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarness) -> None:
+async def test_while_a_model_is_replaced_no_hash_is_announced(harness: JobsHarness) -> None:
     """The deadline comes after the commit and before its reply: validators must not find another hash."""
-    promised: list[str | None] = []
+    announced: list[str | None] = []
     publish = harness.hub.publish
 
     async def cut_after_the_commit(request: PublishRequest, on_progress: ProgressCallback) -> MinerSubmission:
@@ -330,7 +330,7 @@ async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarnes
         if len(harness.hub.commits) == 2:
             row = await harness.row(request.job_id)
             assert row.submission is not None
-            promised.append(row.submission.model_hash)
+            announced.append(row.submission.model_hash)
             raise StepFailed(EndReason.DEADLINE, "the upload was ended at its deadline")
         return submission
 
@@ -338,7 +338,7 @@ async def test_while_a_model_is_replaced_no_hash_is_promised(harness: JobsHarnes
     harness.engine.scripts = [two_models(harness)]
     row = await harness.done(await harness.start())
     assert row.submission == MinerSubmission(repo="me/repo-1", model_hash=None)
-    assert set(promised) == {None}
+    assert set(announced) == {None}
 
 
 async def test_a_hub_that_fails_early_does_not_disturb_the_training(harness: JobsHarness) -> None:
