@@ -61,6 +61,16 @@ def remove_tree(place: str | os.PathLike[str]) -> int:
     return removal.freed
 
 
+@contextlib.contextmanager
+def temporary_tree(prefix: str, *, parent: Path | None = None) -> Iterator[Path]:
+    """A new directory that is removed in the end, however deep what is put into it."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from core.domain.wire import TournamentType
     from miner.dev.stack import DevStack
     from miner.dev.validator import Exchange
 
@@ -162,13 +163,28 @@ def repo(
     forged: Forged = False,
     json: AsJson = False,
 ) -> None:
-    """Ask which repository the miner enters in a tournament."""
+    """Ask which repository the miner enters in a tournament. Exit code 1 if none is entered.
+
+    Its token is shown as ***."""
     from core.domain.wire import TournamentType
+    from miner.cli.output import echo
     from miner.dev import validator
 
     target = validator.miner_target(url, folder, key, miner_hotkey, forged=forged)
     kind = TournamentType(repo_type)
-    _report_exchange(validator.run_call(target, lambda client: client.training_repo(kind)), json)
+    exchange = validator.run_call(target, lambda client: client.training_repo(kind))
+    _report_exchange(exchange, json)
+    if exchange.conclusion.outcome is not validator.ValidatorOutcome.ENTERED:
+        echo(f"→ {_way_to_enter(kind, exchange)}", err=True)
+        raise typer.Exit(1)
+
+
+def _way_to_enter(kind: TournamentType, exchange: Exchange) -> str:
+    if exchange.reply is not None and exchange.reply.status in (401, 403):
+        return "the miner refuses this key: --key with one that its nodes file has, or `god-miner dev nodes`"
+    return (
+        f"set TRAINING_REPO_{kind.name}_URL and TRAINING_REPO_{kind.name}_COMMIT, then start the miner anew"
+    )
 
 
 @app.command()

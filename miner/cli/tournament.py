@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
+from core.system.files import temporary_tree
 from miner.cli import tournament_rehearse
 from miner.cli.options import load_settings, profile_directories
 from miner.cli.output import echo, echo_json, terminal
@@ -78,10 +78,10 @@ def check(
 
     settings, problem = _settings()
     findings = []
-    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as folder:
+    with temporary_tree("god-miner-check-") as folder:
         entry = open_entry(
             subject,
-            Path(folder),
+            folder,
             commit=commit,
             kinds=kind or USUAL_KINDS,
             settings=settings,
@@ -156,6 +156,7 @@ def prepare(
 
 def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
     from miner.tournament.check.entry import USUAL_KINDS
+    from miner.tournament.checkout import few
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT
 
     named = f" --upstream {upstream}" if upstream else ""
@@ -163,9 +164,11 @@ def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
         named += "".join(f" --kind {kind}" for kind in made.kinds)
     lines = [
         f"{made.directory}: {made.files} files, {made.size_bytes / 1e6:.1f} MB",
-        f"commit {made.commit}, from god-miner {made.made_from[:12]}",
+        f"commit {made.commit}, from god-miner's commit {made.made_from}",
         f"profile {made.profile}" + (f", by way of {', '.join(made.layers[:-1])}" if made.layers[1:] else ""),
     ]
+    if made.uncommitted:
+        lines.append(f"Not committed in the checkout, so not in the entry: {few(made.uncommitted)}.")
     if not made.licensed:
         lines += [
             "LICENSE.md and NOTICE of the validators' repository are missing: it would be refused.",

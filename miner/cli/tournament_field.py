@@ -123,7 +123,7 @@ def show(
     where = directory or _directory(load_settings())
     tasks = [task for task in read_field(where) if family in (None, task.family)]
     if not tasks:
-        raise NoField(f"no task of {family} lies in {where}")
+        raise NoField(f"{where} has no task of {family}")
     found = laws(tasks)
     own = own_results(where, hotkey) if hotkey else None
     if as_json:

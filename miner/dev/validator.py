@@ -25,6 +25,7 @@ from urllib.parse import quote
 import httpx
 from bittensor_core import Keypair
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import TaskType
@@ -34,6 +35,9 @@ from miner.dev import stack
 from miner.dev.samples import SampleTask, sample_task
 
 _FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+#: The field of a reply that holds a secret, and its value in the reply's text.
+_TOKEN = "github_token"  # noqa: S105 - its name
+_TOKEN_VALUE = re.compile(rb'("github_token"\s*:\s*")(?:[^"\\]|\\.)+')
 
 
 class ValidatorOutcome(StrEnum):
@@ -197,8 +201,13 @@ def _unanswered(reply: MinerReply | None) -> str:
 def _why_unusable(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    wrong = [f"{'.'.join(map(str, one['loc']))}={_short_repr(one['input'])}" for one in error.errors()]
-    return f"unusable {', '.join(wrong)}"
+    return ", ".join(_what_is_wrong(".".join(map(str, one["loc"])), one) for one in error.errors())
+
+
+def _what_is_wrong(field: str, error: ErrorDetails) -> str:
+    if error["type"] == "missing":  # the input is the whole reply, with its token
+        return f"{field} is missing"
+    return f"unusable {field}" if field == _TOKEN else f"unusable {field}={_short_repr(error['input'])}"
 
 
 def _short_repr(value: object) -> str:
@@ -231,10 +240,11 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """Return the reply as text, at most 2,000 bytes of it."""
+        """Return the reply as text, at most 2,000 bytes of it, without a token."""
         if self.reply is None:
             return self.failure or ""
-        return self.reply.body[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+        shown = _TOKEN_VALUE.sub(rb"\1***", self.reply.body)
+        return shown[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
 
     @property
     def usable(self) -> bool:

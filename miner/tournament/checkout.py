@@ -107,6 +107,19 @@ def tracked_files(directory: Path) -> list[str]:
     return [name for name in git_output(directory, "ls-files", "-z").split("\0") if name]
 
 
+def uncommitted_files(directory: Path) -> list[str]:
+    """What of a checkout is changed or new and not committed; nothing of a bare repository."""
+    try:
+        status = git_output(directory, "status", "--porcelain", "-z", "--no-renames")
+    except CloneFailed:
+        return []
+    return [line[3:] for line in status.split("\0") if line]
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def read_inside(tree: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
     """The beginning of a file of somebody's tree; `OSError` if a link leads out of it, or to no file.
 

@@ -1,4 +1,4 @@
-"""Read a few small answers from sites of others: slowly, with limits, and from a cache.
+"""Read a few small answers from other sites: slowly, with limits, and from a cache.
 
 One request at a time with a pause between them. An answer is at most so large, takes at most so long, and is
 kept on disk with its age and ETag. If a site does not answer, an older answer is used and says so. The
@@ -40,7 +40,7 @@ _BUSY = frozenset({429, 503})
 
 
 class SiteError(GodMinerError):
-    """A site of others that did not answer, or answered what cannot be used."""
+    """Another site that did not answer, or answered what cannot be used."""
 
     code: ClassVar[str] = "site"
 
@@ -51,15 +51,15 @@ class SiteError(GodMinerError):
 
 @dataclass(frozen=True, slots=True)
 class SiteAnswer:
-    """What a site said, now or at `at`."""
+    """What a site answered, now or at `at`."""
 
     url: str
     body: bytes
     at: float
     etag: str | None = None
-    #: Why an older answer stands here: the site did not give a new one.
+    #: Why this is an older answer: the site gave no new one.
     stale: str | None = None
-    #: Size of the whole file, if the answer is a part of one and the site said it.
+    #: Size of the whole file, if the answer is a part of one and the site names it.
     whole: int | None = None
 
     def json(self) -> Any:
@@ -83,6 +83,8 @@ class PoliteClient:
     hub: str | None = None
     token: str | None = field(default=None, repr=False)
     pause_s: float = PAUSE_S
+    read_s: float = READ_S
+    answer_s: float = ANSWER_S
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.time
     #: Called with what a long wait is for.
@@ -92,7 +94,7 @@ class PoliteClient:
 
     def __post_init__(self) -> None:
         self._http = httpx.Client(
-            timeout=READ_S, follow_redirects=False, headers={"User-Agent": "god-miner", "Accept": "*/*"}
+            timeout=self.read_s, follow_redirects=False, headers={"User-Agent": "god-miner", "Accept": "*/*"}
         )
 
     def __enter__(self) -> Self:
@@ -211,7 +213,7 @@ class PoliteClient:
         return SiteAnswer(url, body, self.clock(), response.headers.get("etag"), whole=whole)
 
     def _read(self, url: str, response: httpx.Response, max_bytes: int, *, is_part: bool) -> bytes:
-        body, end = bytearray(), time.monotonic() + ANSWER_S
+        body, end = bytearray(), time.monotonic() + self.answer_s
         try:
             for piece in response.iter_raw(65_536):
                 body += piece
@@ -222,7 +224,7 @@ class PoliteClient:
                 if len(body) >= max_bytes and is_part:
                     return bytes(body[:max_bytes])
                 if time.monotonic() > end:
-                    raise SiteError(f"{_host(url)} takes longer than {ANSWER_S:.0f} s for {_path(url)}")
+                    raise SiteError(f"{_host(url)} takes longer than {self.answer_s:.0f} s for {_path(url)}")
         except httpx.HTTPError as error:
             raise SiteError(f"{_host(url)} broke off its answer: {_why(error)}") from None
         return bytes(body)

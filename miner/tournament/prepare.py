@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,16 @@ from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
 from core.profile.resolve import PROFILE_KIND
 from core.profile.schema import Profile
+from core.system.files import temporary_tree
 from miner.tournament.check.dockerfiles import first_dockerfile
 from miner.tournament.check.licence import upstream_files
-from miner.tournament.checkout import CloneFailed, clone_repository, git_output, tracked_files
+from miner.tournament.checkout import (
+    CloneFailed,
+    clone_repository,
+    git_output,
+    tracked_files,
+    uncommitted_files,
+)
 from miner.tournament.rules import TASKS, UPSTREAM
 
 #: What every image is built from and what its trainer reads, besides Dockerfiles and profiles.
@@ -67,6 +73,8 @@ class PreparedEntry:
     size_bytes: int
     #: Whether upstream's licence and notice are in it.
     licensed: bool
+    #: What was changed or new in the checkout and not committed, so it is not in the entry.
+    uncommitted: tuple[str, ...]
 
 
 def prepare_entry(
@@ -87,14 +95,14 @@ def prepare_entry(
         raise CannotPrepare("environment tasks are not trained yet: prepare an entry for text or image")
     license_files = upstream_files(upstream) if upstream else ()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
+    with temporary_tree(f".{directory.name}-", parent=directory.parent) as folder:
         say(f"cloning {source}")
         try:
-            clone = clone_repository(str(source), None, Path(folder) / "clone")
+            clone = clone_repository(str(source), None, folder / "clone")
         except CloneFailed as error:
             raise CannotPrepare(f"an entry is made from a checkout: {error}") from None
         say("writing the entry")
-        entry = Path(folder) / "entry"
+        entry = folder / "entry"
         entry.mkdir()
         layers = _profile_layers(profile, profile_directories, clone.directory)
         _copy_ingredients(clone.directory, entry)
@@ -126,6 +134,7 @@ def prepare_entry(
         len(files),
         size,
         bool(license_files),
+        tuple(uncommitted_files(source)),
     )
 
 
@@ -203,7 +212,7 @@ def _commit(entry: Path, message: str) -> str:
     try:
         git_output(entry, "config", "user.email")
         who: tuple[str, ...] = ()
-    except CloneFailed:  # git knows nobody here
+    except CloneFailed:  # no name is set for commits
         who = ("-c", "user.name=god-miner", "-c", "user.email=god-miner@localhost")
     git_output(entry, *plain, *who, "commit", "--quiet", "--message", message)
     return git_output(entry, "rev-parse", "HEAD")

@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 
-def ai_toolkit_config(**train: Any) -> bytes:
+def ai_toolkit_config(*, arch: str = "krea2", **train: Any) -> bytes:
     process = {
         "type": "diffusion_trainer",
+        "model": {"name_or_path": "/x", "arch": arch},
         "network": {"type": "lora", "linear": 24, "linear_alpha": 12},
         "datasets": [{"folder_path": "/x", "caption_dropout_rate": 0.15, "resolution": [512, 640]}],
         "train": {

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from core.domain.units import rfc3339
 from miner.cli.output import echo, print_pages
 from miner.cli.render.terminal import plain_table
 from miner.tournament.calendar import CalendarEntry
@@ -55,7 +56,7 @@ def calendar_data(found: Sequence[CalendarEntry], missing: Sequence[str]) -> dic
             {
                 "kind": str(one.kind),
                 "starts_at": one.starts_at.timestamp(),
-                "register_by": one.register_by.isoformat(),
+                "register_by": rfc3339(one.register_by.timestamp()),
                 "fee_tao": one.fee.value,
                 "fee_source": one.fee.source,
                 "emission_weight": one.weight.value,

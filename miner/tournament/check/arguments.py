@@ -8,12 +8,12 @@ is run, and another's if the operator trusts it.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from core.domain.records import printable
+from core.system.files import temporary_tree
 from miner.engines.process.sandbox import Sandbox
 from miner.tournament.check.confinement import find_sandbox, run_confined
 from miner.tournament.check.dockerfiles import dockerfile_text, entry_point, first_dockerfile
@@ -60,8 +60,8 @@ def check_arguments(entry: CheckedEntry) -> RuleFinding:
     if strange := _other_entry_points(entry.tree, tasks):
         text = f"{strange[0]}: how that parses its arguments is not known"
         return _finding(FindingState.UNKNOWN, text, strange[1:], by_hand)
-    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as folder:
-        sandbox = find_sandbox(Path(folder))
+    with temporary_tree("god-miner-check-") as folder:
+        sandbox = find_sandbox(folder)
         if isinstance(sandbox, str) and not entry.trusted:
             to_do = f"install bubblewrap; or, if you trust this code, --trust; or {by_hand}"
             return _finding(

@@ -16,7 +16,7 @@ from miner.tournament.check.entering import check_datasets, check_limits, check_
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding, is_whole_commit
 from miner.tournament.check.licence import check_licence
 from miner.tournament.check.sources import check_obfuscation, check_weights
-from miner.tournament.checkout import CloneFailed, git_output, is_local
+from miner.tournament.checkout import few, is_local, uncommitted_files
 from miner.tournament.rules import CLONE_LIMIT_S, LARGE_REPOSITORY_BYTES
 
 #: Two of the steps of admission clone it: the detector and the comparison of the licence.
@@ -29,8 +29,8 @@ def check_commit(entry: CheckedEntry) -> RuleFinding:
     notes = [f"checked: {commit}"]
     if entry.asked and not is_whole_commit(entry.asked):
         notes.append(f"{entry.asked} is short for it: settings and validators want all 40 digits")
-    if changed := _uncommitted(entry):
-        notes.append(f"{changed} files of the checkout are not committed: they are no part of the entry")
+    if is_local(entry.source) and (changed := uncommitted_files(Path(entry.source))):
+        notes.append(f"not committed, so not checked: {few(changed)}")
     if (entry.tree / ".gitmodules").exists():
         notes.append("it has submodules, which validators do not fetch")
     remote = entry.remote
@@ -96,13 +96,3 @@ def run_checks(entry: CheckedEntry) -> Iterator[RuleFinding]:
 def is_admitted(findings: list[RuleFinding]) -> bool:
     """Whether nothing is known to be wrong."""
     return all(finding.state is not FindingState.FAILED for finding in findings)
-
-
-def _uncommitted(entry: CheckedEntry) -> int:
-    if not is_local(entry.source):
-        return 0
-    try:
-        status = git_output(Path(entry.source), "status", "--porcelain", "--untracked-files=no")
-    except CloneFailed:
-        return 0  # a bare repository
-    return len(status.splitlines())

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import core
 from core.domain.records import printable
+from core.system.files import temporary_tree
 from miner.engines.base import EngineSpec, Mount
 from miner.engines.process.interpreter import Interpreter
 from miner.engines.process.sandbox import REWARD_UIDS, Sandbox, detect_sandbox
@@ -79,10 +80,10 @@ def run_confined(
 
     Without a sandbox it has the operator's rights: time, memory and output are limited all the same."""
     tree = tree.resolve()
-    with tempfile.TemporaryDirectory(prefix="god-miner-check-") as folder, tempfile.TemporaryFile() as given:
+    with temporary_tree("god-miner-check-") as folder, tempfile.TemporaryFile() as given:
         given.write(order.encode())
         given.seek(0)
-        scratch = Path(folder).resolve()
+        scratch = folder.resolve()
         python = str(sandbox.interpreter.path) if sandbox else sys.executable
         command = [python, "-c", script, str(tree)]
         if sandbox is not None:

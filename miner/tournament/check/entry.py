@@ -224,12 +224,12 @@ def public_address(url: str) -> str:
 
 
 def site_answers(url: str) -> bool:
-    """Whether anybody is there: git and others would wait for minutes."""
+    """Whether a host answers at all: git and others would wait for minutes. Of its answer nothing is read."""
     try:
-        httpx.get(url, timeout=ANSWER_LIMIT_S)
-    except httpx.HTTPError:
+        with httpx.stream("GET", url, timeout=ANSWER_LIMIT_S):
+            return True
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
-    return True
 
 
 def _head_of(clone: Clone, place: Path) -> Path:

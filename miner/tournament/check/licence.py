@@ -12,6 +12,7 @@ import httpx
 from core.domain.errors import GodMinerError
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.checkout import read_inside
+from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.rules import (
     LICENSE_DIGEST,
     LICENSE_NAMES,
@@ -24,6 +25,8 @@ from miner.tournament.rules import (
 #: The order in which validators look for their own.
 UPSTREAM_LICENSE_NAMES = ("LICENSE.md", "LICENSE")
 FETCH_LIMIT_S = 5.0
+#: A licence has some ten kilobytes.
+MOST_FETCHED = 1_000_000
 _BOM = b"\xef\xbb\xbf"
 _FIX = (
     "copy LICENSE.md and NOTICE byte for byte from a checkout of "
@@ -89,17 +92,15 @@ def read_upstream(entry: CheckedEntry, *, raw: str | None = None) -> UpstreamFil
     if entry.offline:
         return stored
     base = raw or UPSTREAM.replace("github.com", "raw.githubusercontent.com") + "/HEAD"
+    cache = entry.tree.parent / "upstream"
     try:
-        with httpx.Client(timeout=FETCH_LIMIT_S, follow_redirects=True) as client:
+        with PoliteClient(cache, pause_s=0.0, read_s=FETCH_LIMIT_S, answer_s=FETCH_LIMIT_S) as client:
             license_text = _fetched(client, base, UPSTREAM_LICENSE_NAMES)
             notice_text = _fetched(client, base, NOTICE_NAMES)
-            if license_text is not None and notice_text is not None:
-                return UpstreamFiles(
-                    digest_of(license_text), digest_of(notice_text), "their files of now", present=True
-                )
-    except (httpx.HTTPError, UnicodeDecodeError):
-        pass
-    return stored
+        digests = digest_of(license_text), digest_of(notice_text)
+    except (SiteError, UnicodeDecodeError):
+        return stored
+    return UpstreamFiles(*digests, "their files of now", present=True)
 
 
 def check_licence(entry: CheckedEntry) -> RuleFinding:
@@ -141,7 +142,7 @@ def _problems(directory: Path, word: str, names: Sequence[str], expected: str) -
 
 
 def _why(content: bytes, expected: str) -> str:
-    """What is known to break an equal text: validators forgive line ends and blanks at them, not these."""
+    """What is known to break an equal text: line ends and blanks at them do not count, these do."""
     if digest_of(content.removeprefix(_BOM)) == expected:
         return ": it begins with a byte order mark"
     if digest_of(content.removeprefix(_BOM).rstrip()) == expected:
@@ -151,11 +152,11 @@ def _why(content: bytes, expected: str) -> str:
     return " (validators take the first of the names that exists, not the best)"
 
 
-def _fetched(client: httpx.Client, base: str, names: Sequence[str]) -> bytes | None:
+def _fetched(client: PoliteClient, base: str, names: Sequence[str]) -> bytes:
     for name in names:
-        reply = client.get(f"{base}/{name}")
-        if reply.status_code == httpx.codes.OK:
-            return reply.content
-        if reply.status_code != httpx.codes.NOT_FOUND:
-            return None
-    return None
+        try:
+            return client.get(f"{base}/{name}", max_bytes=MOST_FETCHED).body
+        except SiteError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+    raise SiteError(f"none of {', '.join(names)} is below {base}")

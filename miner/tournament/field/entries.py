@@ -2,7 +2,7 @@
 
 A saved directory has one folder per tournament with `tournament.json`, in it one per task with `task.json`
 (the public API's answers, reduced), and in that one per entry, named by the first eight characters of the
-hotkey. A folder of an entry's own files without any `task.json` can be read too: then the task is unknown.
+hotkey. Folders of entries' own files without any `task.json` can be read too: as one task of each family.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from miner.tournament.rules import training_pictures
 TASK, TOURNAMENT = "task.json", "tournament.json"
 #: A directory of a whole season has fewer.
 MOST_FOLDERS = 2000
-#: Of a whole answer of the API, if somebody saved that.
+#: Of a whole answer of the API, where that was saved.
 MOST_TASK_BYTES = 32 * 1024**2
 
 
 class NoField(GodMinerError):
-    """A directory in which nothing of the field lies."""
+    """A directory without a file of any entry."""
 
     code = "no_field"
 
@@ -94,11 +94,13 @@ def read_field(directory: Path) -> list[FieldTask]:
         raise NoField(f"{directory} is not a directory; `god-miner tournament field pull` makes one")
     found = [_read_task(file) for file in sorted(directory.rglob(TASK))[:MOST_FOLDERS]]
     if not found:
-        loose = tuple(_loose_entries(directory))
-        found = [FieldTask(TournamentTaskResult(directory.name), loose)] if loose else []
+        loose = list(_loose_entries(directory))
+        for family in dict.fromkeys(one.recipe.family for one in loose):
+            task = TournamentTaskResult(directory.resolve().name, family=family)
+            found.append(FieldTask(task, tuple(one for one in loose if one.recipe.family == family)))
     if not found:
         names = ", ".join((TASK, *SMALL_FILES))
-        raise NoField(f"nothing below {directory} is a file of the field ({names} or *.safetensors)")
+        raise NoField(f"no file of an entry is below {directory}: {names} or *.safetensors")
     return sorted(found, key=lambda task: (task.family, task.task.hours or 0, task.task.task_id))
 
 

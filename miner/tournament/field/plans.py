@@ -32,9 +32,11 @@ def own_plan(
     task_type: str | None, family: str | None, model_id: str | None, hours: float | None, rows: int | None
 ) -> tuple[FieldRecipe | None, str]:
     """Return our figures, or None and why there are none."""
-    kind = task_type_named(task_type or "")
+    if task_type is None:
+        return None, "the task is not known: there is no task.json"
+    kind = task_type_named(task_type)
     if kind is None:
-        return None, f"{task_type or 'the task'} is not a kind that we plan"
+        return None, f"{task_type} is not a kind that we plan"
     if hours is None:
         return None, "the task's hours are not known"
     image = None

@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from core.domain.tasks import ImageModelType
 from core.submission.safetensors import BadHeader, SafetensorsHeader, read_header
 from miner.tournament.public_api import mapping, number, sequence, text
 
@@ -40,6 +41,8 @@ class FieldRecipe:
     """The figures of one training. None: no file says."""
 
     trainer: str | None = None
+    #: Of the base model of pictures, as tasks name it.
+    family: str | None = None
     #: Asked for, and those of the file that was submitted.
     steps: int | None = None
     shipped: int | None = None
@@ -223,6 +226,7 @@ def _sd_scripts(ss: Mapping[str, Any]) -> FieldRecipe:
     optimizer = text(ss.get("ss_optimizer"))
     return FieldRecipe(
         trainer="sd-scripts",
+        family=_family(ss.get("ss_base_model_version")),
         steps=_whole(ss.get("ss_max_train_steps")),
         shipped=_whole(ss.get("ss_steps")),
         epochs=number(ss.get("ss_epoch"), least=0),
@@ -257,6 +261,7 @@ def _ai_toolkit(content: str) -> FieldRecipe:
     dropout = number(dataset.get("caption_dropout_rate"), least=0)
     return FieldRecipe(
         trainer="ai-toolkit",
+        family=_family(mapping(process.get("model")).get("arch")),
         steps=_whole(train.get("steps")),
         batch=_whole(train.get("batch_size")),
         accumulation=_whole(
@@ -273,6 +278,15 @@ def _ai_toolkit(content: str) -> FieldRecipe:
         ema=(number(ema.get("ema_decay"), least=0) if ema.get("use_ema") else 0.0),
         resolutions=tuple(whole for side in of_sides if (whole := _whole(side))),
         notes=tuple(notes) if dropout and train.get("cache_text_embeddings") else (),
+    )
+
+
+def _family(engines_name: Any) -> str | None:
+    """`zimage:turbo` and `qwen_image` are ai-toolkit's names, `sdxl_base_v1-0` and `flux1` sd-scripts'."""
+    name = (text(engines_name, 40) or "").lower()
+    plain = re.sub(r"[^a-z0-9]", "", name)
+    return next(
+        (str(kind) for kind in ImageModelType if plain.startswith(kind.replace("-", ""))), name or None
     )
 
 

@@ -6,13 +6,13 @@ not name are made up: they show that a task runs from end to end, not how good i
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 from core.domain.units import show_seconds
+from core.system.files import remove_tree
 from miner.engines.docker.client import DockerClient
 from miner.tournament.checkout import clone_repository
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
@@ -38,7 +38,7 @@ def rehearse(
     report = Rehearsal(source, clone.commit, clone.seconds, clone.size_bytes, output=str(options.output))
     with ExitStack() as stack:
         if not options.keep:
-            stack.callback(shutil.rmtree, options.output / "checkout", ignore_errors=True)
+            stack.callback(remove_tree, options.output / "checkout")
         network, no_bridge = stack.enter_context(internal_network(client))
         for task in options.tasks:
             build = _built(client, clone.directory, task, options, report, stack, say)

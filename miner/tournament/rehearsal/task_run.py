@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from core.domain.errors import GodMinerError
 from core.domain.units import show_seconds
+from core.system.files import remove_tree, temporary_tree
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rehearsal.build import Build
 from miner.tournament.rehearsal.cache_layout import CacheLayout, lay_out_cache
@@ -254,8 +253,7 @@ class TaskRun:
     ) -> FolderScore | None:
         """The score of what would be in the repository; None for kinds that have none here. `CannotScore`."""
         is_image = self.task.image_type is not None
-        with tempfile.TemporaryDirectory(prefix="score-", dir=self.folder) as scratch:
-            folder = Path(scratch)
+        with temporary_tree("score-", parent=self.folder) as folder:
             upload = what_is_uploaded(place, self.given.model_id, image=is_image)
             repository = as_published(upload, folder / "repository")
             problems = load_problems(repository, self.task, layout.model, self.given.model_id)
@@ -324,6 +322,6 @@ class TaskRun:
         for name in ("checkpoints", "kills"):
             if (self.folder / name).exists():
                 take_over(self.client, image, self.folder / name)
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+                remove_tree(self.folder / name)
         for name in ("cache", "made"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            remove_tree(self.folder / name)

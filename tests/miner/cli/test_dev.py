@@ -133,7 +133,7 @@ def test_a_forged_request_is_refused_which_is_a_usable_reply() -> None:
         for command in ("offer", "start", "submission", "repo"):
             result = god_miner_dev(command, "--url", server.url, "--forged", "--json")
             assert json.loads(result.stdout)["status"] == 401
-            assert result.exit_code == 0
+            assert result.exit_code == (1 if command == "repo" else 0)
 
 
 def test_a_key_of_ones_own_and_another_miners_hotkey_need_no_throwaway_keys(elsewhere: Path) -> None:
@@ -157,6 +157,30 @@ def test_repo_asks_for_a_tournament_type() -> None:
         result = god_miner_dev("repo", "--type", "image", "--url", server.url)
     assert miner.path == "/training_repo/image"
     assert "entered: https://x/y" in result.stdout
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize("more", [{"commit_hash": COMMIT}, {}, {"commit_hash": COMMIT, "github_repo": 7}])
+def test_the_token_of_an_entry_is_never_printed(as_json: tuple[str, ...], more: dict[str, object]) -> None:
+    token = 'ghp_"quoted"' + "x" * 30
+    reply = json.dumps({"github_repo": "https://x/y", "github_token": token, **more}).encode()
+    with serving(lambda handler: handler.reply(200, reply)) as server:
+        result = god_miner_dev("repo", "--url", server.url, *as_json)
+    assert "xxx" not in result.output
+    assert "ghp_" not in result.output
+    assert "***" in result.output
+    assert result.exit_code == (0 if more == {"commit_hash": COMMIT} else 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "way_out"),
+    [(404, "set TRAINING_REPO_TEXT_URL and TRAINING_REPO_TEXT_COMMIT"), (403, "--key"), (401, "--key")],
+)
+def test_a_miner_that_enters_nothing_is_exit_code_one(status: int, way_out: str) -> None:
+    with serving(lambda handler: handler.reply(status, b'{"error": "not_entered"}')) as server:
+        result = god_miner_dev("repo", "--url", server.url)
+    assert result.exit_code == 1
+    assert way_out in result.output
 
 
 def test_a_reply_is_printed_with_what_a_validator_makes_of_it() -> None:

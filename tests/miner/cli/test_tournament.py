@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from miner.cli.tournament import app
 from tests.miner.tournament.entries import SMALL
-from tests.miner.tournament.repositories import commit_files, make_repository
+from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository
 
 LICENSE, NOTICE = "Some Licence\n", "Some Notice\n"
 
@@ -57,6 +57,17 @@ def test_a_directory_that_is_no_repository_is_an_error(tmp_path: Path) -> None:
     result = run("check", str(tmp_path))
     assert result.exit_code == 1
     assert "git clone" in str(result.exception)
+
+
+def test_a_tree_deeper_than_recursion_is_checked_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    commit_deep_file(tmp_path / "entry", depth=1100)
+    result = run("check", str(tmp_path / "entry"), "--offline", "--json")
+    assert len(json.loads(result.stdout)["rules"]) == 12
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_commit_of_a_directory_can_be_named(tmp_path: Path) -> None:

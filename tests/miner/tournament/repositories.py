@@ -46,3 +46,14 @@ def commit_files(directory: Path, files: Mapping[str, str | bytes]) -> str:
     git(directory, "add", "-A", "-f")
     git(directory, "commit", "-q", "-m", "Commit", "--allow-empty")
     return git(directory, "rev-parse", "HEAD")
+
+
+def commit_deep_file(directory: Path, depth: int) -> str:
+    """A repository whose one file is so many directories down, made without a checkout of it."""
+    directory.mkdir()
+    git(directory, "init", "-q", "-b", "main")
+    (directory / "file").write_text("text")
+    blob = git(directory, "hash-object", "-w", "file")
+    git(directory, "update-index", "--add", "--cacheinfo", f"100644,{blob},{'d/' * depth}file")
+    git(directory, "commit", "-q", "-m", "Commit")
+    return git(directory, "rev-parse", "HEAD")

@@ -186,3 +186,12 @@ def test_what_cannot_be_made_leaves_nothing(small: Path, upstream: Path, tmp_pat
     with pytest.raises(CannotPrepare, match="not an empty directory"):
         prepare_entry(small, place, kinds=[TournamentType.TEXT])
     assert [path.name for path in place.iterdir()] == ["mine"]
+
+
+def test_what_is_not_committed_is_named_and_not_in_the_entry(small: Path, tmp_path: Path) -> None:
+    (small / "trainer/b.py").write_text("y = 2\n")
+    (small / "trainer/new name.py").write_text("z = 2\n")
+    made = prepare_entry(small, tmp_path / "entry", kinds=(TournamentType.TEXT,))
+    assert made.uncommitted == ("trainer/b.py", "trainer/new name.py")
+    assert (made.directory / "trainer/b.py").read_text() == SMALL["trainer/b.py"]
+    assert made.made_from == git_output(small, "rev-parse", "HEAD")

@@ -101,7 +101,7 @@ def test_what_is_not_committed_and_a_short_name_are_mentioned(tmp_path: Path) ->
     entry = open_small(tmp_path, {"a.py": "1\n"})
     (tmp_path / "repository/a.py").write_text("changed")
     notes = check_commit(open_again(tmp_path, commit=entry.clone.commit[:8])).notes
-    assert any("1 files of the checkout are not committed" in note for note in notes)
+    assert "not committed, so not checked: a.py" in notes
     assert any("all 40 digits" in note for note in notes)
 
 

@@ -92,7 +92,12 @@ def test_a_checkout_without_the_files_is_not_upstreams(upstream: Path, tmp_path:
 
 
 class _Raw(FlakyServer):
-    pages: ClassVar = {"/HEAD/LICENSE": LICENSE, "/HEAD/NOTICE": NOTICE}
+    pages: ClassVar = {
+        "/HEAD/LICENSE": LICENSE,
+        "/HEAD/NOTICE": NOTICE,
+        "/large/LICENSE": b"x" * 2_000_000,
+        "/large/NOTICE": NOTICE,
+    }
 
     def answer(self, request: Request) -> Reply:
         page = self.pages.get(request.path)
@@ -108,4 +113,5 @@ def test_with_a_network_their_files_of_now_are_read(tmp_path: Path, monkeypatch:
         assert read_upstream(online, raw=f"{site.url}/HEAD").present
         assert read_upstream(entry, raw=f"{site.url}/HEAD").license == LICENSE_DIGEST
         assert not read_upstream(online, raw=f"{site.url}/elsewhere").present
+        assert not read_upstream(online, raw=f"{site.url}/large").present
     assert not read_upstream(online, raw="http://127.0.0.1:1").present

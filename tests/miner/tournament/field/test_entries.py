@@ -51,13 +51,21 @@ def test_laws_count_winners_only(tmp_path: Path) -> None:
     assert found.laws[0].text == "one point: 700 steps at n 18"
 
 
-def test_folders_of_somebodys_configurations_can_be_read_too(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").write_bytes(ai_toolkit_config())
-    (task,) = read_field(tmp_path)
-    assert [(one.entry.hotkey, one.recipe.steps) for one in task.entries] == [("mine", 700)]
-    assert task.own_plan()[1] == "the task is not a kind that we plan"
-    assert laws([task]) == []
+def test_folders_of_own_files_are_a_task_of_each_family(tmp_path: Path) -> None:
+    for name, arch in {
+        "mine": "zimage:turbo",
+        "other": "zimage",
+        "third": "qwen_image",
+        "new": "wan21",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_bytes(ai_toolkit_config(arch=arch))
+    tasks = read_field(tmp_path)
+    found = {task.family: [one.entry.hotkey for one in task.entries] for task in tasks}
+    assert found == {"qwen-image": ["third"], "wan21": ["new"], "z-image": ["mine", "other"]}
+    assert tasks[0].entries[0].recipe.steps == 700
+    assert tasks[0].own_plan()[1] == "the task is not known: there is no task.json"
+    assert laws(tasks) == []
 
 
 def test_a_task_of_the_future_has_no_plan_and_says_why(tmp_path: Path) -> None:
