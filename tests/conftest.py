@@ -134,6 +134,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/cli/test_images.py",
         "miner/doctor/checks/test_training_engine.py",
         "miner/tournament/rehearsal/test_build.py",
+        "miner/tournament/rehearsal/test_leftovers.py",
         "miner/tournament/rehearsal/test_rehearse.py",
     ),
     "training": (

@@ -5,6 +5,7 @@ Records are strict about their keys, never hold NaN and are never changed in pla
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -38,6 +39,19 @@ class Confidence(StrEnum):
 
 def weakest_confidence(confidences: list[Confidence]) -> Confidence:
     return max(confidences, key=list(Confidence).index, default=Confidence.GUESS)
+
+
+#: Colours, movements of the cursor, titles of windows.
+_TERMINAL_CODES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+
+
+def without_terminal_codes(text: str) -> str:
+    """Text as a terminal would show it without colours: for the output of programs."""
+    return _TERMINAL_CODES.sub("", text) if "\x1b" in text or "\x9b" in text else text
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
 
 app.command()(tournament_rehearse.rehearse)
+app.command()(tournament_rehearse.clean)
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
 Kinds = Annotated[

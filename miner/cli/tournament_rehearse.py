@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from core.domain.records import without_terminal_codes
+from core.domain.units import show_bytes
 from miner.cli.options import load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
+    from miner.engines.docker.client import DockerClient
     from miner.settings import Settings
     from miner.tournament.rehearsal.options import RehearsalInputs
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
 _SILENCE_S = 30.0
+#: By what made it: why `clean` does not remove it.
+_WHY_NOT = {
+    "running": "its rehearsal runs",
+    "kept": "--keep was given; --all removes it",
+    "unknown": "its rehearsal is not known here; --all removes it",
+}
 
 
 def rehearse(
@@ -88,49 +97,117 @@ def rehearse(
     which shows that everything works and not how good it is; image tasks need --model. Reward code of
     GRPO tasks runs in containers without a network. Ctrl-C ends everything that was started."""
     from miner.engines.docker.client import DockerClient
+    from miner.observe.redact import Redactor
     from miner.tournament.rehearsal.options import RehearsalOptions
     from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
     from miner.tournament.rehearsal.report import report_lines
+    from miner.watch.reports import redact_report
 
     settings = load_settings()
+    hide = Redactor(settings.secrets())
     tasks = _tasks(task or ["instruct"])
     place, chosen = _source(source, commit)
-    options = RehearsalOptions(
-        output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
-        tasks=tasks,
-        commit=chosen,
-        inputs=_inputs(settings, tasks, model or [], data or []),
-        hours=hours,
-        hub_cache=hub_cache.resolve() if hub_cache else None,
-        trigger_word=trigger_word,
-        gpus=_gpus(settings, gpu or []),
-        build_arguments=parse_build_arguments(argument or []),
-        build_network=build_network,
-        against=against.resolve() if against else None,
-        kills=kills,
-        seed=seed,
-        keep=keep,
-    )
-    # Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing.
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sign) is not signal.SIG_IGN:
-            signal.signal(sign, signal.default_int_handler)
-    with closing(DockerClient(settings.docker_host)) as client, _progress() as say:
-        report = rehearse_all(client, place, options, say)
-    found = report.as_dict()
-    (options.output / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    _end_on_signals()
+    with closing(DockerClient(settings.docker_host)) as client, _progress(hide) as say:
+        _mention_leftovers(client, settings, say)
+        options = RehearsalOptions(
+            output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
+            tasks=tasks,
+            commit=chosen,
+            inputs=_inputs(settings, tasks, model or [], data or []),
+            hours=hours,
+            hub_cache=hub_cache.resolve() if hub_cache else None,
+            trigger_word=trigger_word,
+            gpus=_gpus(settings, gpu or []),
+            build_arguments=parse_build_arguments(argument or []),
+            build_network=build_network,
+            against=against.resolve() if against else None,
+            kills=kills,
+            seed=seed,
+            hide=hide,
+            keep=keep,
+        )
+        try:
+            report = rehearse_all(client, place, options, say)
+        except KeyboardInterrupt:
+            if (partial := options.output / "report.json").exists():
+                echo(f"interrupted; what was found until then is in {partial}", err=True)
+            raise
     if as_json:
-        echo_json(found)
+        echo_json(redact_report(report.as_dict(), hide))
     else:
         for line in report_lines(report):
-            echo(line)
+            echo(hide(without_terminal_codes(line)))
     if not report.passed:
         raise typer.Exit(1)
 
 
+def clean(
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]...", help="What --output named, besides those in DATA_DIR."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what --keep kept, and what cannot be told to be whose.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: JSON.")] = False,
+) -> None:
+    """Remove what killed rehearsals left: containers, images, networks, checkouts, caches, checkpoints.
+
+    What a rehearsal that runs has made is never removed. Reports and logs stay. Exit code 1 if something
+    could not be removed."""
+    from miner.engines.docker.client import DockerClient
+    from miner.tournament.rehearsal.leftovers import find_leftovers, remove_leftover
+
+    settings = load_settings()
+    found: list[dict[str, Any]] = []
+    with closing(DockerClient(settings.docker_host)) as client:
+        for one in find_leftovers(client, [*_rehearsals(settings), *(outputs or [])]):
+            goes = one.may_go(everything=everything)
+            problem = remove_leftover(client, one) if goes and not dry_run else None
+            removed = goes and not dry_run and problem is None
+            found.append({**one.as_dict(), "unwanted": goes, "removed": removed, "problem": problem})
+            if not as_json:
+                why = f"left alone ({_WHY_NOT.get(one.state, one.state)})"
+                done = ("would be removed" if dry_run else problem or "removed") if goes else why
+                size = f", {show_bytes(one.size_bytes)}" if one.size_bytes is not None else ""
+                echo(f"{one.kind} {one.name}{size}: {done}")
+    if as_json:
+        echo_json(found)
+    elif not found:
+        echo("Rehearsals have left nothing.")
+    if any(one["problem"] for one in found):
+        raise typer.Exit(1)
+
+
+def _rehearsals(settings: Settings) -> list[Path]:
+    """Output directories of rehearsals that named none."""
+    return sorted((settings.data_dir / "rehearsals").glob("*"))
+
+
+def _mention_leftovers(client: DockerClient, settings: Settings, say: Callable[[str], None]) -> None:
+    from miner.tournament.rehearsal.leftovers import find_leftovers
+
+    found = [one for one in find_leftovers(client, _rehearsals(settings)) if one.may_go(everything=False)]
+    if found:
+        kinds = Counter(one.kind for one in found)
+        counts = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
+        say(f"killed rehearsals left {counts.replace('directorys', 'directories')}:")
+        say("  see `god-miner tournament clean --dry-run`")
+
+
+def _end_on_signals() -> None:
+    """Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) is not signal.SIG_IGN:
+            signal.signal(sign, signal.default_int_handler)
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Lines with their time. A step that is silent for long is named again, so that it does not look dead."""
+def _progress(hide: Callable[[str], str]) -> Iterator[Callable[[str], None]]:
+    """Lines with their time, without secrets. A step that is silent for long is named again, so that it does
+    not look dead."""
     began = time.monotonic()
     lock, ended = threading.Lock(), threading.Event()
     last, last_at = "", began
@@ -140,6 +217,8 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
     def say(text: str) -> None:
         nonlocal last, last_at
+        # Of a progress bar, which draws over itself, the last state.
+        text = hide(without_terminal_codes(text.rstrip().rpartition("\r")[2]))
         with lock:
             last, last_at = text, time.monotonic()
             show(text)

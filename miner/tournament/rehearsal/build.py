@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from core.domain.records import without_terminal_codes
 from core.domain.units import show_seconds
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rules import BUILD_LIMIT_S, DOCKERFILE_DIRECTORIES
@@ -77,6 +78,11 @@ def find_dockerfile(root: Path, name: str) -> str | None:
     return next((path for path in paths if (root / path).is_file()), None)
 
 
+def no_dockerfile(name: str) -> str:
+    places = ", ".join(f"{directory}/{name}" for directory in DOCKERFILE_DIRECTORIES)
+    return f"no Dockerfile: neither of {places} is in the commit"
+
+
 def build_entry(
     client: DockerClient,
     root: Path,
@@ -87,17 +93,18 @@ def build_entry(
     network: str | None = None,
     limit_s: float = BUILD_LIMIT_S,
     on_line: Callable[[str], None] = lambda line: None,
+    on_step: Callable[[str], None] = lambda image: None,
 ) -> Build:
-    """Build the Dockerfile `name` of the checkout at `root`. A failure is a part of the result."""
+    """Build the Dockerfile `name` of the checkout at `root`. A failure is a part of the result. `on_step`
+    gets the image of each step, which has no name."""
     path = find_dockerfile(root, name)
     if path is None:
-        places = ", ".join(f"{directory}/{name}" for directory in DOCKERFILE_DIRECTORIES)
-        return Build(name, problem=f"no Dockerfile: neither of {places} is in the commit")
+        return Build(name, problem=no_dockerfile(name))
 
     build = Build(path)
 
     def work(api: Any) -> Build:
-        return _Building(api, build, limit_s, on_line).run(
+        return _Building(api, build, limit_s, on_line, on_step).run(
             path=str(root),
             dockerfile=path,
             tag=tag,
@@ -128,8 +135,16 @@ def remove_entry(client: DockerClient, build: Build) -> None:
 
 
 class _Building:
-    def __init__(self, api: Any, build: Build, limit_s: float, on_line: Callable[[str], None]) -> None:
-        self._api, self._build, self._limit_s, self._on_line = api, build, limit_s, on_line
+    def __init__(
+        self,
+        api: Any,
+        build: Build,
+        limit_s: float,
+        on_line: Callable[[str], None],
+        on_step: Callable[[str], None],
+    ) -> None:
+        self._api, self._build, self._limit_s = api, build, limit_s
+        self._on_line, self._on_step = on_line, on_step
         self._began = time.monotonic()
         self._step_began = self._began
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -161,15 +176,16 @@ class _Building:
         for line in lines:
             if "error" in line:
                 # Docker reports a failure within the stream, and ends it as after a success.
-                self._build.problem = str(line["error"]).strip()
+                self._build.problem = without_terminal_codes(str(line["error"])).strip()
                 self._tail.append(self._build.problem)
             self._build.pulled |= str(line.get("status")).startswith("Pulling")
-            text = str(line.get("stream") or "").strip()
+            text = without_terminal_codes(str(line.get("stream") or "")).strip()
             if step := _STEP.match(text):
                 self._end_step()
                 self._build.steps.append(BuildStep(int(step[1]), " ".join(step[3].split())))
             elif (made := _MADE.fullmatch(text)) and not self._build.steps[-1].is_base:
                 self._build.made.append(made[1])
+                self._on_step(made[1])
             if text:
                 self._tail.append(text)
                 self._on_line(text)

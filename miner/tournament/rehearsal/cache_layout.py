@@ -24,6 +24,7 @@ HUB_REPOSITORIES = (
 )
 #: A folder below the cache is read by the image's own user, who may be any.
 _READABLE, _OPEN = 0o644, 0o755
+_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class BadInput(GodMinerError):
@@ -60,7 +61,7 @@ def lay_out_cache(
     besides their model."""
     name = task.model_argument(model_id).replace("/", "--")
     target = root / "models" / name
-    _require_model(model, task)
+    require_model(model, task)
     if model.is_file():
         target.mkdir(parents=True)
         _place(model, target / model.name)
@@ -81,11 +82,14 @@ def lay_out_cache(
     return CacheLayout(root, target, placed, statistics, tuple(missing))
 
 
-def _require_model(model: Path, task: TournamentTask) -> None:
+def require_model(model: Path, task: TournamentTask) -> None:
+    """`BadInput` unless it is what such a task is trained from."""
     if not model.exists():
         raise BadInput(f"{model} is not there: name the directory of a model")
     if task.image_type is None and not (model / "config.json").is_file():
         raise BadInput(f"{model} has no config.json: a text task needs the directory of a transformers model")
+    if model.is_dir() and not any(any(model.rglob(pattern)) for pattern in _WEIGHTS):
+        raise BadInput(f"{model} has no weights ({', '.join(_WEIGHTS)}): name the directory of a model")
 
 
 def _forget_name(config: Path) -> None:

@@ -32,7 +32,7 @@ from miner.tournament.rules import (
     shared_memory,
 )
 
-#: On everything that a rehearsal makes in Docker.
+#: On all containers and networks of a rehearsal: a path in its output directory.
 LABEL = "god-miner.rehearsal"
 _LOOK_S = 0.2
 #: For Docker to end a container that it was told to kill.
@@ -58,12 +58,12 @@ def training_machine(client: DockerClient, gpus: Sequence[str] = ()) -> Training
 
 
 @contextmanager
-def internal_network(client: DockerClient) -> Iterator[tuple[str, str | None]]:
+def internal_network(client: DockerClient, output: Path) -> Iterator[tuple[str, str | None]]:
     """A bridge without a way out, as validators have one: its name, or `none` and why there is no bridge."""
     name = f"god-miner-rehearsal-{uuid.uuid4().hex[:8]}"
     try:
         client.call_blocking(
-            lambda api: api.create_network(name, driver="bridge", internal=True, labels={LABEL: "network"}),
+            lambda api: api.create_network(name, driver="bridge", internal=True, labels={LABEL: str(output)}),
             client.create_timeout_s,
         )
     except DockerRefused as refused:
@@ -207,7 +207,7 @@ class TrainerContainer:
                 name=self.name,
                 environment=dict(options.environment),
                 host_config=options.host_config(api),
-                labels={LABEL: "container"},
+                labels={LABEL: str(options.checkpoints)},
             )
             api.start(made["Id"])
 
@@ -324,7 +324,8 @@ def run_helper(
     gpus: Sequence[str] = (),
     as_root: bool = False,
 ) -> tuple[int, str]:
-    """Run a program of the image without a network, with `folder` at /rehearsal: exit code and output."""
+    """Run a program of the image without a network, with `folder` at /rehearsal: exit code and output. It
+    has the memory and the CPUs of a training with as many GPUs."""
     from docker.types import DeviceRequest, Mount
 
     mounts = [Mount("/rehearsal", str(folder), type="bind")]
@@ -334,6 +335,7 @@ def run_helper(
     requests = [DeviceRequest(device_ids=list(gpus), capabilities=[["gpu"]])] if gpus else None
 
     def work(api: Any) -> tuple[int, str]:
+        info, share = api.info(), max(len(gpus), 1)
         made = api.create_container(
             image,
             entrypoint=list(command),
@@ -343,6 +345,8 @@ def run_helper(
             host_config=api.create_host_config(
                 mounts=mounts,
                 network_mode="none",
+                mem_limit=min(MEMORY_PER_GPU * share, int(info["MemTotal"])),
+                nano_cpus=min(CPUS_PER_GPU * share, int(info["NCPU"])) * 10**9,
                 device_requests=requests,
                 shm_size="1g",
                 security_opt=["no-new-privileges"],
@@ -350,7 +354,7 @@ def run_helper(
                 # Of use to root alone: files of other users, such as the trainer's.
                 cap_add=["CHOWN", "DAC_OVERRIDE"],
             ),
-            labels={LABEL: "helper"},
+            labels={LABEL: str(folder)},
         )
         try:
             api.start(made["Id"])

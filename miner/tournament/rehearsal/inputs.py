@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from core.data.archives import BadArchive
+from core.data.pictures import inspect_picture_zip
 from core.data.rows import BadRows, JsonRows
+from core.domain.units import show_bytes
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rehearsal import stand_in_worker
-from miner.tournament.rehearsal.cache_layout import BadInput
+from miner.tournament.rehearsal.build import find_dockerfile, no_dockerfile
+from miner.tournament.rehearsal.cache_layout import BadInput, require_model
 from miner.tournament.rehearsal.container import run_helper
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
 from miner.tournament.rehearsal.stand_ins import (
@@ -24,13 +30,23 @@ from miner.tournament.rules import TournamentTask
 #: Of an operator's rows so many are kept for the score, as validators do.
 TEST_SHARE, MOST_TEST_ROWS = 0.1, 1000
 STATISTICS = "statistics.json"
+#: For the checkout, logs and the submissions of small models.
+FREE_BYTES = 10**9
+#: Columns that every row has, as keys of the dataset's type.
+_NEEDED_FIELDS = {
+    "InstructTextTask": ("field_instruction", "field_output"),
+    "ChatTask": ("chat_column",),
+    "DpoTask": ("field_prompt", "field_chosen", "field_rejected"),
+    "GrpoTask": ("field_prompt",),
+}
 _WORKER = Path(stand_in_worker.__file__)
 _STATISTICS_KINDS = {"InstructTextTask": "instruct", "ChatTask": "instruct", "DpoTask": "dpo"}
 _STATISTICS_KINDS |= {"GrpoTask": "grpo", "EnvTask": "env"}
 
 
 def check_inputs(options: RehearsalOptions) -> None:
-    """`BadInput` for a path that is not there, and for a model that cannot be made up."""
+    """`BadInput` for what would fail after the build: paths, models, rows, space on the disk."""
+    copied = 0
     for task in options.tasks:
         given = options.inputs.get(task.name, RehearsalInputs())
         if task.image_type is not None and given.model is None:
@@ -40,6 +56,68 @@ def check_inputs(options: RehearsalOptions) -> None:
         for path in (given.model, given.data):
             if path is not None and not path.exists():
                 raise BadInput(f"{task.name}: {path} is not there")
+        if given.model is not None:
+            require_model(given.model, task)
+        if given.data is not None:
+            _require_data(given.data, task)
+        copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
+        if options.kills and task.task_type == "EnvTask":
+            raise BadInput("--kills: what an environment training leaves has no score here: leave it out")
+    if options.against is not None and not any(options.against.glob("*.safetensors")):
+        raise BadInput(
+            f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"
+        )
+    free = shutil.disk_usage(_existing(options.output)).free
+    if free < copied + FREE_BYTES:
+        raise BadInput(
+            f"{options.output} has {show_bytes(free)} free, and models and data take {show_bytes(copied)} "
+            "there: name a directory on their own disk by --output, where they are linked and not copied"
+            if copied
+            else f"{options.output} has {show_bytes(free)} free: name one on another disk by --output"
+        )
+
+
+def check_entry(checkout: Path, tasks: Sequence[TournamentTask]) -> None:
+    """`BadInput` for a task that the entry cannot train, as far as its files tell."""
+    for task in tasks:
+        if find_dockerfile(checkout, task.dockerfile) is None:
+            raise BadInput(f"{task.name}: {no_dockerfile(task.dockerfile)}")
+        types = checkout / "core/domain/tasks.py"
+        ours = types.is_file() and (checkout / "trainer/text.py").is_file()
+        if task.task_type == "EnvTask" and ours and "EnvTask" not in types.read_text("utf-8"):
+            raise BadInput(
+                "this entry's trainer trains no environment tasks yet: leave out --task environment"
+            )
+
+
+def _require_data(path: Path, task: TournamentTask) -> None:
+    """The first row, or the pictures."""
+    if task.image_type is not None:
+        try:
+            inspect_picture_zip(path)
+        except BadArchive as error:
+            raise BadInput(f"{path} cannot be read as a zip of pictures: {error}") from None
+        return
+    try:
+        with path.open("rb") as file:
+            row = next(iter(JsonRows(file)), None)
+    except (OSError, BadRows) as error:
+        raise BadInput(f"{path} cannot be read as rows: {error}") from None
+    wanted = [task.dataset[key] for key in _NEEDED_FIELDS.get(str(task.task_type), ())]
+    if row is None or (missing := [name for name in wanted if name not in row]):
+        lacks = f"its first row lacks {', '.join(missing)}" if row is not None else "it has no rows"
+        raise BadInput(f"{path} is no data of {task.name}: {lacks}; wanted: {', '.join(wanted)}")
+
+
+def _copied_bytes(path: Path, output: Path) -> int:
+    """Files of another disk are copied, others are linked."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    device = _existing(output).stat().st_dev
+    return sum(one.stat().st_size for one in files if one.stat().st_dev != device)
+
+
+def _existing(path: Path) -> Path:
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) -> tuple[Path, Path | None]:

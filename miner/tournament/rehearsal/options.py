@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from miner.observe.redact import Redactor
 from miner.tournament.rules import TournamentTask
 
 STAND_IN_MODEL = "stand-in/tiny"
 #: Shows a line of progress.
 Say = Callable[[str], None]
+#: Writes down what is known so far.
+Save = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -38,5 +41,7 @@ class RehearsalOptions:
     against: Path | None = None
     kills: int = 0
     seed: int = 0
+    #: Removes secrets from a text.
+    hide: Callable[[str], str] = field(default_factory=Redactor)
     #: Leave images, caches and checkpoints behind.
     keep: bool = False

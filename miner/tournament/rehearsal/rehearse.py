@@ -6,47 +6,69 @@ not name are made up: they show that a task runs from end to end, not how good i
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 from core.domain.units import show_seconds
-from core.system.files import remove_tree
+from core.system.files import remove_tree, write_atomically
 from miner.engines.docker.client import DockerClient
 from miner.tournament.checkout import clone_repository
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
 from miner.tournament.rehearsal.container import internal_network, training_machine
-from miner.tournament.rehearsal.inputs import check_inputs
+from miner.tournament.rehearsal.inputs import check_entry, check_inputs
+from miner.tournament.rehearsal.leftovers import IMAGE, RehearsalRecord, rehearsal_record
 from miner.tournament.rehearsal.options import RehearsalOptions, Say
 from miner.tournament.rehearsal.report import Rehearsal
 from miner.tournament.rehearsal.task_run import TaskRun
 from miner.tournament.rules import TournamentTask
+from miner.watch.reports import redact_report
+
+#: In the output directory.
+REPORT = "report.json"
 
 
 def rehearse(
     client: DockerClient, source: str, options: RehearsalOptions, say: Say = lambda text: None
 ) -> Rehearsal:
     """Rehearse every task; a task that fails is a part of the report. `GodMinerError` where nothing can be
-    rehearsed: no repository, no Docker, inputs that are not there."""
+    rehearsed: no repository, no Docker, inputs that are not there. The report is written after every part."""
     began = time.monotonic()
-    options.output.mkdir(parents=True, exist_ok=True)
     check_inputs(options)
     machine = training_machine(client, options.gpus)
-    say(f"cloning {source}")
-    clone = clone_repository(source, options.commit, options.output / "checkout")
-    report = Rehearsal(source, clone.commit, clone.seconds, clone.size_bytes, output=str(options.output))
+    options.output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if not options.keep:
+        record = stack.enter_context(rehearsal_record(options.output))
+        if options.keep:
+            stack.callback(record.keep)
+        else:
             stack.callback(remove_tree, options.output / "checkout")
-        network, no_bridge = stack.enter_context(internal_network(client))
+        say(f"cloning {source}")
+        clone = clone_repository(source, options.commit, options.output / "checkout")
+        check_entry(clone.directory, options.tasks)
+        report = Rehearsal(source, clone.commit, clone.seconds, clone.size_bytes, output=str(options.output))
+
+        def save() -> None:
+            report.seconds = time.monotonic() - began
+            found = redact_report(report.as_dict(), options.hide)
+            text = json.dumps(found, indent=2) + "\n"
+            write_atomically(options.output / REPORT, text.encode(), mode=0o644)
+
+        save()
+        network, no_bridge = stack.enter_context(internal_network(client, options.output))
         for task in options.tasks:
-            build = _built(client, clone.directory, task, options, report, stack, say)
-            rehearsed = TaskRun(client, task, options, machine, build, network, say)
+            build = _built(client, clone.directory, task, options, report, stack, say, record)
+            run = TaskRun(client, task, options, machine, build, network, say, save)
             if no_bridge:
-                rehearsed.report.deviations.append(no_bridge)
-            report.tasks.append(rehearsed.run())
-    report.seconds = time.monotonic() - began
+                run.report.deviations.append(no_bridge)
+            report.tasks.append(run.report)
+            save()
+            run.run()
+            save()
+        report.complete = True
+        save()
     return report
 
 
@@ -58,13 +80,15 @@ def _built(
     report: Rehearsal,
     stack: ExitStack,
     say: Say,
+    record: RehearsalRecord,
 ) -> Build:
     """Each Dockerfile is built once, though validators build it for every task."""
     for build in report.builds:
         if build.dockerfile.endswith(task.dockerfile):
             return build
     say(f"building {task.dockerfile}")
-    tag = f"god-miner-rehearsal:{uuid.uuid4().hex[:12]}"
+    tag = f"{IMAGE}:{uuid.uuid4().hex[:12]}"
+    record.add_build(tag)
     build = build_entry(
         client,
         root,
@@ -73,6 +97,7 @@ def _built(
         arguments=options.build_arguments,
         network=options.build_network,
         on_line=lambda line: say(f"  {line}") if line.startswith("Step ") else None,
+        on_step=record.add_step,
     )
     if not options.keep:
         stack.callback(remove_entry, client, build)

@@ -45,14 +45,17 @@ class TaskRehearsal:
     #: What would pass and is worth knowing.
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    #: Whether all of its parts were done, or failed.
+    complete: bool = False
 
     @property
     def passed(self) -> bool:
-        return not self.problems
+        return self.complete and not self.problems
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "task": self.name,
+            "complete": self.complete,
             "passed": self.passed,
             "problems": self.problems,
             "warnings": self.warnings,
@@ -98,13 +101,16 @@ class Rehearsal:
     tasks: list[TaskRehearsal] = field(default_factory=list)
     output: str = ""
     seconds: float = 0.0
+    #: False: it still runs, or was interrupted.
+    complete: bool = False
 
     @property
     def passed(self) -> bool:
-        return bool(self.tasks) and all(task.passed for task in self.tasks)
+        return self.complete and all(task.passed for task in self.tasks)
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "complete": self.complete,
             "passed": self.passed,
             "rules_as_of": AS_OF,
             "source": self.source,

@@ -25,9 +25,9 @@ from miner.tournament.rehearsal.container import (
     take_over,
 )
 from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
-from miner.tournament.rehearsal.kills import run_kills
+from miner.tournament.rehearsal.kills import Kill, KillReport, run_kills
 from miner.tournament.rehearsal.log_review import review_log, secret_values
-from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Say
+from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Save, Say
 from miner.tournament.rehearsal.report import TaskRehearsal, log_problems
 from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
@@ -48,7 +48,7 @@ _WORK_PLACES = (
 
 
 class TaskRun:
-    """One task on a built image; `run` returns its report."""
+    """One task on a built image; `run` fills its report."""
 
     def __init__(
         self,
@@ -59,9 +59,10 @@ class TaskRun:
         build: Build,
         network: str,
         say: Say,
+        save: Save,
     ) -> None:
         self.client, self.task, self.options, self.machine = client, task, options, machine
-        self.build, self.network, self.say = build, network, say
+        self.build, self.network, self.say, self.save = build, network, say, save
         self.given = options.inputs.get(task.name, RehearsalInputs())
         self.folder = options.output / task.name
         self.task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
@@ -72,21 +73,24 @@ class TaskRun:
         #: Image tasks are given the validator's own; nothing may read or print it.
         self.hub_token = f"hf_{secrets.token_hex(17)}"
 
-    def run(self) -> TaskRehearsal:
+    def run(self) -> None:
         began = time.monotonic()
         self._name_deviations()
         if self.build.image is None:
             self.report.problems.append(f"the image is not built: {self.build.problem}")
-            return self.report
+            self.report.complete = True
+            return
         try:
             self._rehearse(self.build.image)
+            self.report.complete = True
         except (GodMinerError, OSError) as error:
             self.report.problems.append(str(error))
+            self.report.complete = True
         finally:
+            self.report.seconds = time.monotonic() - began
+            self.save()
             if not self.options.keep:
                 self._clear(self.build.image)
-        self.report.seconds = time.monotonic() - began
-        return self.report
 
     def _name_deviations(self) -> None:
         add = self.report.deviations.append
@@ -138,6 +142,7 @@ class TaskRun:
         if not self._upload(options.place):
             return
         self._score(image, layout, options.place, test)
+        self.save()
         if self.options.kills:
             self._kills(image, layout, test)
 
@@ -183,6 +188,7 @@ class TaskRun:
                 end = container.wait(limit_s, self._first_seen(options.place))
                 own = self._keep_console(container, number)
             self.report.attempts.append(end)
+            self.save()
             how = "killed at its limit" if end.timed_out else f"exit code {end.exit_code}"
             self.say(f"{self.task.name}: {how} after {show_seconds(end.seconds)}")
             if end.is_success:
@@ -305,15 +311,23 @@ class TaskRun:
                 return str(error)
             return None
 
+        kills: list[Kill] = []
+
+        def keep(kill: Kill) -> None:
+            kills.append(kill)
+            report = KillReport(self.options.seed, tuple(kills))
+            self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
+            self.save()
+            self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}")
+
         report = run_kills(
             start,
             self.options.kills,
             self.options.seed,
             check,
             span_s=span_s,
-            on_kill=lambda kill: self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}"),
+            on_kill=keep,
         )
-        self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
         if report.problem:
             self.report.problems.append(report.problem)
 
