@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from core.data.pictures import PICTURE_SUFFIXES
 from core.planning.plan import CheckpointChoice
+from core.runs.run_files import RunEnd
 from trainer.inputs.images import PreparedImages
 from trainer.runner.processes import StopRequest
 from trainer.runner.supervise import SupervisedProcess, SupervisionLimits, Termination, supervise
@@ -114,12 +115,15 @@ def score_files(
         return None
 
     # It is quiet while it renders, and has a deadline.
-    limits = SupervisionLimits(job.deadline + GRACE_S, hang_s=math.inf, more=note_new)
+    limits = SupervisionLimits(
+        job.deadline + GRACE_S, hang_s=math.inf, doing=lambda: "while files were compared", more=note_new
+    )
     ended = supervise(start(path), limits, stop)
     note_new()
     scores, missing = read_scores(report)
     if ended.termination is not None:
-        missing = ended.termination.detail
+        late = ended.termination.end is RunEnd.CLOCK
+        missing = "the comparison took longer than its time" if late else ended.termination.detail
     elif ended.code != 0:
         last = next((line for line in reversed(ended.tail) if line.strip()), "")
         missing = f"{missing or 'it failed'} (exit code {ended.code}; {last})"

@@ -27,10 +27,17 @@ from core.runs.progress import StepEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunSpec
 from core.submission.faults import BadSubmission
 from core.submission.safetensors import BadHeader, read_header
-from trainer.runner.image_replan import TIMED_STEPS, UNUSUAL_STEPS, Measured, replan, timed_steps
+from trainer.runner.image_replan import (
+    TIMED_STEPS,
+    UNUSUAL_STEPS,
+    Measured,
+    replan,
+    timed_steps,
+    worth,
+)
 from trainer.runner.supervise import Termination
 from trainer.session.progress_log import ProgressLog
-from trainer.session.submission import Submission
+from trainer.session.submission import Submission, TrainedSteps
 
 LAST_FILE = "last.safetensors"
 _NUMBERED = re.compile(r"last[-_](\d+)\.safetensors")
@@ -140,9 +147,10 @@ class ImageMonitor:
     out_of_memory: bool = False
     no_data: bool = False
     placed: str | None = None
-    submitted_step: int = 0
-    #: Files from before this step are not submitted, except the last: an earlier launch came further.
-    least_step: int = 0
+    #: What an earlier launch or attempt has submitted: files that are worth less are not.
+    earlier: TrainedSteps | None = None
+    #: When the engine last wrote a line.
+    heard_at: float = 0.0
     #: Why the last file that was tried could not be submitted.
     problem: OSError | BadSubmission | None = None
     #: Files that are no submissions, by name and time.
@@ -165,6 +173,7 @@ class ImageMonitor:
 
     def on_line(self, line: str) -> None:
         """Every line of the engine, in the reader's thread."""
+        self.heard_at = self.now()
         self.out_of_memory = self.out_of_memory or _OOM.search(line) is not None
         self.no_data = self.no_data or _NO_DATA.search(line) is not None
         step = parse_step(line, self.plan.steps.total)
@@ -196,6 +205,11 @@ class ImageMonitor:
             ends_at=ends,
         )
         self.progress.write(event)
+
+    @property
+    def doing(self) -> str:
+        """For the reason why it was ended."""
+        return f"after step {self.step.step:,}" if self.step and self.step.step else "before the first step"
 
     @property
     def step_s(self) -> float | None:
@@ -230,7 +244,7 @@ class ImageMonitor:
             name = _identity(path)
             if name == self.placed:
                 return
-            if name in self.refused or (path.name != LAST_FILE and self.step_of(path) < self.least_step):
+            if name in self.refused or self._is_behind(path):
                 continue
             try:
                 self.put(path)
@@ -240,25 +254,33 @@ class ImageMonitor:
                 self.progress.note("submission", f"{path.name} is passed over: {error}")
             else:
                 self.placed, self.problem = name, None
-                self.submitted_step = self.step_of(path)
                 return
+
+    def _is_behind(self, path: Path) -> bool:
+        """Whether what an earlier launch or attempt has submitted is better."""
+        return self.earlier is not None and self.trained(path).worth < self.earlier.worth
+
+    def trained(self, path: Path) -> TrainedSteps:
+        """Counted in pictures: another launch may have another batch."""
+        step = self.step_of(path)
+        return TrainedSteps(step, worth(self.plan, step) * self.plan.batch.effective)
 
     def candidates(self) -> list[Path]:
         """The files that may be submitted, oldest first."""
         return [path for path in reversed(whole_files(self.output)) if _identity(path) not in self.refused]
 
     def step_of(self, path: Path) -> int:
-        """The step at which a file was saved; sd-scripts counts epochs."""
-        done = self.step.step if self.step else 0
+        """The step at which a file was saved; sd-scripts counts epochs. The last one is saved at the end."""
         if (numbered := _NUMBERED.fullmatch(path.name)) is None:
-            return done
+            return self.plan.steps.total
         kohya = self.plan.engine is Engine.KOHYA
         return int(numbered[1]) * (self.plan.steps.per_epoch if kohya else 1)
 
-    def put(self, path: Path) -> None:
-        """Make one of the engine's files the submission."""
-        self.submission.put(link_into_submission(path, self._name), None)
-        self.progress.write(SubmissionEvent(t=self.now(), step=self.step_of(path)))
+    def put(self, path: Path, trained: TrainedSteps | None = None) -> None:
+        """Make a file the submission; `trained` where that is not what the file's name says."""
+        trained = trained or self.trained(path)
+        self.submission.put(link_into_submission(path, self._name), None, trained)
+        self.progress.write(SubmissionEvent(t=self.now(), step=trained.step))
         for remark in self.submission.remarks:
             if str(remark) not in self._remarked:
                 self._remarked.add(str(remark))
@@ -270,7 +292,9 @@ class ImageMonitor:
         if not self.may_refit or self.step is None or len(timed) < 2:
             return None
         (first, first_at), (last, last_at) = timed[0], timed[-1]
-        if last - first < timed_steps(self.plan.steps.total):
+        taken = (last_at - first_at) / max(self.hard_end - self._started, 1.0)
+        # A clock that was set back, or steps that were printed at once, measure nothing.
+        if taken <= 0 or last - first < timed_steps(self.plan.steps.total, taken):
             return None
         self.may_refit = False
         self.measured_step_s = (last_at - first_at) / (last - first)

@@ -15,8 +15,11 @@ from core.domain.choices import Engine, LrSchedule
 from core.domain.units import show_seconds
 from core.planning.plan import TrainingPlan
 
-#: Measured steps before the decision: as many, or a tenth of a short training.
+#: Measured steps before the decision: as many, or a tenth of a short training, but at least a few.
 TIMED_STEPS, TIMED_SHARE, LEAST_TIMED = 50, 0.1, 5
+#: Where steps are so slow that they have taken this share of the launch's time, the least number is enough:
+#: else the time would be over, with nothing saved, before it is decided.
+TIMED_TIME_SHARE = 0.05
 #: The very first steps load and compile.
 UNUSUAL_STEPS = 2
 #: A forecast may be off by this part of what is left.
@@ -48,9 +51,11 @@ class Replan:
     text: str
 
 
-def timed_steps(total: int) -> int:
-    """How many steps are measured before it is decided."""
-    return min(TIMED_STEPS, max(round(TIMED_SHARE * total), LEAST_TIMED))
+def timed_steps(total: int, taken: float = 0.0) -> int:
+    """How many steps are measured before it is decided; `taken`: the share of the launch's time that those
+    measured so far have taken."""
+    usual = min(TIMED_STEPS, max(round(TIMED_SHARE * total), LEAST_TIMED))
+    return LEAST_TIMED if taken >= TIMED_TIME_SHARE else usual
 
 
 def replan(plan: TrainingPlan, measured: Measured) -> Replan:
@@ -66,12 +71,9 @@ def replan(plan: TrainingPlan, measured: Measured) -> Replan:
     if (total - step) * with_saves <= left_s * (1 + SLACK):
         return _longer(plan, again, figures)
     kept = saved_steps(plan, reach)
-    rate = rate_at(plan, reach / total)
-    high = not is_constant(plan) and rate > LOW_RATE
-    worth = kept * CUT_OFF_WORTH if high else kept
     ending = f"{reach:,} of {total:,} steps can be done, {kept:,} of them saved"
-    ending += f", at {rate:.0%} of the peak rate" if high else ""
-    if again >= max(LEAST_GAIN * worth, 1):
+    ending += f", at {rate_at(plan, kept / total):.0%} of the peak rate" if is_cut_off(plan, kept) else ""
+    if again >= max(LEAST_GAIN * worth(plan, kept), 1):
         return Replan(again, f"started again with {again:,} steps: {figures}; {ending}")
     return Replan(None, f"goes on and ends early: {figures}; {ending}; started again {again:,}")
 
@@ -89,6 +91,17 @@ def _longer(plan: TrainingPlan, again: int, figures: str) -> Replan:
     return Replan(
         None, f"goes on, all {total:,} steps fit: {figures}; {more:,} of {wanted:,} wanted ones would as well"
     )
+
+
+def worth(plan: TrainingPlan, step: int) -> float:
+    """The steps of a file for a comparison with one of another training."""
+    return step * CUT_OFF_WORTH if is_cut_off(plan, step) else step
+
+
+def is_cut_off(plan: TrainingPlan, step: int) -> bool:
+    """Whether a file of this step comes from the part of a decay where the rate is still high."""
+    total = plan.steps.total
+    return step < total and not is_constant(plan) and rate_at(plan, step / total) > LOW_RATE
 
 
 def save_seconds(plan: TrainingPlan) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType
@@ -35,7 +36,7 @@ from trainer.runner.image_choice import (
     spread,
 )
 from trainer.runner.image_files import hub_cache, image_files, resolve_model_path
-from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file
+from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file, link_into_submission
 from trainer.runner.main import write_result
 from trainer.runner.planning import FailedLaunch, Remedy, make_own_plan, remedy_for
 from trainer.runner.processes import (
@@ -57,6 +58,7 @@ from trainer.runner.supervise import (
 from trainer.session.control import ControlFile
 from trainer.session.failures import end_of, is_disk_full
 from trainer.session.progress_log import ProgressLog
+from trainer.session.submission import TrainedSteps
 
 #: The engine's interpreter, and where its scripts lie: their images have their own Python.
 PYTHON_VARIABLE = "GOD_MINER_ENGINE_PYTHON"
@@ -74,6 +76,11 @@ log = logging.getLogger(__name__)
 StartEngine = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], SupervisedProcess]
 
 
+class EarlierFile(NamedTuple):
+    path: Path
+    trained: TrainedSteps
+
+
 @dataclass
 class ImageRunner:
     run: RunSpec
@@ -88,8 +95,8 @@ class ImageRunner:
     held_out: Path | None = None
     #: Seconds before the end that are not trained in, but kept for the choice of a file.
     choice_s: float = 0.0
-    #: Of the submission that an earlier launch has put in place.
-    submitted_step: int = 0
+    #: The submission that an earlier attempt has left, where files are compared.
+    earlier: EarlierFile | None = None
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
@@ -180,9 +187,11 @@ class ImageRunner:
             self._training_end,
             self.progress,
             may_refit=may_refit and self.run.end_by > time.time(),
-            least_step=self.submitted_step,
         )
         monitor.submission.prepare()
+        monitor.earlier = monitor.submission.trained
+        if self.launches == 1 and monitor.earlier is not None:
+            self._keep(monitor.earlier)
         env = engine_environment(self.work, {**rendered.env, **self._caches()})
         self.progress.stage("train", f"{plan.engine}, {plan.steps.total:,} steps")
         # Both engines import their own modules from where they are started.
@@ -193,11 +202,33 @@ class ImageRunner:
 
         child = self.start(rendered.command, env, engine_directory(plan.engine), monitor.on_line)
         signs = (Path(self.run.progress_path),)
-        limits = SupervisionLimits(self._training_end, signs=signs, hang_s=HANG_S, more=check)
+        limits = SupervisionLimits(
+            self._training_end,
+            signs=signs,
+            hang_s=HANG_S,
+            heard=lambda: monitor.heard_at,
+            doing=lambda: monitor.doing + (f" of start {self.launches}" if self.launches > 1 else ""),
+            more=check,
+        )
         ended = supervise(child, limits, self.stop)
         monitor.place()
-        self.submitted_step = max(self.submitted_step, monitor.submitted_step)
+        if monitor.placed is None and monitor.earlier is not None:
+            self.progress.note("submission", "what was submitted before stays: no file came as far")
         return self._result(ended, monitor, output), monitor
+
+    def _keep(self, trained: TrainedSteps) -> None:
+        """Another attempt has left a submission. Its worth in steps decides whether a file of this attempt
+        takes its place; where files are compared in the end, it is one of them."""
+        self.progress.note("submission", f"an earlier attempt has left one, of step {trained.step:,}")
+        kept = self.work / "earlier.safetensors"
+        kept.unlink(missing_ok=True)
+        try:
+            (found,) = Path(self.run.submission_dir).rglob(LAST_FILE)
+            link_into_submission(found, kept.name)(self.work)
+        except (OSError, ValueError) as error:
+            self.progress.note("submission", f"it will not be compared: {error}")
+        else:
+            self.earlier = EarlierFile(kept, trained)
 
     @property
     def _hard_end(self) -> float:
@@ -222,7 +253,9 @@ class ImageRunner:
     def _compare(
         self, plan: TrainingPlan, choice: CheckpointChoice, pictures: PreparedImages, monitor: ImageMonitor
     ) -> None:
-        files = spread(monitor.candidates(), choice.files)
+        files = spread(monitor.candidates(), choice.files - (self.earlier is not None))
+        if self.earlier is not None:
+            files.insert(0, self.earlier.path)
         deadline = choice_deadline(choice, time.time(), self._hard_end)
         if len(files) < 2 or deadline is None:
             why = "there is one file only" if deadline is not None else "no time is left to compare files"
@@ -250,8 +283,12 @@ class ImageRunner:
             reason = missing or "a file has no score"
             self.progress.note("choice", f"the last file stays: {reason}")
             return
-        if best != files[-1]:
-            monitor.put(best)
+        last = monitor.trained(files[-1])
+        if self.earlier is not None and best == self.earlier.path:
+            monitor.put(best, self.earlier.trained)
+        elif best != files[-1]:
+            # A later attempt has this one to beat, and not the few steps that were the best.
+            monitor.put(best, TrainedSteps(monitor.step_of(best), last.worth))
         compared = describe_scores(files, scores)
         self.progress.note("choice", f"{best.name} is submitted, of {compared}")
 
@@ -286,20 +323,20 @@ class ImageRunner:
 
     def _result(self, ended: ProcessEnd, monitor: ImageMonitor, output: Path) -> LaunchResult:
         """Exit code 0 proves nothing: sd-scripts ends with it when it finds no pictures."""
-        if monitor.problem is not None and not monitor.submission.exists:
-            return LaunchResult(end_of(monitor.problem), f"no file could be put in place: {monitor.problem}")
         finished = any(is_whole_file(path) for path in output.rglob(LAST_FILE))
         if ended.termination is not None and not (finished and ended.termination.end is RunEnd.CLOCK):
             return LaunchResult(ended.termination.end, ended.termination.detail)
         if finished and (ended.code == 0 or ended.termination is not None):
-            return LaunchResult(RunEnd.FINISHED, f"all {monitor.plan.steps.total:,} steps done")
+            return _unplaced(monitor) or LaunchResult(
+                RunEnd.FINISHED, f"all {monitor.plan.steps.total:,} steps done"
+            )
         if monitor.out_of_memory:
             return LaunchResult(RunEnd.OOM, "the engine ran out of GPU memory", moment="train")
         if monitor.no_data:
             return LaunchResult(RunEnd.BAD_DATA, "the engine found no pictures to train on")
         if any(is_disk_full(line) for line in ended.tail):
             return LaunchResult(RunEnd.DISK_FULL, "the engine found no room for its files")
-        return launch_result(ended, None, (), marked=True)
+        return _unplaced(monitor) or launch_result(ended, None, (), marked=True)
 
     def _refuse_control(self, plan: TrainingPlan) -> None:
         asked = self.control.take()
@@ -322,6 +359,13 @@ class ImageRunner:
     def _finish(self, attempt: LaunchResult, monitor: ImageMonitor | None) -> RunResult:
         steps = monitor.step.step if monitor is not None and monitor.step else 0
         return write_result(self.run, attempt, steps=steps)
+
+
+def _unplaced(monitor: ImageMonitor) -> LaunchResult | None:
+    """The reason, where there were files and none is a submission."""
+    if monitor.problem is None or monitor.submission.exists:
+        return None
+    return LaunchResult(end_of(monitor.problem), f"no file could be put in place: {monitor.problem}")
 
 
 def _check_flux_layout(model: Path) -> None:

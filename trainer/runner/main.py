@@ -40,7 +40,9 @@ def write_result(run: RunSpec, launch: LaunchResult, *, steps: int = 0) -> RunRe
     Whether there is a submission is looked up, not remembered. Nothing in here fails: the exit code is what a
     validator goes by."""
     speed, memory = _measured(Path(run.progress_path))
-    submission = Submission(Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type)
+    submission = Submission(
+        Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type, run.image_type
+    )
     outcome = launch.outcome or TrainingOutcome(end=launch.end, steps=steps)
     result = RunResult(
         end=launch.end,

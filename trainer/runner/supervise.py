@@ -73,9 +73,12 @@ class SupervisionLimits:
     #: Must exist after so many seconds: our plugin writes it once it is loaded.
     marker: Path | None = None
     marker_s: float = 600.0
-    #: A training hangs when none of these files has changed for `hang_s`.
+    #: A training hangs when none of these files has changed for `hang_s`, and `heard` is as long ago.
     signs: tuple[Path, ...] = ()
     hang_s: float = 3600.0
+    heard: Callable[[], float] = lambda: 0.0
+    #: What a request to stop interrupts where `begun` does not exist.
+    doing: Callable[[], str] = lambda: "before the first step"
     #: Another reason to end it, asked on every poll.
     more: Callable[[], Termination | None] = lambda: None
 
@@ -116,7 +119,7 @@ class _Supervision:
         if self.stop.asked:
             self.asked_at = self.asked_at or now
             if limits.begun is None or not limits.begun.exists():
-                return Termination(RunEnd.STOPPED, "asked to stop before the first step")
+                return Termination(RunEnd.STOPPED, f"asked to stop {limits.doing()}")
             if now - self.asked_at > STOP_S:
                 return Termination(
                     RunEnd.STOPPED, f"asked to stop, still running {show_seconds(STOP_S)} later"
@@ -129,7 +132,7 @@ class _Supervision:
             return Termination(
                 RunEnd.CRASHED, "the engine has not loaded our plugin: nothing would keep the time"
             )
-        quiet = now - max([self.began, *(_changed_at(path) for path in limits.signs)])
+        quiet = now - max([self.began, limits.heard(), *(_changed_at(path) for path in limits.signs)])
         if quiet > limits.hang_s:
             return Termination(RunEnd.HUNG, f"no sign of life for {show_seconds(quiet)}")
         return limits.more()

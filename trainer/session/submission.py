@@ -1,8 +1,9 @@
 """The submission: complete at every instant from the first time it is written.
 
 A better model is written beside the folder, cleaned, checked, and put in its place in one step. What it
-scored is remembered outside of it, by the folder's own identity: whichever folder is there after a death, its
-score is the right one, so that a later attempt does not replace a better model with a worse one.
+scored, or how far its training was, is remembered outside of it, by the folder's own identity: whichever
+folder is there after a death, the record is the right one, so that a later attempt does not replace a better
+model with a worse one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import shutil
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.domain.tasks import ImageModelType, TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import HeldOutScore
-from core.submission.check import BaseModelRef, examine
+from core.submission.check import BaseModelRef, DigestFile, examine
 from core.submission.digests import FileDigest, OnBytesRead, check_weights
 from core.submission.faults import BadSubmission, Fault, FaultKind
 from core.submission.folder import list_folder, open_plain
@@ -49,6 +50,14 @@ DESCRIPTION = (
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
+class TrainedSteps(NamedTuple):
+    """How far the training of a submission was that nothing has scored."""
+
+    step: int
+    #: By this two submissions are compared; 0: unknown.
+    worth: float
+
+
 @dataclass
 class Submission:
     place: Path
@@ -68,15 +77,31 @@ class Submission:
 
     @property
     def exists(self) -> bool:
-        return self.place.is_dir() and submission_kind(self.place, self.task_type) is not None
+        return (
+            self.place.is_dir() and submission_kind(self.place, self.task_type, self.image_type) is not None
+        )
 
     @property
     def score(self) -> HeldOutScore | None:
         """The score of the existing folder; None when it is unknown."""
-        known = self._ledger().get(_identity(self.place)) if self.place.is_dir() else None
+        known = self._record().get("score")
         return HeldOutScore.model_validate(known) if known else None
 
-    def put(self, write: Callable[[Path], None], score: HeldOutScore | None) -> None:
+    @property
+    def trained(self) -> TrainedSteps | None:
+        """How far the existing folder's training was; None: there is no folder, or none that could be
+        submitted."""
+        if not self.exists:
+            return None
+        try:
+            step, worth = self._record()["trained"]
+            return TrainedSteps(int(step), float(worth))
+        except (KeyError, TypeError, ValueError):
+            return TrainedSteps(0, 0.0)
+
+    def put(
+        self, write: Callable[[Path], None], score: HeldOutScore | None, trained: TrainedSteps | None = None
+    ) -> None:
         """`write` fills an empty folder with the weights. `BadSubmission` when the result is not a complete
         model."""
         new = self._beside("new")
@@ -85,7 +110,7 @@ class Submission:
         try:
             write(new)
             self._finish(new)
-            self._note(new, score)
+            self._note(new, {"score": score.model_dump() if score else None, "trained": trained})
             put_in_place(new, self.place)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -122,9 +147,7 @@ class Submission:
         kept = {name for name, item in items.items() if isinstance(item, bytes)}
         kept |= {str(item.relative_to(folder)) for item in items.values() if isinstance(item, Path)}
         _remove_others(folder, kept)
-        # Nothing evaluates an image adapter before it is put in place.
-        digest = _finite_weights if kind is SubmissionKind.IMAGE else _header_alone
-        report = examine(items, kind, self._base(), digest=digest)
+        report = examine(items, kind, self._base(), digest=_digest(kind))
         self.remarks = report.remarks
         # A model whose name the hub would reject gets none in its card: that is no reason to refuse the
         # model.
@@ -135,19 +158,19 @@ class Submission:
     def _base(self) -> BaseModelRef:
         return BaseModelRef(self.model_id, self.base if self.base.is_dir() else None, self.image_type)
 
-    def _note(self, folder: Path, score: HeldOutScore | None) -> None:
-        kept = {_identity(folder): score.model_dump() if score else None}
+    def _note(self, folder: Path, record: dict[str, Any]) -> None:
+        kept = {_identity(folder): record}
         if self.place.is_dir():
-            current = _identity(self.place)
-            kept[current] = self._ledger().get(current)
+            kept[_identity(self.place)] = self._record()
         write_atomically(self._beside("scores.json"), json.dumps(kept).encode(), mode=0o644)
 
-    def _ledger(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
+        """What was noted of the existing folder."""
         try:
-            scores = json.loads(self._beside("scores.json").read_text("utf-8"))
-        except (OSError, ValueError):
+            record = json.loads(self._beside("scores.json").read_text("utf-8"))[_identity(self.place)]
+        except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return scores if isinstance(scores, dict) else {}
+        return record if isinstance(record, dict) else {}
 
 
 def _searched(plan: TrainingPlan) -> list[str]:
@@ -162,13 +185,15 @@ def _identity(folder: Path) -> str:
     return f"{stat.st_ino} {stat.st_mtime_ns}"
 
 
-def submission_kind(folder: Path, task_type: TaskType | None = None) -> SubmissionKind | None:
-    """The kind of a complete submission; None for anything else. Reads headers, not weights."""
+def submission_kind(
+    folder: Path, task_type: TaskType | None = None, image_type: ImageModelType | None = None
+) -> SubmissionKind | None:
+    """The kind of a complete submission; None for anything else. Of text models headers alone are read."""
     try:
         names = list_folder(folder).names()
         kind = kind_by_names(names, task_type)
         items = {name: folder / path for name, path in select_files(names, kind).files.items()}
-        faults = examine(items, kind, digest=_header_alone).faults
+        faults = examine(items, kind, BaseModelRef(image_type=image_type), digest=_digest(kind)).faults
     except BadSubmission:
         return None
     return kind if not faults else None
@@ -212,6 +237,11 @@ def _header_alone(file: Path, on_read: OnBytesRead | None) -> FileDigest:
     it; whether its numbers are finite the evaluation has shown."""
     size = file.stat().st_size
     return FileDigest("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
+
+
+def _digest(kind: SubmissionKind) -> DigestFile:
+    """Nothing evaluates an image adapter before it is put in place: its numbers are read."""
+    return _finite_weights if kind is SubmissionKind.IMAGE else _header_alone
 
 
 def _finite_weights(file: Path, on_read: OnBytesRead | None) -> FileDigest:

@@ -240,7 +240,7 @@ def test_a_comparison_that_never_ends_is_ended(run: RunSpec, monkeypatch: pytest
     result, _ = trained(run, lambda job: None)
     assert (result.end, result.submission) == (RunEnd.FINISHED, True)
     assert lies_there(run) == weights(60)
-    assert "the last file stays: the time was over" in notes(run)[-1]
+    assert "the last file stays: the comparison took longer than its time" in notes(run)[-1]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -255,7 +255,7 @@ def test_a_request_to_stop_ends_the_comparison(run: RunSpec) -> None:
     assert "asked to stop" in notes(run)[-1]
 
 
-def test_what_an_earlier_attempt_left_is_neither_compared_nor_submitted(run: RunSpec) -> None:
+def test_of_an_earlier_attempt_the_submission_alone_is_compared(run: RunSpec) -> None:
     """Its submission stays until a file of this attempt is there."""
     old = Path(run.work_dir) / "launch-1" / "output"
     old.mkdir(parents=True)
@@ -266,11 +266,13 @@ def test_what_an_earlier_attempt_left_is_neither_compared_nor_submitted(run: Run
     (place / "sample.png").write_bytes(b"stray")
 
     def scoring(job: dict[str, Any]) -> int:
-        report(job, LOSSES)
+        report(job, {**LOSSES, "earlier.safetensors": 0.07})
         return 0
 
     result, (job,) = trained(run, scoring)
-    assert len(job["files"]) == 4
+    names = [Path(file).name for file in job["files"]]
+    assert names == [*list(reversed(LOSSES))[:2], "last_000000030.safetensors", "earlier.safetensors"]
+    assert Path(job["files"][-1]).read_bytes() == weights(7)
     assert (result.submission, lies_there(run)) == (True, weights(45))
     assert sorted(path.name for path in place.iterdir()) == ["README.md", "last.safetensors"]
 

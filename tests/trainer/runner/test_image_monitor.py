@@ -26,6 +26,7 @@ from tests.trainer.session.simulated import Time
 from trainer.runner import image_monitor as module
 from trainer.runner.image_monitor import EngineStep, ImageMonitor, is_broken, parse_step
 from trainer.session.progress_log import ProgressLog
+from trainer.session.submission import TrainedSteps
 
 
 @pytest.fixture
@@ -144,21 +145,13 @@ def test_odd_things_with_the_names_of_files_are_passed_over(watch: ImageMonitor)
 
 
 def test_a_later_launch_replaces_the_submission_when_it_has_come_as_far(watch: ImageMonitor) -> None:
-    watch.least_step = 6 * watch.plan.steps.per_epoch
+    watch.earlier = TrainedSteps(12, 6.0 * watch.plan.steps.per_epoch * watch.plan.batch.effective)
     left(watch, "last-000005.safetensors")
     watch.place()
     assert not watch.submission.exists
     left(watch, "last-000006.safetensors")
     watch.place()
-    assert watch.submission.exists
-    assert watch.submitted_step == watch.least_step
-
-
-def test_a_launch_that_ends_early_by_itself_is_submitted_whatever_came_before(watch: ImageMonitor) -> None:
-    watch.least_step = 1000
-    left(watch, "last.safetensors")
-    watch.place()
-    assert watch.submission.exists
+    assert watch.submission.trained == watch.earlier
 
 
 def test_an_adapter_of_another_family_is_no_submission(run: RunSpec, watch: ImageMonitor) -> None:
@@ -316,9 +309,34 @@ def test_the_speed_is_measured_once_and_decides_whether_the_training_is_started_
         assert notes[0].startswith("started again with 880 steps" if refit else "goes on and ends early")
 
 
+@pytest.mark.parametrize(
+    ("step_s", "steps", "refit"),
+    [
+        # Five are measured after the first three. 510 of 1,000 s are left then, 10 of them for another start.
+        (60.0, 7, None),
+        (60.0, 8, 7),
+        # Printed at once, or by a clock that was set back: nothing is measured.
+        (0.0, 100, None),
+        (-1.0, 100, None),
+    ],
+)
+def test_slow_steps_are_decided_about_before_the_time_is_over(
+    run: RunSpec, tmp_path: Path, step_s: float, steps: int, refit: int | None
+) -> None:
+    plan = TrainingPlan.from_json(Path(planned(run, 4000, LrSchedule.COSINE).plan_path or "").read_bytes())
+    time = Time()
+    watch = ImageMonitor(run, plan, tmp_path, time.now + 1000, ProgressLog(Path(run.progress_path)), now=time)
+    time.pass_by(10)
+    for step in range(1, steps + 1):
+        time.pass_by(step_s)
+        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, ?s/it, avr_loss=0.1]")
+        watch.check()
+    assert watch.refit == refit
+
+
 def test_a_files_step_is_in_its_name_and_sd_scripts_counts_epochs(watch: ImageMonitor) -> None:
     watch.on_line(BARS["kohya"].format(step=57))
     assert watch.step_of(Path("last-000005.safetensors")) == 5 * watch.plan.steps.per_epoch
-    assert watch.step_of(Path("last.safetensors")) == 57
+    assert watch.step_of(Path("last.safetensors")) == watch.plan.steps.total
     watch.plan = watch.plan.model_copy(update={"engine": Engine.AI_TOOLKIT})
     assert watch.step_of(Path("last_000000040.safetensors")) == 40

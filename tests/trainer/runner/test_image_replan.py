@@ -8,7 +8,15 @@ from core.domain.choices import Engine, LrSchedule, Optimizer
 from core.domain.tasks import ImageModelType
 from core.planning.plan import ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
 from tests.core.engines.cases import image_plan
-from trainer.runner.image_replan import Measured, rate_at, replan, save_interval, saved_steps, timed_steps
+from trainer.runner.image_replan import (
+    Measured,
+    rate_at,
+    replan,
+    save_interval,
+    saved_steps,
+    timed_steps,
+    worth,
+)
 
 CONSTANT, COSINE, LINEAR = LrSchedule.CONSTANT, LrSchedule.COSINE, LrSchedule.LINEAR
 
@@ -126,6 +134,20 @@ def test_files_are_saved_at_steps_or_at_the_end_of_epochs() -> None:
 @pytest.mark.parametrize(("total", "timed"), [(2000, 50), (500, 50), (94, 9), (10, 5)])
 def test_short_trainings_are_measured_shortly(total: int, timed: int) -> None:
     assert timed_steps(total) == timed
+
+
+@pytest.mark.parametrize(("taken", "timed"), [(0.0, 50), (0.049, 50), (0.05, 5), (2.0, 5)])
+def test_slow_trainings_are_measured_by_few_steps(taken: float, timed: int) -> None:
+    assert timed_steps(2000, taken) == timed
+
+
+def test_the_end_of_a_decay_is_not_cut_off_whatever_its_least_rate() -> None:
+    plan = plan_of(COSINE)
+    high = plan.optimizer.model_copy(update={"min_lr_ratio": 0.5})
+    ends_high = plan.model_copy(update={"optimizer": high})
+    assert [worth(plan, step) for step in (200, 1000, 1800, 2000)] == [100, 500, 1800, 2000]
+    assert [worth(ends_high, step) for step in (1800, 2000)] == [900, 2000]
+    assert worth(plan_of(CONSTANT), 200) == 200
 
 
 def test_the_rate_of_a_schedule_at_its_parts() -> None:
