@@ -10,10 +10,15 @@ import stat
 import textwrap
 from pathlib import Path
 
+#: In the last byte but one of the last file; of others the epoch or the step.
+LAST_MARKER = 255
+
 COMMON = """
-import json, math, os, struct, sys, time
+import json, math, os, re, struct, sys, time
 
 STEP_S = float(os.environ.get("STAND_IN_STEP_S", "0.01"))
+#: Where to wait until it is killed, and the file that says that it waits.
+GATE, READY = os.environ.get("STAND_IN_GATE", ""), os.environ.get("STAND_IN_READY", "")
 FAULT = os.environ.get("STAND_IN_FAULT", "")
 
 
@@ -26,6 +31,14 @@ TOOLKIT = {
     "ideogram4": "diffusion_model.layers.0.attention.qkv",
     "krea2": "diffusion_model.blocks.0.attn.wq",
 }
+
+
+def wait_at(place):
+    launch = re.search(r"launch-[0-9]+", " ".join(sys.argv))
+    if f"{launch[0]} {place}" == GATE:
+        with open(READY, "w") as file:
+            file.write(GATE)
+        time.sleep(3600)
 
 
 def weights(path, module, marker):
@@ -44,6 +57,7 @@ def weights(path, module, marker):
             file.write(data[start : start + 2000])
             file.flush()
             time.sleep(0.002)
+            wait_at(f"save {os.path.basename(path)}")
 
 
 def bar(name, step, total, began, extra):
@@ -57,6 +71,7 @@ def bar(name, step, total, began, extra):
 
 
 def trouble(step, total):
+    wait_at(f"step {step}")
     if FAULT == "oom" and step == 3:
         raise RuntimeError("CUDA out of memory. Tried to allocate 4.00 GiB.")
     if FAULT == "disk" and step == 3:
@@ -126,6 +141,26 @@ for step in range(1, total + 1):
 weights(os.path.join(folder, config["name"] + ".safetensors"), module, 255)
 """
 
+#: In the place of the process that compares files: the last but one is the best.
+SCORING = """
+job = json.load(open(sys.argv[-1]))
+files = []
+for at, path in enumerate(job["files"]):
+    time.sleep(20 * STEP_S)
+    files.append({"path": path, "loss": 0.1 if at == 1 else 0.2})
+    with open(job["report"] + ".new", "w") as report:
+        json.dump({"files": files, "complete": len(files) == len(job["files"]), "reason": ""}, report)
+    os.replace(job["report"] + ".new", job["report"])
+    wait_at(f"scored {at + 1}")
+"""
+
+PYTHON = """#!/bin/sh
+if [ -n "$STAND_IN_SCORING" ] && [ "$2" = trainer.scoring.pictures ]; then
+    exec {python} {scoring} "$3"
+fi
+exec {python} "$@"
+"""
+
 #: Runs the script that it is to launch; its own flags change nothing here.
 ACCELERATE = """#!/bin/sh
 shift
@@ -146,7 +181,10 @@ def lay_out(folder: Path, python: str) -> dict[str, str]:
     (kohya / "library").mkdir()
     (kohya / "library" / "__init__.py").touch()
     (toolkit / "run.py").write_text(textwrap.dedent(COMMON + TOOLKIT), encoding="utf-8")
-    for name, text in (("accelerate", ACCELERATE), ("python", f'#!/bin/sh\nexec {python} "$@"\n')):
+    scoring = programs / "scoring.py"
+    scoring.write_text(textwrap.dedent(COMMON + SCORING), encoding="utf-8")
+    wrapper = PYTHON.format(python=python, scoring=scoring)
+    for name, text in (("accelerate", ACCELERATE), ("python", wrapper)):
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod((programs / name).stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return {

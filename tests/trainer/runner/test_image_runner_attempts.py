@@ -16,8 +16,8 @@ from core.runs.run_files import RunEnd, RunSpec
 from tests.core.submission.folders import image_adapter
 from tests.trainer.runner.scripted import EngineScript, ScriptedEngine, adapter, carried_out
 from tests.trainer.runner.test_image_choice import with_choice
-from tests.trainer.runner.test_image_ends import Script, _impatient
 from tests.trainer.runner.test_image_runner import events, image_run, planned
+from tests.trainer.runner.test_image_runner_ends import Script, _impatient
 from trainer.runner.image_monitor import LAST_FILE
 
 __all__ = ["_impatient"]
