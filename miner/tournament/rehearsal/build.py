@@ -28,6 +28,7 @@ _MADE = re.compile(r"---> ([0-9a-f]{12})")
 #: Of the output, for the report of a failure.
 _KEPT_LINES = 30
 _REMOVE_S = 300.0
+_DISK_FULL = "see docker system df, god-miner tournament clean, god-miner images prune"
 
 
 @dataclass
@@ -203,6 +204,8 @@ class _Building:
         self._end_step()
         build.seconds = time.monotonic() - self._began
         build.tail = list(self._tail)
+        if "no space left on device" in (build.problem or "").lower():
+            build.problem = f"{build.problem}; {_DISK_FULL}"
         if build.problem is None and build.seconds >= self._limit_s:
             step = build.steps[-1] if build.steps else None
             where = f" in step {step.number}: {step.instruction[:200]}" if step else ""

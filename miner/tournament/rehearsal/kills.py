@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from core.domain.units import show_seconds
+
 #: A save of a LoRA as seen from outside: directory, weights, configuration, card, scores, rename.
 MOST_CHANGES = 6
 #: From the first submission on, seconds in which moments are drawn.
@@ -118,13 +120,13 @@ class KillReport:
     def summary(self) -> str:
         parts = [
             f"{self.survivors} of {len(self.kills)} kills left a submission that scores",
-            f"{self.in_saves} kills came in the middle of a save",
+            f"{self.in_saves} came in the middle of a save",
         ]
         if self.ended:
             parts.append(f"{self.ended} trainings had ended before their kill")
         if self.first_s is not None:
-            parts.append(f"the first submission came after {self.first_s:.0f} s")
-        return f"{'; '.join(parts)} (seed {self.seed})"
+            parts.append(f"the first submission usually came after {show_seconds(self.first_s)}")
+        return f"{'; '.join(parts)}; --seed {self.seed} repeats their moments"
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -153,7 +153,10 @@ def report_lines(report: Rehearsal) -> Iterator[str]:
     yield ""
     failed = [task.name for task in report.tasks if not task.passed]
     verdict = f"failed: {', '.join(failed)}" if failed else "passed"
-    yield from _wrapped(f"{verdict} in {show_seconds(report.seconds)}; rules of {AS_OF}; see {report.output}")
+    if any(task.problems or task.warnings or task.deviations for task in report.tasks):
+        yield "-  why a task failed   !  passes, but is worth knowing   ~  not as validators do it"
+    yield from _wrapped(f"{verdict} in {show_seconds(report.seconds)}, by the rules of {AS_OF}")
+    yield f"report and logs: {report.output}"
 
 
 def _build_lines(build: Build) -> Iterator[str]:
@@ -168,7 +171,7 @@ def _build_lines(build: Build) -> Iterator[str]:
         )
     own = f"own steps {show_seconds(build.own_seconds)}"
     slow = f" (more than {show_seconds(OWN_STEPS_S)})" if build.own_seconds > OWN_STEPS_S else ""
-    yield f"  {own}{slow}, base images {show_seconds(build.base_seconds)}"
+    yield f"  {own}{slow}, base images {show_seconds(build.base_seconds)}; the slowest steps:"
     slowest = sorted(build.steps, key=lambda step: -step.seconds)[:5]
     for step in sorted(slowest, key=lambda step: step.number):
         yield f"  {show_seconds(step.seconds):>8}  {step.number:>2} {step.instruction}"[:_WIDTH]
@@ -181,14 +184,21 @@ def _task_lines(task: TaskRehearsal) -> Iterator[str]:
         memory = ", out of memory" if end.out_of_memory else ""
         yield f"  attempt {number}: {how} after {show_seconds(end.seconds)}{memory}"
     if task.first_submission_s is not None:
-        yield f"  a first submission lay there after {show_seconds(task.first_submission_s)}"
+        first = show_seconds(task.first_submission_s)
+        yield f"  first submission after {first}; a kill before it leaves nothing to upload"
     if task.uploaded:
         yield from _wrapped(
-            f"uploaded: {show_bytes(task.upload_bytes)}, {', '.join(task.uploaded)}", indent="  "
+            f"would be uploaded: {show_bytes(task.upload_bytes)}, {', '.join(task.uploaded)}", indent="  "
         )
+    if task.rewritten:
+        yield from _wrapped(f"the uploader changes {'; '.join(task.rewritten)}", indent="  ")
     for text in (task.score_text, task.kills_text):
         for line in text.splitlines():
             yield from _wrapped(line, indent="  ")
+    if task.score and task.score.get("rows"):
+        yield f"  scored on {task.score['rows']} rows that it was not trained on"
+    if task.log_lines and not task.log_findings:
+        yield f"  the public log: {task.log_lines} lines, no secret and nothing of the plan found"
     for text in task.problems:
         yield from _wrapped(f"- {text}", indent="  ")
     for text in task.warnings:

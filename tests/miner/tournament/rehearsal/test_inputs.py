@@ -1,0 +1,89 @@
+"""What an operator names is refused before anything is cloned or built, where it cannot be rehearsed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.tournament.rehearsal.cache_layout import BadInput
+from miner.tournament.rehearsal.inputs import check_entry, check_inputs
+from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
+from miner.tournament.rules import TASKS, TEXT_DOCKERFILE
+
+
+def check(tmp_path: Path, kind: str, model: Path | None, data: Path | None = None, **more: Any) -> None:
+    inputs = {kind: RehearsalInputs(model, "org/name", data)}
+    check_inputs(RehearsalOptions(tmp_path / "out", [TASKS[kind]], inputs=inputs, **more))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def rows(tmp_path: Path, *found: dict[str, str]) -> Path:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(found))
+    return path
+
+
+def test_a_model_and_rows_of_the_task_are_taken(tmp_path: Path, model: Path) -> None:
+    check(tmp_path, "dpo", model, rows(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}))
+    check(tmp_path, "dpo", None)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("config.json", "config.json"), ("model.safetensors", "weights")]
+)
+def test_a_directory_that_is_no_model_is_refused(
+    tmp_path: Path, model: Path, missing: str, said: str
+) -> None:
+    (model / missing).unlink()
+    with pytest.raises(BadInput, match=f"has no {said}"):
+        check(tmp_path, "instruct", model)
+
+
+def test_rows_of_another_task_are_refused_with_the_columns_that_are_wanted(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="lacks chosen, rejected; wanted: prompt, chosen, rejected"):
+        check(tmp_path, "dpo", None, rows(tmp_path, {"prompt": "a"}))
+    with pytest.raises(BadInput, match="it has no rows"):
+        check(tmp_path, "dpo", None, rows(tmp_path))
+
+
+def test_a_file_that_is_no_zip_of_pictures_is_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(BadInput, match="zip of pictures"):
+        check(tmp_path, "flux", model, rows(tmp_path))
+
+
+def test_another_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "champion").mkdir()
+    with pytest.raises(BadInput, match=r"--against .*champion: there is no"):
+        check(tmp_path, "dpo", None, against=tmp_path / "champion")
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=5_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(BadInput, match=r"has 5.0 MB free: name one on another disk by --output"):
+        check(tmp_path, "dpo", None)
+
+
+def test_an_entry_that_cannot_train_the_task_is_refused_before_its_build(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="chat: no Dockerfile: neither of"):
+        check_entry(tmp_path, [TASKS["chat"]])
+    for name in ("core/domain/tasks.py", "trainer/text.py", f"dockerfiles/{TEXT_DOCKERFILE}"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    check_entry(tmp_path, [TASKS["chat"]])
+    with pytest.raises(BadInput, match="trains no environment tasks yet"):
+        check_entry(tmp_path, [TASKS["environment"]])
