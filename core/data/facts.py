@@ -138,6 +138,11 @@ class DatasetFacts(Record):
     #: Side of the square a picture is brought to.
     image_resolution: int = Field(default=1024, ge=64)
 
+    @property
+    def pictures(self) -> int | None:
+        """Training pictures; None for a text task."""
+        return None if self.task_type.is_text else self.rows
+
 
 #: Rows that validators pair with a number of hours, upper half of each bin: (hours up to, rows).
 _ROWS_BY_HOURS: tuple[tuple[float, int], ...] = (

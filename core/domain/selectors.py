@@ -1,4 +1,4 @@
-"""Values that select tasks and models in YAML: task names, size bands, integer ranges and lanes.
+"""Values that select tasks and models in YAML: task names, bands, integer ranges and lanes.
 
 Profiles and policies share them.
 """
@@ -6,14 +6,14 @@ Profiles and policies share them.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from core.domain.records import Record
 from core.domain.tasks import TASK_WORDS, ImageModelType, TaskType, task_type_named
-from core.domain.units import parse_params, parse_seconds, show_params
+from core.domain.units import parse_params, show_params
 
 
 class Lane(Record):
@@ -60,84 +60,94 @@ TaskWord = Annotated[
 ]
 
 
-class SizeBand(Record):
-    """Parameters from `low` (included) to `high` (excluded)."""
+_BAND = re.compile(r"(?P<low>[^<>=-]+)-(?P<high>[^<>=-]+)|(?P<op><|>=)(?P<bound>.+)")
+
+
+class NumberBand(Record):
+    """Whole numbers from `low` (included) to `high` (excluded)."""
+
+    #: In messages, and how such a band is written.
+    noun: ClassVar[str]
+    examples: ClassVar[tuple[str, str, str]]
 
     low: int = 0
     high: int | None = None
 
-    def __contains__(self, params: object) -> bool:
-        return isinstance(params, int) and params >= self.low and (self.high is None or params < self.high)
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and number >= self.low and (self.high is None or number < self.high)
 
     def __str__(self) -> str:
         if self.high is None:
-            return f">={show_params(self.low)}"
-        return (
-            f"{show_params(self.low)}-{show_params(self.high)}" if self.low else f"<{show_params(self.high)}"
-        )
+            return f">={self._written(self.low)}"
+        high = self._written(self.high)
+        return f"{self._written(self.low)}-{high}" if self.low else f"<{high}"
+
+    @staticmethod
+    def _read(text: str) -> int:
+        raise NotImplementedError
+
+    @staticmethod
+    def _written(number: int) -> str:
+        raise NotImplementedError
+
+    @classmethod
+    def parse(cls, value: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        match = _BAND.fullmatch(str(value).replace(" ", ""))
+        if match is None:
+            below, between, above = cls.examples
+            raise ValueError(f"a {cls.noun} is written {below}, {between} or {above}, not {value!r}")
+        if match["op"]:
+            bound = cls._read(match["bound"])
+            return cls(high=bound) if match["op"] == "<" else cls(low=bound)
+        low, high = cls._read(match["low"]), cls._read(match["high"])
+        if low >= high:
+            raise ValueError(f"the {cls.noun} {value!r} is empty: its lower end comes first")
+        return cls(low=low, high=high)
 
 
-_BAND = re.compile(r"(?P<low>[^<>=-]+)-(?P<high>[^<>=-]+)|(?P<op><|>=)(?P<bound>.+)")
+class SizeBand(NumberBand):
+    """Parameters of a model."""
+
+    noun = "size band"
+    examples = ("<7B", "7B-13B", ">=70B")
+
+    @staticmethod
+    def _read(text: str) -> int:
+        return parse_params(text)
+
+    @staticmethod
+    def _written(number: int) -> str:
+        return show_params(number)
 
 
-def _parse_band(value: Any) -> Any:
-    if isinstance(value, SizeBand):
-        return value
-    match = _BAND.fullmatch(str(value).replace(" ", ""))
-    if match is None:
-        raise ValueError(f"a size band is written <7B, 7B-13B or >=70B, not {value!r}")
-    if match["op"]:
-        bound = parse_params(match["bound"])
-        return SizeBand(high=bound) if match["op"] == "<" else SizeBand(low=bound)
-    low, high = parse_params(match["low"]), parse_params(match["high"])
-    if low >= high:
-        raise ValueError(f"the size band {value!r} is empty: its lower end comes first")
-    return SizeBand(low=low, high=high)
+class PictureBand(NumberBand):
+    """Numbers of training pictures."""
+
+    noun = "number of pictures"
+    examples = ("<10", "10-28", ">=28")
+
+    @staticmethod
+    def _read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,6}", text):
+            raise ValueError(f"a number of pictures is whole, without a unit, like 10, not {text!r}")
+        return int(text)
+
+    @staticmethod
+    def _written(number: int) -> str:
+        return str(number)
 
 
 Band = Annotated[
     SizeBand,
-    BeforeValidator(_parse_band),
-    WithJsonSchema({"type": "string", "examples": ["<7B", "7B-13B", ">=70B"]}),
+    BeforeValidator(SizeBand.parse),
+    WithJsonSchema({"type": "string", "examples": list(SizeBand.examples)}),
 ]
-
-
-class HoursBand(Record):
-    """Hours from `low` (included) to `high` (excluded)."""
-
-    low: float = 0.0
-    high: float | None = None
-
-    def __contains__(self, hours: object) -> bool:
-        return (
-            isinstance(hours, float | int) and hours >= self.low and (self.high is None or hours < self.high)
-        )
-
-    def __str__(self) -> str:
-        if self.high is None:
-            return f">={self.low:g}h"
-        return f"{self.low:g}h-{self.high:g}h" if self.low else f"<{self.high:g}h"
-
-
-def _parse_hours(value: Any) -> Any:
-    if isinstance(value, HoursBand):
-        return value
-    match = _BAND.fullmatch(str(value).replace(" ", ""))
-    if match is None:
-        raise ValueError(f"hours are written <1h, 45m-2h or >=2h, not {value!r}")
-    if match["op"]:
-        bound = parse_seconds(match["bound"]) / 3600
-        return HoursBand(high=bound) if match["op"] == "<" else HoursBand(low=bound)
-    low, high = parse_seconds(match["low"]) / 3600, parse_seconds(match["high"]) / 3600
-    if low >= high:
-        raise ValueError(f"the hours {value!r} are empty: their lower end comes first")
-    return HoursBand(low=low, high=high)
-
-
-Hours = Annotated[
-    HoursBand,
-    BeforeValidator(_parse_hours),
-    WithJsonSchema({"type": "string", "examples": ["<1h", "45m-2h", ">=2h"]}),
+Pictures = Annotated[
+    PictureBand,
+    BeforeValidator(PictureBand.parse),
+    WithJsonSchema({"type": "string", "examples": list(PictureBand.examples)}),
 ]
 
 

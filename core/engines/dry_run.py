@@ -84,7 +84,7 @@ def check_profile_plan(profile: ResolvedProfile, about: Subject) -> Iterator[Pro
         # A demo trains toys: no published model fits a CPU's time.
         model = model if image else facts_from_name("a-toy", TOY_PARAMS)
     task = TaskSpec(task_type=about.task_type, hours=CHECK_HOURS, image_type=image)
-    data = assumed_facts(about.task_type, None, 2, image)
+    data = assumed_facts(about.task_type, about.pictures, 2, image)
     plan = plan_task(task, model, data, hardware, profile, explained=False)
     if plan.verdict.code in PROFILE_REFUSALS:
         yield ProfileFinding(ProfileFindingLevel.ERROR, about.label, plan.verdict.reason)

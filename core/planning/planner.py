@@ -153,7 +153,7 @@ def plan_task(
     the model's facts already.
     """
     if isinstance(profile, LoadedProfile):
-        profile = resolve_profile(profile, task.task_type, model, task.hours)
+        profile = resolve_profile(profile, task.task_type, model, data.pictures)
     conditions = conditions or JobConditions(hardware)
     if learned is not None:
         profile, conditions = (

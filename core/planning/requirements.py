@@ -106,9 +106,11 @@ def requirements_for(
     """Make the targets concrete, and concede what no amount of memory could give."""
     if model.is_image:
         profile = _at_pictures(profile, data.rows)
-    targets, limits = profile.targets, profile.limits
     given: list[Concession] = []
-    engine = _engine(targets, task, given)
+    engine = _engine(profile.targets, task, given)
+    if engine is Engine.AXOLOTL and kind.compute_capability == (0, 0):
+        profile = _without_compiled_losses(profile, task, given)
+    targets, limits = profile.targets, profile.limits
     compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
@@ -153,6 +155,19 @@ def _at_pictures(profile: ResolvedProfile, pictures: int) -> ResolvedProfile:
     if laws.lora_r is not None:
         update["lora_r"] = max(round(laws.lora_r.at(pictures) * _scale(profile, "lora_r")), 1)
     return profile.model_copy(update={"targets": targets.model_copy(update=update)}) if update else profile
+
+
+def _without_compiled_losses(
+    profile: ResolvedProfile, task: TaskSpec, given: list[Concession]
+) -> ResolvedProfile:
+    """On a CPU Axolotl's chunked loss is compiled by a C++ compiler, which an image need not have, and Liger
+    is Triton."""
+    names = [name for name in ("fused_loss", "liger") if getattr(profile.targets, name)]
+    if task.task_type.is_supervised:
+        reason = "Axolotl's needs a GPU, or a C++ compiler"
+        given.extend(conceded(name, True, False, reason) for name in names)
+    targets = profile.targets.model_copy(update=dict.fromkeys(names, False))
+    return profile.model_copy(update={"targets": targets})
 
 
 def _scale(profile: ResolvedProfile, name: str) -> float:

@@ -56,8 +56,8 @@ god-miner profile explain FILE        # what the engines make of each value
 ```
 
 **Units are required**: sizes `75GB` (10⁹) or `75GiB` (2³⁰), durations `90m`, `1.5h`, `1h30m`, model sizes
-`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`, hours `<1h`, `45m-2h`. `null`
-removes what an extended profile has set.
+`13B`, bands `<7B`, `7B-13B` (7B but not 13B), `>=70B`. Numbers of pictures have none:
+`<10`, `10-28`. `null` removes what an extended profile has set.
 
 **Order, later wins**: defaults; the general parts of each file, oldest ancestor first; every section whose
 `when` holds, in the order in which they were first written; then the factors under `scale`. A section of

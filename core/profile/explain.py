@@ -44,13 +44,14 @@ class Subject(NamedTuple):
 
     task_type: TaskType
     model: ModelFacts
-    hours: float | None = None
+    #: Training pictures; None: not known, or a text task.
+    pictures: int | None = None
 
     @property
     def label(self) -> str:
         name = self.model.architecture if self.model.is_image else self.model.model_id
-        of_hours = f", {self.hours:.3g} h" if self.hours is not None else ""
-        return f"{self.task_type.word} {name}{of_hours}"
+        number = f", {self.pictures} pictures" if self.pictures is not None else ""
+        return f"{self.task_type.word} {name}{number}"
 
 
 def text_subject(task_type: TaskType, model_id: str, params: int | None = None) -> Subject:
@@ -127,7 +128,7 @@ def explain_profile(profile: LoadedProfile, about: Sequence[Subject] | None = No
     """What engines make of the profile's values: one remark per value and annotation."""
     remarks: dict[tuple[str, str, str], ProfileRemark] = {}
     for subject in about or representative_subjects():
-        resolved = resolve_profile(profile, subject.task_type, subject.model, subject.hours)
+        resolved = resolve_profile(profile, subject.task_type, subject.model, subject.pictures)
         values = flat_values(resolved)
         for note in annotations_for(resolved, engine_case_of(resolved, subject)):
             origin = str(resolved.origin(note.path))
@@ -150,7 +151,7 @@ class ProfileDifference(NamedTuple):
 def diff_profiles(left: LoadedProfile, right: LoadedProfile, about: Subject) -> list[ProfileDifference]:
     """Compare for one subject: two profiles may agree on one task and differ on the next."""
     here, there = (
-        resolve_profile(profile, about.task_type, about.model, about.hours) for profile in (left, right)
+        resolve_profile(profile, about.task_type, about.model, about.pictures) for profile in (left, right)
     )
     ours, theirs = flat_values(here), flat_values(there)
     paths = list(ours | theirs)
@@ -188,7 +189,7 @@ def check_profile(profile: LoadedProfile, plan_check: PlanCheck | None = None) -
     of_sections = {name: _subject_of(when) for name, when in profile.selectors}
     for subject in [*representative_subjects(), *filter(None, of_sections.values())]:
         try:
-            resolved = resolve_profile(profile, subject.task_type, subject.model, subject.hours)
+            resolved = resolve_profile(profile, subject.task_type, subject.model, subject.pictures)
         except ConfigError as error:
             problems = [
                 ProfileFinding(ProfileFindingLevel.ERROR, subject.label, str(problem))
@@ -211,11 +212,12 @@ def _subject_of(when: SectionSelector) -> Subject | None:
     names = [family.value for family in when.family or [Family.LLAMA]]
     texts = [text_subject(task, name, params) for task in TaskType if task.is_text for name in names]
     images = [Subject(TaskType.IMAGE, facts_from_name(kind.value, None, kind)) for kind in ImageModelType]
-    hours = None
-    if when.hours is not None:
-        hours = when.hours.low if when.hours.high is None else (when.hours.low + when.hours.high) / 2
-    subjects = [subject._replace(hours=hours) for subject in texts + images]
-    return next((s for s in subjects if selector_matches(when, s.task_type, s.model, hours)), None)
+    if when.pictures is not None:
+        low, high = when.pictures.low, when.pictures.high
+        number = low if high is None else (low + high) // 2
+        images = [subject._replace(pictures=number) for subject in images]
+    subjects = texts + images
+    return next((s for s in subjects if selector_matches(when, s.task_type, s.model, s.pictures)), None)
 
 
 def _harmful_values(profile: LoadedProfile) -> Iterator[ProfileFinding]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from core.config.files import ConfigKind, ConfigLayer, LayeredValues, LoadedConfig
 from core.config.yaml_lines import KeyPath, ValueOrigin, dotted_path
+from core.data.facts import TYPICAL_PICTURES
 from core.domain.choices import Engine
 from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ImageModelType, TaskType
@@ -87,11 +88,13 @@ def profile_files(directories: Sequence[Path] = ()) -> dict[str, Path]:
 
 
 def resolve_profile(
-    profile: LoadedProfile, task_type: TaskType, model: ModelFacts, hours: float | None = None
+    profile: LoadedProfile, task_type: TaskType, model: ModelFacts, pictures: int | None = None
 ) -> ResolvedProfile:
-    """Flat and final. `ConfigError` only where sections together make limits that contradict each other."""
+    """Flat and final. `ConfigError` only where sections together make limits that contradict each other.
+
+    `pictures`: of an image task's training; None: not known."""
     matched = tuple(
-        name for name, when in profile.selectors if selector_matches(when, task_type, model, hours)
+        name for name, when in profile.selectors if selector_matches(when, task_type, model, pictures)
     )
     if matched not in profile.resolved:
         profile.resolved[matched] = _resolved(profile, matched)
@@ -99,16 +102,18 @@ def resolve_profile(
 
 
 def selector_matches(
-    when: SectionSelector, task_type: TaskType, model: ModelFacts, hours: float | None = None
+    when: SectionSelector, task_type: TaskType, model: ModelFacts, pictures: int | None = None
 ) -> bool:
-    """Without hours, a section for some hours does not match."""
+    """Where the pictures are not known, as many count as a plan assumes then."""
     image = model.image.image_type if model.image else None
+    if pictures is None and not task_type.is_text:
+        pictures = TYPICAL_PICTURES
     return (
         (when.task is None or task_type in when.task)
         and (when.image is None or image in when.image)
         and (when.size is None or model.params_total in when.size)
         and (when.family is None or model.family in when.family)
-        and (when.hours is None or hours in when.hours)
+        and (when.pictures is None or pictures in when.pictures)
     )
 
 

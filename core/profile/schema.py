@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from core.config.files import ConfigFileModel
 from core.config.yaml_lines import ValueOrigin
+from core.data.facts import TYPICAL_PICTURES
 from core.domain.records import Record
-from core.domain.selectors import Band, Hours, OneOrMany, TaskWord
+from core.domain.selectors import Band, OneOrMany, Pictures, TaskWord
 from core.domain.tasks import ImageModelType
 from core.models.facts import Family
 from core.profile.targets import ContainerTargets, ProfileLimits, Targets, TargetScale
@@ -23,8 +24,19 @@ class SectionSelector(Record):
         default=None, description="Image model types."
     )
     size: Band | None = Field(default=None, description="Model size.")
-    hours: Hours | None = Field(default=None, description="Hours that the task has left when it is planned.")
+    pictures: Pictures | None = Field(
+        default=None,
+        description=f"Number of training pictures. Not known, as in offers: {TYPICAL_PICTURES} are assumed. "
+        "No text task matches.",
+    )
     family: Annotated[list[Family], OneOrMany()] | None = Field(default=None, description="Model families.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def hours_decide_nothing(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "hours" in value:
+            raise ValueError("sections cannot ask for hours: ask for the pictures, like pictures: '<28'")
+        return value
 
 
 EngineConfig = dict[str, JsonValue]

@@ -8,6 +8,7 @@ model to publish, the container has measured how long a start takes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TrainingPlan
+from core.planning.schedule import LEAST_SAVES
 from core.runs.run_files import RunEnd
 
 #: Attempts at one task; `MAX_ATTEMPTS` sets the daemon's. A training that was killed goes on from its last
@@ -114,14 +116,48 @@ def forced_feasible(plan: TrainingPlan, at_least: int = 1) -> TrainingPlan:
     if plan.verdict.feasible:
         return plan
     total = max(plan.steps.total, at_least)
+    note = f"tried although it does not look feasible: {plan.verdict.reason}"
     if plan.image is not None:
         # Text runs grow with the clock while they run; an image engine is restarted when it proves too slow.
         total = max(plan.steps.wanted or 0, total)
+        # What was planned for fewer steps, or none, would save far too often.
+        longer = plan if total == plan.steps.total else with_image_steps(plan, total)
+        return _noted(longer, note, verdict=PlanVerdict(feasible=True))
     steps = plan.steps.model_copy(
         update={"total": total, "epochs": max(plan.steps.epochs, total / max(plan.steps.per_epoch, 1))}
     )
-    note = f"tried although it does not look feasible: {plan.verdict.reason}"
     return _noted(plan, note, steps=steps, verdict=PlanVerdict(feasible=True))
+
+
+def with_image_steps(plan: TrainingPlan, total: int, step_s: float | None = None) -> TrainingPlan:
+    """The same training of pictures with another number of steps, and files evenly spread on the way;
+    `step_s`: the measured seconds of one."""
+    steps = plan.steps
+    choice = plan.image.choice if plan.image is not None else None
+    files = choice.files if choice is not None else LEAST_SAVES
+    epochs = total / max(steps.per_epoch, 1)
+    every = max(math.ceil(total / files), 1)
+    image = plan.image and plan.image.model_copy(
+        update={"save_every_epochs": max(math.ceil(epochs / files), 1)}
+    )
+    warmup = min(plan.optimizer.warmup_steps, total // 4)
+    keep = max(steps.keep_checkpoints, files)
+    update = {
+        "total": total,
+        "epochs": epochs,
+        "eval_every": every,
+        "save_every": every,
+        "keep_checkpoints": keep,
+    }
+    time_of = {"step_s": step_s, "measured": True} if step_s is not None else {}
+    return plan.model_copy(
+        update={
+            "steps": steps.model_copy(update=update),
+            "image": image,
+            "optimizer": plan.optimizer.model_copy(update={"warmup_steps": warmup}),
+            "time": plan.time.model_copy(update=time_of),
+        }
+    )
 
 
 def _noted(plan: TrainingPlan, note: str, **changes: object) -> TrainingPlan:

@@ -57,6 +57,10 @@ Model = Annotated[
         "--model", help="A model's name, for its size and family; for images its type (sdxl, flux …)."
     ),
 ]
+Pictures = Annotated[
+    int | None,
+    typer.Option(min=1, help="Training pictures of an image task: some sections ask for them."),
+]
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 
@@ -89,9 +93,7 @@ def show(
     name: OrInForce = None,
     task: Task = None,
     model: Model = None,
-    hours: Annotated[
-        float | None, typer.Option(help="Hours of the task: some sections ask for them.")
-    ] = None,
+    pictures: Pictures = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody wrote.")] = False,
     directories: Dirs = None,
     as_json: AsJson = False,
@@ -101,8 +103,8 @@ def show(
     from core.profile.resolve import resolve_profile
 
     profile = _load_or_in_force(name, directories, as_json)
-    about = _subject(task, model)._replace(hours=hours)
-    resolved = resolve_profile(profile, about.task_type, about.model, hours)
+    about = _subject(task, model, pictures)
+    resolved = resolve_profile(profile, about.task_type, about.model, about.pictures)
     found = profile_settings(resolved, defaults)
     if as_json:
         echo_json(
@@ -115,7 +117,7 @@ def show(
             }
         )
         return
-    typer.echo(f"{profile.name} for {about.label}; sections: {', '.join(resolved.sections) or 'none'}")
+    typer.echo(f"{profile.name} for {_described(about)}; sections: {', '.join(resolved.sections) or 'none'}")
     rows = [(setting.path, _show_value(setting), setting.origin) for setting in found]
     _print_table(("key", "value", "from"), rows)
 
@@ -168,6 +170,7 @@ def diff(
     right: Name,
     task: Task = None,
     model: Model = None,
+    pictures: Pictures = None,
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -175,12 +178,12 @@ def diff(
     from core.profile.explain import diff_profiles as compare
     from core.profile.explain import format_value
 
-    about = _subject(task, model)
+    about = _subject(task, model, pictures)
     found = compare(_load_profile(left, directories), _load_profile(right, directories), about)
     if as_json:
         echo_json([each._asdict() for each in found])
         return
-    typer.echo(f"{left} and {right} for {about.label}: {len(found)} values differ")
+    typer.echo(f"{left} and {right} for {_described(about)}: {len(found)} values differ")
     rows = [
         (
             each.path,
@@ -198,6 +201,7 @@ def explain(
     name: OrInForce = None,
     task: Task = None,
     model: Model = None,
+    pictures: Pictures = None,
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +209,8 @@ def explain(
     from core.profile.explain import explain_profile as remarks_of
 
     profile = _load_or_in_force(name, directories, as_json)
-    remarks = remarks_of(profile, [_subject(task, model)] if task or model else None)
+    about = [_subject(task, model, pictures)] if task or model or pictures else None
+    remarks = remarks_of(profile, about)
     notes = [note for layer in profile.layers for note in layer.content.notes]
     files = [layer.file.name for layer in profile.layers]
     if as_json:
@@ -252,7 +257,14 @@ def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json:
     return loaded
 
 
-def _subject(task: str | None, model: str | None) -> Subject:
+def _described(about: Subject) -> str:
+    from core.data.facts import TYPICAL_PICTURES
+
+    unknown = not about.task_type.is_text and about.pictures is None
+    return f"{about.label}, {TYPICAL_PICTURES} pictures assumed" if unknown else about.label
+
+
+def _subject(task: str | None, model: str | None, pictures: int | None) -> Subject:
     from core.domain.tasks import TASK_WORDS, ImageModelType
     from core.models.identify import facts_from_name
     from core.models.image_families import image_type_from_name
@@ -265,7 +277,10 @@ def _subject(task: str | None, model: str | None) -> Subject:
         raise ConfigError("--task", [Problem("--task", str(task), f"a task is one of {words}")])
     if not task_type.is_text:
         image = image or image_type_from_name(model or "sdxl")
-        return Subject(task_type, facts_from_name(model or image.value, None, image))
+        return Subject(task_type, facts_from_name(model or image.value, None, image), pictures)
+    if pictures is not None:
+        rule = "only image tasks have pictures: add --task image, or an image model type as --model"
+        raise ConfigError("--pictures", [Problem("--pictures", str(pictures), rule)])
     return Subject(task_type, facts_from_name(model or DEFAULT_MODEL))
 
 

@@ -94,16 +94,15 @@ def _learned_plan(request: JobPlanRequest) -> TrainingPlan:
 
 
 def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> TrainingPlan:
-    resolved = resolve_profile(
-        request.profile, request.spec.task_type, request.inputs.model, request.spec.hours
-    )
+    inputs = request.inputs
+    resolved = resolve_profile(request.profile, request.spec.task_type, inputs.model, inputs.data.pictures)
     if request.any_length:
         limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
         resolved = resolved.model_copy(update={"limits": limits})
     return plan_task(
         request.spec,
-        request.inputs.model,
-        request.inputs.data,
+        inputs.model,
+        inputs.data,
         request.hardware,
         resolved,
         conditions=JobConditions(request.hardware, model_cached=True),
@@ -135,11 +134,11 @@ def draft_plan(request: JobPlanRequest) -> PlanDraft:
 
 
 def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
-    task = request.spec.task_type
-    targets = resolve_profile(request.profile, task, request.inputs.model, request.spec.hours).targets
+    task, inputs = request.spec.task_type, request.inputs
+    targets = resolve_profile(request.profile, task, inputs.model, inputs.data.pictures).targets
     if targets.gpu_strategy is not GpuStrategy.LANES:
         return None
-    return lane_for(targets, request.inputs.model, task)
+    return lane_for(targets, inputs.model, task)
 
 
 def _smaller_gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> Iterator[int]:

@@ -102,7 +102,7 @@ def fit_offer(
     if fleet.hardware is None or not fleet.usable:
         return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
     try:
-        resolved = resolve_profile(profile, offer.task_type, offer.model, offer.hours)
+        resolved = resolve_profile(profile, offer.task_type, offer.model, offer.rows)
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return _unplanned(text, "a profile that `profile check` finds fine")

@@ -168,7 +168,7 @@ def _engine(inputs: RuleInputs) -> RuleVerdict:
 def _training_engine(inputs: RuleInputs) -> Engine | None:
     offer = inputs.offer
     try:
-        targets = resolve_profile(inputs.profile, offer.task_type, offer.model, offer.hours).targets
+        targets = resolve_profile(inputs.profile, offer.task_type, offer.model, offer.rows).targets
     except ConfigError:  # the rule `plan` reports it
         return None
     return engine_for(targets, offer.task_type, offer.image_type)
@@ -224,7 +224,7 @@ def _success(inputs: RuleInputs) -> RuleVerdict:
 def _experience(inputs: RuleInputs) -> list[RuleVerdict]:
     offer, verdicts = inputs.offer, []
     for name, entry in inputs.terms.rules.experience.items():
-        if selector_matches(entry.when, offer.task_type, offer.model, offer.hours):
+        if selector_matches(entry.when, offer.task_type, offer.model, offer.rows):
             done, least = inputs.history.published(offer.task_type), entry.published
             text = f"{done} of {least} {offer.task_type.word} jobs published that {name} asks for"
             way = (

@@ -103,7 +103,7 @@ def _case(
     name: str, path: str, gpus: str, family: ImageModelType, engine: Engine
 ) -> ConfigurationCase | None:
     model = image_model_facts(f"example/{family}", family)
-    profile = resolve_profile(load_profile(path), TaskType.IMAGE, model)
+    profile = resolve_profile(load_profile(path), TaskType.IMAGE, model, PICTURES)
     targets = profile.targets.model_copy(update={"engine": engine})
     profile = profile.model_copy(update={"targets": targets})
     hardware = Hardware(gpus=parse_gpus(gpus), cpu_cores=24, memory_bytes=110 * 10**9)

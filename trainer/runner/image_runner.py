@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from core.engines.render import render
 from core.models.identify import image_model_facts as model_of
 from core.planning.plan import CheckpointChoice, TrainingPlan
 from core.runs.progress import ControlEvent
+from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from core.submission.faults import BadSubmission
 from trainer.errors import BadModel
@@ -69,8 +69,6 @@ _DIRECTORIES = {Engine.KOHYA: (KOHYA_VARIABLE, KOHYA), Engine.AI_TOOLKIT: (TOOLK
 PLACE_S, PLACE_SHARE = 10.0, 0.1
 #: An engine without output for so long, whether it loads, encodes or trains, hangs.
 HANG_S = 1500.0
-#: Files where the number of steps was changed and none are compared.
-FILES = 4
 log = logging.getLogger(__name__)
 
 StartEngine = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], SupervisedProcess]
@@ -126,7 +124,7 @@ class ImageRunner:
             began = time.time()
             attempt, monitor = self._train(plan, pictures, model, may_refit)
             if monitor.refit is not None:
-                may_refit, plan = False, with_steps(plan, monitor.refit, monitor.measured_step_s)
+                may_refit, plan = False, with_image_steps(plan, monitor.refit, monitor.measured_step_s)
                 continue
             remedy = self._remedy(plan, attempt, began, remedies)
             if remedy is None:
@@ -385,34 +383,3 @@ def engine_directory(engine: Engine) -> Path:
 def installed_engines() -> list[Engine]:
     """The image engines that this container has."""
     return [engine for engine in _DIRECTORIES if engine_directory(engine).is_dir()]
-
-
-def with_steps(plan: TrainingPlan, total: int, step_s: float | None = None) -> TrainingPlan:
-    """The same training with another number of steps, and files on the way as before; `step_s`: the measured
-    seconds of one."""
-    steps = plan.steps
-    choice = plan.image.choice if plan.image is not None else None
-    files = choice.files if choice is not None else FILES
-    epochs = total / max(steps.per_epoch, 1)
-    every = max(math.ceil(total / files), 1)
-    image = plan.image and plan.image.model_copy(
-        update={"save_every_epochs": max(math.ceil(epochs / files), 1)}
-    )
-    warmup = min(plan.optimizer.warmup_steps, total // 4)
-    keep = max(steps.keep_checkpoints, files)
-    update = {
-        "total": total,
-        "epochs": epochs,
-        "eval_every": every,
-        "save_every": every,
-        "keep_checkpoints": keep,
-    }
-    time_of = {"step_s": step_s, "measured": True} if step_s is not None else {}
-    return plan.model_copy(
-        update={
-            "steps": steps.model_copy(update=update),
-            "image": image,
-            "optimizer": plan.optimizer.model_copy(update={"warmup_steps": warmup}),
-            "time": plan.time.model_copy(update=time_of),
-        }
-    )

@@ -190,7 +190,7 @@ def make_own_plan(
         kl_coefficient=run.kl_coefficient,
     )
     name = os.environ.get(PROFILE_VARIABLE) or (PROFILE_CPU if hardware.gpus.is_cpu else PROFILE)
-    profile = resolve_profile(load_profile(name), run.task_type, model, spec.hours)
+    profile = resolve_profile(load_profile(name), run.task_type, model, data.pictures)
     if engines and profile.targets.engine not in engines:
         # Flux trains with either image engine, and validators' rules differ on the image that it gets.
         targets = profile.targets.model_copy(update={"engine": next(iter(engines))})

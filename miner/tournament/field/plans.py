@@ -62,7 +62,7 @@ def container_plan(
     model = facts_from_name(model_id, None, image)
     data = assumed_facts(kind, rows, hours, image)
     hardware = Hardware(gpus=parse_gpus(GPUS), cpu_cores=CPUS_PER_GPU, memory_bytes=MEMORY_PER_GPU)
-    profile = resolve_profile(_profile(), kind, model, hours)
+    profile = resolve_profile(_profile(), kind, model, data.pictures)
     reserve = min(RESERVE_S, RESERVE_SHARE * hours * 3600)
     free = {"reserve": reserve, "reserve_share": 0.0, "min_epochs": 0.0}
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})

@@ -24,7 +24,7 @@ KREA2, FLUX = ImageModelType.KREA2, ImageModelType.FLUX
 
 def planned(kind: ImageModelType = KREA2, hours: float = 1.0, n: int = 40, **choice: Any) -> TrainingPlan:
     model = facts_from_name("a/model", None, kind)
-    profile = resolve_profile(load_profile("steady"), TaskType.IMAGE, model, hours)
+    profile = resolve_profile(load_profile("steady"), TaskType.IMAGE, model, n)
     asked = CheckpointChoiceTarget(**choice) if choice else None
     targets = profile.targets.model_copy(update={"checkpoint_choice": asked})
     spec = TaskSpec(task_type=TaskType.IMAGE, hours=hours, image_type=kind)

@@ -22,6 +22,8 @@ from core.domain.choices import (
 )
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from core.domain.tasks import ImageModelType, TaskType
+from core.engines.dry_run import example_inputs
+from core.engines.render import render
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.budget import Concession
@@ -410,7 +412,8 @@ def _offered(
     """All of the plan of which an offer sees the summary."""
     hardware, loaded, model = hardware or host(), PROFILES[profile], facts_from_name(name, count, image)
     given: dict[str, Any] = {"image_type": image, "rows": rows, "stated_params": count}
-    summary = quick_plan(model, hours, task, hardware, resolve_profile(loaded, task, model), **given)
+    offered = resolve_profile(loaded, task, model, None if task.is_text else rows)
+    summary = quick_plan(model, hours, task, hardware, offered, **given)
     hours = usable_hours(hours)
     data = assumed_facts(task, None if rows is None else max(rows, 0), hours, image)
     spec = TaskSpec(task_type=task, hours=hours, image_type=image)
@@ -510,6 +513,20 @@ def test_the_cpu_demo_profile_plans_on_a_cpu() -> None:
     assert plan.verdict.feasible
     assert plan.memory["cuda"] == 0
     assert not plan.precision.bf16
+
+
+@each("engine", [Engine.AXOLOTL, Engine.NATIVE])
+def test_a_loss_that_axolotl_compiles_is_not_used_on_a_cpu(engine: Engine) -> None:
+    """A profile of an operator's own extends `steady`, and is rehearsed on a CPU."""
+    plan = _plan(resolved(engine=engine), model="tiny-10m", gpus="cpu", hours=0.5, rows=100)
+    given = {one.field for one in plan.concessions}
+    compiled = engine is Engine.AXOLOTL
+    assert plan.precision.fused_loss is not compiled
+    assert ("fused_loss" in given) is compiled
+    config = render(plan, example_inputs(TaskType.INSTRUCT)).config
+    assert "chunked_cross_entropy" not in config
+    on_gpu = _plan(resolved(engine=engine), model="tiny-10m", gpus="1xH100", hours=0.5, rows=100)
+    assert on_gpu.precision.fused_loss
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")

@@ -138,9 +138,26 @@ def test_check_reaches_sections_that_no_representative_matches(tmp_path: Path) -
     assert "min_gpus" in errors[0]
 
 
+def test_check_plans_a_section_for_some_pictures_with_so_many(tmp_path: Path) -> None:
+    asked: list[Subject] = []
+    few = "sections: {few: {when: {image: krea2, pictures: 10-20}, targets: {lora_r: 3}}}"
+
+    def plan_check(_profile: ResolvedProfile, about: Subject) -> Iterable[ProfileFinding]:
+        asked.append(about)
+        return ()
+
+    check_profile(from_text(tmp_path, few), plan_check)
+    assert "image krea2, 15 pictures" in [about.label for about in asked]
+
+
 @pytest.mark.parametrize(
     "when",
-    ["{task: dpo, image: flux}", "{image: sdxl, family: llama}", "{task: image, size: '>=500B'}"],
+    [
+        "{task: dpo, image: flux}",
+        "{image: sdxl, family: llama}",
+        "{task: dpo, pictures: '<9'}",
+        "{task: image, size: '>=500B'}",
+    ],
 )
 def test_check_reports_sections_that_nothing_can_match(tmp_path: Path, when: str) -> None:
     findings = check_profile(from_text(tmp_path, f"sections: {{dead: {{when: {when}}}}}"))

@@ -166,22 +166,49 @@ def test_tasks_that_match_the_same_sections_share_one_result(tmp_path: Path) -> 
 
 
 @each(
-    ("band", "hours", "matches"),
+    ("band", "pictures", "matches"),
     [
-        ("<1h", 0.5, True),
-        ("<1h", 1.0, False),
-        (">=90m", 1.5, True),
-        ("30m-1h", 0.5, True),
-        ("<9h", None, False),
+        ("<10", 9, True),
+        ("<10", 10, False),
+        (">=28", 28, True),
+        ("10-28", 10, True),
+        ("10-28", 28, False),
+        ("<31", None, True),  # where nothing is known, plans assume 30
+        ("<30", None, False),
     ],
 )
-def test_a_section_may_ask_for_hours(tmp_path: Path, band: str, hours: float | None, matches: bool) -> None:
-    profile = from_text(tmp_path, f"sections: {{s: {{when: {{hours: '{band}'}}, targets: {{lora_r: 3}}}}}}")
-    resolved = resolve_profile(profile, TaskType.INSTRUCT, model(), hours)
-    assert (resolved.targets.lora_r == 3) is matches
+def test_a_section_may_ask_for_pictures(
+    tmp_path: Path, band: str, pictures: int | None, matches: bool
+) -> None:
+    profile = from_text(
+        tmp_path, f"sections: {{s: {{when: {{pictures: '{band}'}}, targets: {{lora_r: 3}}}}}}"
+    )
+    found = resolve_profile(profile, TaskType.IMAGE, picture(ImageModelType.KREA2), pictures)
+    assert (found.targets.lora_r == 3) is matches
+    assert str(profile.selectors[0][1].pictures) == band
 
 
-@each("band", ["1", "<1", "2h-1h", "=1h"])
-def test_hours_need_their_unit_and_order(tmp_path: Path, band: str) -> None:
-    with pytest.raises(ConfigError, match="hours"):
-        from_text(tmp_path, f"sections: {{s: {{when: {{hours: '{band}'}}, targets: {{lora_r: 3}}}}}}")
+def test_text_tasks_have_no_pictures(tmp_path: Path) -> None:
+    profile = from_text(tmp_path, "sections: {s: {when: {pictures: '>=0'}, targets: {lora_r: 3}}}")
+    assert resolve_profile(profile, TaskType.INSTRUCT, model()).sections == ()
+
+
+@each(
+    ("band", "why"),
+    [
+        ("10", "is written <10, 10-28 or >=28, not '10'"),
+        ("=10", "is written"),
+        ("<10B", "without a unit, like 10, not '10B'"),
+        ("<9.5", "whole"),
+        ("28-10", "is empty"),
+    ],
+)
+def test_a_number_of_pictures_is_whole_and_its_ends_are_in_order(tmp_path: Path, band: str, why: str) -> None:
+    with pytest.raises(ConfigError, match="pictures") as caught:
+        from_text(tmp_path, f"sections: {{s: {{when: {{pictures: '{band}'}}, targets: {{lora_r: 3}}}}}}")
+    assert why in str(caught.value)
+
+
+def test_a_section_for_hours_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ask for the pictures, like pictures: '<28'"):
+        from_text(tmp_path, "sections: {s: {when: {image: krea2, hours: <0.9h}, targets: {lora_r: 3}}}")

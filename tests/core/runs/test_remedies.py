@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from core.data.facts import assumed_facts
 from core.domain.choices import Attention
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
-from core.domain.tasks import TaskType
+from core.domain.tasks import ImageModelType, TaskType
+from core.models.identify import facts_from_name
 from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TaskSpec, TrainingPlan
-from core.profile.resolve import LoadedProfile
-from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume
+from core.planning.planner import plan_task
+from core.profile.resolve import LoadedProfile, load_profile
+from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume, forced_feasible
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -109,6 +112,31 @@ def test_a_crash_in_a_flash_kernel_and_any_other_crash_get_a_retry_each(profile:
     for ends in ([(CRASHED, NO_KERNEL), (CRASHED, "")], [(CRASHED, ""), (CRASHED, NO_KERNEL)]):
         assert len(in_tournament(profile, [*ends, (CRASHED, NO_KERNEL)])) == 3
         assert in_tournament(profile, ends)[-1][0].precision.attention is Attention.SDPA
+
+
+@each(
+    ("kind", "hours", "gpus", "every"),
+    [
+        (ImageModelType.KREA2, 0.05, "1xH100", 250),
+        (ImageModelType.FLUX, 0.05, "1xH100", 28),
+        (ImageModelType.KREA2, 1.0, "1xRTX-4090", 250),
+    ],
+)
+def test_an_infeasible_plan_of_pictures_that_is_tried_saves_four_times(
+    kind: ImageModelType, hours: float, gpus: str, every: int
+) -> None:
+    hardware = Hardware(gpus=parse_gpus(gpus))
+    spec = TaskSpec(task_type=TaskType.IMAGE, hours=hours, image_type=kind)
+    data = assumed_facts(TaskType.IMAGE, 18, image_type=kind)
+    plan = plan_task(spec, facts_from_name("a/model", None, kind), data, hardware, load_profile("steady"))
+    assert not plan.verdict.feasible
+    tried = forced_feasible(plan)
+    assert tried.verdict.feasible
+    assert tried.steps.total == plan.steps.wanted
+    assert (tried.steps.save_every, tried.steps.eval_every) == (every, every)
+    assert tried.image is not None
+    epochs = tried.steps.total / tried.steps.per_epoch
+    assert 3 <= epochs / tried.image.save_every_epochs <= 4
 
 
 def test_the_remedies_reach_the_next_plan(profile: LoadedProfile) -> None:

@@ -22,6 +22,7 @@ from core.models.identify import image_model_facts
 from core.planning.plan import BatchPlan, ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
 from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
+from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.core.engines.cases import image_plan
 from tests.core.submission.folders import image_adapter
@@ -31,7 +32,7 @@ from tests.trainer.runner.pictures import picture_zip
 from tests.trainer.session.simulated import safetensors
 from trainer.runner import supervise
 from trainer.runner.image_monitor import ImageMonitor
-from trainer.runner.image_runner import ImageRunner, with_steps
+from trainer.runner.image_runner import ImageRunner
 from trainer.runner.processes import StopRequest, descendants
 from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import submission_kind
@@ -212,7 +213,7 @@ class Slower(ImageRunner):
         return LaunchResult(RunEnd.CLOCK if may_refit else RunEnd.FINISHED, "700 steps fit"), monitor
 
 
-def test_a_training_that_would_be_cut_off_is_started_again_once_with_with_steps(tmp_path: Path) -> None:
+def test_a_training_that_would_be_cut_off_is_started_again_once_with_other_steps(tmp_path: Path) -> None:
     run = planned(image_run(tmp_path, ImageModelType.Z_IMAGE), 4000, LrSchedule.COSINE)
     runner = Slower(run, StopRequest(Path(run.stop_path)), retries=False)
     runner.plans = []
@@ -288,7 +289,7 @@ def test_an_invalid_zip_ends_with_its_reason(tmp_path: Path, content: bytes) -> 
 def test_another_number_of_steps_keeps_files_on_the_way(tmp_path: Path) -> None:
     run = planned(image_run(tmp_path, ImageModelType.SDXL), 2000, LrSchedule.COSINE)
     assert run.plan_path is not None
-    short = with_steps(TrainingPlan.from_json(Path(run.plan_path).read_bytes()), 20)
+    short = with_image_steps(TrainingPlan.from_json(Path(run.plan_path).read_bytes()), 20)
     assert (short.steps.total, short.steps.save_every) == (20, 5)
     assert short.image is not None
     assert short.image.save_every_epochs == 3
