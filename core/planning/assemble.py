@@ -349,6 +349,8 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
         if not any(matches(pattern, name) for name in names):
             yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
     data = needs.data
+    if needs.model.is_image and data.rows_confidence.value == "guess":
+        yield f"{data.rows} pictures are assumed: sections and laws of the profile follow their number"
     if not needs.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"
     if timed.seq.dropped_share > 0.005:

@@ -129,6 +129,15 @@ def test_steps_take_as_long_as_was_measured(family: str, seconds: float) -> None
     assert in_container(family, 1.0, 24).time.step_s == pytest.approx(seconds, rel=0.03)
 
 
+def test_a_plan_that_does_not_know_its_pictures_says_what_it_assumes() -> None:
+    model = facts_from_name("a/model", None, ImageModelType.KREA2)
+    spec = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=ImageModelType.KREA2)
+    assumed = assumed_facts(TaskType.IMAGE, image_type=ImageModelType.KREA2)
+    plan = plan_task(spec, model, assumed, Hardware(gpus=parse_gpus("1xH100")), load_profile("steady"))
+    assert "30 pictures are assumed: sections and laws of the profile follow their number" in plan.notes
+    assert not any("assumed" in note for note in in_container("krea2", 1.0, 30).notes)
+
+
 @each("family", list(ImageModelType))
 def test_rules_of_the_engine_hold_and_the_whole_timeline_fits(family: ImageModelType) -> None:
     for hours, pictures in ((0.5, 9), (0.75, 18), (1.0, 45), (1.5, 36)):
