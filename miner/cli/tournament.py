@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,20 +95,11 @@ def check(
             say=lambda line: echo(line, err=True),
         )
         for finding in run_checks(entry):
-            echo(f"{finding.number:>2} {finding.rule}: {finding.state}", err=True)
+            echo(f"{finding.number:>2} {finding.rule}: {_SHOWN[finding.state]}", err=True)
             findings.append(finding)
     admitted = is_admitted(findings)
     if as_json:
-        echo_json(
-            {
-                "admitted": admitted,
-                "source": entry.source,
-                "commit": entry.clone.commit,
-                "default_head": entry.head_commit,
-                "kinds": [str(one) for one in entry.kinds],
-                "rules": [finding.as_dict() for finding in findings],
-            }
-        )
+        echo_json({"admitted": admitted, **_check_data(entry, findings)})
     else:
         _print_findings(entry, findings)
     if not admitted:
@@ -195,6 +186,16 @@ def _settings() -> tuple[Settings | None, str]:
         return load_settings(), ""
     except ConfigError as error:
         return None, f"the settings cannot be used: {error.problems[0] if error.problems else error}"
+
+
+def _check_data(entry: CheckedEntry, findings: list[RuleFinding]) -> dict[str, Any]:
+    return {
+        "source": entry.source,
+        "commit": entry.clone.commit,
+        "default_head": entry.head_commit,
+        "kinds": [str(one) for one in entry.kinds],
+        "rules": [finding.as_dict() for finding in findings],
+    }
 
 
 def _print_findings(entry: CheckedEntry, findings: list[RuleFinding]) -> None:

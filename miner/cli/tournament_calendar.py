@@ -26,7 +26,7 @@ Emission = Annotated[
     float | None, typer.Option(min=0, help="Alpha that the subnet's miners get in a day, for the prize.")
 ]
 AlphaPrice = Annotated[float | None, typer.Option(min=0, help="TAO that an alpha costs, for the prize.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Ask no one: fees and weights as stored.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Ask no site: fees and weights as stored.")]
 
 
 def calendar(

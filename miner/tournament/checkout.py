@@ -24,7 +24,7 @@ from miner.tournament.rules import CLONE_LIMIT_S
 
 #: Checking out a commit of a clone: local work, however slow the disk.
 LOCAL_LIMIT_S = 120.0
-#: What git may speak; `ext::` would run a command of the address's choice.
+#: Protocols that git may use; `ext::` would run a command of the address's choice.
 PROTOCOLS = "file:git:http:https:ssh"
 #: No file that is worth reading is larger.
 MOST_READ_BYTES = 64 * 1024**2
@@ -79,14 +79,20 @@ def clone_repository(
     address = str(Path(source).resolve()) if is_local(source) else source
     began = time.monotonic()
     # --no-local: objects travel as they do over a network, only those that a branch or a tag reaches.
-    _git(
-        ["clone", "--quiet", "--no-local", "--", address, str(directory)], environment, limit_s, secret=token
-    )
+    clone = ["clone", "--quiet", "--no-local", "--", address, str(directory)]
+    try:
+        _git(clone, environment, limit_s, secret=token)
+    except CloneTooSlow:
+        raise
+    except CloneFailed as error:
+        raise CloneFailed(f"{error}\n→ {_way_to_clone(source, str(error))}") from None
     seconds = time.monotonic() - began
     try:
         head = git_output(directory, "rev-parse", "--verify", "HEAD^{commit}")
     except CloneFailed:
-        raise CloneFailed(f"{source} has no commit on its default branch: push one") from None
+        raise CloneFailed(
+            f"{source} has no commit on its default branch\n→ commit something first, and push it"
+        ) from None
     if commit is not None and commit != head:
         _check_out(directory, commit, source)
     chosen = git_output(directory, "rev-parse", "--verify", "HEAD^{commit}")
@@ -121,7 +127,7 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def read_inside(tree: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
-    """The beginning of a file of somebody's tree; `OSError` if a link leads out of it, or to no file.
+    """The beginning of a file of a checked tree; `OSError` if a link leads out of it, or to no file.
 
     A link to a device has no end, and a link to the operator's own files is no part of an entry."""
     found = os.path.realpath(path)
@@ -131,14 +137,25 @@ def read_inside(tree: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
         return file.read(most)
 
 
+def _way_to_clone(source: str, complaint: str) -> str:
+    if is_local(source):
+        return f"{source} must be a git repository: git init, git add, git commit; or name another"
+    if re.search(r"Authentication failed|could not read Username|error: 40[134]", complaint):
+        return (
+            "it is private or not there: make it public, or set TRAINING_REPO_*_URL to this address and "
+            "TRAINING_REPO_*_TOKEN to a token that may read it"
+        )
+    return "look at the address and at the connection; validators must reach it too"
+
+
 def _check_out(directory: Path, commit: str, source: str) -> None:
     try:
         # A name as git has it: a branch of the origin is none of the clone's own yet.
         found = git_output(directory, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
     except CloneFailed:
         raise CloneFailed(
-            f"a clone of {source} does not hold {commit}: no branch or tag there reaches it; "
-            "push a branch that does (validators clone, and then check it out)"
+            f"{commit} is not in a clone of {source}: no branch or tag there reaches a commit of this name\n"
+            "→ push a branch that does: validators clone, and then check the commit out"
         ) from None
     git_output(directory, "checkout", "--quiet", "--detach", found)
 

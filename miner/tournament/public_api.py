@@ -14,7 +14,7 @@ July 2026; never asked from the machine on which this was written:
 - `/v1/performance/weight-projection-static`: `projections[]` for some improvements over the champion, with
   `{kind}_projection.projections[]` of `days`, `weight` and `total_alpha`.
 
-Every field is optional here and checked: an answer of another shape costs what it does not tell, no more.
+Every field is optional here and checked: what an answer of another shape does not hold is left out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TournamentTaskResult:
     """One task of a tournament, as `/auditing/tasks/{id}` has it."""
 
     task_id: str
-    #: A validator's word, such as ImageTask.
+    #: As validators name it, such as ImageTask.
     task_type: str | None = None
     #: The base model; of pictures also the family.
     model_id: str | None = None
@@ -190,8 +190,8 @@ class PublicApi:
         found = {}
         for kind in TournamentType:
             projected = [mapping(row.get(f"{kind}_projection")) for row in rows]
-            crowned = [one for one in projected if one.get("placement", "champion") == "champion"]
-            prizes = _prizes(crowned[0]) if crowned else ()
+            champions = [one for one in projected if one.get("placement", "champion") == "champion"]
+            prizes = _prizes(champions[0]) if champions else ()
             if prizes:
                 found[kind] = prizes
         return found, _source(answer)

@@ -53,7 +53,7 @@ CLONE_LIMIT_S = 60.0
 OBFUSCATION_LIMIT_S = 60.0
 #: Above this a clone within the limit is doubtful.
 LARGE_REPOSITORY_BYTES = 200_000_000
-#: Of `requested_datasets` the first two of these are given, the others vanish silently. Not for images.
+#: Of `requested_datasets` the first two of these are given, the others are left out silently. Not for images.
 DATASETS = (
     "SoelMgd/Poker_Dataset",
     "RZ412/PokerBench",
@@ -86,7 +86,7 @@ def training_pictures(pictures: int) -> int:
 
 
 # — build
-#: Where a Dockerfile may lie; the first directory that has it counts.
+#: Where a Dockerfile may be; the first directory that has it counts.
 DOCKERFILE_DIRECTORIES = ("ops/docker", "dockerfiles")
 TEXT_DOCKERFILE = "standalone-text-trainer.dockerfile"
 IMAGE_DOCKERFILE = "standalone-image-trainer.dockerfile"
@@ -149,7 +149,7 @@ class TournamentTask:
     image_type: ImageModelType | None = None
     #: Every field of the dataset's type, nulls included, as validators send it.
     dataset: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether the model's directory has a name of 16 hexadecimal digits, and statistics lie beside the data.
+    #: Whether the model's directory has a name of 16 hexadecimal digits, and statistics are beside the data.
     anonymous: bool = True
     gpus: int = 1
     #: Usual hours of such a task.

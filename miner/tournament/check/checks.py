@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from core.domain.units import show_bytes
 from miner.tournament.check.arguments import check_arguments
 from miner.tournament.check.copies import check_copies, check_distinct
 from miner.tournament.check.dockerfiles import check_dockerfiles
@@ -45,7 +46,12 @@ def check_commit(entry: CheckedEntry) -> RuleFinding:
     if not remote.answered or remote.too_slow:
         text = f"it is in {entry.source}; {remote.problem}"
         return RuleFinding(
-            1, rule, FindingState.UNKNOWN, text, tuple(notes), "check again with a better network"
+            1,
+            rule,
+            FindingState.UNKNOWN,
+            text,
+            tuple(notes),
+            "check again when it answers",
         )
     to_do = "push a branch that holds it; a private repository needs TRAINING_REPO_*_URL, _COMMIT and _TOKEN"
     return RuleFinding(1, rule, FindingState.FAILED, remote.problem, tuple(notes), to_do)
@@ -59,7 +65,7 @@ def check_clone(entry: CheckedEntry) -> RuleFinding:
     if entry.remote and entry.remote.too_slow:
         to_do = "enter a repository without the history: god-miner tournament prepare DIR"
         return RuleFinding(3, rule, FindingState.FAILED, entry.remote.problem, to_do=to_do)
-    size = f"{clone.size_bytes / 1e6:.1f} MB with its history, cloned in {clone.seconds:.1f} s"
+    size = f"{show_bytes(clone.size_bytes)} with its history, cloned in {clone.seconds:.1f} s"
     limit = f"validators wait {CLONE_LIMIT_S:g} s, {CLONES} times"
     if clone.size_bytes > LARGE_REPOSITORY_BYTES:
         text = f"{size}: large; {limit}"
@@ -67,8 +73,8 @@ def check_clone(entry: CheckedEntry) -> RuleFinding:
         return RuleFinding(3, rule, FindingState.UNKNOWN, text, to_do=to_do)
     if far is not None:
         return RuleFinding(3, rule, FindingState.PASSED, f"{size}; {limit}")
-    speed = entry.clone.size_bytes / CLONE_LIMIT_S / 1e6
-    text = f"{size} from the disk; {limit}, which takes {speed:.2f} MB/s"
+    speed = show_bytes(entry.clone.size_bytes / CLONE_LIMIT_S)
+    text = f"{size} from the disk; {limit}: {speed} a second are needed"
     return RuleFinding(3, rule, FindingState.PASSED, text)
 
 

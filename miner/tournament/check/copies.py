@@ -1,6 +1,6 @@
 """Rules 5 and 6: what decides whether two entries are copies of each other.
 
-T0 is the same commit, T1 the same digest over normalized texts: both put out every entry that shares it,
+T0 is the same commit, T1 the same digest over normalized texts: both exclude every entry that shares it,
 except the champion. T2 is a language model's comparison of each pair, approved by a person.
 """
 
@@ -36,7 +36,7 @@ LOOKED_AT_BYTES = 4096
 #: What runs in a training; whatever differs elsewhere counts for nothing.
 LIVE_DIRECTORIES = ("trainer/", "core/")
 MOST_FILES_NAMED = 8
-#: What this trainer does beyond rendering a configuration: files, and what somebody who compares finds there.
+#: What this trainer does beyond rendering a configuration: files, and what a comparison finds there.
 MECHANISMS = (
     ("trainer/session/learning_rate.py", "tries learning rates on a share of the clock"),
     ("trainer/session/ema.py", "averages weights and submits what scores better"),
@@ -93,10 +93,10 @@ def check_copies(entry: CheckedEntry) -> RuleFinding:
             FindingState.FAILED,
             f"equal to {'; '.join(equal)}",
             tuple(notes),
-            "validators put out every entry of such a group, and keep the fee: change what the trainer does",
+            "validators exclude every entry of such a group, and keep the fee: change what the trainer does",
         )
     text = (
-        f"different from {len(entry.others)} other entries; nobody knows the field before it starts"
+        f"different from {len(entry.others)} other entries; the field is not known before it starts"
         if entry.others
         else "nothing to compare with; whoever enters this tree unchanged has these digests too"
     )
@@ -109,6 +109,8 @@ def check_distinct(entry: CheckedEntry) -> RuleFinding:
     files = set(entry.files())
     notes = [f"{file}: {what}" for file, what in MECHANISMS if file in files]
     own = live_files(entry.tree)
+    if not own:
+        notes.append(f"no code in {' or '.join(LIVE_DIRECTORIES)}: what it trains with is not known here")
     against = [(name, clone.directory) for name, clone in entry.others]
     shipped = _shipped()
     if shipped is not None:
@@ -118,20 +120,23 @@ def check_distinct(entry: CheckedEntry) -> RuleFinding:
             other = live_files(directory)
         except CloneFailed:  # god-miner without its history
             continue
+        if not own:
+            continue
         changed = sorted(file for file, digest in own.items() if other.get(file) != digest)
         if changed:
             more = f" and {len(changed) - MOST_FILES_NAMED} more" if len(changed) > MOST_FILES_NAMED else ""
             notes.append(f"code unlike {name}: {', '.join(changed[:MOST_FILES_NAMED])}{more}")
         else:
-            notes.append(f"no code that differs from {name}: all who enter that are copies of each other")
+            notes.append(f"no code differs from {name}: all who enter that are copies of each other")
     return RuleFinding(
         6,
         "distinct (T2)",
         FindingState.UNKNOWN,
         "a model of theirs compares each pair, and a person approves: before round 2, the fee is lost",
         tuple(notes),
-        "see that one mechanism which runs in this kind of task is your own: values of a profile, names and "
-        "code that never runs do not count",
+        "make sure that one mechanism which runs in this kind of task is your own: values of a profile, "
+        "names and code that never runs do not count; with a paid key, the validators' own "
+        "ops/tools/tournament/dedup_check.py compares two entries",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rule 7: Dockerfiles as the classic builder reads them, which knows nothing of BuildKit.
+"""Rule 7: Dockerfiles as the classic builder reads them, without BuildKit.
 
 Validators build with Docker's classic API: no cache, no build arguments, no secrets, no target, and the
 repository's root as the context. This reads the text; only a real build shows the rest.
@@ -105,7 +105,7 @@ def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
     rule = "Dockerfiles"
     if problems:
         to_do = (
-            "mend them, or name the kinds that it enters by --kind; then build as validators do: "
+            "correct them, or name the kinds that it enters by --kind; then build as validators do: "
             "god-miner tournament rehearse"
         )
         return RuleFinding(7, rule, FindingState.FAILED, problems[0], (*problems[1:], *notes), to_do)
@@ -173,7 +173,7 @@ def _instructions(text: str, found: DockerfileFindings) -> Iterator[Instruction]
     collected, began = "", 0
     for number, line in enumerate(lines, start=1):
         if line.strip().startswith("#") or (collected and not line.strip()):
-            continue  # comments and empty lines vanish, between continued lines too
+            continue  # comments and empty lines do not count, between continued lines too
         began = began if collected else number
         stripped = line.rstrip()
         if stripped.endswith(escape):
@@ -286,7 +286,7 @@ def _check_stage(
                 values[name] = _expanded(value, values)
                 empty.discard(name)
                 if value and _SECRET_NAME.search(name.upper()) and "$" not in value:
-                    found.problems.append(f"line {one.line}: ENV {name} is a secret that everybody can read")
+                    found.problems.append(f"line {one.line}: ENV {name} is a secret, and the image is public")
         elif one.name in ("COPY", "ADD"):
             _check_copy(one, earlier, values, context, found)
 
@@ -295,7 +295,7 @@ def _check_secret_name(one: Instruction, name: str, value: str | None, found: Do
     if not _SECRET_NAME.search(name.upper()):
         return
     if value:
-        found.problems.append(f"line {one.line}: ARG {name} is a secret that everybody can read")
+        found.problems.append(f"line {one.line}: ARG {name} is a secret, and the repository is public")
     else:
         found.notes.append(f"line {one.line}: ARG {name} asks for a secret, which no validator gives")
 

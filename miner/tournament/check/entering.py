@@ -36,9 +36,9 @@ def check_datasets(entry: CheckedEntry) -> RuleFinding:
         setting = f"TRAINING_REPO_{kind.name}_DATASETS"
         unknown = [name for name in repo.datasets if name not in DATASETS]
         if repo.datasets and kind is TournamentType.IMAGE:
-            problems.append(f"{setting}: entries for pictures are given none")
+            problems.append(f"{setting}: entries for image tournaments get none")
         elif unknown:
-            problems.append(f"{setting}: {', '.join(unknown)} would vanish without a word")
+            problems.append(f"{setting}: not on the list, so validators leave it out: {', '.join(unknown)}")
     if problems:
         to_do = f"name at most {MOST_DATASETS} of these: {', '.join(DATASETS)}"
         return RuleFinding(10, rule, FindingState.FAILED, problems[0], tuple(problems[1:]), to_do)
@@ -68,7 +68,7 @@ def check_limits(entry: CheckedEntry) -> RuleFinding:
         return RuleFinding(11, rule, FindingState.FAILED, text, tuple(notes), to_do)
     account = f"your account {', '.join(accounts)}" if accounts else "your account at the code host"
     text = f"one entry per address of a daemon, per coldkey and per account: {account}"
-    to_do = "see that no other entry shares these"
+    to_do = "make sure that no other entry shares these"
     if money.balance is None:
         to_do += f", and that your coldkey has {money.due:g} TAO at the validators"
     return RuleFinding(11, rule, FindingState.UNKNOWN, text, tuple(notes), to_do)
@@ -133,11 +133,11 @@ def check_times(entry: CheckedEntry) -> RuleFinding:
             notes.append(
                 f"{kind} may begin {start:%Y-%m-%d %H:%M} UTC: be registered by {last:%Y-%m-%d %H:%M} UTC"
             )
-    notes.append("validators clone the commit for every task: keep it and the repository until all is over")
+    notes.append("validators clone the commit for every task: leave it and the repository alone until Friday")
     text = (
         f"less than an hour to the next start: {', '.join(late)}"
         if late
-        else "registered an hour before, the daemon reachable, the commit left alone until the end"
+        else "registered an hour before, the daemon reachable, the commit unchanged until Friday"
     )
     return RuleFinding(
         12,

@@ -81,7 +81,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class CheckedEntry:
-    """A commit in a fresh clone, the default branch beside it, and what was said about how to check it."""
+    """A commit in a fresh clone, the default branch beside it, and how the operator wants it checked."""
 
     source: str
     #: As the operator named it; None for HEAD.
@@ -167,6 +167,8 @@ def open_entry(
     if commit and named:
         raise CloneFailed(f"a commit is named twice: {named} and --commit {commit}")
     asked = commit or named
+    if _SSH.fullmatch(source):
+        source = public_address(source)  # validators have none of the operator's keys
     token = _token(settings, source, kinds)
     say(f"cloning {public_address(source)}")
     clone = clone_repository(source, asked, folder / "entry", token=token)
@@ -187,7 +189,7 @@ def open_entry(
         try:
             found.append((name, clone_repository(other, None, folder / f"other-{number}")))
         except CloneFailed as error:
-            lost.append((name, str(error)))
+            lost.append((name, _first_line(error)))
     return CheckedEntry(
         source=source,
         asked=asked,
@@ -272,11 +274,16 @@ def same_repository(one: str, other: str) -> bool:
     return plain(one) == plain(other)
 
 
+def _first_line(error: CloneFailed) -> str:
+    """Without the way out, which the finding has itself."""
+    return str(error).partition("\n")[0]
+
+
 def _clone_remote(url: str, commit: str, place: Path, token: str | None) -> Remote:
     is_web = url.startswith(("http://", "https://"))
     if is_web and not site_answers(f"{url.rstrip('/')}/info/refs?service=git-upload-pack"):
-        return Remote(url, None, f"{url} does not answer")
+        return Remote(url, None, f"{url} cannot be reached")
     try:
         return Remote(url, clone_repository(url, commit, place, token=token), answered=True)
     except CloneFailed as error:
-        return Remote(url, None, str(error), answered=True, too_slow=isinstance(error, CloneTooSlow))
+        return Remote(url, None, _first_line(error), answered=True, too_slow=isinstance(error, CloneTooSlow))

@@ -16,7 +16,7 @@ from miner.tournament.checkout import read_inside
 
 MOST_NAMED = 10
 LARGE_FILE_BYTES = 1_000_000
-#: Machine code and compiled Python: nobody can read it, which is the point of the rule.
+#: Machine code and compiled Python: unreadable, which the rule forbids.
 COMPILED = frozenset({".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".exe", ".o", ".a", ".jar", ".wasm"})
 ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".whl", ".egg"})
 WEIGHTS = frozenset(
@@ -60,7 +60,7 @@ def check_obfuscation(entry: CheckedEntry) -> RuleFinding:
     rule = "obfuscation"
     closed = "the validators' detector is a closed program: its verdict cannot be reproduced"
     if certain:
-        to_do = "remove these: a detector that misses them would be of no use to validators"
+        to_do = "remove these: the validators' detector certainly looks for them"
         return RuleFinding(4, rule, FindingState.FAILED, certain[0], _few(certain[1:] + suspicious), to_do)
     if suspicious:
         text = f"{len(suspicious)} places may look obfuscated; {closed}"
@@ -93,7 +93,9 @@ def check_weights(entry: CheckedEntry) -> RuleFinding:
         return RuleFinding(
             8, rule, FindingState.UNKNOWN, text, _few(large), "keep them if no training reads them"
         )
-    return RuleFinding(8, rule, FindingState.PASSED, "none in the tree")
+    return RuleFinding(
+        8, rule, FindingState.PASSED, "none in the tree; what a build downloads is not seen here"
+    )
 
 
 def _by_its_file(path: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ from miner.tournament.rules import CPUS_PER_GPU, MEMORY_PER_GPU
 PROFILE, GPUS = "steady", "1xH100"
 #: The container ends so long before the validator does, but at most this share of its time.
 RESERVE_S, RESERVE_SHARE = 180.0, 0.1
-#: ai-toolkit's word for each loss.
+#: What ai-toolkit calls each loss.
 _LOSSES = {"l2": "mse", "l1": "mae"}
 
 

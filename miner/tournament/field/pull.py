@@ -185,7 +185,7 @@ def _address(hub: str, repo: str, name: str) -> str:
 def _header(client: PoliteClient, url: str) -> dict[str, Any]:
     first = client.get_part(url, 0, 8)
     if len(first.body) < 8 or first.whole is None:
-        raise BadHeader("is not a safetensors file: it has fewer than eight bytes, or nobody knows how many")
+        raise BadHeader("is not a safetensors file: it has fewer than eight bytes, or does not say how many")
     length = int.from_bytes(first.body, "little")
     if not 2 <= length <= min(MOST_HEADER, first.whole - 8):
         raise BadHeader(f"says that its header has {length:,} bytes: not read")

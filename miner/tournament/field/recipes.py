@@ -88,7 +88,7 @@ class FieldRecipe:
         return None if mean is None else self.lr * done * mean
 
 
-#: Steps of which a schedule's mean is taken, so that nobody's number of steps takes a minute.
+#: Steps of which a schedule's mean is taken, so that no number of steps takes a minute.
 _SAMPLES = 2000
 
 
@@ -160,7 +160,7 @@ def _read(file: Path) -> str | None:
 
 
 def _headers(folder: Path) -> Iterator[FieldRecipe]:
-    """Kept headers, or those of weights that lie in the folder."""
+    """Kept headers, or those of weights in the folder."""
     for file in sorted(folder.rglob(HEADER))[:1]:
         yield recipe_of_header(_json(_read(file) or ""))
         return
@@ -349,7 +349,7 @@ def _axolotl(config: Mapping[str, Any]) -> FieldRecipe:
 
 
 def _arguments(content: str) -> FieldRecipe:
-    """The arguments of a transformers trainer, where somebody saved them as JSON."""
+    """The arguments of a transformers trainer, where they were saved as JSON."""
     found = mapping(_json(content))
     steps = _whole(found.get("max_steps"))
     return FieldRecipe(

@@ -56,7 +56,7 @@ def test_a_table_has_eighty_columns_and_says_what_is_left_to_do(tmp_path: Path, 
 def test_a_directory_that_is_no_repository_is_an_error(tmp_path: Path) -> None:
     result = run("check", str(tmp_path))
     assert result.exit_code == 1
-    assert "git clone" in str(result.exception)
+    assert f"→ {tmp_path} must be a git repository" in str(result.exception)
 
 
 def test_a_tree_deeper_than_recursion_is_checked_and_removed(

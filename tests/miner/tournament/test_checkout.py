@@ -42,10 +42,10 @@ def test_an_earlier_commit_is_checked_out_and_the_head_is_known(origin: Path, tm
 
 
 def test_a_commit_that_no_branch_reaches_is_not_there(origin: Path, tmp_path: Path) -> None:
-    """It lies among the objects of the path all the same; a clone over a network would not have it."""
+    """It is among the objects of the path all the same; a clone over a network would not have it."""
     lost = commit_files(origin, {"a.txt": "lost\n"})
     git(origin, "reset", "-q", "--hard", "HEAD~1")
-    with pytest.raises(CloneFailed, match=f"does not hold {lost}: no branch or tag"):
+    with pytest.raises(CloneFailed, match=f"{lost} is not in a clone of .*: no branch or tag"):
         clone_repository(str(origin), lost, tmp_path / "clone")
 
 
@@ -180,3 +180,25 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
                 clone_repository(f"{address}/miner.git", None, tmp_path / "clone", limit_s=0.2)
         finally:
             released.set()
+
+
+@pytest.mark.parametrize(
+    ("complaint", "way_out"),
+    [
+        ("git clone: fatal: Authentication failed for 'http://x/'", "TRAINING_REPO_*_TOKEN"),
+        ("git clone: fatal: could not read Username for 'https://x'", "TRAINING_REPO_*_TOKEN"),
+        ("git clone: fatal: unable to access 'https://x/': Could not resolve host: x", "connection"),
+    ],
+)
+def test_a_clone_that_fails_says_what_to_do(
+    complaint: str, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> str:
+        raise CloneFailed(complaint)
+
+    monkeypatch.setattr("miner.tournament.checkout._git", fails)
+    with pytest.raises(CloneFailed) as raised:
+        clone_repository("https://x", None, tmp_path / "clone")
+    first, _, hint = str(raised.value).partition("\n→ ")
+    assert first == complaint
+    assert way_out in hint

@@ -63,7 +63,5 @@ def test_only_code_that_a_training_may_run_makes_an_entry_distinct(tmp_path: Pat
     others = [str(tmp_path / "one"), str(tmp_path / "two")]
     found = check_distinct(open_small(tmp_path, FILES, others=others))
     assert found.state is FindingState.UNKNOWN
-    assert (
-        f"no code that differs from {others[0]}: all who enter that are copies of each other" in found.notes
-    )
+    assert f"no code differs from {others[0]}: all who enter that are copies of each other" in found.notes
     assert f"code unlike {others[1]}: trainer/text.py" in found.notes

@@ -43,8 +43,8 @@ def entered(kind: str, datasets: str = "") -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "datasets", "problem"),
     [
-        ("TEXT", "org/unknown", "org/unknown would vanish"),
-        ("IMAGE", DATASETS[0], "given none"),
+        ("TEXT", "org/unknown", "validators leave it out: org/unknown"),
+        ("IMAGE", DATASETS[0], "get none"),
     ],
 )
 def test_data_sets_that_validators_would_not_give_fail(

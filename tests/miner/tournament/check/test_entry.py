@@ -94,7 +94,7 @@ def test_a_remote_that_does_not_answer_fails_nothing(tmp_path: Path) -> None:
     git(tmp_path / "repository", "remote", "add", "origin", "http://127.0.0.1:1/you/miner")
     found = check_commit(open_again(tmp_path, offline=False))
     assert found.state is FindingState.UNKNOWN
-    assert "does not answer" in found.text
+    assert "cannot be reached" in found.text
 
 
 def test_what_is_not_committed_and_a_short_name_are_mentioned(tmp_path: Path) -> None:
@@ -156,3 +156,8 @@ def test_a_hostile_tree_costs_neither_memory_nor_a_traceback(tmp_path: Path) -> 
     assert "LICENSE.md cannot be read: not a file of the repository" in findings["licence and notice"].text
     assert findings["Dockerfiles"].state is FindingState.FAILED
     assert findings["obfuscation"].state is not FindingState.PASSED
+
+
+def test_an_address_for_ssh_is_cloned_as_validators_do_without_its_keys(tmp_path: Path) -> None:
+    with pytest.raises(CloneFailed, match=r"https://127\.0\.0\.1/you/miner"):
+        open_entry("git@127.0.0.1:you/miner.git", tmp_path, now=NOW)
