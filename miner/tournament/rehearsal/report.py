@@ -154,7 +154,7 @@ def report_lines(report: Rehearsal) -> Iterator[str]:
     failed = [task.name for task in report.tasks if not task.passed]
     verdict = f"failed: {', '.join(failed)}" if failed else "passed"
     if any(task.problems or task.warnings or task.deviations for task in report.tasks):
-        yield "-  why a task failed   !  passes, but is worth knowing   ~  not as validators do it"
+        yield "- why a task failed; ! passes, and is worth knowing; ~ not as validators do it"
     yield from _wrapped(f"{verdict} in {show_seconds(report.seconds)}, by the rules of {AS_OF}")
     yield f"report and logs: {report.output}"
 
