@@ -17,7 +17,7 @@ NEEDED = ("pytest", "pytest_asyncio", "hypothesis")
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
 
-#: A test launches trainings, several of them one after the other, at the lowest priority.
+#: A test launches trainings, several of them one after the other, at a low priority.
 LIMIT_S = "3000"
 
 

@@ -87,7 +87,7 @@ def test_models_are_scored_in_the_real_training_environment(tmp_path: Path, trai
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

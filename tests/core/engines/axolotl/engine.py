@@ -42,7 +42,7 @@ def complaints(python: str, requests: Sequence[tuple[Values, Values]]) -> list[l
         input=json.dumps(requests),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
         env={**os.environ, **QUIET},
         check=False,
     )
