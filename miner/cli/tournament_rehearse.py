@@ -94,8 +94,9 @@ def rehearse(
     """Do with a commit what validators do: clone, build, run, kill at the limit, upload, score.
 
     Exit code 1 if any task failed. Without --model and --data a text task gets a tiny model and made-up rows,
-    which shows that everything works and not how good it is; image tasks need --model. Reward code of
-    GRPO tasks runs in containers without a network. Ctrl-C ends everything that was started."""
+    which shows that everything works and not how good it is. Image tasks need --model; without --data they
+    get made-up pictures. A tenth of the data is kept for the score. Reward code of GRPO tasks runs in
+    containers without a network. Ctrl-C ends everything that was started."""
     from miner.engines.docker.client import DockerClient
     from miner.observe.redact import Redactor
     from miner.tournament.rehearsal.options import RehearsalOptions

@@ -10,14 +10,18 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from miner.tournament.rehearsal.stand_ins import stand_in_pictures
 from miner.tournament.rules import TASKS
+from tests.doubles import ai_toolkit
 from tests.doubles.dockerd import Dockerd
+from tests.integration.test_images import build_base
 from tests.integration.test_trainer_image import BASE, ROOT, engine, training
 from tests.miner.tournament.rehearsed_entries import commit_all
 
@@ -28,6 +32,26 @@ pytestmark = pytest.mark.integration
 #: What the image is built from.
 INGREDIENTS = ("configs", "core", "dockerfiles", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
+IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+#: What validators put into the cache for this family.
+ADAPTER = "zimage_turbo_training_adapter_v2.safetensors"
+#: `uv venv --python VERSION FOLDER`: the training environment again, which has all that is then installed.
+UV = """#!/bin/sh
+set -eu
+[ "$1" = venv ] || exit 0
+mkdir -p "$4/bin"
+printf '#!/bin/sh\\nexec {python} "$@"\\n' > "$4/bin/python"
+chmod 755 "$4/bin/python"
+"""
+
+
+@pytest.fixture(scope="module")
+def toolkit(engine: Dockerd, training: Path) -> None:
+    """A base with an engine for images, on the one for texts."""
+    files = {f"ai-toolkit/{name}": text for name, text in ai_toolkit.FILES.items()}
+    build_base(engine, IMAGE_BASE["BASE_IMAGE"], f"FROM {BASE}\nCOPY ai-toolkit /app/ai-toolkit\n", files)
+    uv = UV.replace("{python}", str(training))
+    build_base(engine, IMAGE_BASE["UV_IMAGE"], f"FROM {BASE}\nCOPY uv /uv\nRUN chmod 755 /uv\n", {"uv": uv})
 
 
 @pytest.fixture
@@ -87,6 +111,30 @@ def test_a_text_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tm
     with engine.client() as client:
         assert client.api.containers(all=True) == []
         assert not [tag for one in client.api.images() for tag in one["RepoTags"] or [] if "rehears" in tag]
+
+
+@pytest.mark.usefixtures("toolkit")
+def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+    model, hub, data = tmp_path / "model", tmp_path / "hub", tmp_path / "pictures.zip"
+    for folder, name in ((model, "weights.safetensors"), (hub, ADAPTER)):
+        folder.mkdir()
+        (folder / name).write_bytes(b"weights")
+    data.write_bytes(stand_in_pictures(21))
+    output = tmp_path / "out"
+    more = ["--model", str(model), "--hub-cache", str(hub), "--data", str(data), "--keep"]
+    code, report, said = rehearse(engine, entry, output, "z-image", arguments=IMAGE_BASE, more=more)
+    assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
+    (task,) = report["tasks"]
+    assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
+    assert task["upload"]["files"] == ["checkpoints/README.md", "checkpoints/last.safetensors"]
+    assert task["log"]["findings"] == []
+    # Nothing of the family is missing in the cache, and all pictures but those of the test are trained on.
+    assert not [text for text in task["deviations"] if "the cache has no" in text]
+    (zipped,) = (output / "z-image/cache/datasets").iterdir()
+    assert sum(name.endswith(".png") for name in zipfile.ZipFile(zipped).namelist()) == 18
+    assert task["score"]["metric"] == "reconstruction loss"
+    assert task["score"]["beats_base"]
+    assert "on 3 pictures" in task["score"]["notes"][0]
 
 
 def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from core.data.archives import BadArchive
 from core.data.pictures import inspect_picture_zip
@@ -25,7 +26,7 @@ from miner.tournament.rehearsal.stand_ins import (
     stand_in_pictures,
     stand_in_rows,
 )
-from miner.tournament.rules import TournamentTask
+from miner.tournament.rules import TournamentTask, training_pictures
 
 #: Of an operator's rows so many are kept for the score, as validators do.
 TEST_SHARE, MOST_TEST_ROWS = 0.1, 1000
@@ -63,7 +64,7 @@ def check_inputs(options: RehearsalOptions) -> None:
         copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
         if options.kills and task.task_type == "EnvTask":
             raise BadInput("--kills: what an environment training leaves has no score here: leave it out")
-    if options.against is not None and not any(options.against.glob("*.safetensors")):
+    if options.against is not None and not any(options.against.rglob("*.safetensors")):
         raise BadInput(
             f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"
         )
@@ -120,21 +121,20 @@ def _existing(path: Path) -> Path:
     return next(one for one in (path, *path.parents) if one.exists())
 
 
-def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) -> tuple[Path, Path | None]:
-    """What is trained on, and the rows to score on. `folder` gets what is made."""
+def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) -> tuple[Path, Path]:
+    """What is trained on, and what to score on: rows, or a directory of pictures. `folder` gets both."""
     if task.image_type is not None:
-        if given.data:
-            return given.data, None
-        target = folder / "pictures.zip"
-        target.write_bytes(stand_in_pictures())
-        return target, None
+        source = given.data or folder / "made-up.zip"
+        if given.data is None:
+            source.write_bytes(stand_in_pictures())
+        return split_pictures(source, folder)
     train, test = folder / "train.json", folder / "test.json"
     if given.data is None:
         rows = stand_in_rows(task, TRAIN_ROWS, seed=1)
         # Answers to prompts are generated, token by token.
         kept = stand_in_rows(task, TEST_PROMPTS if task.task_type == "GrpoTask" else TEST_ROWS, seed=2)
     else:
-        rows, kept = _split(given.data)
+        rows, kept = split_rows(given.data)
     train.write_text(json.dumps(rows), encoding="utf-8")
     test.write_text(json.dumps(kept), encoding="utf-8")
     return train, test
@@ -161,7 +161,31 @@ def make_model_and_statistics(
     return [f"no statistics of model and data: the image cannot make them; {last}"]
 
 
-def _split(path: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+def split_pictures(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Of a zip what is trained on, as a zip, and as many pictures with captions as validators keep for the
+    test, as a directory."""
+    captions = {pair.image: pair.caption for pair in inspect_picture_zip(source).pairs}
+    count = len(captions) - training_pictures(len(captions))
+    if count == len(captions):
+        raise BadInput(f"{source} has {count} picture, which validators would keep for the test: add some")
+    names = random.Random(0).sample(sorted(captions), count)  # noqa: S311 - repeatable
+    train, test = folder / "pictures.zip", folder / "test-pictures"
+    test.mkdir()
+    with zipfile.ZipFile(source) as given, zipfile.ZipFile(train, "w") as rest:
+        for number, name in enumerate(names, 1):
+            picture = test / f"{number}{PurePosixPath(name).suffix.lower()}"
+            picture.write_bytes(given.read(name))
+            if caption := captions[name]:
+                text = given.read(caption).decode("utf-8-sig", "replace")
+                picture.with_suffix(".txt").write_text(text.strip(), encoding="utf-8")
+        kept = {*names, *(captions[name] for name in names)}
+        for entry in given.infolist():
+            if not entry.is_dir() and entry.filename not in kept:
+                rest.writestr(entry, given.read(entry))
+    return train, test
+
+
+def split_rows(path: Path) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """An operator's rows: those to train on, and those to score on."""
     try:
         with path.open("rb") as file:

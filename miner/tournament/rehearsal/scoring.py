@@ -1,9 +1,9 @@
 """Load and score what a rehearsal would upload, inside the image that trained it, without a network.
 
 Texts by `trainer.scoring.eval`: the validator's loss row by row, against the base and against another folder,
-such as the champion's, with the bounds of the boss round and the chance to win. Pictures by
-`trainer.scoring.pictures`: the reconstruction loss. Environment tasks are played against each other: those
-are loaded only as far as their files can tell.
+such as the champion's, with the bounds of the boss round and the chance to win. Pictures: see
+`picture_scoring`. Environment tasks are played against each other: those are loaded only as far as their
+files can tell.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,14 +25,13 @@ from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rehearsal.container import run_helper
-from miner.tournament.rehearsal.upload import choose_image_file
-from miner.tournament.rules import CACHE, LEAST_GAIN, TournamentTask
+from miner.tournament.rules import LEAST_GAIN, TournamentTask
 
 #: Where everything lies in the container; `run_helper` mounts the folder here.
-_INSIDE = Path("/rehearsal")
-_ROWS, _BASE, _OURS, _AGAINST = "/rows.json", "/base", "/ours", "/against"
+INSIDE = Path("/rehearsal")
+OURS, AGAINST, _ROWS, _BASE = "/ours", "/against", "/rows.json", "/base"
 _NO_SCORER = re.compile(r"No module named '?trainer\b|python: not found")
-_TASK, _JOB, _REPORT, _ERRORS = "task.json", "job.json", "score.json", "errors.txt"
+REPORT, _TASK, _ERRORS = "score.json", "task.json", "errors.txt"
 
 
 class CannotScore(GodMinerError):
@@ -46,6 +44,9 @@ class NoScorer(GodMinerError):
     """An image of somebody else's trainer: it has none of our scorers."""
 
     code = "no_scorer"
+
+    def __init__(self) -> None:
+        super().__init__("the image has no scorer of ours: it is only checked what evaluators load")
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,18 @@ def score_text(
         "era": Era.TOURNAMENTS,
         "kl_coefficient": _kl_coefficient(task),
     }
-    _write(folder / _TASK, asked)
-    seen = {rows: _ROWS, base: _BASE, repository: _OURS}
+    write_json(folder / _TASK, asked)
+    seen = {rows: _ROWS, base: _BASE, repository: OURS}
     # The one that is named first is what the others are compared with.
-    models = [*([_AGAINST] if against else []), _OURS]
+    models = [*([AGAINST] if against else []), OURS]
     if against is not None:
-        seen[against] = _AGAINST
-    arguments = ["--task", str(_INSIDE / _TASK), "--base", _BASE, "--json", "--allow-rewards"]
+        seen[against] = AGAINST
+    arguments = ["--task", str(INSIDE / _TASK), "--base", _BASE, "--json", "--allow-rewards"]
     for model in models:
         arguments += ["--model", model]
     arguments += ["--rows", str(max_rows)] if max_rows else []
     command = shlex.join(["python", "-m", "trainer.scoring.eval", *arguments])
-    report = _run(client, image, f"{command} > {_INSIDE / _REPORT}", folder, seen, gpus)
+    report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
     if "error" in report:
         raise CannotScore(str(report["error"].get("message", report["error"])))
     scores = report["models"]
@@ -150,7 +151,7 @@ def score_text(
     wins = ours["over_first"]["won"] if ours["over_first"] else None
     if wins is None and other is not None:  # GRPO: without losses of rows
         gain = ours["score"] - other
-        wins = _gains(-gain if report["lower_is_better"] else gain, other)
+        wins = gains(-gain if report["lower_is_better"] else gain, other)
     return FolderScore(
         metric=ours["metric"],
         base=scores[0]["score"],
@@ -166,7 +167,7 @@ def score_text(
     )
 
 
-def _gains(gain: float, other: float) -> bool:
+def gains(gain: float, other: float) -> bool:
     """Whether a challenger is so much better that it wins, where rows are not compared."""
     return gain >= LEAST_GAIN * abs(other)
 
@@ -182,87 +183,7 @@ def _task_type(task: TournamentTask) -> TaskType | None:
     return TaskType(task.task_type) if task.task_type in known else None
 
 
-@dataclass(frozen=True)
-class PictureSet:
-    """Pictures with captions that were not trained on, and how the engine loads the base."""
-
-    engine: str
-    #: In the image.
-    engine_dir: str
-    #: What the training was started with, on this machine.
-    configuration: Path
-    pictures: Sequence[tuple[Path, str]]
-    seeds: int
-    limit_s: float
-
-
-def score_pictures(
-    client: DockerClient,
-    image: str,
-    task: TournamentTask,
-    *,
-    folder: Path,
-    cache: Path,
-    pictures: PictureSet,
-    repository: Path,
-    against: Path | None = None,
-    gpus: Sequence[str] = (),
-) -> FolderScore:
-    """Score a LoRA of pictures by the validator's reconstruction loss, as far as the engine computes it."""
-    began = time.monotonic()
-    shutil.copyfile(pictures.configuration, folder / pictures.configuration.name)
-    seen: dict[Path, str] = {cache: CACHE, repository: _OURS}
-    if against is not None:
-        seen[against] = _AGAINST
-    files = ["", _image_file(repository, _OURS)]
-    files += [_image_file(against, _AGAINST)] if against else []
-    copies = []
-    for number, (picture, caption) in enumerate(pictures.pictures):
-        name = f"picture-{number}{picture.suffix}"
-        shutil.copyfile(picture, folder / name)
-        copies.append({"image": str(_INSIDE / name), "caption": caption})
-    job = {
-        "engine": pictures.engine,
-        "engine_dir": pictures.engine_dir,
-        "config": str(_INSIDE / pictures.configuration.name),
-        "family": str(task.image_type),
-        "files": files,
-        "pictures": copies,
-        "seeds": pictures.seeds,
-        "deadline": time.time() + pictures.limit_s,
-        "report": str(_INSIDE / _REPORT),
-        "device": "cuda" if gpus else "cpu",
-    }
-    _write(folder / _JOB, job)
-    command = f'"${{GOD_MINER_ENGINE_PYTHON:-python}}" -m trainer.scoring.pictures {_INSIDE / _JOB}'
-    report = _run(client, image, command, folder, seen, gpus)
-    losses = {one["path"]: one["loss"] for one in report["files"]}
-    missing = [path or "the base" for path in files if path not in losses]
-    if missing:
-        raise CannotScore(f"{', '.join(missing)} cannot be scored: {report['reason']}")
-    other = losses[files[2]] if against else None
-    return FolderScore(
-        metric="reconstruction loss",
-        base=losses[""],
-        ours=losses[files[1]],
-        against=other,
-        wins=None if other is None else _gains(other - losses[files[1]], other),
-        seconds=round(time.monotonic() - began, 1),
-        notes=(f"on {len(copies)} pictures with {pictures.seeds} seeds",),
-    )
-
-
-def _image_file(repository: Path, inside: str) -> str:
-    """The file that the evaluator would load; `repository` may also be a folder with just that file."""
-    paths = [path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()]
-    choice = choose_image_file(paths)
-    chosen = choice.newer or choice.older or ("last.safetensors" if "last.safetensors" in paths else None)
-    if chosen is None:
-        raise CannotScore(f"{repository} has no weights that an evaluator of pictures would load")
-    return f"{inside}/{chosen}"
-
-
-def _run(
+def run_scorer(
     client: DockerClient,
     image: str,
     command: str,
@@ -271,20 +192,18 @@ def _run(
     gpus: Sequence[str],
 ) -> dict[str, Any]:
     """The scorer's report. Its errors get into a file of their own, so that the report is nothing else."""
-    for name in (_REPORT, _ERRORS):
+    for name in (REPORT, _ERRORS):
         (folder / name).unlink(missing_ok=True)
-    shell = ["sh", "-c", f"{{ {command}; }} 2> {_INSIDE / _ERRORS}"]
+    shell = ["sh", "-c", f"{{ {command}; }} 2> {INSIDE / _ERRORS}"]
     code, output = run_helper(client, image, shell, folder, read_only=dict(seen), gpus=gpus)
     try:
-        text = (folder / _REPORT).read_text("utf-8")
+        text = (folder / REPORT).read_text("utf-8")
         found = json.loads(text[text.index("{") :])
     except (OSError, ValueError):
         errors = folder / _ERRORS
         said = errors.read_text("utf-8", "replace") if errors.exists() else output
         if _NO_SCORER.search(said):
-            raise NoScorer(
-                "the image has no scorer of ours: it is only checked what evaluators load"
-            ) from None
+            raise NoScorer from None
         last = "; ".join(said.strip().splitlines()[-3:])
         raise CannotScore(f"the scorer ended with exit code {code}: {last[-500:] or 'no output'}") from None
     if not isinstance(found, dict):
@@ -292,6 +211,6 @@ def _run(
     return found
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")

@@ -10,12 +10,13 @@ import random
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from miner.tournament.rules import TournamentTask
 
-TRAIN_ROWS, TEST_ROWS, TEST_PROMPTS, PICTURES = 400, 60, 8, 12
+#: Of the pictures two are kept for the score.
+TRAIN_ROWS, TEST_ROWS, TEST_PROMPTS, PICTURES = 400, 60, 8, 14
 #: Environment tasks get as many records, all with one sentence.
 DUMMY_RECORDS = 1000
 WORDS = (  # noqa: SIM905 - as a list it fills a page
@@ -71,25 +72,25 @@ _ROWS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
 }
 
 
-def stand_in_pictures(count: int = PICTURES, size: int = 512) -> bytes:
+def stand_in_pictures(count: int = PICTURES, width: int = 512, height: int = 512) -> bytes:
     """A zip of PNG files with captions, as validators send it."""
     out = io.BytesIO()
     chance = random.Random(0)  # noqa: S311
     with zipfile.ZipFile(out, "w") as archive:
         for number in range(1, count + 1):
             colours = [tuple(chance.randrange(256) for _ in range(3)) for _ in range(2)]
-            archive.writestr(f"{number}.png", _png(size, colours[0], colours[1], chance.randrange(size)))
+            archive.writestr(f"{number}.png", _png(width, height, colours, chance.randrange(width)))
             archive.writestr(f"{number}.txt", f"two plain fields of colour, {' '.join(_words(chance))}")
     return out.getvalue()
 
 
-def _png(size: int, left: tuple[int, ...], right: tuple[int, ...], edge: int) -> bytes:
+def _png(width: int, height: int, colours: Sequence[Sequence[int]], edge: int) -> bytes:
     """Two fields of colour side by side."""
-    row = b"\0" + bytes(left) * edge + bytes(right) * (size - edge)
+    row = b"\0" + bytes(colours[0]) * edge + bytes(colours[1]) * (width - edge)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    data = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * size)) + chunk(b"IEND", b"")
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * height)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + data

@@ -28,6 +28,13 @@ from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statist
 from miner.tournament.rehearsal.kills import Kill, KillReport, run_kills
 from miner.tournament.rehearsal.log_review import review_log, secret_values
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Save, Say
+from miner.tournament.rehearsal.picture_scoring import (
+    MOST_PICTURES,
+    SEEDS,
+    keep_configuration,
+    pictures_in,
+    score_pictures,
+)
 from miner.tournament.rehearsal.report import TaskRehearsal, log_problems
 from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
@@ -40,10 +47,10 @@ TOURNAMENT = "tourn_rehearsal"
 STAND_IN_HOURS = 0.2
 #: The part of a training after its first submission in which kills come; another one may be shorter.
 KILL_SHARE = 0.6
-#: Where our trainer keeps what engines print.
+#: Where our trainer works.
 _WORK_PLACES = (
-    "/tmp/.god-miner-{task}/console.log",  # noqa: S108 - in the container
-    f"{CHECKPOINTS}/{{task}}/.god-miner-{{task}}/console.log",
+    "/tmp/.god-miner-{task}",  # noqa: S108 - in the container
+    f"{CHECKPOINTS}/{{task}}/.god-miner-{{task}}",
 )
 
 
@@ -70,6 +77,8 @@ class TaskRun:
         stand_ins = self.given.model is None or self.given.data is None
         self.hours = options.hours or (STAND_IN_HOURS if stand_ins else task.hours)
         self.report = TaskRehearsal(task.name, build.dockerfile, self.hours)
+        #: What an image engine was started with.
+        self.configuration: Path | None = None
         #: Image tasks are given the validator's own; nothing may read or print it.
         self.hub_token = f"hf_{secrets.token_hex(17)}"
 
@@ -107,9 +116,7 @@ class TaskRun:
             add("the model is a stand-in: two layers, random weights")
         if self.given.data is None:
             add("the data are made up")
-        if self.task.image_type is not None:
-            add("pictures are not scored: only what evaluators load is checked")
-        elif self.task.task_type == "EnvTask":
+        if self.task.task_type == "EnvTask":
             add("there are no environment servers; such tasks are played against others: there is no score")
 
     def _rehearse(self, image: str) -> None:
@@ -202,10 +209,13 @@ class TaskRun:
         self.say(f"  | {line}")
 
     def _keep_console(self, container: TrainerContainer, number: int) -> Path | None:
-        """What our trainer keeps from the public log."""
+        """What our trainer keeps from the public log; of an image engine also the configuration."""
         target = self.folder / f"console-{number}.log"
         for place in _WORK_PLACES:
-            if container.copy_out(place.format(task=self.task_id), target):
+            work = place.format(task=self.task_id)
+            if container.copy_out(f"{work}/console.log", target):
+                if self.task.image_type is not None:
+                    self.configuration = keep_configuration(container, work, self.folder)
                 return target
         return None
 
@@ -241,7 +251,7 @@ class TaskRun:
         self.report.rewritten = [f"{one.path}: {one.before} -> {one.after}" for one in found.rewrites]
         return not found.problems
 
-    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path | None) -> None:
+    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path) -> None:
         found = self._scored(image, layout, place, test, self.options.against)
         if found is None:
             return
@@ -254,10 +264,12 @@ class TaskRun:
         image: str,
         layout: CacheLayout,
         place: Path,
-        test: Path | None,
+        test: Path,
         against: Path | None = None,
+        brief: bool = False,
     ) -> FolderScore | None:
-        """The score of what would be in the repository; None for kinds that have none here. `CannotScore`."""
+        """The score of what would be in the repository; None for kinds that have none here. `CannotScore`.
+        `brief`: whether it has a score at all."""
         is_image = self.task.image_type is not None
         with temporary_tree("score-", parent=self.folder) as folder:
             upload = what_is_uploaded(place, self.given.model_id, image=is_image)
@@ -265,10 +277,13 @@ class TaskRun:
             problems = load_problems(repository, self.task, layout.model, self.given.model_id)
             if problems:
                 raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
-            if test is None or self.task.task_type == "EnvTask":
+            if self.task.task_type == "EnvTask":
                 return None
             self.say(f"{self.task.name}: scoring")
             try:
+                if is_image:
+                    scratch = folder / "scratch"
+                    return self._scored_pictures(image, layout, scratch, test, repository, against, brief)
                 return score_text(
                     self.client,
                     image,
@@ -281,11 +296,42 @@ class TaskRun:
                     gpus=self.machine.gpus[: self.task.gpus],
                 )
             except NoScorer as error:
-                if str(error) not in self.report.deviations:
-                    self.report.deviations.append(str(error))
+                self._note_deviation(str(error))
                 return None
 
-    def _kills(self, image: str, layout: CacheLayout, test: Path | None) -> None:
+    def _scored_pictures(
+        self,
+        image: str,
+        layout: CacheLayout,
+        folder: Path,
+        test: Path,
+        repository: Path,
+        against: Path | None,
+        brief: bool,
+    ) -> FolderScore:
+        if self.configuration is None:
+            raise NoScorer
+        found = score_pictures(
+            self.client,
+            image,
+            self.task,
+            folder=folder,
+            cache=layout.root,
+            configuration=self.configuration,
+            pictures=pictures_in(test)[: 1 if brief else MOST_PICTURES],
+            seeds=1 if brief else SEEDS,
+            repository=repository,
+            against=against,
+            gpus=self.machine.gpus[: self.task.gpus],
+        )
+        self._note_deviation("the score is the engine's; validators render with ComfyUI, and more often")
+        return found
+
+    def _note_deviation(self, text: str) -> None:
+        if text not in self.report.deviations:
+            self.report.deviations.append(text)
+
+    def _kills(self, image: str, layout: CacheLayout, test: Path) -> None:
         """Kill more trainings, between the first submission and the end that the first training had."""
         last = self.report.attempts[-1]
         span_s = KILL_SHARE * (last.seconds - (self.report.first_submission_s or last.seconds))
@@ -306,7 +352,7 @@ class TaskRun:
             if problems:
                 return "; ".join(problems)
             try:
-                self._scored(image, layout, place, test)
+                self._scored(image, layout, place, test, brief=True)
             except CannotScore as error:
                 return str(error)
             return None

@@ -108,6 +108,8 @@ def test_a_container_has_what_validators_give_and_nothing_else(
     task = only(report)
     assert task.attempts[0].exit_code == 0
     assert task.uploaded == ["checkpoints/last.safetensors"]
+    assert task.score is None
+    assert any("the image has no scorer of ours" in text for text in task.deviations)
     assert any("no GPU" in text for text in task.deviations)
     assert any("base images were here already" in text for text in task.deviations)
     assert held(docker_host) <= before

@@ -15,12 +15,11 @@ from core.domain.evaluation import Era
 from core.runs.run_files import EvalTask
 from miner.engines.docker.client import DockerClient
 from miner.tournament.rehearsal import scoring
+from miner.tournament.rehearsal.picture_scoring import score_pictures
 from miner.tournament.rehearsal.scoring import (
     CannotScore,
     NoScorer,
-    PictureSet,
     load_problems,
-    score_pictures,
     score_text,
 )
 from miner.tournament.rules import TASKS
@@ -169,14 +168,11 @@ def pictures(tmp_path: Path) -> dict[str, Any]:
     for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "config.yaml", "one.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "scratch").mkdir()
-    asked = PictureSet(
-        "ai-toolkit", "/app/ai-toolkit", tmp_path / "config.yaml", [(tmp_path / "one.png", "a dog")], 2, 60
-    )
     return {
         "folder": tmp_path / "scratch",
         "cache": tmp_path / "cache",
-        "pictures": asked,
+        "configuration": tmp_path / "config.yaml",
+        "pictures": [(tmp_path / "one.png", "a dog")],
         "repository": tmp_path / "ours",
         "against": tmp_path / "boss",
     }
