@@ -31,9 +31,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-MOMENTS = ("forward", "loss", "top", "bottom", "optimizer", "evaluation")
-
-
 # — attention with flash attention's memory: the output and one fp32 per row and head
 
 

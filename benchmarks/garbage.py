@@ -15,8 +15,6 @@ from benchmarks.presign import GARBAGE_KINDS, LoadKind
 from benchmarks.report import Report, latency
 from miner.dev import stack
 
-#: The database, its write-ahead log and the shared index of that.
-DATABASE = "*.sqlite*"
 TOTAL = 100_000
 STEP = 10_000
 EXTRAPOLATED = 1_000_000

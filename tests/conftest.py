@@ -16,7 +16,7 @@ from tests.doubles import outside, watch
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:
-    from tests.doubles.engine_fixtures import docker_host  # noqa: F401
+    from tests.doubles.engine_fixtures import docker_host, unread_replies_collected  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 

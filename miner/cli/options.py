@@ -23,6 +23,7 @@ from core.domain.units import parse_seconds
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
     from core.profile.explain import ProfileFinding
+    from core.profile.resolve import LoadedProfile
     from miner.offers.policies.selection import ActiveConfig
     from miner.settings import Settings
 
@@ -46,6 +47,12 @@ def load_settings() -> Settings:
 def profile_directories(directories: Sequence[Path] | None) -> list[Path]:
     """Return the directories to search: `--dir`, then PROFILE_DIR."""
     return [*(directories or ()), load_settings().profile_dir]
+
+
+def load_profile_from(name: str, directories: Sequence[Path] | None) -> LoadedProfile:
+    from core.profile.resolve import load_profile
+
+    return load_profile(name, profile_directories(directories))
 
 
 def policy_directories(directories: Sequence[Path] | None) -> list[Path]:

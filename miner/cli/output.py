@@ -59,6 +59,12 @@ def terminal(*, stderr: bool = False) -> Console:
     return Terminal(stderr=stderr)
 
 
+def print_table(keys: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from miner.cli.render.terminal import plain_table
+
+    terminal().print(plain_table(*keys, rows=rows))
+
+
 def print_pages(pages: Iterable[RenderableType]) -> None:
     console = terminal()
     for page in pages:

@@ -12,9 +12,9 @@ from core.domain.units import parse_bytes, parse_params, show_bytes
 from miner.cli import options
 from miner.cli.options import (
     DEFAULT_GPUS,
+    load_profile_from,
     load_settings,
     local_hardware,
-    profile_directories,
     read_json_object,
     sample_rows,
 )
@@ -126,7 +126,7 @@ def plan(
     found = planned(target.profile)
     if against is not None:
         is_plan = against.endswith(".json")
-        before = _read_plan(Path(against)) if is_plan else planned(_load_profile(against, directories))
+        before = _read_plan(Path(against)) if is_plan else planned(load_profile_from(against, directories))
         _print_comparison(before, found, as_json)
     elif as_json:
         echo(found.to_json())
@@ -224,13 +224,13 @@ def _plan_target(
         if profile is None:
             raise
         loaded, why = (
-            _load_profile(profile, directories),
+            load_profile_from(profile, directories),
             f"profile {profile}: the one in force cannot be used",
         )
     else:
         loaded = found.profile
         if profile or directories:
-            loaded = _load_profile(profile or found.profile.name, directories)
+            loaded = load_profile_from(profile or found.profile.name, directories)
         where = "is in force" if here else "would be in force there"
         why = f"profile {loaded.name} {where}, because {found.why_profile}"
         if loaded.file != found.profile.file:
@@ -269,12 +269,6 @@ def _target_on_host(
         how = f" ({' and '.join(shown[name] for name in assumed)} assumed)"
     host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
     return PlanTarget(whole, loaded, (f"{host}{how}", why))
-
-
-def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
-    from core.profile.resolve import load_profile
-
-    return load_profile(name, profile_directories(directories))
 
 
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from miner.cli.options import (
     profile_directories,
     warn_if_not_in_force,
 )
-from miner.cli.output import echo_json, findings_line, terminal
+from miner.cli.output import echo_json, findings_line, print_table
 
 if TYPE_CHECKING:
     from core.profile.explain import ProfileFinding
@@ -64,7 +64,7 @@ def list_policies(directories: Dirs = None, as_json: AsJson = False) -> None:
         used = found and str(found.policy.file)
         echo_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
-    _print_table(keys[:4], [row[:4] for row in rows])
+    print_table(keys[:4], [row[:4] for row in rows])
     if found is not None:
         typer.echo(f"in force: {found.policy.name}, because {found.why_policy}")
 
@@ -88,9 +88,7 @@ def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJ
         )
         return
     typer.echo(f"{policy.name} ({policy.digest[:16]}): {policy.description}")
-    _print_table(
-        ("key", "value", "from"), [(one.path, _show_value(one.value), one.origin) for one in written]
-    )
+    print_table(("key", "value", "from"), [(one.path, _show_value(one.value), one.origin) for one in written])
     for note in notes:
         typer.echo(f"not set: {note}")
 
@@ -176,7 +174,7 @@ def diff(left: Name, right: Name, directories: Dirs = None, as_json: AsJson = Fa
         )
         for path, one, other in rows
     ]
-    _print_table(("key", left, right, "from"), shown)
+    print_table(("key", left, right, "from"), shown)
 
 
 def _load_policy(
@@ -213,9 +211,3 @@ def _tally_line(one: AcceptanceCount) -> str:
 
 def _show_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from miner.cli.render.terminal import plain_table
-
-    terminal().print(plain_table(*keys, rows=rows))

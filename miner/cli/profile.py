@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,14 @@ from core.domain.errors import ConfigError, Problem
 from miner.cli import options
 from miner.cli.options import (
     AsJson,
+    load_profile_from,
     local_policy_and_profile,
     local_policy_and_profile_or_warn,
     problem_findings,
     profile_directories,
     warn_if_not_in_force,
 )
-from miner.cli.output import echo_json, findings_line, terminal
+from miner.cli.output import echo_json, findings_line, print_table
 
 if TYPE_CHECKING:
     from core.profile.explain import ProfileFinding, ProfileRemark, ProfileSetting, Subject
@@ -83,7 +83,7 @@ def list_profiles(directories: Dirs = None, as_json: AsJson = False) -> None:
         used = found and str(found.profile.file)
         echo_json([{**dict(zip(keys, row, strict=True)), "in_force": row[-1] == used} for row in rows])
         return
-    _print_table(keys[:3], [row[:3] for row in rows])
+    print_table(keys[:3], [row[:3] for row in rows])
     if found is not None:
         typer.echo(f"in force: {found.profile.name}, because {found.why_profile}")
 
@@ -119,7 +119,7 @@ def show(
         return
     typer.echo(f"{profile.name} for {_described(about)}; sections: {', '.join(resolved.sections) or 'none'}")
     rows = [(setting.path, _show_value(setting), setting.origin) for setting in found]
-    _print_table(("key", "value", "from"), rows)
+    print_table(("key", "value", "from"), rows)
 
 
 @app.command()
@@ -179,7 +179,7 @@ def diff(
     from core.profile.explain import format_value
 
     about = _subject(task, model, pictures)
-    found = compare(_load_profile(left, directories), _load_profile(right, directories), about)
+    found = compare(load_profile_from(left, directories), load_profile_from(right, directories), about)
     if as_json:
         echo_json([each._asdict() for each in found])
         return
@@ -193,7 +193,7 @@ def diff(
         )
         for each in found
     ]
-    _print_table(("key", left, right, "from"), rows)
+    print_table(("key", left, right, "from"), rows)
 
 
 @app.command()
@@ -238,12 +238,6 @@ def _remark_line(remark: ProfileRemark) -> str:
     return f"{remark.path} = {value} ({remark.origin}), {remark.effect.value}: {remark.text}{who}"
 
 
-def _load_profile(name: str, directories: list[Path] | None) -> LoadedProfile:
-    from core.profile.resolve import load_profile
-
-    return load_profile(name, profile_directories(directories))
-
-
 def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json: bool) -> LoadedProfile:
     """Load the profile; warn people, not programs, if another one is in force."""
     if name is None:
@@ -251,7 +245,7 @@ def _load_or_in_force(name: str | None, directories: list[Path] | None, as_json:
         if not as_json:
             typer.echo(f"{found.profile.name} is in force, because {found.why_profile}", err=True)
         return found.profile
-    loaded = _load_profile(name, directories)
+    loaded = load_profile_from(name, directories)
     if not as_json:
         warn_if_not_in_force("profile", name)
     return loaded
@@ -289,12 +283,6 @@ def _findings(name: str, directories: list[Path] | None) -> list[ProfileFinding]
     from core.profile.explain import check_profile
 
     try:
-        return check_profile(_load_profile(name, directories), check_profile_plan)
+        return check_profile(load_profile_from(name, directories), check_profile_plan)
     except ConfigError as error:
         return problem_findings(error)
-
-
-def _print_table(keys: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from miner.cli.render.terminal import plain_table
-
-    terminal().print(plain_table(*keys, rows=rows))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from miner.dashboard.parts import box, empty, set_visible
+from miner.dashboard.parts import empty, set_visible
 
 #: The newest or most important series is the first.
 COLOURS = ("var(--accent)", "var(--second)", "var(--third)", "var(--fourth)", "var(--good)", "var(--warn)")
@@ -179,9 +179,3 @@ def tooltip() -> dict[str, Any]:
 
 def _text() -> dict[str, Any]:
     return {"color": MUTED, "fontSize": 11.5, "fontFamily": _FONT}
-
-
-def chart_note(text: str) -> None:
-    """A line below a chart that says how to read it."""
-    with box("keys"):
-        ui.label(text)

@@ -221,10 +221,6 @@ class Fleet:
     def usable_count(self) -> int:
         return self.inventory.hardware.gpus.count if self.inventory.hardware else 0
 
-    @property
-    def busy_count(self) -> int:
-        return sum(self.is_in_use(gpu.id) for gpu in self.inventory.gpus)
-
     def queue(self) -> list[GpuClaim]:
         return self.ledger.queue(self._clock())
 

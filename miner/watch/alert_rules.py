@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -398,7 +398,3 @@ class LiveAlertRules:
 
     def _report(self, text: str) -> None:
         self._alert(AlertKind.ALERTS_PROBLEM, text)
-
-
-#: How the parts below get the rules that are in force now.
-CurrentRules = Callable[[], LoadedAlertRules]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 QWEN_SPECIAL += ("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
-#: The bytes and the special tokens.
-QWEN_TOKENS = 256 + len(QWEN_SPECIAL)
 _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}"

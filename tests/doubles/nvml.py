@@ -90,11 +90,6 @@ def heating(low: int = 60, high: int = 92, steps: int = 5) -> list[dict[str, Any
     ]
 
 
-def filling(low: int = 40_000, high: int = 79_000, steps: int = 5) -> list[dict[str, Any]]:
-    """A card whose memory fills up."""
-    return [training(used_mib=low + (high - low) * step // (steps - 1)) for step in range(steps)]
-
-
 def uuid(index: int) -> str:
     return f"GPU-{index:08x}-0000-4000-8000-000000000000"
 

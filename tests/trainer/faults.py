@@ -110,10 +110,6 @@ def judged_every(steps: str) -> None:
     RunClock._evaluation_due = lambda self: self.done % int(steps) == 0  # type: ignore[method-assign]
 
 
-def hangs_at_step_five() -> None:
-    _wrap_step(lambda trainer, inputs: time.sleep(600) if trainer.state.global_step == 5 else None)
-
-
 def _ends_by(session: Any, moment: float) -> None:
     session.clock.end_by = moment
     Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("end_by").write_text(str(moment))

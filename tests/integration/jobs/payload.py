@@ -24,10 +24,6 @@ ATTEMPT = os.path.basename(os.path.dirname(RUN["progress_path"])).split("_")[1]
 HIDDEN, RANK = 16, 4
 
 
-class Stopped(Exception):
-    pass
-
-
 class State:
     asked = False
     saved = False

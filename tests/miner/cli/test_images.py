@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from miner.engines.docker import images
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
 
 DOCKERFILE = f"""\
 ARG BASE={base_image.NAME}
@@ -30,16 +27,6 @@ COPY trainer /usr/local/god-miner/trainer
 ENV PYTHONPATH=/usr/local/god-miner NVIDIA_VISIBLE_DEVICES=void
 RUN echo said $SAYS
 """
-
-
-@pytest.fixture(autouse=True)
-def what_the_library_leaves_open() -> Iterator[None]:
-    """Sockets of replies that were not read to their end, as of a build that fails: collected here and not in
-    somebody else's test."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture

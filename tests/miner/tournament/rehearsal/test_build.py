@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,17 +15,9 @@ from miner.tournament.rules import TEXT_DOCKERFILE
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
 
 TAG = "rehearsed:1"
-
-
-@pytest.fixture(autouse=True)
-def what_the_library_leaves_open() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def build(

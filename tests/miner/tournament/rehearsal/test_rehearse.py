@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,15 +26,7 @@ from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.miner.tournament.rehearsed_entries import make_entry
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(autouse=True)
-def what_the_library_leaves_open() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
 
 
 @pytest.fixture
